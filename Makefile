@@ -1,0 +1,69 @@
+# Everything a clone needs: `make` lists it. Python 3.11 or newer and make are all it takes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+UV ?= uv
+LOCK := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --custom-compile-command "make lock" --quiet
+
+.PHONY: help setup demo test check bench lock clean
+
+help: ## list what can be made
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+setup: $(STAMP) ## make .venv with everything, from the locked versions
+
+demo: $(STAMP) ## a narrated tour of the whole loop; needs no key and no server
+	@$(BIN)/shellback demo
+
+test: $(STAMP) ## all tests; ARGS= goes to pytest, EXEC_TESTS_STRICT=1 turns a skip into a failure
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## lint, format, types, and which module may import which
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+
+bench: $(STAMP) ## figures beside their baselines; fails by name when one misses
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lock: ## make the two lock files anew (needs uv)
+	$(LOCK) --upgrade -o requirements.lock
+	$(LOCK) --upgrade --group dev -c requirements.lock -o requirements-dev.lock
+
+clean: ## remove what setup made
+	rm -rf $(VENV)
+
+# Made again when a lock or the package's own description changes; otherwise nothing is started at all.
+$(STAMP): requirements-dev.lock pyproject.toml
+	@python= bare=; \
+	for candidate in $${PYTHON:-} python3.13 python3.12 python3.11 python3; do \
+		path=$$(command -v "$$candidate") || continue; \
+		"$$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+		if "$$path" -c 'import ensurepip, venv' 2>/dev/null; then python=$$path; break; fi; \
+		bare=$${bare:-$$path}; \
+	done; \
+	if [ -z "$$python" ] && [ -n "$$bare" ]; then \
+		version=$$("$$bare" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+		echo "setup: $$bare cannot make virtual environments (Debian packages that apart): apt install python$$version-venv" >&2; \
+		exit 2; \
+	fi; \
+	if [ -z "$$python" ]; then \
+		echo "setup: no Python 3.11 or newer found; install one, or say where it is: make setup PYTHON=/path/to/python3" >&2; \
+		exit 2; \
+	fi; \
+	if ! $(BIN)/python -c 'import pip' 2>/dev/null; then \
+		echo "setup: making $(VENV) with $$python"; \
+		"$$python" -m venv --clear $(VENV); \
+	fi; \
+	echo "setup: installing locked versions"; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .; \
+	touch $@

@@ -1,0 +1,5 @@
+"""`python -m app` is `shellback`."""
+
+from app.cli.main import main
+
+main()

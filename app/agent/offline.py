@@ -1,0 +1,213 @@
+"""The offline model: an honest stand-in that needs no network, for trying and testing the loop.
+
+Every response is a function of the message history and of the tools there are, so a replay gives the same
+one. A history is read in segments: all that was heard since the last answer is one list of instructions,
+which only grows at its end; each response issues the next call, and the last one answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelResponse,
+    TextContent,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
+
+from app.agent.script import Call, Instruction, News, Refuse, Say, read, read_lines
+
+ABOUT: Final = (
+    "I am Shellback's offline stand-in, not a language model. I run lines that begin with `$ ` (with ` &` at the"
+    " end: in the background), call tools on lines like `!process_list {}`, keep the lines after `then:` for the"
+    " end of the process, and say everything else back."
+)
+GATE: Final = (
+    "there is no tool for commands here. Running commands is switched off (ENABLE_EXECUTE is false); whoever runs"
+    " Shellback can set ENABLE_EXECUTE=true and restart the worker"
+)
+_ASKED: Final = re.compile(
+    r"language model|\b(who|what) are you\b|\bare you (an? )?(ai|llm|bot|human|person|model|real)\b|\bllm\b",
+    re.IGNORECASE,
+)
+_TAIL_LINES: Final = 10
+_TAIL_CHARS: Final = 1_000
+_ANSWER_CHARS: Final = 20_000
+
+
+def offline_model(seconds: float = 0.0) -> FunctionModel:
+    """A model that carries out the lines of a message; see `app.agent.script` for what they mean.
+
+    Each response takes `seconds`, as a real model's would.
+    """
+
+    async def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        await asyncio.sleep(seconds)
+        return await _respond(messages, info)
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+        await asyncio.sleep(seconds)
+        async for piece in _stream(messages, info):
+            yield piece
+
+    return FunctionModel(respond, stream_function=stream, model_name="offline")
+
+
+@dataclass(slots=True)
+class _Step:
+    instruction: Instruction
+    result: ToolReturnPart | None = None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A history as far as it has been read; `steps` are those of the last, open segment."""
+
+    steps: list[_Step] = field(default_factory=list["_Step"])
+    due: int = 0
+    answers: int = 0
+    calls: int = 0
+    waiting: dict[str, _Step] = field(default_factory=dict[str, _Step])
+    then: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    def heard(self, text: str) -> None:
+        for instruction in read(text):
+            self.steps.append(_Step(instruction))
+            if isinstance(instruction, News) and instruction.session_id is not None:
+                # A session ends once; popping keeps a quoted notice from running its lines again.
+                lines = [
+                    line.replace("SESSION", instruction.session_id)
+                    for line in self.then.pop(instruction.session_id, ())
+                ]
+                self.steps.extend(map(_Step, read_lines(lines)))
+
+    def responded(self, response: ModelResponse) -> None:
+        made = response.tool_calls
+        if not made:
+            self.steps, self.due, self.answers = [], 0, self.answers + 1
+        for call in made:
+            self.calls += 1
+            self.waiting[call.tool_call_id] = self._issued(call)
+
+    def returned(self, part: ToolReturnPart) -> None:
+        step = self.waiting.pop(part.tool_call_id, None)
+        if step is None:
+            return
+        step.result = part
+        call = step.instruction
+        session_id = _metadata(part).get("session_id")
+        if isinstance(call, Call) and call.tool.startswith("execute") and isinstance(session_id, str):
+            self.then[session_id] = call.then
+
+    def _issued(self, call: ToolCallPart) -> _Step:
+        args = call.args_as_dict()
+        for place in range(self.due, len(self.steps)):
+            instruction = self.steps[place].instruction
+            if isinstance(instruction, Call) and instruction.tool == call.tool_name and instruction.args == args:
+                self.due = place + 1
+                return self.steps[place]
+        # Another model made this call, earlier in the same conversation.
+        step = _Step(Call(f"!{call.tool_name} {json.dumps(args)}", call.tool_name, args))
+        self.steps.insert(self.due, step)
+        self.due += 1
+        return step
+
+
+def _read_history(messages: Iterable[ModelMessage]) -> _Reading:
+    reading = _Reading()
+    for message in messages:
+        if isinstance(message, ModelResponse):
+            reading.responded(message)
+            continue
+        for part in message.parts:
+            if isinstance(part, UserPromptPart):
+                for text in _texts(part):
+                    reading.heard(text)
+            elif isinstance(part, ToolReturnPart):
+                reading.returned(part)
+    return reading
+
+
+def _decide(messages: Sequence[ModelMessage], info: AgentInfo) -> ToolCallPart | str:
+    reading = _read_history(messages)
+    tools = {tool.name for tool in info.function_tools}
+    for step in reading.steps[reading.due :]:
+        if isinstance(step.instruction, Call) and step.instruction.tool in tools:
+            return ToolCallPart(step.instruction.tool, step.instruction.args, f"call_{reading.calls + 1}")
+    told = [_told(step, tools) for step in reading.steps] or ["The message was empty; there is nothing to do."]
+    if reading.answers == 0 and ABOUT not in told:
+        told.insert(0, ABOUT)
+    answer = "\n".join(told)
+    return answer if len(answer) <= _ANSWER_CHARS else answer[:_ANSWER_CHARS] + "\n(the rest is left out)"
+
+
+async def _respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    decision = _decide(messages, info)
+    return ModelResponse(parts=[TextPart(decision) if isinstance(decision, str) else decision])
+
+
+async def _stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaToolCalls]:
+    decision = _decide(messages, info)
+    if isinstance(decision, str):
+        for line in decision.splitlines(keepends=True):
+            yield line
+    else:
+        call = DeltaToolCall(decision.tool_name, decision.args_as_json_str(), tool_call_id=decision.tool_call_id)
+        yield {0: call}
+
+
+def _told(step: _Step, tools: set[str]) -> str:
+    match step.instruction:
+        case Say(text=text):
+            return ABOUT if _ASKED.search(text) else f"You said: {text}"
+        case Refuse(shown=shown, why=why):
+            return f"{shown}\n  not run: {why}"
+        case News(text=text):
+            return text
+        case Call(shown=shown, tool=tool):
+            return f"{shown}\n{_indented(_outcome(step.result, tool, tools))}"
+
+
+def _outcome(result: ToolReturnPart | None, tool: str, tools: set[str]) -> str:
+    if result is None:
+        if "execute" not in tools:
+            return f"not run: {GATE}."
+        return f"not run: there is no tool {tool!r}. There are: {', '.join(sorted(tools))}."
+    text = _tail(result.content if isinstance(result.content, str) else result.model_response_str())
+    if result.outcome != "success":
+        return f"{result.outcome}: {text}"
+    exit_code = _metadata(result).get("exit_code")
+    return f"exit code {exit_code}\n{text}" if isinstance(exit_code, int) else text
+
+
+def _texts(part: UserPromptPart) -> list[str]:
+    if isinstance(part.content, str):
+        return [part.content]
+    return [
+        item if isinstance(item, str) else item.content for item in part.content if isinstance(item, str | TextContent)
+    ]
+
+
+def _metadata(part: ToolReturnPart) -> dict[str, Any]:
+    metadata: object = part.metadata
+    return cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
+
+
+def _tail(text: str) -> str:
+    lines = text.rstrip("\n").split("\n")
+    kept = "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARS:]
+    return kept if len(kept) >= len(text.rstrip("\n")) else f"...\n{kept}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.split("\n"))

@@ -1,0 +1,211 @@
+"""What a worker needs of its surroundings, looked at one by one. Each check says cause and remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import sqlalchemy as sa
+
+from app import wiring
+from app.exec.errors import ExecError
+from app.exec.model import LIVE_STATES
+from app.storage import schema
+from app.storage.errors import StorageError
+from app.storage.tables import approvals, conversations, mailbox, sessions, workers
+from app.work.sweep import HEARTBEAT_DEAD_S
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from app.wiring import Place
+
+State = Literal["ok", "warn", "fail"]
+KERNEL: Final = (5, 10)
+DESCRIPTORS: Final = 4096
+DISK_BYTES: Final = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `remedy` is empty when there is nothing to do."""
+
+    name: str
+    state: State
+    text: str
+    remedy: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a document."""
+        return asdict(self)
+
+
+def all_checks(settings: Settings) -> list[Check]:
+    """Everything, cheap things first; a check that cannot be made says why instead of raising."""
+    found = [_kernel(), _descriptors(), _gate(settings), _model(settings), _backend(settings)]
+    try:
+        with wiring.place(settings, migrated=False) as where:
+            found += [_disk(where), *_database(where)]
+    except StorageError as error:
+        found.append(Check("state directory", "fail", str(error)))
+    found.append(_supervisor(settings))
+    return found
+
+
+def _kernel() -> Check:
+    release = platform.release()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    if platform.system() != "Linux" or numbers < KERNEL:
+        return Check("kernel", "fail", f"{platform.system()} {release}", "Linux 5.10 or newer is needed (pidfd)")
+    return Check("kernel", "ok", f"Linux {release}")
+
+
+def _descriptors() -> Check:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < DESCRIPTORS:
+        remedy = "raise the hard limit (ulimit -Hn, LimitNOFILE= of a unit); each process takes up to four"
+        return Check("descriptors", "warn", f"hard limit {hard}", remedy)
+    return Check("descriptors", "ok", f"hard limit {hard}")
+
+
+def _gate(settings: Settings) -> Check:
+    if settings.enable_execute:
+        return Check("gate", "ok", "ENABLE_EXECUTE is on: agents may ask to run commands")
+    return Check("gate", "warn", "ENABLE_EXECUTE is off: agents have no shell tools", "set ENABLE_EXECUTE=true")
+
+
+def _model(settings: Settings) -> Check:
+    from app.agent.builtin import ModelUnavailable, choose_model
+
+    try:
+        choose_model(settings.model)
+    except ModelUnavailable as error:
+        return Check("model", "fail", str(error))
+    if settings.model == "offline":
+        return Check("model", "ok", "offline: a stand-in for trying and testing, not a language model")
+    return Check("model", "ok", settings.model)
+
+
+def _backend(settings: Settings) -> Check:
+    backend = wiring.backend(settings)
+    try:
+        backend.check()
+    except ExecError as error:
+        return Check("backend", "fail", str(error))
+    text = f"{backend.name}: {backend.description}"
+    return Check("backend", "warn" if backend.name == "host" else "ok", text)
+
+
+def _disk(where: Place) -> Check:
+    found = os.statvfs(where.home)
+    free = found.f_bavail * found.f_frsize
+    if free < DISK_BYTES:
+        return Check("disk", "warn", f"{free // 1024**2} MiB free in {where.home}", "logs are dropped when it is full")
+    return Check("disk", "ok", f"{free // 1024**3} GiB free in {where.home}")
+
+
+def _database(where: Place) -> list[Check]:
+    shown = where.settings.shown_database
+    try:
+        state = schema.check(where.database)
+        if state is schema.SchemaState.BEHIND and where.database.dialect == "sqlite":
+            return [Check("database", "ok", f"{shown}: not there yet or old; the first command brings it up to date")]
+        schema.require_current(where.database)
+        checks = [Check("database", "ok", f"{shown}, tables current")]
+        return [*checks, *where.database.read_now(_looked_up, where.host_id)]
+    except StorageError as error:
+        return [Check("database", "fail", str(error))]
+
+
+def _looked_up(conn: sa.Connection, host_id: str) -> list[Check]:
+    return [look(conn, host_id) for look in _LOOKS]
+
+
+def _worker(conn: sa.Connection, host_id: str) -> Check:
+    alive = conn.execute(
+        sa.select(workers.c.executor_id, workers.c.pid, workers.c.version).where(
+            workers.c.host_id == host_id,
+            workers.c.stopped_at.is_(None),
+            workers.c.heartbeat_at > time.time() - HEARTBEAT_DEAD_S,
+        )
+    ).all()
+    if not alive:
+        return Check("worker", "warn", "none of this host has been heard of", "start one: shellback worker")
+    return Check("worker", "ok", ", ".join(f"{row.executor_id} (pid {row.pid}, {row.version})" for row in alive))
+
+
+def _set_aside(conn: sa.Connection, _host_id: str) -> Check:
+    rows = conn.execute(
+        sa.select(conversations.c.id, conversations.c.blocked_reason).where(
+            conversations.c.state == "blocked", conversations.c.blocked_reason != "approval"
+        )
+    ).all()
+    if rows:
+        named = ", ".join(f"{row.id} ({row.blocked_reason})" for row in rows[:10])
+        return Check("conversations", "warn", f"{len(rows)} blocked: {named}", "a message to one tries again")
+    return Check("conversations", "ok", "none is set aside")
+
+
+def _waiting(conn: sa.Connection, _host_id: str) -> Check:
+    count, oldest = conn.execute(
+        sa.select(sa.func.count(), sa.func.min(approvals.c.created_at)).where(approvals.c.state == "pending")
+    ).one()
+    if not count:
+        return Check("approvals", "ok", "nothing waits")
+    text = f"{count} wait, the oldest for {time.time() - oldest:.0f} s"
+    return Check("approvals", "warn", text, "shellback approvals list")
+
+
+def _news(conn: sa.Connection, _host_id: str) -> Check:
+    oldest = conn.execute(
+        sa.select(sa.func.min(mailbox.c.created_at))
+        .join(conversations, conversations.c.id == mailbox.c.conversation_id)
+        .where(mailbox.c.state == "unread", conversations.c.state == "free")
+    ).scalar_one()
+    if oldest is not None and time.time() - oldest > 60:
+        text = f"unread news of a free conversation is {time.time() - oldest:.0f} s old"
+        return Check("mailbox", "warn", text, "a worker's sweep mends this; does one run?")
+    return Check("mailbox", "ok", "no news is stuck")
+
+
+def _other_boot(conn: sa.Connection, host_id: str) -> Check:
+    from app.storage.host import boot_id
+
+    stale = conn.execute(
+        sa.select(sa.func.count()).where(
+            sessions.c.host_id == host_id,
+            sessions.c.state.in_([state.value for state in LIVE_STATES]),
+            sessions.c.boot_id != boot_id(),
+        )
+    ).scalar_one()
+    if stale:
+        text = f"{stale} session(s) of an earlier boot are not settled"
+        return Check("sessions", "warn", text, "the next worker reports them as lost(machine_rebooted)")
+    return Check("sessions", "ok", "none is left from an earlier boot")
+
+
+_LOOKS: Final[tuple[Callable[[sa.Connection, str], Check], ...]] = (_worker, _set_aside, _waiting, _news, _other_boot)
+
+
+def _supervisor(settings: Settings) -> Check:
+    try:
+        hello = asyncio.run(_hello(settings))
+    except ExecError:
+        return Check("supervisor", "ok", "none runs; the first command starts one")
+    text = f"pid {hello['pid']}, protocol {hello['version']}, {hello['live']} live session(s)"
+    if not hello["keeper"]:
+        return Check("supervisor", "warn", f"{text}, without its keeper", "both are replaced once nothing runs")
+    return Check("supervisor", "ok", text)
+
+
+async def _hello(settings: Settings) -> Any:
+    client = wiring.supervisor_client(settings, spawn=False)
+    try:
+        return await client.connect()
+    finally:
+        await client.close()

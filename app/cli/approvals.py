@@ -1,0 +1,134 @@
+"""`shellback approvals`: what waits for a person, and the person's answer."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.cli.shared import age, json_option, opened, print_json, table, visible
+
+if TYPE_CHECKING:
+    from app.work.approvals import Decision, Request
+
+
+@click.group()
+def approvals() -> None:
+    """List, show, approve or deny what waits for a person.
+
+    An approval holds for exactly the call that is shown, once, until it expires.
+    """
+
+
+@approvals.command("list")
+@click.option("--conversation", "-c", metavar="NAME", help="Only of one conversation.")
+@click.option("--all", "everything", is_flag=True, help="Also what is decided, used or expired.")
+@json_option
+def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
+    """List requests that wait for a decision."""
+    from app.work import approvals as requests
+
+    with opened() as where:
+        found = where.database.read_now(
+            requests.find, conversation_id=conversation, state=None if everything else "pending"
+        )
+    if as_json:
+        print_json([asdict(request) for request in found])
+        return
+    if not found:
+        click.echo("nothing waits for approval")
+        return
+    now = time.time()
+    table(
+        [
+            {
+                "id": request.id,
+                "conversation": request.conversation_id,
+                "state": request.state,
+                "left": age(max(0.0, request.expires_at - now)) if request.state == "pending" else None,
+                "tool": request.tool_name,
+                "what": request.display.get("command") or request.args,
+            }
+            for request in found
+        ],
+        {"id": "ID", "conversation": "CONVERSATION", "state": "STATE", "left": "LEFT", "tool": "TOOL", "what": "WHAT"},
+    )
+    click.echo("`shellback approvals show ID` shows all of it")
+
+
+@approvals.command()
+@click.argument("request_id", metavar="ID")
+@json_option
+def show(request_id: str, as_json: bool) -> None:
+    """Show one request whole: nothing is cut, control characters are made visible."""
+    from app.work import approvals as requests
+
+    with opened() as where:
+        request = where.database.read_now(requests.get, request_id)
+    if as_json:
+        print_json(asdict(request))
+    else:
+        click.echo(whole(request))
+
+
+def whole(request: Request) -> str:
+    """Everything a person needs to decide, in lines."""
+    lines = [f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"]
+    for key, value in request.display.items():
+        text = visible(str(value))
+        lines.append(f"  {key}: " + text.replace("\n", "\n" + " " * (len(key) + 4)))
+    lines.append(f"  digest: {request.digest}")
+    left = request.expires_at - time.time()
+    if request.state == "pending":
+        lines.append(f"  expires in: {age(max(0.0, left))}")
+    elif request.decided_by:
+        lines.append(
+            f"  decided by: {request.decided_by} through {request.surface}"
+            + (f": {request.note}" if request.note else "")
+        )
+    if request.used_by:
+        lines.append(f"  used by: {request.used_by}")
+    return "\n".join(lines)
+
+
+@approvals.command()
+@click.argument("request_id", metavar="ID")
+@json_option
+def approve(request_id: str, as_json: bool) -> None:
+    """Let exactly this call run, once."""
+    _decide(request_id, "approved", None, as_json=as_json)
+
+
+@approvals.command()
+@click.argument("request_id", metavar="ID")
+@click.option("--reason", metavar="TEXT", help="What the agent is told.")
+@json_option
+def deny(request_id: str, reason: str | None, as_json: bool) -> None:
+    """Do not let it run; the agent is told so, with the reason."""
+    _decide(request_id, "denied", reason, as_json=as_json)
+
+
+def _decide(request_id: str, decision: Decision, note: str | None, *, as_json: bool) -> None:
+    with opened() as where:
+        request = decide_at(where, request_id, decision, note=note, surface="cli")
+    facts: dict[str, Any] = {"id": request.id, "state": request.state, "conversation": request.conversation_id}
+    if as_json:
+        print_json(facts)
+    elif request.state == decision:
+        click.echo(f"{request.id} {request.state}")
+    else:
+        raise click.ClickException(f"{request.id} is {request.state}: it was not decided in time; nothing runs")
+
+
+def decide_at(where: Any, request_id: str, decision: Decision, *, note: str | None, surface: str) -> Request:
+    """Record a decision in the name of whoever runs this program."""
+    from app import wiring
+    from app.work import approvals as requests
+
+    with wiring.enqueuing(where) as enqueuer:
+        return where.database.write_now(
+            requests.decide, enqueuer, request_id, decision, by=getpass.getuser(), surface=surface, note=note
+        )

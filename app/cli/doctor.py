@@ -1,0 +1,36 @@
+"""`shellback doctor`: what works here, what does not, and how to mend it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from app.cli.shared import json_option, load_settings, print_json
+
+if TYPE_CHECKING:
+    from app.checks import Check
+
+MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Look at everything a worker needs and say what is wrong and what to do; changes nothing.
+
+    Exit code 0 when nothing fails, 2 otherwise.
+    """
+    from app.checks import all_checks
+
+    found: list[Check] = all_checks(load_settings())
+    failed = any(check.state == "fail" for check in found)
+    if as_json:
+        print_json({"ok": not failed, "checks": [check.to_json() for check in found]})
+    else:
+        for check in found:
+            click.echo(f"{MARKS[check.state]}  {check.name}: {check.text}")
+            if check.remedy:
+                click.echo(f"      {check.remedy}")
+    sys.exit(2 if failed else 0)

@@ -1,0 +1,90 @@
+"""`shellback`: the command line. Commands load what they need when they run, so that help is quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+COMMANDS: Final = {
+    "worker": ("app.cli.worker", "Run turns for this host until it is told to stop."),
+    "chat": ("app.cli.chat", "Talk to the agent here: answers as they stream, approvals, wakes."),
+    "send": ("app.cli.send", "Send one message, and wait for the answer if asked to."),
+    "approvals": ("app.cli.approvals", "List, show, approve or deny what waits for a person."),
+    "ps": ("app.cli.processes", "List processes that the agents started."),
+    "logs": ("app.cli.processes", "Show what a process printed."),
+    "kill": ("app.cli.processes", "End a process and everything it started."),
+    "migrate": ("app.cli.migrate", "Create or upgrade the tables."),
+    "doctor": ("app.cli.doctor", "Say what works here, what does not, and how to mend it."),
+    "demo": ("app.cli.demo", "A tour with real processes that ends by itself."),
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Import the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands from the table, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Settings come from the environment and from .env; .env.example explains each. "
+    "Exit codes: 0 done, 2 cannot be done (the message says why and what to do), "
+    "3 waiting for approval, 4 set aside.",
+)
+@click.version_option(package_name="shellback")
+def cli() -> None:
+    """Shell tools for queued agents: start a worker, talk to the agent, approve what it wants to run.
+
+    \b
+      shellback demo                      see it work, nothing to set up
+      ENABLE_EXECUTE=true shellback chat  talk to the agent; starts a worker if none runs
+      shellback approvals list            what waits for you
+      shellback ps                        what runs
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+
+
+def main(argv: Sequence[str] | None = None) -> Any:
+    """Run the command line and exit: errors we know end as one line and code 2, never as a stack trace."""
+    from app.cli.shared import known_error
+
+    try:
+        cli.main(args=list(argv) if argv is not None else None, prog_name="shellback", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    except Exception as error:
+        text = known_error(error)
+        if text is None:
+            raise
+        click.echo(f"shellback: {text}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What commands share: settings, the state directory, output for people and for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from app.wiring import Place
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON instead of text.")
+
+
+def known_error(error: Exception) -> str | None:
+    """One line for an error that names its cause and remedy itself; None for a bug, which deserves its trace."""
+    from app.exec.errors import ExecError
+    from app.settings import SettingsError
+    from app.storage.errors import StorageError
+    from app.work.errors import WorkError
+
+    known: tuple[type[Exception], ...] = (ExecError, SettingsError, StorageError, WorkError)
+    module = sys.modules.get("app.agent.builtin")
+    if module is not None:
+        known = (*known, module.ModelUnavailable)
+    return str(error) if isinstance(error, known) else None
+
+
+def load_settings() -> Settings:
+    """The settings; a wrong one ends the command with its name, value and what is allowed."""
+    from app.settings import Settings
+
+    return Settings.load()
+
+
+@contextlib.contextmanager
+def opened(settings: Settings | None = None) -> Generator[Place]:
+    """The state directory and database of the settings, open for one command."""
+    from app import wiring
+
+    with wiring.place(settings or load_settings()) as where:
+        yield where
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """Print rows under headings; `columns` maps keys to headings. Values are cut to what a terminal line holds."""
+    shown = [[_cell(row.get(key)) for key in columns] for row in rows]
+    widths = [max([len(head), *(len(cells[i]) for cells in shown)]) for i, head in enumerate(columns.values())]
+    click.echo("  ".join(head.ljust(width) for head, width in zip(columns.values(), widths, strict=True)).rstrip())
+    for cells in shown:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    text = visible(str(value))
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def visible(text: str) -> str:
+    """Text with every control character but newline and tab made visible, so that output cannot drive a terminal."""
+    return "".join(
+        char if char in "\n\t" or (char.isprintable() and ord(char) not in range(0x200B, 0x2070)) else ascii(char)[1:-1]
+        for char in text
+    )
+
+
+def age(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f}m"
+    if seconds < 86400:
+        return f"{seconds / 3600:.1f}h"
+    return f"{seconds / 86400:.1f}d"

@@ -1,0 +1,323 @@
+"""The steps of the demo, and the facts they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import click
+import sqlalchemy as sa
+
+from app import wiring
+from app.cli.children import WorkerChild
+from app.exec.errors import SupervisorUnreachable
+from app.exec.model import Session
+from app.settings import Settings, plain_environment
+from app.storage import sessions as session_rows
+from app.storage.tables import mailbox, turns
+from app.work import approvals, sending
+from app.work.approvals import Request
+from app.work.items import Priority
+
+T = TypeVar("T")
+PATIENCE_S: Final = 45.0
+BUILD: Final = """#!/bin/sh
+for step in configure compile link test; do
+  echo "[$(date +%T)] $step"
+  sleep 1
+done
+echo "2 warnings, 0 errors"
+exit 3
+"""
+CHATTER: Final = "\n".join(["!process_list {}"] * 12)
+"""A message that keeps a slot busy for longer than the build takes."""
+
+
+class Tour:
+    """Walks through the loop as a client; the worker is a process of its own."""
+
+    def __init__(self, root: Path, *, narrate: bool, ask: bool) -> None:
+        self._root = root
+        self._narrate = narrate
+        self._ask = ask
+        self._environ = {
+            **plain_environment(),
+            "SHELLBACK_HOME": str(root / "home"),
+            "WORKSPACE_ROOT": str(root / "workspace"),
+            "ENABLE_EXECUTE": "true",
+            "MODEL": "offline",
+            "OFFLINE_SECONDS": "0.5",
+            "TURN_SLOTS": "2",
+            "SWEEP_SECONDS": "1",
+            "LOG_LEVEL": "WARNING",
+        }
+        self._settings = Settings.load(self._environ)
+        self._stack = ExitStack()
+        self._workers: list[WorkerChild] = []
+
+    def __enter__(self) -> Self:
+        self._where = self._stack.enter_context(wiring.place(self._settings))
+        self._enqueuer = self._stack.enter_context(wiring.enqueuing(self._where))
+        self._stack.callback(self._stop_supervisor)
+        self._hire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
+            if worker.process.poll() is None:
+                worker.stop()
+        self._stack.close()
+
+    def walk(self) -> dict[str, Any]:
+        """The whole tour; returns its facts. Raises click.ClickException when something does not come."""
+        facts: dict[str, Any] = {}
+        self._a_message(facts)
+        self._an_approval(facts)
+        self._a_wake_past_a_backlog(facts)
+        self._two_kills(facts)
+        facts["sessions"] = [self._session_facts(session) for session in self._sessions()]
+        facts["items"] = self._read(_items)
+        facts["callbacks"] = [item for item in facts["items"] if item["type"] == "EXEC_CALLBACK"]
+        facts["checks"]["one callback per background process"] = sorted(
+            item["id"] for item in facts["callbacks"]
+        ) == sorted(f"EXEC_CALLBACK:{session.id}" for session in self._sessions() if session.background)
+        self._say("", "That was it. Everything above went through the queues of one SQLite file.")
+        self._say("Next: ENABLE_EXECUTE=true shellback chat")
+        return facts
+
+    def _a_message(self, facts: dict[str, Any]) -> None:
+        self._say("1. A message becomes a work item, a worker runs a turn of the agent, the answer comes back.")
+        facts["checks"] = {}
+        answer = self._answer(self._send("tour", "Good evening."))
+        self._say(f"   agent: {answer}")
+        facts["checks"]["message answered"] = bool(answer)
+
+    def _an_approval(self, facts: dict[str, Any]) -> None:
+        self._say("", "2. A command changes something, so a person is asked first. Nothing waits inside the turn.")
+        item = self._send("tour", "$ echo 'written once' >> note.txt; wc -l note.txt")
+        request = self._request("tour")
+        self._approve(request)
+        answer = self._answer(item, "tour")
+        self._say(f"   agent: {answer}")
+        text = (self._root / "workspace" / "note.txt").read_text()
+        used = self._read(approvals.get, request.id)
+        facts["approval"] = {"id": request.id, "state": used.state, "used_by": used.used_by}
+        facts["checks"]["exactly the approved command ran, once"] = text == "written once\n" and used.state == "used"
+
+    def _a_wake_past_a_backlog(self, facts: dict[str, Any]) -> None:
+        self._say("", "3. A background build, while every slot is busy and a backlog waits.")
+        script = self._root / "workspace" / "build.sh"
+        script.write_text(BUILD)
+        script.chmod(0o755)
+        self._send("tour", '$ ./build.sh &\nthen:\n!process_poll {"session_id": "{session_id}"}')
+        self._approve(self._request("tour"))
+        build = self._until("the build runs", lambda: self._session("build.sh", live=True))
+        busy = [self._send(f"busy-{n}", CHATTER, Priority.LOW) for n in range(2)]
+        self._until("both slots are busy", lambda: self._read(_running, busy) == len(busy))
+        low = [self._send(f"low-{n}", "Low, when there is time.", Priority.LOW) for n in range(6)]
+        normal = [self._send(f"normal-{n}", "Normal.", Priority.NORMAL) for n in range(2)]
+        self._say(f"   session {build.id} runs; 2 turns busy, {len(low)} LOW and {len(normal)} NORMAL items wait")
+        wake = f"EXEC_CALLBACK:{build.id}"
+        done = self._until("the wake is answered", lambda: self._read(_turn, wake, ended=True))
+        still = [item for item in low if self._started(item) is None]
+        self._say(f"   woken: {done['answer']}")
+        self._say(f"   {len(still)} LOW items were still waiting when the wake was answered")
+        for item in (*low, *normal):
+            self._until("the backlog is done", lambda item=item: self._read(_turn, item, ended=True))
+        starts = {item: self._started(item) or 0.0 for item in (wake, *normal, *low)}
+        order = sorted(starts, key=starts.__getitem__)
+        kinds = ["wake" if item == wake else "normal" if item in normal else "low" for item in order]
+        self._say(f"   started in this order: {', '.join(kinds)}")
+        facts["order"] = [{"item": item, "kind": kind} for item, kind in zip(order, kinds, strict=True)]
+        facts["low_waiting_when_wake_answered"] = len(still)
+        facts["checks"]["wake before normal before low"] = kinds == ["wake", "normal", "normal", *["low"] * len(low)]
+        facts["checks"]["wake answered while low waits"] = bool(still)
+        facts["checks"]["the build's exit code is the kernel's"] = "exit code 3" in (done["answer"] or "")
+
+    def _two_kills(self, facts: dict[str, Any]) -> None:
+        self._say("", "4. kill -9 of worker and supervisor while a process runs.")
+        self._send("tour", "$ echo begun >> nonce.txt; sleep 5; echo done; exit 7 &")
+        self._approve(self._request("tour"))
+        session = self._until("the process runs", lambda: self._session("nonce.txt", live=True))
+        supervisor = asyncio.run(self._supervisor_pid())
+        self._workers[-1].kill()
+        _kill_now(supervisor)
+        self._say(f"   killed worker {self._workers[-1].process.pid} and supervisor {supervisor}; a new worker starts")
+        lives = session.pid is not None and Path(f"/proc/{session.pid}").exists()
+        self._hire()
+        done = self._until("the wake is answered", lambda: self._read(_turn, f"EXEC_CALLBACK:{session.id}", ended=True))
+        ended = self._read(session_rows.get, session.id)
+        end = ended.end if ended else None
+        self._say(f"   process {session.pid} lived on: {lives}; then: {done['answer']}")
+        nonce = (self._root / "workspace" / "nonce.txt").read_text()
+        facts["killed"] = {"worker": self._workers[-2].process.pid, "supervisor": supervisor, "session": session.id}
+        facts["checks"]["process outlived both kills"] = lives
+        facts["checks"]["command ran once"] = nonce == "begun\n"
+        facts["checks"]["real exit code after the kills"] = end is not None and end.exit_code == 7
+        facts["checks"]["one answer names it"] = (
+            sum("exit code 7" in (row["answer"] or "") for row in self._read(_items)) == 1
+        )
+
+    def _hire(self) -> None:
+        worker = WorkerChild(self._where, self._environ)
+        self._workers.append(worker)
+        worker.wait_ready()
+
+    def _send(self, conversation: str, text: str, priority: Priority | None = None) -> str:
+        sent = self._where.database.write_now(
+            sending.send,
+            self._enqueuer,
+            conversation,
+            text,
+            host_id=self._where.host_id,
+            priority=priority or Priority.NORMAL,
+            waiting=priority is None,
+            by="demo",
+        )
+        return sent.item_id
+
+    def _request(self, conversation: str) -> Request:
+        found: list[Request] = self._until(
+            "the agent asks", lambda: self._read(approvals.find, conversation_id=conversation, state="pending")
+        )
+        return found[0]
+
+    def _approve(self, request: Request) -> None:
+        self._say(f"   ? {request.tool_name}: {request.display.get('command')}")
+        if self._ask and not click.confirm("   run exactly this, once?", default=True):
+            raise click.ClickException("denied; the tour ends here, and nothing has run")
+        self._where.database.write_now(
+            approvals.decide, self._enqueuer, request.id, "approved", by="demo", surface="demo"
+        )
+        self._say(f"   approved {request.id}")
+
+    def _answer(self, item_id: str, conversation: str = "tour") -> str:
+        def look() -> str | None:
+            turn = self._read(_last_answered, conversation, item_id)
+            return str(turn) if turn else None
+
+        return self._until("the answer", look)
+
+    def _sessions(self) -> list[Session]:
+        return self._read(session_rows.find)
+
+    def _started(self, item_id: str) -> float | None:
+        turn = self._read(_turn, item_id, ended=False)
+        return turn["started_at"] if turn else None
+
+    def _session(self, part: str, *, live: bool) -> Session | None:
+        found = [s for s in self._sessions() if part in s.command and s.pid is not None and s.live == live]
+        return found[0] if found else None
+
+    def _session_facts(self, session: Session) -> dict[str, Any]:
+        end = session.end
+        return {
+            "id": session.id,
+            "command": session.command,
+            "state": session.state.value,
+            "background": session.background,
+            "pid": session.pid,
+            "exit_code": end.exit_code if end else None,
+            "signal": end.signal if end else None,
+        }
+
+    def _read(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self._where.database.read_now(fn, *args, **kwargs)
+
+    def _until(self, what: str, look: Callable[[], T | None]) -> T:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            found = look()
+            if found:
+                return found
+            if self._workers and self._workers[-1].process.poll() is not None:
+                raise click.ClickException(f"the worker ended while waiting until {what}; see {self._where.home}")
+            time.sleep(0.05)
+        raise click.ClickException(f"waited {PATIENCE_S:.0f} s until {what}, in vain (run with --keep to look)")
+
+    async def _supervisor_pid(self) -> int:
+        client = wiring.supervisor_client(self._settings, spawn=False)
+        try:
+            return int((await client.connect())["pid"])
+        finally:
+            await client.close()
+
+    def _stop_supervisor(self) -> None:
+        """Ask the supervisor of the demo's own state directory to end; nothing of ours is left behind."""
+        asyncio.run(self._end_supervisor())
+
+    async def _end_supervisor(self) -> None:
+        client = wiring.supervisor_client(self._settings, spawn=False)
+        with contextlib.suppress(SupervisorUnreachable):
+            await client.connect()
+            await client.stop()
+        await client.close()
+
+    def _say(self, *lines: str) -> None:
+        if self._narrate:
+            for line in lines:
+                click.echo(line)
+
+
+def _kill_now(pid: int) -> None:
+    """What a crash does. The number is the supervisor's: it has just answered with it."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+
+
+def _turn(conn: sa.Connection, turn_id: str, *, ended: bool) -> dict[str, Any] | None:
+    query = sa.select(turns).where(turns.c.id == turn_id)
+    if ended:
+        query = query.where(turns.c.outcome.is_not(None))
+    row = conn.execute(query).mappings().one_or_none()
+    return None if row is None else dict(row)
+
+
+def _last_answered(conn: sa.Connection, conversation: str, item_id: str) -> str | None:
+    """The answer of the newest turn that ended after the item was put, and is not older than it."""
+    asked = conn.execute(sa.select(turns.c.created_at).where(turns.c.id == item_id)).scalar_one()
+    heard = conn.execute(sa.select(mailbox.c.state).where(mailbox.c.dedupe_key == item_id)).scalar_one()
+    query = (
+        sa.select(turns.c.answer)
+        .where(turns.c.conversation_id == conversation, turns.c.answer.is_not(None), turns.c.ended_at >= asked)
+        .order_by(turns.c.ended_at.desc())
+        .limit(1)
+    )
+    return conn.execute(query).scalar_one_or_none() if heard == "heard" else None
+
+
+def _running(conn: sa.Connection, ids: list[str]) -> int:
+    query = sa.select(sa.func.count()).where(
+        turns.c.id.in_(ids), turns.c.started_at.is_not(None), turns.c.outcome.is_(None)
+    )
+    return conn.execute(query).scalar_one()
+
+
+def _items(conn: sa.Connection) -> list[dict[str, Any]]:
+    query = sa.select(turns).order_by(turns.c.started_at)
+    return [
+        {
+            "id": row.id,
+            "type": row.item_type,
+            "priority": row.priority,
+            "conversation": row.conversation_id,
+            "started_at": row.started_at,
+            "ended_at": row.ended_at,
+            "outcome": row.outcome,
+            "answer": row.answer,
+        }
+        for row in conn.execute(query)
+    ]

@@ -1,0 +1,1 @@
+"""Where commands run. A backend turns a spec into what to spawn; nothing else knows where that is."""

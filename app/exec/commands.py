@@ -1,0 +1,150 @@
+"""From the arguments of a call to a command that may be proposed: every bound checked, nothing started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from app.exec import limits as bounds
+from app.exec.backends.base import Backend
+from app.exec.environment import check_env
+from app.exec.errors import InvalidCommand
+from app.exec.limits import Limits
+from app.exec.model import CommandSpec, WindowSize
+from app.exec.paths import sandbox_cwd
+from app.exec.policy import Proposal
+
+LIFETIME: Final = "conversation"
+
+
+def command_spec(  # noqa: PLR0913 - the parameters of the tools
+    *,
+    command: str,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+    background: bool = False,
+    stdin: str | None = None,
+    keep_stdin_open: bool = False,
+    pty: bool = False,
+    workspace: Path,
+    limits: Limits,
+) -> CommandSpec:
+    """Check the arguments of one command and resolve its directory.
+
+    Raises:
+        InvalidCommand: An argument is not acceptable; the message names the bound.
+        PathOutsideSandbox: `cwd` leaves the workspace.
+    """
+    _check_command(command, limits)
+    if keep_stdin_open and pty:
+        raise InvalidCommand("keep_stdin_open is for execute; a terminal's input is always open")
+    given = dict(env or {})
+    check_env(given)
+    return CommandSpec(
+        command=command,
+        cwd=str(sandbox_cwd(cwd, workspace)),
+        env=given,
+        timeout_s=_timeout(timeout, background=background, limits=limits),
+        stdin=_stdin(stdin, keep_open=keep_stdin_open),
+        keep_stdin_open=keep_stdin_open,
+        pty=WindowSize(bounds.PTY_ROWS, bounds.PTY_COLS) if pty else None,
+        background=background,
+    )
+
+
+def check_yield_after(yield_after: float | None, *, background: bool, limits: Limits) -> None:
+    """Accept when a call may hand over.
+
+    Raises:
+        InvalidCommand: It is out of range, or the command is in the background already.
+    """
+    if yield_after is None:
+        return
+    if background:
+        raise InvalidCommand("yield_after is for foreground commands; background=true returns at once")
+    if not 0 < yield_after <= limits.foreground_timeout_max_s:
+        raise InvalidCommand(
+            f"yield_after is {yield_after:g} s; it must be above 0 and at most {limits.foreground_timeout_max_s:g} s"
+        )
+
+
+def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
+    """Everything that decides what will run, the identity of its directory included.
+
+    Raises:
+        InvalidCommand: The directory has gone.
+    """
+    try:
+        directory = os.stat(spec.cwd)
+    except OSError as error:
+        raise InvalidCommand(f"cwd {spec.cwd!r} cannot be used: {error.strerror}") from None
+    return Proposal(
+        tool="execute_pty" if spec.pty else "execute",
+        facts={
+            "command": spec.command,
+            "cwd": spec.cwd,
+            "cwd_device": directory.st_dev,
+            "cwd_inode": directory.st_ino,
+            "env": spec.env,
+            "timeout_s": spec.timeout_s,
+            "pty": [spec.pty.rows, spec.pty.cols] if spec.pty else None,
+            "stdin": None if spec.stdin is None else spec.stdin.decode("utf-8", "surrogateescape"),
+            "keep_stdin_open": spec.keep_stdin_open,
+            "separate_stderr": spec.separate_stderr,
+            "background": spec.background,
+            "backend": backend.name,
+            "profile": backend.profile,
+            "network": backend.network,
+            "uid": backend.uid,
+            "lifetime": LIFETIME,
+        },
+    )
+
+
+def _check_command(command: str, limits: Limits) -> None:
+    if not command.strip():
+        raise InvalidCommand("command is empty; give the text of a bash command")
+    if "\0" in command:
+        raise InvalidCommand("command holds a NUL byte, which no program can be given; leave it out")
+    if len(command) > limits.command_chars:
+        raise InvalidCommand(
+            f"command has {len(command)} characters; at most {limits.command_chars} are accepted, "
+            "write a script file and run that"
+        )
+    _encoded(command, "command")
+
+
+def _stdin(text: str | None, *, keep_open: bool) -> bytes | None:
+    if text is None:
+        return b"" if keep_open else None
+    data = _encoded(text, "stdin")
+    if len(data) > bounds.STDIN_BYTES:
+        raise InvalidCommand(
+            f"stdin has {len(data)} bytes; at most {bounds.STDIN_BYTES} are accepted, use a file in the workspace"
+        )
+    return data
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidCommand(f"{what} holds a lone surrogate, which is not text; leave it out") from None
+
+
+def _timeout(given: float | None, *, background: bool, limits: Limits) -> float:
+    if background:
+        low, high, kind = bounds.FOREGROUND_TIMEOUT_MIN_S, limits.background_timeout_max_s, "background"
+        if given is None or given == 0:
+            return 0.0
+    else:
+        low, high, kind = bounds.FOREGROUND_TIMEOUT_MIN_S, limits.foreground_timeout_max_s, "foreground"
+        if given is None:
+            return min(limits.foreground_timeout_s, high)
+    if not low <= given <= high:
+        hint = "0 for none" if background else "background=true for longer"
+        raise InvalidCommand(f"timeout is {given:g} s; a {kind} command takes {low:g} to {high:g} s, or {hint}")
+    return float(given)

@@ -1,0 +1,104 @@
+"""From an exit that the supervisor rings to an end that the store has, without losing one.
+
+Order for one session: recorded in the store, then told to whoever waits, then acknowledged.
+Sessions do not wait for each other. An end that cannot be recorded is tried again until it can;
+what is not acknowledged the supervisor rings again after a reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from app.exec.errors import ExecError, SessionNotFound
+from app.exec.exec_registry import ExecRegistry
+from app.exec.model import Session, SessionEnd, SessionId
+from app.exec.ports import SessionStore
+from app.exec.supervisor.crashpoints import reach
+
+log = logging.getLogger(__name__)
+
+FIRST_DELAY_S: Final = 0.05
+LONGEST_DELAY_S: Final = 5.0
+
+
+class Ends:
+    """Records ends and wakes who waits for them."""
+
+    def __init__(
+        self, store: SessionStore, registry: ExecRegistry, acknowledge: Callable[[SessionId], Awaitable[None]]
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._acknowledge = acknowledge
+        self._recording: dict[SessionId, asyncio.Task[None]] = {}
+        self._waiting: dict[SessionId, set[asyncio.Future[Session | None]]] = {}
+
+    def received(self, session_id: SessionId, end: SessionEnd) -> None:
+        """Take an end; returns at once. The same end again while it is being recorded changes nothing."""
+        reach("exit.received")
+        if session_id not in self._recording:
+            task = asyncio.get_running_loop().create_task(self._record(session_id, end), name=f"end {session_id}")
+            self._recording[session_id] = task
+
+    def recording(self, session_id: SessionId) -> bool:
+        """Whether an end of the session is on its way to the store."""
+        return session_id in self._recording
+
+    def expect(self, session_id: SessionId) -> asyncio.Future[Session | None]:
+        """A future for the end of a session; give it back with `forget`. Resolved with None by whoever gives up."""
+        future: asyncio.Future[Session | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(session_id, set()).add(future)
+        return future
+
+    def forget(self, session_id: SessionId, future: asyncio.Future[Session | None]) -> None:
+        """Stop waiting."""
+        waiting = self._waiting.get(session_id)
+        if waiting is not None:
+            waiting.discard(future)
+            if not waiting:
+                del self._waiting[session_id]
+
+    def tell(self, session: Session) -> None:
+        """Wake who waits for a session that the store has as ended."""
+        self._registry.mark_exited(session)
+        for future in self._waiting.get(session.id, ()):
+            if not future.done():
+                future.set_result(session)
+
+    async def stop(self) -> None:
+        """End the recording; what is not recorded is rung again to the next worker."""
+        tasks = list(self._recording.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _record(self, session_id: SessionId, end: SessionEnd) -> None:
+        try:
+            session = await self._finished(session_id, end)
+            if session is None:
+                return
+            reach("exit.committed")
+            self.tell(session)
+            await self._acknowledge(session_id)
+            reach("exit.acked")
+        except (ExecError, OSError) as error:
+            log.warning("the end of session %s is recorded but not acknowledged yet: %s", session_id, error)
+        finally:
+            self._recording.pop(session_id, None)
+
+    async def _finished(self, session_id: SessionId, end: SessionEnd) -> Session | None:
+        delay = FIRST_DELAY_S
+        while True:
+            try:
+                reach("exit.finishing")
+                return await self._store.finish(session_id, end)
+            except SessionNotFound:
+                log.warning("session %s has ended, but this database does not know it; left unacknowledged", session_id)
+                return None
+            except Exception as error:  # noqa: BLE001 - whatever keeps the store from it, the end must not be lost
+                log.warning("the end of session %s is not recorded yet: %s; again in %.2f s", session_id, error, delay)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, LONGEST_DELAY_S)

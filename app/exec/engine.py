@@ -1,0 +1,336 @@
+"""The exec engine: starts each granted command at most once and never loses how it ended.
+
+Life of a call::
+
+    claim (committed) ──▶ start (the supervisor's mark decides) ──▶ running recorded ──▶ end recorded ──▶ told
+
+Every step may be repeated: a call that is executed again finds its session by the derived id and goes
+on where it is. Waiting is on futures that exits resolve; nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from app.exec import limits as bounds
+from app.exec.backends.base import Backend
+from app.exec.commands import LIFETIME, proposal_for
+from app.exec.ends import Ends
+from app.exec.errors import CommandDenied, ExecError, InvalidCommand, SessionNotFound, SupervisorUnreachable
+from app.exec.exec_registry import ExecRegistry
+from app.exec.identity import session_id as session_id_of
+from app.exec.limits import Limits
+from app.exec.links import LogLinks
+from app.exec.model import (
+    CallOrigin,
+    CommandSpec,
+    Delivery,
+    Session,
+    SessionId,
+    SessionState,
+)
+from app.exec.outcome import Outcome
+from app.exec.output import OutputLog
+from app.exec.policy import Grant
+from app.exec.ports import SessionStore, SupervisorPort
+from app.exec.recovery import Recovery
+from app.exec.supervised import Supervised
+from app.exec.supervisor import layout
+from app.exec.supervisor.crashpoints import reach
+
+log = logging.getLogger(__name__)
+
+GIVE_UP_S: Final = 15.0
+"""How long after its timeout the end of a foreground command is still waited for."""
+
+
+class Engine:
+    """Runs commands of one backend through one supervisor, with their sessions in one store."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervisor: SupervisorPort,
+        backend: Backend,
+        *,
+        home: str | Path,
+        host_id: str = "local",
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.backend = backend
+        self.limits = limits or Limits()
+        self.workspace = backend.workspace
+        self.registry = ExecRegistry(store, clock=clock)
+        self.links = LogLinks(self.workspace, Path(home) / layout.SESSIONS)
+        self.supervised = Supervised(supervisor, self.limits)
+        self._sessions = f"{home}/{layout.SESSIONS}"
+        self._host_id = host_id
+        self._clock = clock
+        self._ends = Ends(store, self.registry, self.supervised.acknowledge)
+        self._recovery = Recovery(store, self.supervised, self._ends, host_id)
+        self._unsure: set[SessionId] = set()
+        self._later: set[asyncio.Task[Any]] = set()
+        self.started = False
+
+    async def start(self) -> None:
+        """Check the backend, reach the supervisor and take in what happened before; starting twice is fine.
+
+        Raises:
+            BackendUnavailable: Commands cannot run here.
+            WorkspaceUnusable: The workspace is missing or not writable.
+            SupervisorUnreachable: The supervisor neither answers nor can be started.
+        """
+        if self.started:
+            return
+        self.backend.check()
+        await self.supervised.connect(self._ends.received, self._reconnected)
+        self.started = True
+        await self.reconcile()
+
+    async def stop(self) -> None:
+        """Let go of the supervisor; processes go on. Stopping twice, or without a start, is fine."""
+        if not self.started:
+            return
+        self.started = False
+        for task in self._later:
+            task.cancel()
+        await asyncio.gather(*self._later, return_exceptions=True)
+        await self._ends.stop()
+        await self.supervised.close()
+        self.links.close()
+
+    async def __aenter__(self) -> Engine:
+        """Start."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop."""
+        await self.stop()
+
+    async def run(
+        self, spec: CommandSpec, origin: CallOrigin, grant: Grant, *, yield_after: float | None = None
+    ) -> Outcome:
+        """Run a command to its end, or hand it over to the background after `yield_after` seconds.
+
+        A repeat of the call goes on with the same process or returns its recorded end. Cancelling ends
+        only the waiting: the process runs on and a callback will tell its end.
+
+        Raises:
+            CommandDenied: The grant is not for this command.
+            LimitReached: The conversation has its live sessions.
+            SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
+        """
+        session = await self._claimed(spec, origin, grant, Delivery.INLINE)
+        if session.end is not None or session.delivery is not Delivery.INLINE:
+            return await self._told(session)
+        ended = self._ends.expect(session.id)
+        try:
+            session = await self._running(session, spec)
+            if session.end is None:
+                end = await self._waited(ended, spec, yield_after)
+                if end is None:
+                    return await self._handed_over(session)
+                session = end
+        except asyncio.CancelledError:
+            self._do_later(self.store.hand_over(session.id))
+            raise
+        finally:
+            self._ends.forget(session.id, ended)
+        return await self._told(session)
+
+    async def launch(self, spec: CommandSpec, origin: CallOrigin, grant: Grant) -> Session:
+        """Start a command in the background and return its session at once; a callback tells its end.
+
+        A repeat of the call returns the same session as it is by then. Cancelling leaves a session that is
+        claimed or running; a claimed one is started by the repeat of the call, or given up by `abandon`.
+
+        Raises:
+            CommandDenied: The grant is not for this command.
+            LimitReached: The conversation has its live sessions.
+            SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
+        """
+        session = await self._claimed(spec, origin, grant, Delivery.CALLBACK)
+        return session if session.end is not None else await self._running(session, spec)
+
+    async def recorded(self, origin: CallOrigin) -> Session | None:
+        """The session that an earlier execution of this call has started, or None."""
+        session = await self.store.get(session_id_of(origin))
+        return None if session is None or session.state is SessionState.CLAIMED else session
+
+    async def resumed(self, session: Session) -> Outcome:
+        """Go on with the session of a repeated call whose arguments would no longer be accepted."""
+        if session.end is None and session.delivery is Delivery.INLINE:
+            ended = self._ends.expect(session.id)
+            try:
+                seen = await self.supervised.status(session.id)
+                if seen is not None and seen.end is None:
+                    session = await ended or session
+            finally:
+                self._ends.forget(session.id, ended)
+        return await self._told(session)
+
+    def output(self, session: Session, *, err: bool = False) -> OutputLog:
+        """The log of a session; `err` is its second stream where the streams are apart."""
+        return OutputLog(f"{self._sessions}/{session.id}", session.id, err=err)
+
+    async def wait(self, session_id: SessionId, *, up_to: float) -> Session:
+        """The session once it has ended, or as it is after `up_to` seconds. Cancelling ends only the waiting.
+
+        Raises:
+            SessionNotFound: There is none.
+        """
+        ended = self._ends.expect(session_id)
+        timer = asyncio.get_running_loop().call_later(up_to, _give_up, ended)
+        try:
+            session = await self.registry.get(session_id)
+            if session.end is None:
+                session = await ended or await self.registry.get(session_id)
+        finally:
+            timer.cancel()
+            self._ends.forget(session_id, ended)
+        return session
+
+    async def hand_over(self, session_id: SessionId) -> bool:
+        """Let a callback tell the end that nobody waits for any more; whether it will."""
+        return await self.store.hand_over(session_id)
+
+    async def abandon(self, session_id: SessionId) -> None:
+        """Make sure that a claimed session which never started never will; one that has is left to run.
+
+        Raises:
+            SessionNotFound: There is none.
+        """
+        session = await self.store.get(session_id)
+        if session is None:
+            raise SessionNotFound(session_id)
+        await self._recovery.abandon(session)
+        self._unsure.discard(session_id)
+
+    async def reconcile(self) -> None:
+        """Compare the live sessions of this host with the supervisor and record what is missing."""
+        for session_id in list(self._unsure):
+            await self.abandon(session_id)
+        await self._recovery.reconcile()
+
+    async def _claimed(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
+        if not grant.covers(proposal_for(spec, self.backend)):
+            raise CommandDenied("what would run is not what was granted; nothing was started")
+        wanted = self._session(spec, origin, grant, delivery)
+        reach("claim.before")
+        session = await self.store.claim(wanted)
+        reach("claim.committed")
+        if (session.command, session.cwd, session.pty) != (wanted.command, wanted.cwd, wanted.pty):
+            raise InvalidCommand(
+                f"another call of the same response has the id {origin.tool_call_id!r} and has run; "
+                "make one call at a time"
+            )
+        self.registry.add(session)
+        return session
+
+    def _session(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
+        session_id = session_id_of(origin)
+        return Session(
+            id=session_id,
+            conversation_id=origin.conversation_id,
+            tool_call_id=origin.tool_call_id,
+            turn_id=origin.turn_id,
+            epoch=origin.epoch,
+            host_id=self._host_id,
+            boot_id=self.supervised.boot_id,
+            uid=self.backend.uid,
+            backend=self.backend.name,
+            profile=self.backend.profile,
+            command=spec.command,
+            cwd=spec.cwd,
+            workspace=str(self.workspace),
+            pty=spec.pty is not None,
+            background=spec.background,
+            separate_stderr=spec.separate_stderr,
+            stdin_open=spec.keep_stdin_open or spec.pty is not None,
+            lifetime=LIFETIME,
+            delivery=delivery,
+            state=SessionState.CLAIMED,
+            log_path=self.links.path(session_id),
+            approval_id=grant.approval_id,
+            digest=grant.digest,
+            created_at=self._clock(),
+        )
+
+    async def _running(self, session: Session, spec: CommandSpec) -> Session:
+        """Start a claimed session; one that an earlier execution has started is returned as it is."""
+        if session.state is not SessionState.CLAIMED:
+            return session
+        plan = self.backend.plan(spec, session.id)
+        self.links.add(session.id, separate_stderr=spec.separate_stderr)
+        reach("start.sent")
+        try:
+            seen = await self.supervised.start(session, spec, plan)
+        except SupervisorUnreachable:
+            self._unsure.add(session.id)
+            await self.store.hand_over(session.id)
+            raise
+        except ExecError:
+            await self._recovery.abandon(session)
+            raise
+        reach("start.answered")
+        if seen.pid is None:
+            return await self._recovery.follow(session, seen) or session
+        started_at = seen.started_at or self._clock()
+        await self.store.started(session.id, pid=seen.pid, started_at=started_at)
+        reach("started.recorded")
+        return replace(session, state=SessionState.RUNNING, pid=seen.pid, started_at=started_at)
+
+    async def _waited(
+        self,
+        ended: asyncio.Future[Session | None],
+        spec: CommandSpec,
+        yield_after: float | None,
+    ) -> Session | None:
+        if ended.done():
+            return ended.result()
+        patience = spec.timeout_s + GIVE_UP_S if spec.timeout_s else bounds.FOREGROUND_TIMEOUT_MAX_S + GIVE_UP_S
+        timer = asyncio.get_running_loop().call_later(
+            patience if yield_after is None else min(yield_after, patience), _give_up, ended
+        )
+        try:
+            return await ended
+        finally:
+            timer.cancel()
+
+    async def _handed_over(self, session: Session) -> Outcome:
+        await self.store.hand_over(session.id)
+        return await self._told(await self.store.get(session.id) or session)
+
+    async def _told(self, session: Session) -> Outcome:
+        handed_over = session.delivery is Delivery.CALLBACK
+        if session.end is not None and session.delivery is Delivery.INLINE:
+            # Somebody may have handed it over meanwhile: then the callback tells it, here it is only shown.
+            handed_over = not await self.store.settle_inline(session.id)
+        return Outcome(
+            session=session,
+            output=await self.output(session).ends(),
+            err=await self.output(session, err=True).ends() if session.separate_stderr else None,
+            handed_over=handed_over,
+        )
+
+    def _reconnected(self) -> None:
+        self._do_later(self.reconcile())
+
+    def _do_later(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+
+def _give_up(future: asyncio.Future[Session | None]) -> None:
+    if not future.done():
+        future.set_result(None)

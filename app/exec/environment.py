@@ -1,0 +1,129 @@
+"""What a child finds in its environment: a small base built up from nothing, plus checked extras.
+
+A name is refused when setting it makes a program run, load, trust or send something that the
+command's own text does not show. Names compare regardless of case, because some runtimes do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from app.exec import limits
+from app.exec.errors import InvalidCommand
+from app.exec.supervisor.layout import MARKER
+
+CHILD_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_REFUSED: Final[dict[str, str]] = {
+    "it changes what programs load": """
+        LD_* _RLD* DYLD_* LDR_* LIBPATH SHLIB_PATH GCONV_PATH GETCONF_DIR GLIBC_TUNABLES HOSTALIASES LOCALDOMAIN
+        LOCPATH MALLOC_TRACE NIS_PATH NLSPATH RESOLV_HOST_CONF RES_OPTIONS TMPDIR TZDIR PATH_LOCALE LD_PRELOAD
+        LD_LIBRARY_PATH LD_AUDIT""",
+    "it changes what a shell runs": """
+        BASH_ENV ENV SHELLOPTS BASHOPTS PS4 PROMPT_COMMAND BASH_FUNC_* __BASH_FUNC* IFS CDPATH GLOBIGNORE FPATH
+        NULLCMD READNULLCMD ZDOTDIR TMPPREFIX HISTFILE FCEDIT INPUTRC SHELL PATH HOME XDG_CONFIG_HOME""",
+    "it points the terminal library at other files": "TERMINFO TERMINFO_DIRS TERMPATH TERMCAP",
+    "it makes Python run or load other code": """
+        PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONINSPECT PYTHONUSERBASE PYTHONBREAKPOINT PYTHONEXECUTABLE
+        PYTHONWARNINGS PYTHONPLATLIBDIR PYTHONPYCACHEPREFIX VIRTUAL_ENV PIP_* UV_*""",
+    "it makes an interpreter run or load other code": """
+        PERL5LIB PERLLIB PERL5OPT PERL5DB PERL5DBCMD PERLIO_DEBUG RUBYLIB RUBYOPT GEM_HOME GEM_PATH BUNDLE_GEMFILE
+        LUA_PATH LUA_PATH_* LUA_CPATH LUA_CPATH_* LUA_INIT LUA_INIT_* PHPRC PHP_INI_SCAN_DIR COMPOSER_HOME
+        NODE_OPTIONS NODE_PATH NODE_EXTRA_CA_CERTS NODE_TLS_REJECT_UNAUTHORIZED NPM_CONFIG_* YARN_RC_FILENAME
+        DENO_DIR BUN_CONFIG_REGISTRY JAVA_TOOL_OPTIONS _JAVA_OPTIONS JDK_JAVA_OPTIONS JAVA_OPTS MAVEN_OPTS
+        GRADLE_OPTS SBT_OPTS ANT_OPTS CLASSPATH GRADLE_USER_HOME DOTNET_STARTUP_HOOKS DOTNET_ADDITIONAL_DEPS
+        CORECLR_PROFILER* COR_PROFILER*""",
+    "it changes what a build runs or downloads": """
+        GOFLAGS GOENV GOPATH GOPROXY GONOSUMDB GONOSUMCHECK GONOPROXY GOPRIVATE GOTOOLCHAIN CGO_* RUSTC_WRAPPER
+        RUSTFLAGS CARGO_HOME CARGO_BUILD_RUSTC* CARGO_REGISTRIES_* CC CXX CMAKE_*_COMPILER CPATH LIBRARY_PATH
+        MAKEFLAGS MFLAGS MAKEFILES""",
+    "it makes version control run other programs": "GIT_* HGRCPATH SSH_ASKPASS",
+    "it makes a tool run other programs": """
+        PAGER MANPAGER LESSOPEN LESSCLOSE LESS LESSKEYIN EDITOR VISUAL SUDO_EDITOR BROWSER TAR_OPTIONS
+        RIPGREP_CONFIG_PATH GREP_OPTIONS WGETRC CURL_HOME OPENSSL_CONF OPENSSL_ENGINES OPENSSL_MODULES""",
+    "it changes whom programs connect to or trust": """
+        *_PROXY SSL_CERT_* REQUESTS_CA_BUNDLE CURL_CA_BUNDLE SSLKEYLOGFILE DOCKER_* KUBECONFIG HELM_HOME
+        KRB5_CONFIG* KRB5_KTNAME""",
+    "it is or points to a credential": """
+        AWS_* AZURE_* GOOGLE_APPLICATION_CREDENTIALS *_API_KEY *_TOKEN *_SECRET *_PASSWORD""",
+    "it belongs to this program": "DBOS_* DATABASE_URL EXEC_* SHELLBACK_* LOGNAME USER",
+}
+_ALLOWED: Final = frozenset({"GIT_OPTIONAL_LOCKS", "GIT_TERMINAL_PROMPT"})
+
+_DANGEROUS_ENV_VARS: Final = frozenset(name for names in _REFUSED.values() for name in names.split() if "*" not in name)
+_DANGEROUS_PATTERNS: Final = tuple(
+    (re.compile(name.replace("*", ".*"), re.DOTALL), name, reason)
+    for reason, names in _REFUSED.items()
+    for name in names.split()
+    if "*" in name
+)
+_REASONS: Final = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LOCALE_NAME: Final = re.compile(r"LANG|LANGUAGE|LC_[A-Z]+|LINGUAS|TERM|TZ|COLORTERM")
+
+
+def check_env(given: Mapping[str, str]) -> None:
+    """Accept what a caller wants added to the environment of its command.
+
+    Raises:
+        InvalidCommand: A name or value is refused; the message has the name and the rule, never the value.
+    """
+    if len(given) > limits.ENV_VARIABLES:
+        raise InvalidCommand(f"env has {len(given)} variables; at most {limits.ENV_VARIABLES} are accepted")
+    size = 0
+    for name, value in given.items():
+        _check_name(name)
+        _check_value(name, value)
+        size += len(name) + len(value.encode("utf-8", "surrogateescape")) + 2
+    if size > limits.ENV_BYTES:
+        raise InvalidCommand(f"env takes {size} bytes; at most {limits.ENV_BYTES} are accepted, use a file instead")
+
+
+def child_env(given: Mapping[str, str], *, home: str, user: str, session_id: str, pty: bool = False) -> dict[str, str]:
+    """Build the environment of one command: the base, `given` on top, our marker last.
+
+    Nothing of the calling process gets in. `given` is expected to have passed `check_env`.
+    """
+    return {
+        "PATH": CHILD_PATH,
+        "HOME": home,
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "TERM": "xterm-256color" if pty else "dumb",
+        "NO_COLOR": "1",
+        "PAGER": "cat",
+        "GIT_PAGER": "cat",
+        "GIT_TERMINAL_PROMPT": "0",
+        **given,
+        MARKER: session_id,
+    }
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise InvalidCommand(f"env name {name!r} is not accepted; names match [A-Za-z_][A-Za-z0-9_]*")
+    upper = name.upper()
+    if upper in _ALLOWED:
+        return
+    reason = _REASONS.get(upper) if upper in _DANGEROUS_ENV_VARS else None
+    rule = upper
+    if reason is None:
+        rule, reason = next(
+            ((rule, reason) for pattern, rule, reason in _DANGEROUS_PATTERNS if pattern.fullmatch(upper)), ("", None)
+        )
+    if reason is not None:
+        raise InvalidCommand(
+            f"env name {name!r} is refused (rule {rule}): {reason}; set it inside the command, where it is seen"
+        )
+
+
+def _check_value(name: str, value: str) -> None:
+    if "\0" in value:
+        raise InvalidCommand(f"env value of {name!r} holds a NUL byte")
+    if _LOCALE_NAME.fullmatch(name.upper()) and ("/" in value or "%" in value):
+        raise InvalidCommand(f"env value of {name!r} holds '/' or '%', which would name a file; give a plain name")

@@ -1,0 +1,106 @@
+"""The error tree of the exec engine, by condition; the class says who must react.
+
+ExecError
+├── for the model (a failed tool result; the model adapts)
+│   ├── InvalidCommand            the arguments are not acceptable (also ValueError)
+│   │   └── PathOutsideSandbox    a path leaves the workspace
+│   ├── CommandDenied             policy refuses this command (also PermissionError)
+│   ├── PermissionDenied          the tier is too low (also PermissionError)
+│   ├── SessionNotFound           no such session in this conversation
+│   ├── TaskCompleted             the session has already ended
+│   ├── PtyError                  needs a terminal, or the terminal failed
+│   └── InputUnknown              not known whether input arrived; never written twice
+├── for the operator (CLI, log, alarm)
+│   ├── BackendUnavailable        the backend cannot run here (also RuntimeError)
+│   ├── SpawnFailed               nothing could be started (also RuntimeError)
+│   ├── SupervisorUnreachable     the supervisor does not answer
+│   ├── WorkspaceUnusable         missing, or not writable by the uid that runs commands
+│   └── LimitReached              a stated bound is used up
+└── for us (a bug)
+    └── InvalidTransition         a state machine was asked for an illegal move
+"""
+
+from __future__ import annotations
+
+
+class ExecError(Exception):
+    """Root of everything the exec engine raises on purpose."""
+
+
+class InvalidCommand(ExecError, ValueError):
+    """Raised when the arguments of a call are not acceptable; the message names the bound."""
+
+
+class PathOutsideSandbox(InvalidCommand):
+    """Raised when a path, its symlinks resolved, is not inside the workspace."""
+
+
+class CommandDenied(ExecError, PermissionError):
+    """Raised when policy refuses a command; the message names the rule."""
+
+
+class PermissionDenied(ExecError, PermissionError):
+    """Raised when a call needs a higher tier than the caller has."""
+
+    def __init__(self, required: str, granted: str) -> None:
+        super().__init__(required, granted)
+        self.required = required
+        self.granted = granted
+
+    def __str__(self) -> str:
+        return f"permission denied: requires {self.required}, have {self.granted}"
+
+
+class SessionNotFound(ExecError, LookupError):
+    """Raised when no session of this conversation has the id."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self.session_id = session_id
+
+    def __str__(self) -> str:
+        return f"no session {self.session_id!r} in this conversation; process_list shows the ones there are"
+
+
+class TaskCompleted(ExecError):
+    """Raised when a call needs a live process and the session has ended; carries how."""
+
+    def __init__(self, session_id: str, end: str) -> None:
+        super().__init__(session_id, end)
+        self.session_id = session_id
+        self.end = end
+
+    def __str__(self) -> str:
+        return f"session {self.session_id} has ended: {self.end}; nothing was sent"
+
+
+class PtyError(ExecError):
+    """Raised when a call needs a terminal that the session does not have, or the terminal failed."""
+
+
+class InputUnknown(ExecError):
+    """Raised when a crash hides whether input arrived; the input is not written a second time."""
+
+
+class BackendUnavailable(ExecError, RuntimeError):
+    """Raised when the chosen backend cannot run commands here; the message has cause and remedy."""
+
+
+class SpawnFailed(ExecError, RuntimeError):
+    """Raised when nothing could be started for a reason that is not the command's own."""
+
+
+class SupervisorUnreachable(ExecError, RuntimeError):
+    """Raised when the supervisor neither answers nor can be started."""
+
+
+class WorkspaceUnusable(ExecError, RuntimeError):
+    """Raised when the workspace is missing or the uid that runs commands cannot write it."""
+
+
+class LimitReached(ExecError):
+    """Raised when a stated bound (sessions, descriptors, disk) is used up; the message names it."""
+
+
+class InvalidTransition(ExecError, AssertionError):
+    """Raised when a session is moved between states that have no edge: a bug of ours."""

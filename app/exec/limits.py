@@ -1,0 +1,66 @@
+"""Every bound of the exec engine, in one place; settings may lower them, never raise them.
+
+Seconds, bytes and characters as the names say. Sources: `docs/design.md` and the specs it names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+COMMAND_CHARS: Final = 4_096
+STDIN_BYTES: Final = 64 * 1024
+ENV_VARIABLES: Final = 256
+ENV_BYTES: Final = 128 * 1024
+
+FOREGROUND_TIMEOUT_S: Final = 30.0
+FOREGROUND_TIMEOUT_MIN_S: Final = 0.1
+FOREGROUND_TIMEOUT_MAX_S: Final = 600.0
+BACKGROUND_TIMEOUT_MAX_S: Final = 7 * 24 * 3600.0
+
+TIMEOUT_GRACE_S: Final = 1.0
+"""SIGTERM to SIGKILL when a timeout or a lifetime ends a process."""
+KILL_GRACE_S: Final = 2.0
+"""SIGTERM to SIGKILL when somebody asks for the kill."""
+
+RESULT_CHARS: Final = 30_000
+"""What one tool result shows of the output, head and tail together."""
+CALLBACK_LINES: Final = 5
+CALLBACK_CHARS: Final = 2_000
+LOG_PAGE_LINES: Final = 200
+LOG_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of one log on disk; the middle is dropped and the gap recorded."""
+
+SESSIONS_PER_CONVERSATION: Final = 64
+SESSIONS_WARN: Final = 60
+
+PTY_ROWS: Final = 40
+PTY_COLS: Final = 120
+
+LOG_AGE_HOURS: Final = 168.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds that an operator may lower. Raising one above its constant is refused.
+
+    Raises:
+        ValueError: A value is above its bound, or not above zero.
+    """
+
+    command_chars: int = COMMAND_CHARS
+    foreground_timeout_s: float = FOREGROUND_TIMEOUT_S
+    foreground_timeout_max_s: float = FOREGROUND_TIMEOUT_MAX_S
+    background_timeout_max_s: float = BACKGROUND_TIMEOUT_MAX_S
+    log_bytes: int = LOG_BYTES
+
+    def __post_init__(self) -> None:
+        for name, bound in (
+            ("command_chars", COMMAND_CHARS),
+            ("foreground_timeout_s", FOREGROUND_TIMEOUT_MAX_S),
+            ("foreground_timeout_max_s", FOREGROUND_TIMEOUT_MAX_S),
+            ("background_timeout_max_s", BACKGROUND_TIMEOUT_MAX_S),
+        ):
+            value = getattr(self, name)
+            if not 0 < value <= bound:
+                raise ValueError(f"{name} is {value}; it must be above 0 and at most {bound}")

@@ -1,0 +1,99 @@
+"""`<workspace>/.tmp/exec/<session_id>.log`: links from where people look to where the logs are.
+
+Commands can write the workspace, so nothing here follows a link that one of them may have planted:
+every step goes through the descriptor of the directory before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from app.exec.supervisor import layout
+
+log = logging.getLogger(__name__)
+
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+TMP: Final = ".tmp"
+EXEC: Final = "exec"
+
+
+class LogLinks:
+    """Links to the logs of one workspace. A link that cannot be made is logged; the log itself is elsewhere."""
+
+    def __init__(self, workspace: Path, sessions: Path) -> None:
+        self._workspace = workspace
+        self.sessions = sessions
+        self._fd: int | None = None
+
+    def path(self, session_id: str) -> str:
+        """Where the link of a session is."""
+        return f"{self._workspace}/{TMP}/{EXEC}/{session_id}.log"
+
+    def add(self, session_id: str, *, separate_stderr: bool) -> None:
+        """Make the links of a session; repeating it changes nothing."""
+        names = [(f"{session_id}.log", layout.LOG)]
+        if separate_stderr:
+            names.append((f"{session_id}.err", layout.ERR))
+        try:
+            for name, target in names:
+                self._link(f"{self.sessions}/{session_id}/{target}", name)
+        except OSError as error:
+            log.warning("no link to the log of session %s in the workspace: %s", session_id, error)
+
+    def remove(self, session_id: str) -> None:
+        """Remove the links of a session, if they are there."""
+        with contextlib.suppress(OSError):
+            fd = self._directory()
+            for name in (f"{session_id}.log", f"{session_id}.err"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=fd)
+
+    def close(self) -> None:
+        """Let go of the directory; using the object again opens it again."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _link(self, target: str, name: str) -> None:
+        try:
+            os.symlink(target, name, dir_fd=self._directory())
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            # A command removed the directory under our descriptor.
+            self.close()
+            os.symlink(target, name, dir_fd=self._directory())
+
+    def _directory(self) -> int:
+        if self._fd is None:
+            root = os.open(self._workspace, _DIRECTORY)
+            try:
+                tmp = _opened(root, TMP)
+            finally:
+                os.close(root)
+            try:
+                _ignore_all(tmp)
+                self._fd = _opened(tmp, EXEC)
+            finally:
+                os.close(tmp)
+        return self._fd
+
+
+def _opened(parent: int, name: str) -> int:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=parent)
+    return os.open(name, _DIRECTORY, dir_fd=parent)
+
+
+def _ignore_all(directory: int) -> None:
+    with contextlib.suppress(FileExistsError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(".gitignore", flags, 0o644, dir_fd=directory)
+        try:
+            os.write(fd, b"*\n")
+        finally:
+            os.close(fd)

@@ -1,0 +1,122 @@
+"""Sessions in memory, for agents that need no durability and for tests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.exec.errors import InvalidTransition, LimitReached, SessionNotFound
+from app.exec.limits import SESSIONS_PER_CONVERSATION
+from app.exec.model import CallKey, Delivery, Session, SessionEnd, SessionId, SessionState
+from app.exec.ports import ExitSink, SessionStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Call:
+    session_id: SessionId
+    tool: str
+    outcome: dict[str, object] | None = None
+
+
+class MemorySessionStore(SessionStore):
+    """A `SessionStore` that is gone with its process. Nothing here awaits, so every method is one step of the loop.
+
+    Args:
+        sink: Told about ends; its transaction is None.
+        limit: Live sessions that one conversation may have.
+    """
+
+    def __init__(self, *, sink: ExitSink | None = None, limit: int = SESSIONS_PER_CONVERSATION) -> None:
+        self._sink = sink
+        self._limit = limit
+        self._sessions: dict[SessionId, Session] = {}
+        self._calls: dict[CallKey, _Call] = {}
+
+    async def claim(self, session: Session) -> Session:
+        existing = self._sessions.get(session.id)
+        if existing is not None:
+            return existing
+        live = sum(other.live for other in self._of(session.conversation_id))
+        if live >= self._limit:
+            raise LimitReached(
+                f"this conversation has {live} live sessions and {self._limit} is the limit; "
+                "end one with process_kill first"
+            )
+        self._sessions[session.id] = session
+        return session
+
+    async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
+        session = self._sessions.get(session_id)
+        if session is not None and session.state is SessionState.CLAIMED:
+            running = replace(session, state=SessionState.RUNNING, pid=pid, started_at=started_at)
+            self._sessions[session_id] = running
+
+    async def finish(self, session_id: SessionId, end: SessionEnd) -> Session:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise SessionNotFound(session_id)
+        if session.end is not None:
+            if session.state is SessionState.LOST and end.state is not SessionState.LOST:
+                log.warning("session %s was given up as lost and has now ended: %s", session_id, end)
+            return session
+        ended = replace(session, state=end.state, end=end)
+        self._tell(ended)
+        self._sessions[session_id] = ended
+        return ended
+
+    async def settle_inline(self, session_id: SessionId) -> bool:
+        session = self._sessions.get(session_id)
+        if session is not None and session.delivery is Delivery.INLINE:
+            session = self._sessions[session_id] = replace(session, delivery=Delivery.SETTLED)
+        return session is not None and session.delivery is Delivery.SETTLED
+
+    async def hand_over(self, session_id: SessionId) -> bool:
+        session = self._sessions.get(session_id)
+        if session is not None and session.delivery is Delivery.INLINE:
+            session = replace(session, delivery=Delivery.CALLBACK)
+            self._tell(session)
+            self._sessions[session_id] = session
+        return session is not None and session.delivery is Delivery.CALLBACK
+
+    async def get(self, session_id: SessionId) -> Session | None:
+        return self._sessions.get(session_id)
+
+    async def list(self, *, conversation_id: str | None = None, live: bool | None = None) -> Sequence[Session]:
+        found = [session for session in self._of(conversation_id) if live is None or session.live == live]
+        return sorted(found, key=lambda session: (session.created_at, session.id))
+
+    async def begin_call(self, key: CallKey, session_id: SessionId, tool: str) -> dict[str, object] | None:
+        call = self._calls.get(key)
+        if call is None:
+            self._calls[key] = _Call(session_id, tool)
+            return None
+        return dict(call.outcome or {})
+
+    async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
+        call = self._calls.get(key)
+        if call is None:
+            raise InvalidTransition(f"call {key} ends but was never begun")
+        if call.outcome is None:
+            call.outcome = dict(outcome)
+
+    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise SessionNotFound(session_id)
+        before = await self.begin_call(key, session_id, "process_poll")
+        if before:
+            return int(str(before["start"])), int(str(before["end"]))
+        start, end = session.poll_offset, max(session.poll_offset, upto)
+        self._sessions[session_id] = replace(session, poll_offset=end)
+        await self.end_call(key, {"start": start, "end": end})
+        return start, end
+
+    def _of(self, conversation_id: str | None) -> Sequence[Session]:
+        return [session for session in self._sessions.values() if conversation_id in (None, session.conversation_id)]
+
+    def _tell(self, session: Session) -> None:
+        if self._sink is not None and session.end is not None and session.delivery is Delivery.CALLBACK:
+            self._sink.ended(None, session)

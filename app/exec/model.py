@@ -1,0 +1,180 @@
+"""The nouns of the exec engine: frozen values without behaviour of their own.
+
+States of a session::
+
+    claimed ──▶ running ──▶ exited | signaled | timed_out
+       │           └──────▶ lost
+       └──▶ start_failed | lost
+
+A number for the end of a process is the kernel's or absent: `exit_code` and `signal` are two
+fields, exactly one of them set after an end that the kernel reported, none for `start_failed`
+and `lost`, which carry `errno` and `evidence` instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NewType
+
+SessionId = NewType("SessionId", str)
+CallKey = NewType("CallKey", str)
+
+
+class SessionState(StrEnum):
+    """Where a session is in its life."""
+
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    TIMED_OUT = "timed_out"
+    START_FAILED = "start_failed"
+    LOST = "lost"
+
+
+LIVE_STATES: Final = frozenset({SessionState.CLAIMED, SessionState.RUNNING})
+TRANSITIONS: Final[dict[SessionState, frozenset[SessionState]]] = {
+    SessionState.CLAIMED: frozenset(SessionState) - {SessionState.CLAIMED},
+    SessionState.RUNNING: frozenset(
+        {SessionState.EXITED, SessionState.SIGNALED, SessionState.TIMED_OUT, SessionState.LOST}
+    ),
+    SessionState.EXITED: frozenset(),
+    SessionState.SIGNALED: frozenset(),
+    SessionState.TIMED_OUT: frozenset(),
+    SessionState.START_FAILED: frozenset(),
+    SessionState.LOST: frozenset(),
+}
+
+
+class Evidence(StrEnum):
+    """Why the status of a lost session is not known."""
+
+    NEVER_STARTED = "never_started"
+    SUPERVISOR_KILLED = "supervisor_killed"
+    MACHINE_REBOOTED = "machine_rebooted"
+    CONTAINER_RESTARTED = "container_restarted"
+    HOST_UNREACHABLE = "host_unreachable"
+    RECORD_UNREADABLE = "record_unreadable"
+
+
+class EndedBy(StrEnum):
+    """Who ended the process."""
+
+    ITSELF = "itself"
+    AGENT = "agent"
+    PERSON = "person"
+    TIMEOUT = "timeout"
+    LIFETIME = "lifetime"
+    SHUTDOWN = "shutdown"
+
+
+class Delivery(StrEnum):
+    """How the end of a session is told.
+
+    `inline`: the tool call that started it waits for it. `callback`: an EXEC_CALLBACK item tells it.
+    `settled`: it has been told. One compare-and-set moves a session from `inline` to one of the others.
+    """
+
+    INLINE = "inline"
+    CALLBACK = "callback"
+    SETTLED = "settled"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSize:
+    """Size of a terminal, rows first as in `struct winsize`."""
+
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSpec:
+    """What somebody wants run, before a backend has turned it into argv.
+
+    `env` holds only what was given on top of the built-up base. `timeout_s` 0 means none.
+    `stdin` None is /dev/null; text is written and then closed unless `keep_stdin_open`.
+    """
+
+    command: str
+    cwd: str
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    timeout_s: float = 0.0
+    stdin: bytes | None = None
+    keep_stdin_open: bool = False
+    pty: WindowSize | None = None
+    background: bool = False
+    separate_stderr: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOrigin:
+    """Who asked: enough to derive the same keys on every replay of the same call."""
+
+    conversation_id: str
+    response_run_id: str
+    response_timestamp: str
+    call_index: int
+    tool_call_id: str
+    turn_id: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnd:
+    """How a session ended: the exit record as the rest of the system sees it.
+
+    `duration_s` is monotonic; `ended_at` is wall-clock seconds for people.
+    """
+
+    state: SessionState
+    exit_code: int | None = None
+    signal: int | None = None
+    errno: int | None = None
+    evidence: Evidence | None = None
+    ended_by: EndedBy = EndedBy.ITSELF
+    ended_at: float = 0.0
+    duration_s: float = 0.0
+    bytes_total: int = 0
+    bytes_dropped: int = 0
+    survivors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One launch of a command, as the store knows it."""
+
+    id: SessionId
+    conversation_id: str
+    tool_call_id: str
+    turn_id: str
+    epoch: int
+    host_id: str
+    boot_id: str
+    uid: int
+    backend: str
+    profile: str
+    command: str
+    cwd: str
+    workspace: str
+    pty: bool
+    background: bool
+    separate_stderr: bool
+    stdin_open: bool
+    lifetime: str
+    delivery: Delivery
+    state: SessionState
+    log_path: str
+    pid: int | None = None
+    approval_id: str | None = None
+    digest: str = ""
+    created_at: float = 0.0
+    started_at: float | None = None
+    poll_offset: int = 0
+    end: SessionEnd | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether the process may still be running."""
+        return self.state in LIVE_STATES

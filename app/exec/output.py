@@ -1,0 +1,321 @@
+"""Reading what a process printed: slices of a log by bytes, by lines, or its two ends.
+
+A log has the offsets it was written with; ranges that were dropped to keep it within its cap are
+listed beside it, with the newlines they held. That table is written before the range is punched
+out, so text is read first and the table second: what was a hole while reading is in the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, TypeVar, cast
+
+from app.exec import limits
+from app.exec.errors import InvalidCommand
+from app.exec.plain_text import continuation_bytes, decoded, whole_characters
+from app.exec.supervisor import layout
+
+T = TypeVar("T")
+
+_CHUNK: Final = 1024 * 1024
+_INLINE_BYTES: Final = 128 * 1024
+_NOTE_CHARS: Final = 400
+"""Kept free for the line that says what was left out."""
+
+
+class Hole(NamedTuple):
+    """A range of a log that was dropped, and how many newlines it held."""
+
+    start: int
+    end: int
+    newlines: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Part of a log as text. `start` to `end` is the range asked for, `bytes_shown` what of it is in `text`.
+
+    `bytes_total` and `bytes_dropped` count the whole log; `lines_total`, `dropped_lines` too, where counted.
+    """
+
+    text: str
+    start: int = 0
+    end: int = 0
+    bytes_total: int = 0
+    bytes_shown: int = 0
+    bytes_dropped: int = 0
+    lines_total: int | None = None
+    dropped_lines: int = 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether something of the range is not in the text."""
+        return self.bytes_shown < self.end - self.start
+
+
+EMPTY: Final = Slice(text="")
+
+
+class OutputLog:
+    """One stream of one session. Memory is bounded by what is shown; long scans run in a thread.
+
+    A log that does not exist reads as empty. Cancelling a read leaves nothing behind.
+    """
+
+    def __init__(self, directory: str | Path, session_id: str, *, err: bool = False) -> None:
+        self._path = os.path.join(directory, layout.ERR if err else layout.LOG)
+        self._holes_path = os.path.join(directory, layout.ERR_HOLES if err else layout.HOLES)
+        self._session_id = session_id
+
+    def size(self) -> int:
+        """Bytes written so far, dropped ones included."""
+        try:
+            return os.stat(self._path).st_size
+        except FileNotFoundError:
+            return 0
+
+    def modified_at(self) -> float:
+        """When something was printed last, in wall-clock seconds; 0 without a log."""
+        try:
+            return os.stat(self._path).st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    async def ends(self, start: int = 0, end: int | None = None) -> Slice:
+        """The range, its middle left out where it is longer than a result may be."""
+        return await self._read(lambda fd, size: self._ends(fd, start, size if end is None else min(end, size), size))
+
+    async def lines(self, offset: int, limit: int) -> Slice:
+        """Lines `offset` to `offset + limit`; a negative offset counts from the end."""
+        return await self._read(lambda fd, size: self._lines(fd, size, offset, limit))
+
+    async def bytes(self, offset: int, limit: int) -> Slice:
+        """The bytes from `offset`, at most `limit`; the end is moved back to the end of a character.
+
+        Raises:
+            InvalidCommand: The offset is behind the end of the log.
+        """
+        return await self._read(lambda fd, size: self._bytes(fd, size, offset, limit))
+
+    def last_lines(self, count: int, chars: int) -> Slice:
+        """The last `count` lines, at most `chars` characters of them; read at once, as they are few."""
+        fd = self._open()
+        try:
+            return self._last_lines(fd, os.fstat(fd).st_size, count, chars)
+        finally:
+            os.close(fd)
+
+    async def readable_end(self, *, ended: bool) -> int:
+        """Where a reader may stop: the end of the log, before an unfinished character while the process lives."""
+        if ended:
+            return self.size()
+        return (await self._read(self._back_to_character)) or 0
+
+    def _open(self) -> int:
+        try:
+            return os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    async def _read(self, work: Callable[[int, int], T]) -> T:
+        fd = self._open()
+        size = os.fstat(fd).st_size
+
+        def read_and_close() -> T:
+            try:
+                return work(fd, size)
+            finally:
+                os.close(fd)
+
+        if size <= _INLINE_BYTES:
+            return read_and_close()
+        return await asyncio.to_thread(read_and_close)
+
+    def _ends(self, fd: int, start: int, end: int, size: int) -> Slice:
+        budget = limits.RESULT_CHARS
+        if end - start <= budget:
+            return self._sliced(size, start, end, [(start, end)], fd)
+        half = (budget - _NOTE_CHARS) // 2
+        head_end = start + _cut_after_line(os.pread(fd, half, start))
+        tail = os.pread(fd, half, end - half)
+        tail_start = end - half + _cut_before_line(tail)
+        return self._sliced(size, start, end, [(start, head_end), (tail_start, end)], fd)
+
+    def _lines(self, fd: int, size: int, offset: int, limit: int) -> Slice:
+        start = end = total = 0
+        holes = self._holes()
+        for _ in range(5):
+            total = _newlines(fd, 0, size, holes)
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                total += 1
+            first = max(0, total + offset) if offset < 0 else offset
+            start = _line_start(fd, size, holes, first, in_hole="start")
+            end = _line_start(fd, size, holes, min(first + limit, total), in_hole="end")
+            again = self._holes()
+            if again == holes:
+                break
+            holes = again
+        shown = self._ends(fd, start, end, size)
+        return _with_lines(shown, total, sum(hole.newlines for hole in holes))
+
+    def _bytes(self, fd: int, size: int, offset: int, limit: int) -> Slice:
+        if offset > size:
+            raise InvalidCommand(f"byte_offset {offset} is behind the end of the log, which has {size} bytes")
+        end = min(size, offset + limit)
+        if end < size:
+            whole = self._back_to_character(fd, end)
+            end = whole if whole > offset else end
+        return self._sliced(size, offset, end, [(offset, end)], fd)
+
+    def _last_lines(self, fd: int, size: int, count: int, chars: int) -> Slice:
+        window = max(0, size - chars)
+        data = os.pread(fd, chars, window)
+        position = len(data) - 1 if data.endswith(b"\n") else len(data)
+        for _ in range(count):
+            position = data.rfind(b"\n", 0, position)
+            if position < 0:
+                break
+        skip = position + 1 if position >= 0 else continuation_bytes(data) if window else 0
+        return self._sliced(size, window + skip, size, [(window + skip, size)], fd)
+
+    def _back_to_character(self, fd: int, end: int) -> int:
+        start = max(0, end - 4)
+        return start + whole_characters(os.pread(fd, end - start, start))
+
+    def _sliced(self, size: int, start: int, end: int, parts: list[tuple[int, int]], fd: int) -> Slice:
+        raw = [_exactly(fd, part_start, part_end) for part_start, part_end in parts]
+        holes = self._holes()
+        texts: list[str] = []
+        shown = 0
+        for (part_start, part_end), data in zip(parts, raw, strict=True):
+            if texts:
+                texts.append(self._left_out(fd, parts[0][1], part_start, holes))
+            for kind, piece_start, piece_end, newlines in _pieces(part_start, part_end, holes):
+                if kind == "kept":
+                    texts.append(decoded(data[piece_start - part_start : piece_end - part_start]))
+                    shown += piece_end - piece_start
+                else:
+                    dropped = piece_end - piece_start
+                    texts.append(f"\n[{dropped:,} bytes with {newlines:,} line ends were dropped here, not readable]\n")
+        return Slice(
+            text="".join(texts),
+            start=start,
+            end=end,
+            bytes_total=size,
+            bytes_shown=shown,
+            bytes_dropped=sum(hole.end - hole.start for hole in holes),
+            dropped_lines=sum(hole.newlines for hole in holes),
+        )
+
+    def _left_out(self, fd: int, start: int, end: int, holes: list[Hole]) -> str:
+        lines = _newlines(fd, start, end, holes)
+        gone = sum(min(hole.end, end) - max(hole.start, start) for hole in holes if hole.start < end > start < hole.end)
+        dropped = f", of them {gone:,} bytes dropped for good" if gone else ""
+        page = min(end - start, limits.RESULT_CHARS)
+        return (
+            f"\n[{end - start:,} bytes with {lines:,} line ends left out here{dropped}; read them with process_log"
+            f"(session_id={self._session_id!r}, byte_offset={start}, byte_limit={page})]\n"
+        )
+
+    def _holes(self) -> list[Hole]:
+        try:
+            with open(self._holes_path, "rb") as file:
+                rows = cast("list[dict[str, int]]", json.loads(file.read()))
+        except FileNotFoundError:
+            return []
+        return sorted(Hole(row["start"], row["end"], row["newlines"]) for row in rows)
+
+
+def _exactly(fd: int, start: int, end: int) -> bytes:
+    # One pread may return less than asked; a file that has shrunk ends the loop.
+    parts: list[bytes] = []
+    while start < end and (data := os.pread(fd, min(_CHUNK, end - start), start)):
+        parts.append(data)
+        start += len(data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _pieces(start: int, end: int, holes: list[Hole]) -> Iterator[tuple[str, int, int, int]]:
+    position = start
+    for hole in holes:
+        if hole.end <= position or hole.start >= end:
+            continue
+        if hole.start > position:
+            yield "kept", position, hole.start, 0
+        position = max(position, hole.start)
+        yield "hole", position, min(hole.end, end), hole.newlines
+        position = min(hole.end, end)
+    if position < end:
+        yield "kept", position, end, 0
+
+
+def _newlines(fd: int, start: int, end: int, holes: list[Hole]) -> int:
+    count = 0
+    for kind, piece_start, piece_end, newlines in _pieces(start, end, holes):
+        count += newlines
+        if kind == "kept":
+            for position in range(piece_start, piece_end, _CHUNK):
+                count += os.pread(fd, min(_CHUNK, piece_end - position), position).count(b"\n")
+    return count
+
+
+def _line_start(fd: int, size: int, holes: list[Hole], number: int, *, in_hole: Literal["start", "end"]) -> int:
+    """Where line `number` begins; an edge of the hole where it begins in one."""
+    wanted = number
+    if wanted <= 0:
+        return 0
+    for kind, piece_start, piece_end, newlines in _pieces(0, size, holes):
+        if kind == "hole":
+            if wanted <= newlines:
+                return piece_start if wanted < newlines and in_hole == "start" else piece_end
+            wanted -= newlines
+            continue
+        for position in range(piece_start, piece_end, _CHUNK):
+            data = os.pread(fd, min(_CHUNK, piece_end - position), position)
+            here = data.count(b"\n")
+            if here >= wanted:
+                return position + _nth_newline(data, wanted) + 1
+            wanted -= here
+    return size
+
+
+def _nth_newline(data: bytes, wanted: int) -> int:
+    position, width = -1, len(data)
+    while width > 4096:
+        # Halve towards the newline: counting is fast, stepping from line to line is not.
+        width //= 2
+        here = data.count(b"\n", position + 1, position + 1 + width)
+        if here < wanted:
+            wanted -= here
+            position += width
+    for _ in range(wanted):
+        position = data.index(b"\n", position + 1)
+    return position
+
+
+def _cut_after_line(data: bytes) -> int:
+    line_end = data.rfind(b"\n", len(data) * 3 // 4)
+    return line_end + 1 if line_end >= 0 else whole_characters(data)
+
+
+def _cut_before_line(data: bytes) -> int:
+    line_end = data.find(b"\n", 0, len(data) // 4)
+    return line_end + 1 if line_end >= 0 else continuation_bytes(data)
+
+
+def _with_lines(shown: Slice, total: int, dropped: int) -> Slice:
+    return Slice(
+        text=shown.text,
+        start=shown.start,
+        end=shown.end,
+        bytes_total=shown.bytes_total,
+        bytes_shown=shown.bytes_shown,
+        bytes_dropped=shown.bytes_dropped,
+        lines_total=total,
+        dropped_lines=dropped,
+    )

@@ -1,0 +1,143 @@
+"""What the engine needs from outside: a place for sessions, and somebody to tell about ends.
+
+Both have an implementation without DBOS, so that the toolset works in any Pydantic AI agent.
+Every method of a store is one transaction; cancelling a call leaves the transaction done or not
+begun, never half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from app.exec.model import CallKey, Session, SessionEnd, SessionId
+from app.exec.supervisor.client import Killed, StartAnswer, Written
+from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+
+
+class ExitSink(Protocol):
+    """Told about the end of a session, inside the transaction that records it."""
+
+    def ended(self, tx: object, session: Session) -> None:
+        """Record the news of an ended session whose delivery is `callback`.
+
+        Called exactly once for such a session, in the store's own transaction; `tx` is the
+        store's handle for it (a SQLAlchemy connection, None for the memory store). Raising rolls
+        the end back: it is delivered again.
+        """
+        ...
+
+
+class SessionStore(Protocol):
+    """Durable sessions and the recorded outcomes of calls that change them."""
+
+    async def claim(self, session: Session) -> Session:
+        """Commit a session in state `claimed`, or return the one that already has its id.
+
+        Raises:
+            LimitReached: The conversation already has its live sessions.
+            StaleTurn: Epoch and turn no longer hold the conversation (SQL store only).
+        """
+        ...
+
+    async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
+        """Move a claimed session to `running`; repeating it, or an ended session, changes nothing."""
+        ...
+
+    async def finish(self, session_id: SessionId, end: SessionEnd) -> Session:
+        """Record the end once and tell the sink if the delivery is `callback`; repeats return the first end.
+
+        Raises:
+            SessionNotFound: No session has this id.
+        """
+        ...
+
+    async def settle_inline(self, session_id: SessionId) -> bool:
+        """Move the delivery from `inline` to `settled`; False when it was handed over before."""
+        ...
+
+    async def hand_over(self, session_id: SessionId) -> bool:
+        """Move the delivery from `inline` to `callback`; True if it is `callback` now.
+
+        A session that has ended meanwhile tells the sink in the same transaction.
+        """
+        ...
+
+    async def get(self, session_id: SessionId) -> Session | None:
+        """The session, or None."""
+        ...
+
+    async def list(self, *, conversation_id: str | None = None, live: bool | None = None) -> Sequence[Session]:
+        """Sessions, oldest first; of one conversation, or all; live, ended, or both."""
+        ...
+
+    async def begin_call(self, key: CallKey, session_id: SessionId, tool: str) -> dict[str, object] | None:
+        """Note that a changing call is about to act. None: it is new. `{}`: begun before, outcome not known.
+
+        Anything else is the recorded outcome of an earlier execution of the same call.
+        """
+        ...
+
+    async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
+        """Record what a changing call did."""
+        ...
+
+    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
+        """Move the poll cursor to `upto` and return the byte range read; a repeat returns the same range."""
+        ...
+
+
+class SupervisorPort(Protocol):
+    """The process that outlives us and holds the commands, in its own wire types; `SupervisorClient` is one.
+
+    Every request raises `SupervisorUnreachable` when the supervisor neither answers nor can be started;
+    whether it acted is then not known. Cancelling a request leaves it done or not, unanswered.
+    """
+
+    on_exit: Callable[[ExitRecord], None] | None
+    """Hears every end that is not acknowledged, again after each reconnection. Set before `connect`."""
+    on_reconnect: Callable[[], None] | None
+
+    async def connect(self) -> Message:
+        """Reach or start the supervisor; what it says of itself, `boot_id` among it."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the supervisor; commands go on."""
+        ...
+
+    async def start(self, request: StartRequest) -> StartAnswer:
+        """Start a command, at most once however often its session id is asked for."""
+        ...
+
+    async def status(self, session_id: str) -> Message:
+        """`state`: unknown, abandoned, running (with pid and started_at), else the end (with record)."""
+        ...
+
+    async def list(self) -> list[Message]:
+        """The sessions that run, each as `status` has it."""
+        ...
+
+    async def unacknowledged(self) -> list[ExitRecord]:
+        """Ends that nobody has acknowledged."""
+        ...
+
+    async def ack(self, session_id: str) -> bool:
+        """Say that the end is recorded; repeating it changes nothing."""
+        ...
+
+    async def abandon(self, session_id: str) -> Message:
+        """Make sure that the session never starts; its status, `abandoned` if that worked."""
+        ...
+
+    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
+        """Write input, at most once for a key."""
+        ...
+
+    async def resize(self, session_id: str, rows: int, cols: int) -> None:
+        """Change the size of the terminal."""
+        ...
+
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+        """End the whole tree; answers when that is settled."""
+        ...

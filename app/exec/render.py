@@ -1,0 +1,133 @@
+"""How a session and its output read: facts for programs, a closing line for the model."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+from app.exec.model import Session, SessionEnd, SessionState
+from app.exec.outcome import Outcome
+from app.exec.output import Slice
+
+
+def facts(session: Session) -> dict[str, object]:
+    """What is known of a session, as portable JSON; the same keys whatever its state."""
+    end = session.end
+    return {
+        "session_id": session.id,
+        "state": session.state.value,
+        "exit_code": end.exit_code if end else None,
+        "signal": end.signal if end else None,
+        "errno": end.errno if end else None,
+        "evidence": end.evidence.value if end and end.evidence else None,
+        "ended_by": end.ended_by.value if end else None,
+        "duration_seconds": round(end.duration_s, 3) if end else None,
+        "log_path": session.log_path,
+        "survivors": list(end.survivors) if end else [],
+    }
+
+
+def measured(shown: Slice) -> dict[str, object]:
+    """How much of the output is in a text, as portable JSON."""
+    return {
+        "bytes_total": shown.bytes_total,
+        "bytes_shown": shown.bytes_shown,
+        "bytes_dropped": shown.bytes_dropped,
+    }
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """The result of `execute` as the model reads it: the output, then one line that says how it stands."""
+    session = outcome.session
+    parts = [outcome.output.text]
+    if outcome.err is not None and outcome.err.text:
+        parts += ["[stderr:]", outcome.err.text]
+    body = "\n".join(part.rstrip("\n") for part in parts if part)
+    if session.live:
+        closing = _running(session, handed_over=outcome.handed_over)
+    else:
+        closing = ended_line(session, outcome.output)
+    return f"{body}\n{closing}" if body else closing
+
+
+def ended_line(session: Session, shown: Slice | None = None) -> str:
+    """The end of a session in one bracketed line."""
+    end = session.end
+    words = [how_it_ended(end)] if end else [session.state.value]
+    if end and end.state not in {SessionState.START_FAILED, SessionState.LOST}:
+        words.append(f"{end.duration_s:.1f} s")
+    words.append(f"session {session.id}")
+    if end and end.survivors:
+        pids = ", ".join(str(pid) for pid in end.survivors)
+        words.append(f"processes it started are still there: {pids}")
+    if shown is not None and (shown.cut or shown.bytes_dropped):
+        words.append(
+            f"{shown.bytes_shown:,} of {shown.bytes_total:,} bytes shown, {shown.bytes_dropped:,} dropped for good"
+        )
+    return f"[{', '.join(words)}]"
+
+
+def killed_text(session: Session, survivors: Sequence[int]) -> str:
+    """The result of `process_kill`: how it ended, and whether its whole tree is gone."""
+    if session.end is None:
+        return f"[session {session.id} was told to end and has not yet; process_poll shows when it has]"
+    left = f"could not be ended: {', '.join(map(str, survivors))}" if survivors else "its whole process tree is gone"
+    return f"[{how_it_ended(session.end)}, session {session.id}; {left}]"
+
+
+def how_it_ended(end: SessionEnd) -> str:
+    """The end in words, with the kernel's number or none."""
+    match end.state:
+        case SessionState.EXITED:
+            return f"exit code {end.exit_code}"
+        case SessionState.SIGNALED:
+            return f"ended by signal {signal_name(end.signal)}" + _by(end)
+        case SessionState.TIMED_OUT:
+            # The kernel's status of a command that was told to stop is its own affair, but a fact.
+            status = f"exit code {end.exit_code}" if end.exit_code is not None else f"signal {signal_name(end.signal)}"
+            return f"timed out and stopped ({status})"
+        case SessionState.START_FAILED:
+            return f"could not be started: {os.strerror(end.errno or 0)} (errno {end.errno}); nothing ran"
+        case _:
+            return f"lost, its exit status is not known: {_evidence(end)}"
+
+
+def signal_name(number: int | None) -> str:
+    """`SIGTERM` for 15; the number where it has no name."""
+    if number is None:
+        return "unknown"
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def _by(end: SessionEnd) -> str:
+    return f" (by {end.ended_by.value})" if end.ended_by != "itself" else ""
+
+
+def _evidence(end: SessionEnd) -> str:
+    said = {
+        "never_started": "it was never started",
+        "supervisor_killed": "what watched over it was killed",
+        "machine_rebooted": "the machine was rebooted",
+        "container_restarted": "the container was restarted",
+        "host_unreachable": "its host does not answer",
+        "record_unreadable": "its exit record cannot be read",
+    }
+    return said.get(end.evidence or "", "no evidence")
+
+
+def _running(session: Session, *, handed_over: bool) -> str:
+    if handed_over and not session.background:
+        return (
+            f"[still running and moved to the background, session {session.id}; a callback tells its end, "
+            "process_poll and process_log read its output]"
+        )
+    if handed_over:
+        return (
+            f"[started in the background, session {session.id}, log {session.log_path}; a callback tells its end, "
+            "process_poll and process_log read its output]"
+        )
+    return f"[{session.state.value}, session {session.id}]"

@@ -1,0 +1,191 @@
+"""What can be done with sessions that exist: see, read, write to, resize, kill.
+
+Whatever changes something is keyed by its call: a repeat returns what was recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final, cast
+
+from app.exec import limits
+from app.exec.engine import Engine
+from app.exec.errors import InputUnknown, InvalidCommand, PtyError, SupervisorUnreachable, TaskCompleted
+from app.exec.identity import call_key
+from app.exec.model import CallOrigin, EndedBy, Session, SessionState, WindowSize
+from app.exec.output import Slice
+from app.exec.render import how_it_ended
+
+_END_S: Final = 10.0
+"""How long the record of an end is waited for after the kill has been settled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One session with its ages in seconds. Idle is the time since its last output and the last call about it."""
+
+    session: Session
+    uptime_s: float
+    idle_s: float
+
+
+class Sessions:
+    """The sessions of one conversation, or all of them for the operator (`conversation_id` None)."""
+
+    def __init__(self, engine: Engine, conversation_id: str | None) -> None:
+        self._engine = engine
+        self._conversation_id = conversation_id
+
+    async def get(self, session_id: str) -> Session:
+        """The session as it is now.
+
+        Raises:
+            SessionNotFound: There is none here.
+        """
+        return await self._engine.registry.get(session_id, self._conversation_id)
+
+    async def list(self) -> list[Listed]:
+        """All sessions, oldest first."""
+        now = time.time()
+        return [self._listed(session, now) for session in await self._engine.registry.list(self._conversation_id)]
+
+    async def poll(self, session_id: str, origin: CallOrigin) -> tuple[Session, Slice]:
+        """What was printed since the last poll; a repeat of the call returns the same range.
+
+        Raises:
+            SessionNotFound: There is none here.
+        """
+        session = await self.get(session_id)
+        log = self._engine.output(session)
+        upto = await log.readable_end(ended=session.end is not None)
+        start, end = await self._engine.store.advance_poll(call_key(origin), session.id, upto)
+        return session, await log.ends(start, end)
+
+    async def log_lines(self, session_id: str, offset: int, limit: int) -> tuple[Session, Slice]:
+        """Lines of the log; a negative offset counts from the end.
+
+        Raises:
+            InvalidCommand: `limit` is out of range.
+            SessionNotFound: There is none here.
+        """
+        if not 1 <= limit <= 10_000:
+            raise InvalidCommand(f"limit is {limit}; it must be 1 to 10000 lines")
+        session = await self.get(session_id)
+        return session, await self._engine.output(session).lines(offset, limit)
+
+    async def log_bytes(self, session_id: str, offset: int, limit: int) -> tuple[Session, Slice]:
+        """Bytes of the log, exactly; where the range ends inside a character it ends before it.
+
+        Raises:
+            InvalidCommand: A bound is out of range.
+            SessionNotFound: There is none here.
+        """
+        if offset < 0:
+            raise InvalidCommand(f"byte_offset is {offset}; it must be 0 or more")
+        if not 1 <= limit <= limits.RESULT_CHARS:
+            raise InvalidCommand(f"byte_limit is {limit}; it must be 1 to {limits.RESULT_CHARS}")
+        session = await self.get(session_id)
+        return session, await self._engine.output(session).bytes(offset, limit)
+
+    async def write(self, session_id: str, data: bytes, origin: CallOrigin, *, tool: str, eof: bool = False) -> int:
+        """Write to a terminal or an open stdin once; returns the bytes taken. Cancelling may leave it unknown.
+
+        Raises:
+            InvalidCommand: The session takes no input, or there is too much of it.
+            TaskCompleted: It has ended.
+            InputUnknown: A crash hides whether the input arrived; it is not written again.
+            SessionNotFound: There is none here.
+        """
+        session = await self.get(session_id)
+        if len(data) > limits.STDIN_BYTES:
+            raise InvalidCommand(f"data has {len(data)} bytes; at most {limits.STDIN_BYTES} are accepted in one call")
+        if not session.stdin_open:
+            raise InvalidCommand(
+                f"session {session.id} has no open stdin; start it with keep_stdin_open=true or with execute_pty"
+            )
+        key = call_key(origin)
+        before = await self._engine.store.begin_call(key, session.id, tool)
+        if before is not None:
+            return _written(session, before)
+        if session.end is not None:
+            await self._engine.store.end_call(key, {"ended": how_it_ended(session.end)})
+            raise TaskCompleted(session.id, how_it_ended(session.end))
+        try:
+            outcome = await self._engine.supervised.write(session.id, data, eof=eof, key=key)
+        except TaskCompleted as error:
+            await self._engine.store.end_call(key, {"ended": error.end})
+            raise
+        except SupervisorUnreachable:
+            raise InputUnknown(
+                f"the supervisor of session {session.id} went away; not known whether the input arrived"
+            ) from None
+        await self._engine.store.end_call(key, outcome)
+        return _written(session, outcome)
+
+    async def resize(self, session_id: str, size: WindowSize) -> None:
+        """Change the size of a terminal; repeating it changes nothing.
+
+        Raises:
+            PtyError: The session has no terminal.
+            TaskCompleted: It has ended.
+            SessionNotFound: There is none here.
+        """
+        session = await self.get(session_id)
+        if not session.pty:
+            raise PtyError(f"session {session.id} has no terminal; start it with execute_pty")
+        if session.end is not None:
+            raise TaskCompleted(session.id, how_it_ended(session.end))
+        await self._engine.supervised.resize(session.id, size)
+
+    async def kill(
+        self, session_id: str, origin: CallOrigin, *, by: EndedBy = EndedBy.AGENT
+    ) -> tuple[Session, tuple[int, ...]]:
+        """End the whole tree of a session; returns it with its end, and the processes that could not be ended.
+
+        A repeat of the call returns the same. Cancelling ends the waiting, not the kill.
+
+        Raises:
+            TaskCompleted: It had ended before; nothing was signalled.
+            SessionNotFound: There is none here.
+        """
+        session = await self.get(session_id)
+        key = call_key(origin)
+        before = await self._engine.store.begin_call(key, session.id, "process_kill")
+        if before is None and session.end is not None:
+            before = dict[str, object](ended=how_it_ended(session.end))
+            await self._engine.store.end_call(key, before)
+        if before and "ended" in before:
+            raise TaskCompleted(session.id, str(before["ended"]))
+        if before and session.end is not None:
+            return session, tuple(cast("list[int]", before["survivors"]))
+        session, survivors = await self.end(session, by=by)
+        await self._engine.store.end_call(key, {"survivors": list(survivors)})
+        return session, survivors
+
+    async def end(self, session: Session, *, by: EndedBy) -> tuple[Session, tuple[int, ...]]:
+        """Kill without a call to key it by: what the operator and the end of a conversation do."""
+        if session.state is SessionState.CLAIMED:
+            await self._engine.abandon(session.id)
+            session = await self.get(session.id)
+        if session.end is not None:
+            return session, ()
+        survivors = await self._engine.supervised.kill(session.id, by=by)
+        return await self._engine.wait(session.id, up_to=_END_S), survivors
+
+    def _listed(self, session: Session, now: float) -> Listed:
+        begun = session.started_at or session.created_at
+        until = session.end.ended_at if session.end else now
+        active = max(begun, self._engine.output(session).modified_at(), self._engine.registry.touched_at(session.id))
+        return Listed(session=session, uptime_s=max(0.0, until - begun), idle_s=max(0.0, now - active))
+
+
+def _written(session: Session, outcome: dict[str, object]) -> int:
+    if "ended" in outcome:
+        raise TaskCompleted(session.id, str(outcome["ended"]))
+    if "accepted" not in outcome:
+        raise InputUnknown(
+            f"not known whether the input arrived at session {session.id}; it is not written a second time, "
+            "look at the output before you send it again"
+        )
+    return int(str(outcome["accepted"]))

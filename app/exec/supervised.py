@@ -1,0 +1,184 @@
+"""The supervisor as the engine sees it: plans go in, nouns of the engine come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from app.exec import limits as bounds
+from app.exec.backends.base import Plan
+from app.exec.errors import ExecError, LimitReached, SessionNotFound, SpawnFailed, TaskCompleted
+from app.exec.limits import Limits
+from app.exec.model import (
+    CallKey,
+    CommandSpec,
+    EndedBy,
+    Evidence,
+    Session,
+    SessionEnd,
+    SessionId,
+    SessionState,
+    WindowSize,
+)
+from app.exec.ports import SupervisorPort
+from app.exec.supervisor.client import StartAnswer
+from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+
+_SHORT: Final = frozenset({"descriptors", "disk"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the supervisor knows of a session: its process, its end, or that it can never start."""
+
+    session_id: SessionId
+    pid: int | None = None
+    started_at: float | None = None
+    end: SessionEnd | None = None
+    abandoned: bool = False
+
+
+class Supervised:
+    """Translates between the engine and one supervisor."""
+
+    def __init__(self, port: SupervisorPort, limits: Limits) -> None:
+        self._port = port
+        self._limits = limits
+        self.boot_id = ""
+        """This boot of the machine; known once connected."""
+
+    async def connect(self, on_end: Callable[[SessionId, SessionEnd], None], on_reconnect: Callable[[], None]) -> None:
+        """Reach the supervisor and hear every end, those of before included; and when it was replaced."""
+        self._port.on_exit = lambda record: on_end(SessionId(record["session_id"]), end_of(record))
+        self._port.on_reconnect = on_reconnect
+        self.boot_id = (await self._port.connect())["boot_id"]
+
+    async def close(self) -> None:
+        """Let go of it; processes go on."""
+        await self._port.close()
+
+    async def start(self, session: Session, spec: CommandSpec, plan: Plan) -> Seen:
+        """Start the session's process, or learn that it was started, or given up, before.
+
+        Raises:
+            SpawnFailed: The supervisor could not take it; nothing was started.
+            LimitReached: Descriptors or disk are used up; nothing was started.
+            SupervisorUnreachable: Not known whether it started.
+        """
+        request = StartRequest(
+            session_id=session.id,
+            argv=plan.argv,
+            env=plan.env,
+            cwd=plan.cwd,
+            boot_id=session.boot_id,
+            uid=plan.uid,
+            gid=plan.gid,
+            pty=None if spec.pty is None else (spec.pty.rows, spec.pty.cols),
+            stdin=spec.stdin,
+            keep_stdin_open=session.stdin_open,
+            separate_stderr=spec.separate_stderr,
+            timeout_s=spec.timeout_s,
+            grace_s=bounds.TIMEOUT_GRACE_S,
+            log_cap=self._limits.log_bytes,
+            background=spec.background,
+        )
+        answer = await self._port.start(request)
+        match answer.outcome:
+            case "started":
+                return Seen(session_id=session.id, pid=answer.pid, started_at=answer.started_at)
+            case "start_failed" if answer.record is not None:
+                return Seen(session_id=session.id, end=end_of(answer.record))
+            case "refused":
+                raise _refused(answer)
+            case _:
+                seen = _seen(session.id, answer.status or {"state": "unknown"})
+                if seen is None:
+                    raise SpawnFailed(f"the supervisor says that {session.id} was started before, and does not know it")
+                return seen
+
+    async def status(self, session_id: SessionId) -> Seen | None:
+        """What it knows of a session; None when nothing."""
+        return _seen(session_id, await self._port.status(session_id))
+
+    async def list(self) -> list[Seen]:
+        """What it knows of all sessions whose end is not acknowledged."""
+        # In this order, what ends between the two questions is in both answers, not in none.
+        running = [_running(SessionId(status["session_id"]), status) for status in await self._port.list()]
+        ended = [
+            Seen(session_id=SessionId(record["session_id"]), end=end_of(record))
+            for record in await self._port.unacknowledged()
+        ]
+        return running + ended
+
+    async def acknowledge(self, session_id: SessionId) -> None:
+        """Say that the store has the end."""
+        await self._port.ack(session_id)
+
+    async def abandon(self, session_id: SessionId) -> bool:
+        """Make the session impossible to start; False when it has been started."""
+        return (await self._port.abandon(session_id))["state"] == "abandoned"
+
+    async def write(self, session_id: SessionId, data: bytes, *, eof: bool, key: CallKey) -> dict[str, object]:
+        """Write input once for this key; answers `accepted`, `total`, `eof`, `closed`.
+
+        Raises:
+            TaskCompleted: The session has ended; nothing was written.
+            InvalidCommand: Its input is closed; nothing was written.
+            LimitReached: Too many writes wait; nothing was written.
+            InputUnknown: A crash hides whether it was written.
+        """
+        return asdict(await self._port.write(session_id, data, eof=eof, key=key))
+
+    async def resize(self, session_id: SessionId, size: WindowSize) -> None:
+        """Change the size of the terminal.
+
+        Raises:
+            TaskCompleted: The session has ended.
+        """
+        await self._port.resize(session_id, size.rows, size.cols)
+
+    async def kill(self, session_id: SessionId, *, by: EndedBy) -> tuple[int, ...]:
+        """End the whole tree; returns who could not be ended. One that is not known any more has no tree."""
+        try:
+            return (await self._port.kill(session_id, grace_s=bounds.KILL_GRACE_S, ended_by=by.value)).survivors
+        except (SessionNotFound, TaskCompleted):
+            return ()
+
+
+def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
+    """The exit record as the rest of the system sees it."""
+    evidence = record["evidence"]
+    return SessionEnd(
+        state=SessionState(record["state"]),
+        exit_code=record["exit_code"],
+        signal=record["signal"],
+        errno=record["errno"],
+        evidence=None if evidence is None else Evidence(evidence),
+        ended_by=EndedBy(record["ended_by"]),
+        ended_at=record["ended_at"],
+        duration_s=record["duration_s"],
+        bytes_total=record["bytes_total"],
+        bytes_dropped=record["bytes_dropped"],
+        survivors=tuple(record["survivors"]),
+    )
+
+
+def _seen(session_id: SessionId, status: Message) -> Seen | None:
+    if status["state"] == "unknown":
+        return None
+    if status["state"] == "abandoned":
+        return Seen(session_id=session_id, abandoned=True)
+    if "record" in status:
+        return Seen(session_id=session_id, end=end_of(status["record"]))
+    return _running(session_id, status)
+
+
+def _running(session_id: SessionId, status: Message) -> Seen:
+    return Seen(session_id=session_id, pid=status["pid"], started_at=status["started_at"])
+
+
+def _refused(answer: StartAnswer) -> ExecError:
+    if answer.code in _SHORT:
+        return LimitReached(f"no room for another process: {answer.message} ({answer.code}); end one and try again")
+    return SpawnFailed(f"the supervisor refuses: {answer.message} ({answer.code})")

@@ -1,0 +1,92 @@
+"""Named points at which a test can stop or kill a process of ours.
+
+Arming is a file: a test writes `<directory>/<point>` and whichever process reaches the point
+first unlinks the file and does what it says, once. Lines of the file:
+
+    kill self | stop self | kill PID | stop PID | error ERRNO
+
+Without a directory, which is how production runs, reaching a point is one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Final
+
+POINTS: Final = (
+    # worker side, in the order of a background session's life
+    "turn.entered",
+    "turn.begun",
+    "verdict.recorded",
+    "approval.recorded",
+    "claim.before",
+    "claim.committed",
+    "start.sent",
+    "start.answered",
+    "started.recorded",
+    "tool.returned",
+    "turn.closing",
+    "turn.closed",
+    # supervisor side
+    "supervisor.request",
+    "supervisor.marked",
+    "supervisor.held",
+    "supervisor.forked",
+    "supervisor.recorded_pid",
+    "supervisor.output",
+    "supervisor.exit_seen",
+    "supervisor.record_written",
+    "supervisor.record_renamed",
+    "supervisor.rung",
+    "supervisor.reaped",
+    "keeper.held",
+    "keeper.reaped",
+    # worker side again
+    "exit.received",
+    "exit.finishing",
+    "exit.committed",
+    "exit.acked",
+    "wake.entered",
+    "sweep.scanning",
+)
+
+_directory: str | None = None
+
+
+def arm_from(directory: str | None) -> None:
+    """Look for armed points in `directory` from now on; None switches them off."""
+    global _directory  # noqa: PLW0603 - one switch per process, set once at its start
+    _directory = directory
+
+
+def reach(point: str) -> None:
+    """Do what the file for `point` says, if there is one.
+
+    Raises:
+        OSError: The file said `error ERRNO`.
+    """
+    if _directory is not None:
+        _fire(_directory, point)
+
+
+def _fire(directory: str, point: str) -> None:
+    path = os.path.join(directory, point)
+    try:
+        with open(path, encoding="ascii") as file:
+            orders = file.read().split("\n")
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    own: int | None = None
+    for order in filter(None, orders):
+        verb, _, target = order.partition(" ")
+        if verb == "error":
+            raise OSError(int(target), f"crash point {point}")
+        number = signal.SIGKILL if verb == "kill" else signal.SIGSTOP
+        if target == "self":
+            own = number
+        else:
+            os.kill(int(target), number)
+    if own is not None:
+        os.kill(os.getpid(), own)

@@ -1,0 +1,97 @@
+"""One command: its process, its channels, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.exec.supervisor.inputs import Input
+from app.exec.supervisor.kill import Target
+from app.exec.supervisor.logfile import LogFile
+from app.exec.supervisor.loop import Timer, now
+from app.exec.supervisor.protocol import VERSION, ExitRecord, Message
+from app.exec.supervisor.streams import Pipe
+
+TIMEOUT = "timeout"
+ITSELF = "itself"
+
+
+@dataclass(slots=True)
+class Job:
+    """A session while it has a process or an open stream.
+
+    `notes` is what a later supervisor needs and is kept in `running.json`; `start` is in ticks since
+    boot, `began` in seconds since boot. An adopted job is not our child: the keeper waits for it.
+    """
+
+    session_id: str
+    notes: Message
+    pid: int = 0
+    start: int = 0
+    pidfd: int = -1
+    adopted: bool = False
+    streams: list[Pipe] = field(default_factory=list[Pipe])
+    logs: list[LogFile] = field(default_factory=list[LogFile])
+    input: Input | None = None
+    timer: Timer | None = None
+    ended_by: str = ITSELF
+    record: ExitRecord | None = None
+
+    @property
+    def target(self) -> Target:
+        return Target(self.session_id, self.pid, self.start)
+
+    def running(self, boot_id: str, container_id: str) -> Message:
+        """Content of `running.json`."""
+        return {
+            **self.notes,
+            "version": VERSION,
+            "session_id": self.session_id,
+            "pid": self.pid,
+            "start": self.start,
+            "boot_id": boot_id,
+            "container_id": container_id,
+            "ended_by": self.ended_by,
+        }
+
+    def status(self) -> Message:
+        """What a client is told about a session that has not ended."""
+        return {
+            "state": "running",
+            "session_id": self.session_id,
+            "pid": self.pid,
+            "starttime": self.start,
+            "started_at": self.notes["started_at"],
+            "background": self.notes["background"],
+            "pty": self.notes["pty"] is not None,
+            "adopted": self.adopted,
+            "bytes_total": sum(log.size for log in self.logs),
+        }
+
+    def end(self, boot_id: str, **how: Any) -> ExitRecord:
+        """The record of the end; `how` has the state and what else is known."""
+        sizes = [(log.size, log.dropped) for log in self.logs] + [(0, 0)] * 2
+        duration = max(0.0, now() - self.notes["began"]) if "began" in self.notes else 0.0
+        record: Message = {
+            "version": VERSION,
+            "session_id": self.session_id,
+            "boot_id": boot_id,
+            "pid": self.pid or None,
+            "starttime": self.start or None,
+            "exit_code": None,
+            "signal": None,
+            "errno": None,
+            "evidence": None,
+            "ended_by": self.ended_by,
+            "started_at": self.notes.get("started_at"),
+            "ended_at": time.time(),
+            "duration_s": duration,
+            "bytes_total": sizes[0][0],
+            "bytes_dropped": sizes[0][1],
+            "err_bytes_total": sizes[1][0],
+            "err_bytes_dropped": sizes[1][1],
+            "survivors": [],
+            **how,
+        }
+        return ExitRecord(**record)  # type: ignore[typeddict-item]

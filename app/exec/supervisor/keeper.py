@@ -1,0 +1,209 @@
+"""The supervisor's parent: holds what must not close, reaps what would be lost, and starts it again.
+
+It knows nothing about commands. While the supervisor is away, pipes stay open, terminals stay up,
+and the wait status of whatever ends is kept until a supervisor has recorded it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import asdict
+from typing import Final
+
+from app.exec.supervisor import crashpoints, daemon, layout, link, linux, procfs, spawn
+from app.exec.supervisor.diary import Diary
+
+_MAX_DEAD: Final = 10_000
+_BACKOFF_S: Final = (0.0, 0.0, 0.05, 0.2, 1.0, 5.0)
+_CALM_S: Final = 30.0
+
+
+class Keeper:
+    """Descriptors, wait statuses and one child."""
+
+    def __init__(self, config: daemon.Config) -> None:
+        self._config = config
+        self._diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY))
+        self._held: dict[str, link.Held] = {}
+        self._dead: deque[link.Dead] = deque(maxlen=_MAX_DEAD)
+        self._number = 0
+        self._link: socket.socket | None = None
+        self._child = 0
+        self._bell, self._bell_in = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(self._bell_in, False)
+
+    def run(self, ready: int) -> int:
+        """Serve until a supervisor ends by itself; `ready` is told once when it listens."""
+        linux.become_subreaper()
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._bell_in, warn_on_full_buffer=False)
+        failures, status = 0, 1
+        while status != 0:
+            began = time.monotonic()
+            self._fork(ready)
+            ready = -1
+            status = self._serve()
+            failures = 0 if time.monotonic() - began > _CALM_S else failures + 1
+            if status == daemon.LOCKED:
+                return status
+            if status:
+                self._diary.note("keeper", f"supervisor ended with {status}, start {failures} follows")
+                time.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+        return 0
+
+    def _fork(self, ready: int) -> None:
+        ours, theirs = link.pair()
+        keeper = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (self._bell, self._bell_in, self._config.keeper_lock):
+                os.close(fd)
+            ours.close()
+            os._exit(daemon.main(self._config, daemon.Legacy(keeper, theirs, self._held, list(self._dead)), ready))
+        theirs.close()
+        if ready >= 0:
+            os.close(ready)
+        ours.setblocking(False)
+        self._link, self._child = ours, pid
+
+    def _serve(self) -> int:
+        poller = select.poll()
+        poller.register(self._bell, select.POLLIN)
+        assert self._link is not None
+        poller.register(self._link, select.POLLIN)
+        while True:
+            for fd, _ in poller.poll():
+                if fd == self._bell:
+                    os.read(self._bell, 4096)
+                elif not self._receive():
+                    poller.unregister(fd)
+            status = self._reap()
+            if status is not None:
+                while self._receive():
+                    pass
+                self._link.close()
+                return status
+
+    def _receive(self) -> bool:
+        """Take all that has arrived; False once the other side has gone."""
+        assert self._link is not None
+        while True:
+            try:
+                got = link.receive(self._link)
+            except BlockingIOError:
+                return self._child_lives()
+            if got is None:
+                return False
+            message, fds = got
+            match message["op"]:
+                case "hold":
+                    held = self._held.setdefault(message["session"], link.Held())
+                    held.fds.update(zip(message["names"], fds, strict=True))
+                    held.notes = message["notes"]
+                    crashpoints.reach("keeper.held")
+                case "drop":
+                    self._drop(message["session"], message["names"])
+                case "keep":
+                    self._remember(message["pid"], message["start"], 0, message["code"], message["status"])
+                case "forget":
+                    numbers = set(message["numbers"])
+                    self._dead = deque((dead for dead in self._dead if dead.number not in numbers), _MAX_DEAD)
+                case _:
+                    self._diary.note("keeper", "unknown message")
+
+    def _child_lives(self) -> bool:
+        return os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def _drop(self, session: str, names: list[str] | None) -> None:
+        held = self._held.get(session)
+        if held is not None:
+            for name in list(held.fds) if names is None else names:
+                fd = held.fds.pop(name, -1)
+                if fd >= 0:
+                    os.close(fd)
+            if names is None:
+                del self._held[session]
+
+    def _remember(self, pid: int, start: int, sid: int, code: int, status: int) -> link.Dead:
+        self._number += 1
+        dead = link.Dead(self._number, pid, start, sid, code, status)
+        self._dead.append(dead)
+        return dead
+
+    def _reap(self) -> int | None:
+        """Reap every child that has ended; the supervisor's status if it is among them."""
+        ended: int | None = None
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return ended
+            if info is None:
+                return ended
+            proc = procfs.read(info.si_pid)
+            os.waitid(os.P_PID, info.si_pid, os.WEXITED)
+            if info.si_pid == self._child:
+                ended = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+                continue
+            start, sid = (proc.start, proc.sid) if proc is not None else (0, 0)
+            dead = self._remember(info.si_pid, start, sid, info.si_code, info.si_status)
+            crashpoints.reach("keeper.reaped")
+            self._tell(dead)
+
+    def _tell(self, dead: link.Dead) -> None:
+        try:
+            if self._link is not None:
+                link.send(self._link, {"op": "ended", "dead": asdict(dead)})
+        except OSError:
+            # The next supervisor gets it with everything else.
+            self._diary.note("keeper", "a wait status is kept for the next supervisor")
+
+
+def main() -> None:
+    """Become the keeper of a home directory in a process of our own, unless there is one.
+
+    Prints `ready` once the supervisor listens, or `busy` when another keeper holds the lock.
+    """
+    parser = argparse.ArgumentParser(prog="shellback-keeper")
+    parser.add_argument("home")
+    parser.add_argument("--crash-dir")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds; 0 is for ever")
+    given = parser.parse_args()
+    folder = os.path.join(given.home, layout.SUPERVISOR)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    # The parent returns at once; the child belongs to nobody and outlives whoever started it.
+    if os.fork() != 0:
+        os._exit(0)
+    os.setsid()
+    lock = os.open(os.path.join(folder, layout.KEEPER_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.write(1, b"busy\n")
+        os._exit(0)
+    ready = os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    os.chdir("/")
+    os.umask(0o077)
+    for name in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
+        signal.signal(name, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    spawn.raise_descriptor_limit()
+    crashpoints.arm_from(given.crash_dir)
+    linux.name_process("shellback-keep")
+    config = daemon.Config(home=given.home, idle_s=given.idle, keeper_lock=lock)
+    sys.exit(Keeper(config).run(ready))

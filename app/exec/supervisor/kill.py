@@ -1,0 +1,203 @@
+"""Ending whole trees of processes: SIGTERM, a grace, SIGKILL, until two looks in a row find nothing.
+
+Whoever is signalled is ours by what /proc says now, and is signalled through a descriptor whose
+start time was compared. Looking happens in a thread; one look serves every tree.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from app.exec.supervisor import procfs
+from app.exec.supervisor.loop import IN, Loop, Timer, now
+
+_LAST_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 0.25
+
+Done = Callable[[list[int]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The main process of a tree and the marker its members carry."""
+
+    session_id: str
+    pid: int
+    start: int
+
+
+def members(target: Target, procs: list[procfs.Proc], markers: dict[int, str | None], spare: set[int]) -> list[int]:
+    """Pids of the living processes of a tree.
+
+    Its own are the main process, its process group and session while their number has not been
+    given to another process, every bearer of the marker, and everything below these.
+    """
+    reused = any(proc.pid == target.pid and proc.start != target.start for proc in procs)
+    roots: set[int] = set()
+    for proc in procs:
+        if proc.start < target.start or proc.pid in spare:
+            continue
+        if markers.get(proc.pid) == target.session_id or (
+            not reused and target.pid > 1 and target.pid in {proc.pid, proc.pgid, proc.sid}
+        ):
+            roots.add(proc.pid)
+    tree = procfs.with_descendants(roots, procs) - spare
+    return [proc.pid for proc in procs if proc.pid in tree and proc.pid > 1 and proc.alive]
+
+
+@dataclass(slots=True)
+class _Ladder:
+    target: Target
+    until: float
+    number: int
+    done: list[Done]
+    first: Callable[[], None]
+    signalled: set[tuple[int, int, int]] = field(default_factory=set[tuple[int, int, int]])
+    waiting: dict[int, int] = field(default_factory=dict[int, int])
+    empty: int = 0
+    timer: Timer | None = None
+
+
+class Killer:
+    """Runs any number of ladders on the loop; each ends in `done(survivors)`."""
+
+    def __init__(self, loop: Loop, spare: Callable[[], set[int]]) -> None:
+        self._loop = loop
+        self._spare = spare
+        self._ladders: dict[str, _Ladder] = {}
+        self._looking = False
+        self._wanted: set[str] = set()
+        self._markers: dict[tuple[int, int], str | None] = {}
+
+    def kill(self, target: Target, grace_s: float, first: Callable[[], None], done: Done) -> None:
+        """End a tree; `first()` is called before the first signal, which may never be sent.
+
+        A second call for the same tree joins the first and can only make it faster.
+        """
+        ladder = self._ladders.get(target.session_id)
+        until = now() + grace_s
+        if ladder is None:
+            ladder = _Ladder(target, until, signal.SIGTERM, [done], first)
+            self._ladders[target.session_id] = ladder
+        else:
+            ladder.done.append(done)
+            if ladder.number == signal.SIGKILL or until >= ladder.until:
+                return
+            ladder.until = until
+        if grace_s <= 0:
+            self._harder(ladder)
+        else:
+            self._set_timer(ladder, until, lambda: self._harder(ladder))
+            self._look(ladder)
+
+    def _set_timer(self, ladder: _Ladder, when: float, call: Callable[[], None]) -> None:
+        if ladder.timer is not None:
+            ladder.timer.cancel()
+        ladder.timer = self._loop.at(when, call)
+
+    def _harder(self, ladder: _Ladder) -> None:
+        if ladder.number != signal.SIGKILL:
+            ladder.number = signal.SIGKILL
+            ladder.until = now() + _LAST_S
+        self._set_timer(ladder, now() + _LOOK_AGAIN_S, lambda: self._harder(ladder))
+        self._look(ladder)
+
+    def _look(self, ladder: _Ladder) -> None:
+        self._wanted.add(ladder.target.session_id)
+        if not self._looking:
+            self._looking = True
+            wanted, self._wanted = self._wanted, set()
+            since = min(self._ladders[name].target.start for name in wanted)
+            threading.Thread(target=self._scan, args=(wanted, since), daemon=True).start()
+
+    def _scan(self, wanted: set[str], since: int) -> None:
+        procs = procfs.snapshot(since)
+        known: dict[tuple[int, int], str | None] = {}
+        markers: dict[int, str | None] = {}
+        for proc in procs:
+            key = proc.pid, proc.start
+            # A process that dropped the marker by a later exec keeps the one that was seen.
+            known[key] = markers[proc.pid] = procfs.marker(proc.pid) or self._markers.get(key)
+        self._loop.post(lambda: self._looked(wanted, procs, markers, known))
+
+    def _looked(
+        self,
+        wanted: set[str],
+        procs: list[procfs.Proc],
+        markers: dict[int, str | None],
+        known: dict[tuple[int, int], str | None],
+    ) -> None:
+        self._looking = False
+        self._markers = known
+        spare = self._spare()
+        starts = {proc.pid: proc.start for proc in procs}
+        for name in wanted:
+            ladder = self._ladders.get(name)
+            if ladder is not None:
+                found = members(ladder.target, procs, markers, spare)
+                self._step(ladder, [(pid, starts[pid]) for pid in found])
+        if not self._ladders:
+            self._markers = {}
+        rest = self._wanted & self._ladders.keys()
+        if rest:
+            self._look(self._ladders[rest.pop()])
+
+    def _step(self, ladder: _Ladder, found: list[tuple[int, int]]) -> None:
+        if not found:
+            ladder.empty += 1
+            if ladder.empty >= 2:
+                self._finish(ladder, [])
+            else:
+                self._look(ladder)
+            return
+        ladder.empty = 0
+        if ladder.number == signal.SIGKILL and now() > ladder.until:
+            self._finish(ladder, [pid for pid, _ in found])
+            return
+        if not ladder.signalled:
+            ladder.first()
+        for pid, start in found:
+            self._signal(ladder, pid, start)
+        if not ladder.waiting:
+            self._look(ladder)
+
+    def _signal(self, ladder: _Ladder, pid: int, start: int) -> None:
+        if (pid, start, ladder.number) in ladder.signalled and pid in ladder.waiting:
+            return
+        fd = ladder.waiting.get(pid)
+        if fd is None:
+            fd = procfs.open_pidfd(pid, start)
+            if fd is None:
+                return
+            ladder.waiting[pid] = fd
+            self._loop.watch(fd, lambda _: self._gone(ladder, pid), IN)
+        ladder.signalled.add((pid, start, ladder.number))
+        try:
+            procfs.send(fd, ladder.number)
+            if ladder.number == signal.SIGTERM:
+                # A stopped process hears nothing else before it goes on.
+                procfs.send(fd, signal.SIGCONT)
+        except PermissionError:
+            return
+
+    def _gone(self, ladder: _Ladder, pid: int) -> None:
+        fd = ladder.waiting.pop(pid)
+        self._loop.forget(fd)
+        os.close(fd)
+        if not ladder.waiting:
+            self._look(ladder)
+
+    def _finish(self, ladder: _Ladder, survivors: list[int]) -> None:
+        del self._ladders[ladder.target.session_id]
+        if ladder.timer is not None:
+            ladder.timer.cancel()
+        for fd in ladder.waiting.values():
+            self._loop.forget(fd)
+            os.close(fd)
+        for done in ladder.done:
+            done(survivors)

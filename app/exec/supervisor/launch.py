@@ -1,0 +1,120 @@
+"""Starting keeper and supervisor from a worker, once, whoever else tries at the same time. Blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from app.exec.errors import SupervisorUnreachable
+from app.exec.supervisor import layout
+
+START_S: Final = 15.0
+_START_LOCK: Final = "start.lock"
+_ROOT: Final = str(Path(__file__).resolve().parents[3])
+_CODE: Final = "import sys; sys.path.append({root!r}); from app.exec.supervisor.keeper import main; main()"
+
+
+def folder(home: Path) -> int:
+    """A descriptor of the supervisor's folder, made 0700 where it is missing.
+
+    Raises:
+        SupervisorUnreachable: The state directory cannot be used.
+    """
+    path = home / layout.SUPERVISOR
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SupervisorUnreachable(f"the state directory {home} cannot be used: {error.strerror}") from error
+
+
+def connect(folder_fd: int) -> socket.socket:
+    """Connect to the supervisor; paths of any length work.
+
+    Raises:
+        OSError: Nobody listens.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(5.0)
+        connection.connect(f"/proc/self/fd/{folder_fd}/{layout.SOCKET}")
+        connection.setblocking(False)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def ensure(home: Path, folder_fd: int, crash_dir: str | None, idle_s: float) -> None:
+    """Start a keeper unless there is one; return when its supervisor listens, or may soon.
+
+    Raises:
+        SupervisorUnreachable: They do not come up.
+    """
+    with _locked(folder_fd, _START_LOCK):
+        if _answers(folder_fd):
+            return
+        if not _free(folder_fd, layout.KEEPER_LOCK):
+            # Its supervisor is being replaced, or both are about to end.
+            time.sleep(0.01)
+            return
+        _spawn(home, crash_dir, idle_s)
+
+
+def _answers(folder_fd: int) -> bool:
+    try:
+        connect(folder_fd).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _locked(folder_fd: int, name: str) -> Iterator[None]:
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _free(folder_fd: int, name: str) -> bool:
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _spawn(home: Path, crash_dir: str | None, idle_s: float) -> None:
+    argv = [sys.executable, "-I", "-S", "-E", "-c", _CODE.format(root=_ROOT), str(home.resolve()), "--idle", str(idle_s)]
+    if crash_dir is not None:
+        argv += ["--crash-dir", crash_dir]
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env={}
+    ) as first:
+        assert first.stdout is not None
+        assert first.stderr is not None
+        first.wait()
+        readable, _, _ = select.select([first.stdout], [], [], START_S)
+        said = os.read(first.stdout.fileno(), 100) if readable else b""
+        if said.startswith((b"ready", b"busy")):
+            return
+        os.set_blocking(first.stderr.fileno(), False)
+        why = (first.stderr.read() or b"")[-500:].decode("utf-8", "replace").strip()
+    log = home / layout.SUPERVISOR / layout.DIARY
+    raise SupervisorUnreachable(f"the supervisor did not start; {log} may say why. {why}".strip())

@@ -1,0 +1,36 @@
+"""Where the state directory keeps what: the one place both sides of the socket take names from.
+
+SHELLBACK_HOME/                0700
+host_id                      random, made once
+supervisor/                  socket, locks and log of the host's supervisor and keeper
+sessions/<session_id>/
+started                    created O_EXCL before fork, or to abandon: whoever creates it decides
+running.json               pid, start time, boot id, limits: what a new supervisor needs
+log, err                   output; err only where the streams are apart
+holes.json                 ranges that were dropped, with their newlines
+exit.json                  exit record: written aside, then renamed
+acked.json                 the same after the worker acknowledged it
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SESSIONS: Final = "sessions"
+SUPERVISOR: Final = "supervisor"
+SOCKET: Final = "sock"
+SUPERVISOR_LOCK: Final = "supervisor.lock"
+KEEPER_LOCK: Final = "keeper.lock"
+DIARY: Final = "supervisor.log"
+
+STARTED: Final = "started"
+RUNNING: Final = "running.json"
+LOG: Final = "log"
+ERR: Final = "err"
+HOLES: Final = "holes.json"
+ERR_HOLES: Final = "err.holes.json"
+EXIT: Final = "exit.json"
+ACKED: Final = "acked.json"
+
+MARKER: Final = "SHELLBACK_SESSION"
+"""Environment variable in every child, by which strays are found."""

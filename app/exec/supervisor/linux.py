@@ -1,0 +1,117 @@
+"""The few system calls that Python does not have, and the identity of this boot."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_FALLOC_KEEP_SIZE: Final = 1
+_FALLOC_PUNCH_HOLE: Final = 2
+_PIDFD_GET_INFO: Final = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
+_PIDFD_INFO_EXIT: Final = 8
+
+# Raw calls change the credentials of the calling thread only; the library's wrappers change all.
+_SETGROUPS, _SETRESUID, _SETRESGID = {
+    "x86_64": (116, 117, 119),
+    "aarch64": (159, 147, 149),
+}.get(platform.machine(), (0, 0, 0))
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_held = ctypes.PyDLL(None, use_errno=True)
+
+
+def _checked(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants our children."""
+    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+
+
+def name_process(name: str) -> None:
+    """Show `name` in process listings, at most 15 bytes of it."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def punch_hole(fd: int, start: int, length: int) -> None:
+    """Give the blocks of a range back; the size stays and the range reads as zeroes.
+
+    Raises:
+        OSError: EOPNOTSUPP where the file system cannot.
+    """
+    flags = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
+    _checked(_libc.fallocate(fd, flags, ctypes.c_int64(start), ctypes.c_int64(length)))
+
+
+def can_switch_credentials() -> bool:
+    return _SETRESUID != 0
+
+
+@contextlib.contextmanager
+def credentials(uid: int, gid: int, groups: list[int]) -> Iterator[None]:
+    """Give this thread, and what it spawns and executes meanwhile, another identity.
+
+    The saved ids stay ours and bring us back; exec overwrites them in the child, which so keeps
+    no way back and no capability. A process that cannot get back ends at once.
+    """
+    own_uids, own_gids, own_groups = os.getresuid(), os.getresgid(), os.getgroups()
+    try:
+        _set_groups(groups)
+        _checked(_held.syscall(_SETRESGID, gid, gid, own_gids[1]))
+        _checked(_held.syscall(_SETRESUID, uid, uid, own_uids[1]))
+        yield
+    finally:
+        try:
+            _checked(_held.syscall(_SETRESUID, *own_uids))
+            _checked(_held.syscall(_SETRESGID, *own_gids))
+            _set_groups(own_groups)
+        except OSError:
+            os._exit(70)
+
+
+def _set_groups(groups: list[int]) -> None:
+    array = (ctypes.c_uint32 * len(groups))(*groups)
+    _checked(_held.syscall(_SETGROUPS, len(groups), array))
+
+
+def exit_info(pidfd: int) -> int | None:
+    """The wait status of somebody else's reaped child, or None where this kernel does not tell."""
+    buffer = bytearray(64)
+    struct.pack_into("Q", buffer, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, buffer)
+    except OSError as error:
+        if error.errno in {errno.ENOTTY, errno.EINVAL, errno.ESRCH, errno.EOPNOTSUPP}:
+            return None
+        raise
+    if not buffer[0] & _PIDFD_INFO_EXIT:
+        return None
+    status: int = struct.unpack_from("i", buffer, 60)[0]
+    return status
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def container_id() -> str:
+    """What changes when our PID namespace is made anew: its inode and its first process's start."""
+    try:
+        with open("/proc/1/stat", encoding="utf-8", errors="replace") as file:
+            start = file.read().rpartition(")")[2].split()[19]
+        return f"{os.stat('/proc/self/ns/pid').st_ino}:{start}"
+    except OSError:
+        return ""

@@ -1,0 +1,110 @@
+"""One epoll loop with timers, for a thread that must never block."""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import Final
+
+IN: Final = select.EPOLLIN
+OUT: Final = select.EPOLLOUT
+GONE: Final = select.EPOLLHUP | select.EPOLLERR
+
+Ready = Callable[[int], None]
+
+
+def now() -> float:
+    """Seconds since boot, time asleep included: the clock of deadlines and of process start times."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Timer:
+    """A call that is due later; `cancel` is the only thing to do with it."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Loop:
+    """Calls what is registered for descriptors, timers and other threads' messages."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._ready: dict[int, Ready] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+        self._posted: collections.deque[Callable[[], None]] = collections.deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopped = False
+        self.watch(self._bell, self._rung)
+
+    def watch(self, fd: int, ready: Ready, events: int = IN) -> None:
+        """Call `ready(events)` whenever `fd` has one of `events`, or hung up."""
+        self._epoll.register(fd, events)
+        self._ready[fd] = ready
+
+    def change(self, fd: int, events: int) -> None:
+        self._epoll.modify(fd, events)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching; to be called before `fd` is closed."""
+        if self._ready.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def at(self, when: float, call: Callable[[], None]) -> Timer:
+        """Call once when `now()` has reached `when`."""
+        timer = Timer(call)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
+
+    def after(self, seconds: float, call: Callable[[], None]) -> Timer:
+        return self.at(now() + seconds, call)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have the loop's thread call this soon; the one method other threads may use."""
+        self._posted.append(call)
+        os.eventfd_write(self._bell, 1)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        """Serve until `stop`. An exception of a callee ends the loop: a state we do not understand."""
+        poll = self._epoll.poll
+        ready = self._ready
+        while not self._stopped:
+            for fd, events in poll(self._wait(), 128):
+                call = ready.get(fd)
+                if call is not None:
+                    call(events)
+
+    def _wait(self) -> float:
+        timers = self._timers
+        while timers:
+            when, _, timer = timers[0]
+            if timer.call is not None:
+                left = when - now()
+                if left > 0:
+                    return left
+                heapq.heappop(timers)
+                timer.call()
+                if self._stopped:
+                    return 0
+            else:
+                heapq.heappop(timers)
+        return -1
+
+    def _rung(self, _events: int) -> None:
+        os.eventfd_read(self._bell)
+        while self._posted:
+            self._posted.popleft()()

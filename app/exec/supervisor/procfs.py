@@ -1,0 +1,118 @@
+"""What /proc says about processes. Every answer may be out of date; only (pid, start time) is an identity."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from app.exec.supervisor import layout
+
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+_MARK: Final = b"\0" + layout.MARKER.encode() + b"="
+
+
+class Proc(NamedTuple):
+    """One process; `start` is in ticks since boot."""
+
+    pid: int
+    state: str
+    ppid: int
+    pgid: int
+    sid: int
+    start: int
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in "ZX"
+
+
+def read(pid: int) -> Proc | None:
+    """The process, a zombie included, or None when there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            fields = file.read(1024).rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if len(fields) < 20:
+        return None
+    return Proc(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def alive(pid: int, start: int) -> bool:
+    found = read(pid)
+    return found is not None and found.alive and found.start == start
+
+
+def marker(pid: int) -> str | None:
+    """The session whose marker is in the environment the process was executed with."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            data = b"\0" + file.readall()
+    except OSError:
+        return None
+    found = data.rfind(_MARK)
+    if found < 0:
+        return None
+    begin = found + len(_MARK)
+    return data[begin : data.index(b"\0", begin)].decode("ascii", "replace")
+
+
+def snapshot(since: int = 0) -> list[Proc]:
+    """Every process that started at tick `since` or later."""
+    found: list[Proc] = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            proc = read(int(name))
+            if proc is not None and proc.start >= since:
+                found.append(proc)
+    return found
+
+
+def children(path_or_fd: str | int) -> list[int]:
+    """Pids in a `children` file of /proc; [] where it cannot be read."""
+    if isinstance(path_or_fd, int):
+        data = os.pread(path_or_fd, 1 << 16, 0)
+    else:
+        try:
+            with open(path_or_fd, "rb", buffering=0) as file:
+                data = file.readall()
+        except OSError:
+            return []
+    return [int(pid) for pid in data.split()]
+
+
+def with_descendants(roots: Iterable[int], procs: Iterable[Proc]) -> set[int]:
+    """`roots` and everything below them."""
+    below: dict[int, list[int]] = {}
+    for proc in procs:
+        below.setdefault(proc.ppid, []).append(proc.pid)
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo.extend(below.get(pid, ()))
+    return found
+
+
+def open_pidfd(pid: int, start: int) -> int | None:
+    """A descriptor for exactly this process, or None when it has gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    found = read(pid)
+    if found is None or found.start != start:
+        os.close(fd)
+        return None
+    return fd
+
+
+def send(pidfd: int, number: int) -> None:
+    """Signal through the descriptor; a process that has gone meanwhile is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)

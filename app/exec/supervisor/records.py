@@ -1,0 +1,144 @@
+"""Small JSON files of a session, and the directory they are in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any, Final, cast
+
+from app.exec.supervisor import layout
+from app.exec.supervisor.protocol import Message
+
+MAX_BYTES: Final = 1 << 20
+ABANDONED: Final = b"abandoned\n"
+
+
+class Unreadable(Exception):  # noqa: N818 - a finding
+    """Raised for a file that is there and is not a JSON object."""
+
+
+class Records:
+    """The `sessions` directory, addressed through its descriptor."""
+
+    def __init__(self, home: str) -> None:
+        path = os.path.join(home, layout.SESSIONS)
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def claim(self, session_id: str, content: bytes) -> bool:
+        """Create the session's `started` file; False when somebody did before."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(session_id, 0o700, dir_fd=self.fd)
+        try:
+            fd = os.open(
+                f"{session_id}/{layout.STARTED}",
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+                0o600,
+                dir_fd=self.fd,
+            )
+        except FileExistsError:
+            return False
+        try:
+            os.write(fd, content)
+        finally:
+            os.close(fd)
+        return True
+
+    def claimed_by(self, session_id: str) -> bytes | None:
+        """Content of the `started` file, or None without one."""
+        return self._read(f"{session_id}/{layout.STARTED}")
+
+    def write(self, session_id: str, name: str, value: Message | list[Any]) -> None:
+        """Replace a file as a whole: whoever reads it finds the old or the new one."""
+        self.write_aside(session_id, name, value)
+        self.rename(session_id, name + ".new", name)
+
+    def write_once(self, session_id: str, name: str, value: Message) -> None:
+        """Write a new file with one call; a reader that comes too early finds it empty."""
+        fd = os.open(f"{session_id}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        try:
+            os.write(fd, json.dumps(value, separators=(",", ":")).encode())
+        finally:
+            os.close(fd)
+
+    def write_aside(self, session_id: str, name: str, value: Message | list[Any]) -> None:
+        fd = os.open(
+            f"{session_id}/{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=self.fd
+        )
+        try:
+            data = memoryview(json.dumps(value, separators=(",", ":")).encode())
+            while data:
+                data = data[os.write(fd, data) :]
+        finally:
+            os.close(fd)
+
+    def read(self, session_id: str, name: str) -> Message | None:
+        """The object in a file, or None without one.
+
+        Raises:
+            Unreadable: It is damaged.
+        """
+        data = self._read(f"{session_id}/{name}")
+        if data is None:
+            return None
+        try:
+            value: object = json.loads(data)
+        except ValueError as error:
+            raise Unreadable(name) from error
+        if not isinstance(value, dict):
+            raise Unreadable(name)
+        return cast("Message", value)
+
+    def read_list(self, session_id: str, name: str) -> list[Message]:
+        """The objects in a file that holds a list; [] where there is none or it is damaged."""
+        data = self._read(f"{session_id}/{name}")
+        try:
+            value: object = json.loads(data) if data else []
+        except ValueError:
+            return []
+        rows = cast("list[object]", value) if isinstance(value, list) else []
+        return [cast("Message", row) for row in rows if isinstance(row, dict)]
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.fd)
+        except FileNotFoundError:
+            return None
+        try:
+            return os.read(fd, MAX_BYTES)
+        finally:
+            os.close(fd)
+
+    def rename(self, session_id: str, old: str, new: str) -> None:
+        os.rename(f"{session_id}/{old}", f"{session_id}/{new}", src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def remove(self, session_id: str, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{session_id}/{name}", dir_fd=self.fd)
+
+    def names(self, session_id: str) -> set[str]:
+        """Files of a session; empty when it has no directory."""
+        try:
+            fd = os.open(session_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+        try:
+            return set(os.listdir(fd))
+        finally:
+            os.close(fd)
+
+    def sessions(self) -> list[str]:
+        return os.listdir(self.fd)
+
+    def sync(self, session_id: str, name: str) -> None:
+        """Make a record and its name durable; blocks. One that is gone has been acknowledged."""
+        for path, flags in ((f"{session_id}/{name}", 0), (session_id, os.O_DIRECTORY)):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=self.fd)
+            except FileNotFoundError:
+                return
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)

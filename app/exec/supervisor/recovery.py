@@ -1,0 +1,224 @@
+"""What a supervisor that starts makes of what the last one left: adopted, ended, lost, or never begun.
+
+A number comes from the kernel, through the keeper, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Final, cast
+
+from app.exec.supervisor import channels, layout, link, procfs
+from app.exec.supervisor.daemon import Legacy, Supervisor
+from app.exec.supervisor.job import ITSELF, Job
+from app.exec.supervisor.loop import now
+from app.exec.supervisor.protocol import ExitRecord, Message
+from app.exec.supervisor.records import ABANDONED, Unreadable
+
+_NOTES: Final[Message] = {
+    "deadline": None, "grace_s": 1.0, "log_cap": 0, "background": True, "separate_stderr": False, "pty": None,
+}  # fmt: skip
+
+
+def recover(supervisor: Supervisor, legacy: Legacy) -> None:
+    """Bring every session that was not acknowledged to where it is now."""
+    recovery = _Recovery(supervisor, legacy)
+    for name in supervisor.records.sessions():
+        recovery.settle(name)
+    recovery.settle_pending()
+    recovery.close_rest()
+
+
+class _Recovery:
+    def __init__(self, supervisor: Supervisor, legacy: Legacy) -> None:
+        self._sup = supervisor
+        self._records = supervisor.records
+        self._held = legacy.held
+        self._dead = legacy.dead
+        self._taken: set[tuple[int, int]] = set()
+        self._pending: list[str] = []
+
+    def settle(self, name: str) -> None:
+        files = self._records.names(name)
+        if layout.ACKED in files:
+            self._linger(name)
+        elif layout.EXIT in files:
+            self._ended(name)
+        elif layout.STARTED not in files:
+            return
+        elif layout.RUNNING in files and self._running(name):
+            return
+        elif self._records.claimed_by(name) != ABANDONED:
+            self._pending.append(name)
+
+    def _ended(self, name: str) -> None:
+        try:
+            record = self._records.read(name, layout.EXIT)
+            if record is None or not ExitRecord.__required_keys__ <= record.keys():
+                raise Unreadable(layout.EXIT)
+        except Unreadable:
+            self._records.rename(name, layout.EXIT, layout.EXIT + ".bad")
+            self._sup.diary.note("supervisor", f"{name}: exit record unreadable")
+            job = self._job(name, {})
+            self._connect(job)
+            self._lose(job, "record_unreadable")
+            return
+        self._sup.ended[name] = cast("ExitRecord", cast("object", record))
+        self._taken.add((record["pid"] or 0, record["starttime"] or 0))
+        self._linger(name)
+
+    def _linger(self, name: str) -> None:
+        """Go on draining what the survivors of an ended session still hold."""
+        held = self._held.get(name)
+        if held is not None:
+            job = self._job(name, {})
+            job.record = self._sup.ended.get(name) or job.end(self._sup.boot_id, state="exited")
+            self._connect(job)
+            self._keep_streams(job)
+
+    def _keep_streams(self, job: Job) -> None:
+        """Watch the streams that an ended job still has; give the rest back."""
+        if any(stream.open for stream in job.streams):
+            self._sup.jobs[job.session_id] = job
+            self._sup.follow(job)
+        else:
+            self._sup.stream_ended(job)
+
+    def _lose(self, job: Job, evidence: str) -> None:
+        self._sup.lose(job, evidence)
+        self._keep_streams(job)
+
+    def _job(self, name: str, notes: Message) -> Job:
+        held = self._held.get(name)
+        return Job(name, {**_NOTES, **(held.notes if held is not None else {}), **notes}, adopted=True)
+
+    def _connect(self, job: Job) -> None:
+        held = self._held.get(job.session_id)
+        ours = dict(held.fds) if held is not None else {}
+        if channels.MASTER in ours:
+            ours[channels.STDIN] = os.dup(ours[channels.MASTER])
+        if held is not None:
+            held.fds.clear()
+        self._sup.connect(job, ours, resumed=True)
+
+    def _running(self, name: str) -> bool:
+        """Settle a session whose process is on record; False when the record is of no use."""
+        try:
+            row = self._records.read(name, layout.RUNNING)
+        except Unreadable:
+            return False
+        if row is None or not {"pid", "start", "boot_id", "container_id"} <= row.keys():
+            return False
+        job = self._job(name, row)
+        job.pid, job.start, job.ended_by = int(row["pid"]), int(row["start"]), str(row.get("ended_by", ITSELF))
+        if row["boot_id"] != self._sup.boot_id or row["container_id"] != self._sup.container_id:
+            same = row["boot_id"] == self._sup.boot_id
+            job.notes.pop("began", None)
+            self._connect(job)
+            self._lose(job, "container_restarted" if same else "machine_rebooted")
+            return True
+        self._settle(job)
+        return True
+
+    def _settle(self, job: Job) -> None:
+        """Record the end the keeper saw, or take the process over."""
+        self._taken.add((job.pid, job.start))
+        self._connect(job)
+        dead = next((dead for dead in self._dead if (dead.pid, dead.start) == (job.pid, job.start)), None)
+        if dead is not None:
+            self._sup.end(job, dead.code, dead.status)
+            self._keep_streams(job)
+            return
+        proc = procfs.read(job.pid)
+        if proc is None or proc.start != job.start:
+            self._lose(job, "supervisor_killed")
+            return
+        self._sup.jobs[job.session_id] = job
+        with contextlib.suppress(ProcessLookupError):
+            job.pidfd = os.pidfd_open(job.pid)
+        self._sup.follow(job)
+        self._sup.diary.note("supervisor", f"{job.session_id}: adopted")
+        if job.ended_by != ITSELF:
+            # Whoever began to end it is not there any more to finish.
+            self._sup.kill(job, float(job.notes["grace_s"]), job.ended_by, lambda _: None)
+
+    def settle_pending(self) -> None:
+        """Settle sessions that were claimed and whose process, if there was one, is not on record."""
+        if not self._pending:
+            return
+        procs = [proc for proc in procfs.snapshot() if proc.alive]
+        markers = {proc.pid: procfs.marker(proc.pid) for proc in procs}
+        for name in self._pending:
+            job = self._job(name, {})
+            found = self._find(name, procs, markers)
+            if found is not None:
+                job.pid, job.start = found
+                self._note_start(job)
+                self._settle(job)
+            else:
+                self._connect(job)
+                self._lose(job, self._evidence(name))
+
+    def _note_start(self, job: Job) -> None:
+        if "began" not in job.notes:
+            job.notes["began"] = job.start / procfs.TICKS
+        with contextlib.suppress(OSError):
+            self._records.write(
+                job.session_id, layout.RUNNING, job.running(self._sup.boot_id, self._sup.container_id)
+            )
+
+    def _find(
+        self, name: str, procs: list[procfs.Proc], markers: dict[int, str | None]
+    ) -> tuple[int, int] | None:
+        marked = [proc for proc in procs if markers[proc.pid] == name and proc.pid == proc.sid]
+        if marked:
+            first = min(marked, key=lambda proc: proc.start)
+            return first.pid, first.start
+        held = self._held.get(name)
+        if held is None or len([one for one in self._pending if one in self._held]) != 1:
+            return None
+        # Forked and not noted: leaders of a session, children of the keeper by now, nobody else's,
+        # begun after the command's descriptors were handed over. Only if exactly one fits is it that.
+        since = int(float(held.notes.get("began", now())) * procfs.TICKS) - 1
+        living = [proc for proc in procs if proc.ppid == self._sup.keeper and proc.pid != os.getpid()]
+        fitting = {
+            (one.pid, one.start)
+            for one in [*living, *self._dead]
+            if one.sid == one.pid and one.start >= since and (one.pid, one.start) not in self._taken
+        }
+        return fitting.pop() if len(fitting) == 1 else None
+
+    def _evidence(self, name: str) -> str:
+        claim = (self._records.claimed_by(name) or b"").decode("ascii", "replace").split()
+        if not claim:
+            return "never_started"
+        if claim[0] != self._sup.boot_id:
+            return "machine_rebooted"
+        if len(claim) != 3:
+            return "supervisor_killed"
+        if claim[1] != self._sup.container_id:
+            return "container_restarted"
+        # The keeper has been there all the time, and has neither a child nor a wait status of it.
+        if claim[2] == f"{self._sup.keeper}:{self._sup.keeper_start}" and not self._fitting_children(name):
+            return "never_started"
+        return "supervisor_killed"
+
+    def _fitting_children(self, name: str) -> bool:
+        held = self._held.get(name)
+        if held is None:
+            return False
+        since = int(float(held.notes.get("began", 0)) * procfs.TICKS) - 1
+        return any(
+            dead.sid == dead.pid and dead.start >= since and (dead.pid, dead.start) not in self._taken
+            for dead in self._dead
+        )
+
+    def close_rest(self) -> None:
+        """Give back what belongs to no session any more."""
+        for name, held in self._held.items():
+            for fd in held.fds.values():
+                os.close(fd)
+            if name not in self._sup.jobs:
+                self._sup.tell_keeper_soon({"op": "drop", "session": name, "names": None})
+        self._sup.tell_keeper_soon({"op": "forget", "numbers": [dead.number for dead in self._dead]})

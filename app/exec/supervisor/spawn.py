@@ -1,0 +1,150 @@
+"""Starting a process: quickly, as somebody else if asked, and with the kernel's reason when it fails."""
+
+from __future__ import annotations
+
+import _posixsubprocess
+import contextlib
+import os
+import resource
+import signal
+from typing import Final
+
+from app.exec import pty_spawn
+from app.exec.supervisor import layout, linux
+from app.exec.supervisor.protocol import StartRequest
+
+_NOFILE: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+class ExecFailed(Exception):  # noqa: N818 - an outcome
+    """Raised when the command could not be executed; nothing is left of the attempt."""
+
+    def __init__(self, errno: int) -> None:
+        super().__init__(errno)
+        self.errno = errno
+
+
+def raise_descriptor_limit() -> int:
+    """Raise our limit to the hard one and return it; children get the one we started with."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_NOFILE[1], _NOFILE[1]))
+    return _NOFILE[1]
+
+
+def owner(request: StartRequest) -> tuple[int, int] | None:
+    """(uid, gid) the command runs as, None for ours."""
+    if request.uid is None or request.uid == os.getuid() != 0:
+        return None
+    return request.uid, request.uid if request.gid is None else request.gid
+
+
+def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
+    """Start the command on pipes in a session of its own and return its pid.
+
+    Raises:
+        ExecFailed: With the errno of exec, or of entering `cwd`.
+    """
+    command = _Command(request)
+    who = owner(request)
+    failed_out, failed_in = os.pipe()
+    try:
+        with contextlib.ExitStack() as stack:
+            # Lowered only here, where no new descriptor is made: what is open stays open.
+            stack.enter_context(_child_limits())
+            if who is not None:
+                stack.enter_context(linux.credentials(*who, list(request.groups)))
+            pid = command.fork_exec(stdin, stdout, stderr, failed_out, failed_in)
+        os.close(failed_in)
+        failed_in = -1
+        report = os.read(failed_out, 512)
+    finally:
+        os.close(failed_out)
+        if failed_in >= 0:
+            os.close(failed_in)
+    if report:
+        os.waitpid(pid, 0)
+        raise ExecFailed(int(report.split(b":", 2)[1], 16))
+    return pid
+
+
+class _child_limits(contextlib.AbstractContextManager[None]):  # noqa: N801 - used as a function
+    def __enter__(self) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, _NOFILE)
+
+    def __exit__(self, *_: object) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_NOFILE[1], _NOFILE[1]))
+
+
+class _Command:
+    """A request in the form in which the kernel wants it."""
+
+    def __init__(self, request: StartRequest) -> None:
+        env = {**request.env, layout.MARKER: request.session_id}
+        self.argv = [os.fsencode(word) for word in request.argv]
+        self.env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
+        self.cwd = request.cwd
+        self.umask = request.umask
+        name = self.argv[0]
+        self.executables = (
+            (name,)
+            if b"/" in name
+            else tuple(os.path.join(os.fsencode(folder), name) for folder in os.get_exec_path(env) if folder)
+        )
+
+    def fork_exec(self, stdin: int, stdout: int, stderr: int, failed_out: int, failed_in: int) -> int:
+        # vfork: the parent's memory is not copied, and the child is an own session with default signals.
+        return _posixsubprocess.fork_exec(
+            self.argv, self.executables, True, (failed_in,), self.cwd, self.env,
+            stdin, -1, -1, stdout, -1, stderr, failed_out, failed_in,
+            True, True, -1, None, None, None, self.umask, None, True,  # pyright: ignore[reportArgumentType]
+        )  # fmt: skip
+
+
+def spawn_on_terminal(request: StartRequest, slave: int) -> int:
+    """Start the command on a terminal that controls it, and return its pid.
+
+    Raises:
+        ExecFailed: With the errno of exec, or of what precedes it.
+    """
+    command = _Command(request)
+    failed_out, failed_in = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _exec_on_terminal(request, command, slave, failed_in)
+    os.close(failed_in)
+    try:
+        report = os.read(failed_out, 512)
+    finally:
+        os.close(failed_out)
+    if report:
+        os.waitpid(pid, 0)
+        raise ExecFailed(int(report))
+    return pid
+
+
+def _exec_on_terminal(request: StartRequest, command: _Command, slave: int, failed: int) -> None:
+    number = 0
+    try:
+        pty_spawn.become_session_on(slave)
+        resource.setrlimit(resource.RLIMIT_NOFILE, _NOFILE)
+        for name in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(name, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        who = owner(request)
+        if who is not None:
+            os.setgroups(request.groups)
+            os.setresgid(who[1], who[1], who[1])
+            os.setresuid(who[0], who[0], who[0])
+        os.chdir(command.cwd)
+        os.umask(command.umask)
+        env = dict(entry.split(b"=", 1) for entry in command.env)
+        for path in command.executables:
+            try:
+                os.execve(path, command.argv, env)
+            except OSError as error:
+                if number == 0 or error.errno not in {2, 20}:
+                    number = error.errno or 0
+    except OSError as error:
+        number = error.errno or 0
+    finally:
+        os.write(failed, str(number or 2).encode())
+        os._exit(127)

@@ -1,0 +1,124 @@
+"""Output on its way from a command to its log: pipes, and terminals through a pipe of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from typing import Final
+
+from app.exec.supervisor import crashpoints
+from app.exec.supervisor.logfile import WOULD_BLOCK, LogFile
+from app.exec.supervisor.loop import IN, Loop
+
+TURN: Final = 1 << 20
+"""Bytes that one stream may move before others get their turn."""
+_PIPE: Final = 1 << 20
+_HEAVY: Final = 1 << 15
+
+
+class Pipe:
+    """The read end of a command's output pipe."""
+
+    def __init__(self, fd: int, log: LogFile) -> None:
+        self.fd = fd
+        self.log = log
+        self.open = True
+        self._grown = False
+        self._loop: Loop | None = None
+        self._ended: Callable[[], None] | None = None
+
+    def watch(self, loop: Loop, ended: Callable[[], None]) -> None:
+        """Drain whenever there is something; `ended()` once the last writer has gone."""
+        self._loop, self._ended = loop, ended
+        loop.watch(self.fd, self._readable, IN)
+
+    def _readable(self, _events: int) -> None:
+        crashpoints.reach("supervisor.output")
+        self.drain(TURN)
+        if not self.open and self._ended is not None:
+            self._ended()
+
+    def drain(self, limit: int) -> int:
+        """Move what is there now, at most about `limit` bytes; closes at the end of the stream."""
+        moved = 0
+        while moved < limit:
+            count = self.move(limit - moved)
+            if count == WOULD_BLOCK:
+                break
+            if count == 0:
+                self.close()
+                break
+            moved += count
+            if count >= _HEAVY and not self._grown:
+                self._grown = True
+                # A bigger pipe is a gift of the kernel, refused where a user has too many.
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(self.fd_to_grow(), fcntl.F_SETPIPE_SZ, _PIPE)
+        return moved
+
+    def move(self, limit: int) -> int:
+        return self.log.take(self.fd, limit)
+
+    def fd_to_grow(self) -> int:
+        return self.fd
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            if self._loop is not None:
+                self._loop.forget(self.fd)
+            self.release()
+
+    def release(self) -> None:
+        os.close(self.fd)
+
+
+class Screen(Pipe):
+    """The master of a command's terminal.
+
+    What is read goes into a pipe, whose ends the keeper holds too, and from there to the log: a
+    kill between the two moves loses nothing.
+    """
+
+    def __init__(self, master: int, inner: tuple[int, int], log: LogFile) -> None:
+        super().__init__(master, log)
+        self._inner, self._inner_in = inner
+        self._splices = True
+
+    def move(self, limit: int) -> int:
+        while self.log.take(self._inner, TURN) > 0:
+            pass
+        try:
+            count = self._read(min(limit, 1 << 15))
+        except BlockingIOError:
+            return WOULD_BLOCK
+        except OSError as error:
+            # A terminal without its other side answers EIO: the end.
+            if error.errno != errno.EIO:
+                raise
+            return 0
+        while self.log.take(self._inner, TURN) > 0:
+            pass
+        return count
+
+    def _read(self, limit: int) -> int:
+        if self._splices:
+            try:
+                return os.splice(self.fd, self._inner_in, limit)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._splices = False
+        data = os.read(self.fd, limit)
+        return os.write(self._inner_in, data) if data else 0
+
+    def fd_to_grow(self) -> int:
+        return self._inner
+
+    def release(self) -> None:
+        os.close(self._inner)
+        os.close(self._inner_in)
+        os.close(self.fd)

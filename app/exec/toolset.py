@@ -1,0 +1,108 @@
+"""The exec tools as one toolset: hidden while the gate is off, asked for before they change anything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_ai import RunContext
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, CombinedToolset, ToolsetTool
+
+from app.exec.engine import Engine
+from app.exec.errors import ExecError, TaskCompleted
+from app.exec.exec_tool import exec_tools
+from app.exec.policy import Policy, Proposal, TablePolicy, asks
+from app.exec.process_tool import process_tools
+from app.exec.render import how_it_ended
+from app.exec.tool_calls import ToolCalls, answering
+
+log = logging.getLogger(__name__)
+
+_HIDDEN = {"cwd_device", "cwd_inode"}
+
+
+@dataclass
+class AskFirst(ApprovalRequiredToolset[Any]):
+    """Asks as the table says; a call that could not run anyway is answered at once, nobody is asked."""
+
+    check: Callable[[RunContext[Any], str, dict[str, Any]], Awaitable[None]] | None = None
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
+    ) -> Any:
+        """Check before asking."""
+        if self.check is not None and not ctx.tool_call_approved:
+            await self.check(ctx, name, tool_args)
+        return await super().call_tool(name, tool_args, ctx, tool)
+
+
+class ExecTools:
+    """Builds the toolset of one engine, and says what a call of it would do."""
+
+    def __init__(self, engine: Engine, *, policy: Policy | None = None, enabled: bool = False) -> None:
+        self.engine = engine
+        self._enabled = enabled
+        self._calls = ToolCalls(engine, policy or TablePolicy())
+        self._exec = exec_tools(self._calls)
+        self._process = process_tools(self._calls)
+
+    def gate(self, ctx: RunContext[Any]) -> bool:
+        """Whether the tools are there: what the turn has recorded as `gate` in its dependencies, else the flag."""
+        recorded: object = getattr(ctx.deps, "gate", None)
+        return recorded if isinstance(recorded, bool) else self._enabled
+
+    def toolset(self) -> AbstractToolset[Any]:
+        """Tools, then gate, then approval."""
+        tools = CombinedToolset[Any]([self._exec, self._process])
+        return AskFirst(tools.prepared(self._visible), _needs_approval, check=self._check)
+
+    def propose(
+        self,
+        conversation_id: str,  # noqa: ARG002 - what an approval may bind later
+        tool: str,
+        args: dict[str, Any],
+    ) -> tuple[str, dict[str, Any]]:
+        """The digest that an approval of this call binds, and what the person is shown.
+
+        A call that became unacceptable since it was made is shown with the reason; it will not run.
+        """
+        proposal = self._proposal(tool, args)
+        shown = {name: value for name, value in proposal.facts.items() if name not in _HIDDEN and value is not None}
+        return proposal.digest, shown
+
+    def _proposal(self, tool: str, args: dict[str, Any]) -> Proposal:
+        try:
+            return self._calls.proposal(tool, self._validated(tool, args))
+        except (ExecError, ValidationError) as error:
+            return Proposal(tool=tool, facts={**args, "refused": str(error)})
+
+    def _validated(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+        # The digest is over what the tool body gets: with defaults filled in and types made.
+        for toolset in (self._exec, self._process):
+            if tool in toolset.tools:
+                return toolset.tools[tool].function_schema.validator.validate_python(args)
+        return args
+
+    async def _visible(self, ctx: RunContext[Any], definitions: list[ToolDefinition]) -> list[ToolDefinition]:
+        return definitions if self.gate(ctx) else []
+
+    async def _check(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> None:
+        with answering():
+            self._calls.proposal(tool, args)
+            if "session_id" in args:
+                session = await self._calls.sessions(ctx).get(args["session_id"])
+                if session.end is not None and asks(tool):
+                    raise TaskCompleted(session.id, how_it_ended(session.end))
+
+
+def toolset(engine: Engine, *, policy: Policy | None = None, enabled: bool = True) -> AbstractToolset[Any]:
+    """The exec tools for any Pydantic AI agent, with approval, for an engine that the caller starts and stops."""
+    return ExecTools(engine, policy=policy, enabled=enabled).toolset()
+
+
+def _needs_approval(_ctx: RunContext[Any], definition: ToolDefinition, _args: dict[str, Any]) -> bool:
+    return asks(definition.name)

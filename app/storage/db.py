@@ -1,0 +1,138 @@
+"""The database: one function is one transaction, in a thread, on SQLite and Postgres alike.
+
+SQLite has one writer: one thread, one connection, every write transaction begun IMMEDIATE, because a
+deferred one that reads first fails at once when another writer is quicker. `synchronous` stays FULL:
+in WAL mode NORMAL survives the death of a process but may lose the last commits with the power, and
+a lost claim would start its command twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Concatenate, Final, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from app.storage.engines import postgres_engines, sqlite_engines
+from app.storage.errors import DatabaseLocked, OutcomeUnknown
+from app.storage.failures import failure_of
+from app.storage.url import normalised, shown
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READERS: Final = 4
+CONNECTIONS: Final = 8
+"""Connections and threads to Postgres."""
+ATTEMPTS: Final = 5
+"""Runs of one transaction that Postgres aborted or whose connection broke before the commit."""
+LOCK_TIMEOUT_S: Final = 30.0
+
+
+class Database:
+    """A bounded pool of threads and connections to one database.
+
+    Nothing is opened before the first transaction. A SQLite file that does not exist is created 0600,
+    its directory 0700.
+
+    Raises:
+        DatabaseUnsupported: The URL is none that we can use.
+    """
+
+    def __init__(self, url: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+        self.url: Final = normalised(url)
+        if self.dialect == "sqlite":
+            self._writer, self._reader = sqlite_engines(self.url, readers=READERS, lock_timeout_s=lock_timeout_s)
+            self._write_threads = ThreadPoolExecutor(1, "db-write")
+            self._read_threads = ThreadPoolExecutor(READERS, "db-read")
+        else:
+            self._writer, self._reader = postgres_engines(
+                self.url, connections=CONNECTIONS, lock_timeout_s=lock_timeout_s
+            )
+            self._write_threads = self._read_threads = ThreadPoolExecutor(CONNECTIONS, "db")
+
+    def __repr__(self) -> str:
+        return f"Database({shown(self.url)!r})"
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self.url.get_backend_name()
+
+    async def write(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Commit what `fn(conn, *args)` does as exactly one transaction and return its result.
+
+        `fn` may be run again from its beginning after a rollback, so it changes nothing but `conn`. When it
+        raises, everything is rolled back and the error passes through. Cancelling leaves the transaction
+        done or not begun: a running one goes on to its end in its thread.
+
+        Raises:
+            DatabaseUnreachable: No connection; OutcomeUnknown when it broke during the commit.
+            DatabaseLocked: A lock was not free in time.
+            DatabaseFull: The disk is full.
+        """
+        run = partial(contextvars.copy_context().run, self.write_now, fn, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._write_threads, run)
+
+    async def read(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `fn(conn, *args)` in a read-only transaction; raises as `write` does."""
+        run = partial(contextvars.copy_context().run, self.read_now, fn, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._read_threads, run)
+
+    def write_now(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`write` in the calling thread, for the command line and for threads of DBOS."""
+        return self._retried(self._writer, lambda conn: fn(conn, *args, **kwargs))
+
+    def read_now(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`read` in the calling thread."""
+        return self._retried(self._reader, lambda conn: fn(conn, *args, **kwargs))
+
+    def close(self) -> None:
+        """Wait for running transactions, then close every thread and connection; queued ones never begin."""
+        for threads in {self._write_threads, self._read_threads}:
+            threads.shutdown(wait=True, cancel_futures=True)
+        self._writer.dispose()
+        self._reader.dispose()
+
+    def _retried(self, engine: sa.Engine, fn: Callable[[sa.Connection], T]) -> T:
+        attempt = 1
+        while True:
+            try:
+                return self._once(engine, fn)
+            except Exception as error:
+                failure = failure_of(error, self.url)
+                if failure is None:
+                    raise
+                if not failure.passing or attempt == ATTEMPTS:
+                    raise failure.error from error
+            time.sleep(random.uniform(0.5, 1.0) * 0.02 * 2**attempt)  # noqa: S311 - jitter
+            attempt += 1
+
+    def _once(self, engine: sa.Engine, fn: Callable[[sa.Connection], T]) -> T:
+        try:
+            conn = engine.connect()
+        except exc.TimeoutError as error:
+            raise DatabaseLocked(
+                f"all connections to {shown(self.url)} were busy for too long: a transaction hangs, "
+                "or one was opened inside another"
+            ) from error
+        with conn:
+            conn.begin()
+            result = fn(conn)  # leaving the block without a commit rolls back
+            try:
+                conn.commit()
+            except exc.DBAPIError as error:
+                if error.connection_invalidated:
+                    raise OutcomeUnknown(
+                        f"the connection to {shown(self.url)} broke during a commit, so it is not known whether "
+                        "it took place; check that the server runs, then repeat"
+                    ) from error
+                raise
+            return result

@@ -1,0 +1,85 @@
+"""What a driver's error means: which typed error it becomes and whether a repeat may pass."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from app.storage.errors import DatabaseFull, DatabaseLocked, DatabaseUnreachable, SchemaBehind, StorageError
+from app.storage.url import shown
+
+_ABORTED: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+_BROKEN: Final = frozenset({"57P01", "57P02", "57P03", "53300"})  # shutdown, crash, starting, too many connections
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A typed error, and whether the same transaction may pass when it is run again."""
+
+    error: StorageError
+    passing: bool = False
+
+
+def failure_of(error: Exception, url: sa.URL) -> Failure | None:
+    """The meaning of an error, or None when it is not the database's condition but the caller's own."""
+    broken = isinstance(error, exc.DBAPIError) and error.connection_invalidated
+    cause = error.orig if isinstance(error, exc.DBAPIError) else error
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_failure(cause, url)
+    return _postgres_failure(cause, url, broken=broken)
+
+
+def _sqlite_failure(cause: object, url: sa.URL) -> Failure | None:  # noqa: PLR0911 - one return for each condition
+    where = shown(url)
+    if not isinstance(cause, sqlite3.DatabaseError):
+        return None
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return Failure(
+            DatabaseLocked(f"{where} is locked by another process for too long: end what holds it, then repeat")
+        )
+    if code == sqlite3.SQLITE_FULL:
+        return Failure(DatabaseFull(f"the disk that holds {where} is full: make room, then repeat"))
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return Failure(
+            DatabaseUnreachable(f"{where} is damaged or not a SQLite database: restore a backup or name another file")
+        )
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return Failure(
+            DatabaseUnreachable(f"{where} cannot be opened or written ({cause}): check the path and its owner")
+        )
+    if str(cause).startswith(("no such table", "no such column")):
+        return Failure(SchemaBehind(f"{where} lacks tables of this version ({cause}): run `shellback migrate`"))
+    return None
+
+
+def _postgres_failure(cause: object, url: sa.URL, *, broken: bool) -> Failure | None:  # noqa: PLR0911
+    import psycopg
+
+    if not isinstance(cause, psycopg.Error):
+        return None
+    where, state = shown(url), cause.sqlstate or ""
+    if state in _ABORTED:
+        return Failure(
+            DatabaseLocked(f"{where} kept aborting a transaction ({_text(cause, url)}): repeat"), passing=True
+        )
+    if state == "55P03":
+        return Failure(DatabaseLocked(f"{where}: a lock was held by another process for too long: end it, then repeat"))
+    if state == "53100":
+        return Failure(DatabaseFull(f"the disk that holds {where} is full: make room, then repeat"))
+    if state in ("42P01", "42703", "3F000"):
+        return Failure(SchemaBehind(f"{where} lacks tables of this version: run `shellback migrate`"))
+    connecting = isinstance(cause, psycopg.OperationalError) and not state
+    if broken or connecting or state in _BROKEN or state.startswith("08"):
+        text = f"{where} does not answer ({_text(cause, url)}): check that the server runs and DATABASE_URL is right"
+        return Failure(DatabaseUnreachable(text), passing=True)
+    return None
+
+
+def _text(cause: BaseException, url: sa.URL) -> str:
+    text = (str(cause).splitlines() or [type(cause).__name__])[0]
+    return text.replace(str(url.password), "***") if url.password else text

@@ -1,0 +1,80 @@
+"""The state directory and what names this machine: a random host id, and the kernel's boot id."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import uuid
+from pathlib import Path
+from typing import Final
+
+from app.storage.errors import HomeUnusable
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_HOST_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+def ensure_home(home: Path) -> Path:
+    """Create the state directory 0700 if it is missing, and return its absolute path.
+
+    Raises:
+        HomeUnusable: It cannot be created, is no directory, belongs to another user, or others may write it.
+    """
+    home = Path(os.path.abspath(home))
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = home.stat()
+    except FileExistsError:
+        raise HomeUnusable(f"the state directory {home} is not a directory: remove it or set SHELLBACK_HOME") from None
+    except OSError as error:
+        raise HomeUnusable(
+            f"the state directory {home} cannot be used ({error.strerror}): set SHELLBACK_HOME to one that can"
+        ) from error
+    if found.st_uid != os.geteuid():
+        raise HomeUnusable(
+            f"the state directory {home} belongs to uid {found.st_uid}, not to {os.geteuid()}: "
+            "run as its owner or set SHELLBACK_HOME"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o022:
+        raise HomeUnusable(f"others may write the state directory {home}: run `chmod 700 {home}`")
+    return home
+
+
+def host_id(home: Path) -> str:
+    """The random id of this host, kept in `host_id` in the state directory; created once, also by two at once.
+
+    Raises:
+        HomeUnusable: The file cannot be read or written, or holds something else.
+    """
+    path = home / "host_id"
+    try:
+        if not path.exists():
+            _create(path, uuid.uuid4().hex)
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HomeUnusable(f"{path} cannot be read or written ({error}): check its owner") from error
+    if not _HOST_ID.fullmatch(text):
+        raise HomeUnusable(f"{path} does not hold a host id: restore it, or remove it if no process of it still runs")
+    return text
+
+
+def boot_id() -> str:
+    """The id of this boot of the machine; another one means that every process of ours is gone."""
+    return _BOOT_ID.read_text().strip()
+
+
+def _create(path: Path, text: str) -> None:
+    # Written and synced beside it, then linked: the name appears with its whole content, for the first one only.
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(descriptor)
+        os.link(draft, path)
+    except FileExistsError:
+        return
+    finally:
+        draft.unlink()

@@ -1,0 +1,48 @@
+"""Small statements that both databases understand."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+
+@cache
+def _locking(table: sa.Table) -> sa.Select[Any]:
+    # Built once: building a statement costs more than running it.
+    (column,) = table.primary_key.columns
+    return sa.select(table).where(column == sa.bindparam("key")).with_for_update()
+
+
+def lock_row(conn: sa.Connection, table: sa.Table, key: object) -> sa.RowMapping | None:
+    """The row with this primary key, locked until the transaction ends, or None.
+
+    On SQLite the write transaction, begun IMMEDIATE, has locked everything already.
+    """
+    return conn.execute(_locking(table), {"key": key}).mappings().one_or_none()
+
+
+@cache
+def _inserting(table: sa.Table, dialect: str) -> sa.Insert:
+    insert = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    # Not by rowcount, which psycopg's dialect leaves unknown here.
+    return insert(table).on_conflict_do_nothing().returning(sa.literal(1))
+
+
+def insert_new(conn: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
+    """Insert a row unless its key exists; whether it was inserted. Waits for one that is being inserted."""
+    return conn.execute(_inserting(table, conn.dialect.name), values).first() is not None
+
+
+def lock_name(conn: sa.Connection, name: str) -> None:
+    """Hold the lock of this name until the transaction ends, where there is no row to lock."""
+    if conn.dialect.name != "sqlite":
+        conn.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0))))
+
+
+def lock_name_shared(conn: sa.Connection, name: str) -> None:
+    """Keep `lock_name` of this name out until the transaction ends, beside others that do the same."""
+    if conn.dialect.name != "sqlite":
+        conn.execute(sa.select(sa.func.pg_advisory_xact_lock_shared(sa.func.hashtextextended(name, 0))))

@@ -1,0 +1,142 @@
+"""The schema: bring our tables and those of DBOS up to date, or say how they stand.
+
+Alembic keeps ours; DBOS keeps its own in the same database (schema `dbos` on Postgres, the same file on
+SQLite) and Alembic never looks at them.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+import app
+from app.storage.db import Database
+from app.storage.errors import SchemaBehind, SchemaTooNew
+from app.storage.rows import lock_name
+from app.storage.tables import metadata
+from app.storage.url import shown
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+_alembic = threading.Lock()  # its context is one per process
+
+
+class SchemaState(StrEnum):
+    """How the tables stand to this program."""
+
+    CURRENT = "current"
+    BEHIND = "behind"
+    TOO_NEW = "too_new"
+
+
+def migrate(url: str) -> None:
+    """Create or upgrade our tables and DBOS's; again, or from two processes at once, changes nothing more.
+
+    Ours are one transaction: a failed upgrade leaves them as they were.
+
+    Raises:
+        SchemaTooNew: A newer program has migrated this database; nothing was changed.
+        DatabaseUnreachable: No connection.
+        DatabaseLocked: Another process migrates, or holds the database, for too long.
+    """
+    database = Database(url)
+    try:
+        database.write_now(_upgrade)
+    finally:
+        database.close()
+    from dbos import DBOS
+
+    DBOS.migrate(database.url.render_as_string(hide_password=False))
+
+
+def check(database: Database) -> SchemaState:
+    """How the tables stand to this program; changes nothing, and creates no SQLite file.
+
+    Raises:
+        DatabaseUnreachable: No connection.
+    """
+    if database.dialect == "sqlite" and not Path(str(database.url.database)).exists():
+        return SchemaState.BEHIND
+    return database.read_now(_state)
+
+
+def require_current(database: Database) -> None:
+    """Return when the tables fit this program.
+
+    Raises:
+        SchemaBehind: They are older or missing.
+        SchemaTooNew: They are newer.
+        DatabaseUnreachable: No connection.
+    """
+    state = check(database)
+    if state is SchemaState.BEHIND:
+        raise SchemaBehind(f"the tables of {shown(database.url)} are missing or old: run `shellback migrate`")
+    if state is SchemaState.TOO_NEW:
+        raise _too_new(database.url)
+
+
+def alembic_options() -> dict[str, Any]:
+    """What Alembic is configured with, wherever it runs."""
+    return {
+        "target_metadata": metadata,
+        "include_name": _is_ours,
+        "compare_type": True,
+        "compare_server_default": True,
+        "render_as_batch": True,
+        "transactional_ddl": True,
+    }
+
+
+def _is_ours(name: str | None, kind: str, _parents: object) -> bool:
+    return kind != "table" or name in metadata.tables
+
+
+def _upgrade(conn: sa.Connection) -> None:
+    from alembic import command
+
+    lock_name(conn, "shellback migrate")
+    if _state(conn) is SchemaState.TOO_NEW:
+        raise _too_new(conn.engine.url)
+    config = _config()
+    config.attributes["connection"] = conn
+    with _alembic:
+        command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    # Beside the package, in a checkout and where a wheel puts it.
+    directory = Path(str(app.__file__)).parent.parent / "migrations"
+    config.set_main_option("script_location", str(directory).replace("%", "%%"))
+    return config
+
+
+def _state(conn: sa.Connection) -> SchemaState:
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    script = ScriptDirectory.from_config(_config())
+    applied = set(MigrationContext.configure(conn).get_current_heads())
+    if not applied <= {revision.revision for revision in script.walk_revisions()}:
+        return SchemaState.TOO_NEW
+    if applied != set(script.get_heads()) or not _has_dbos(conn):
+        return SchemaState.BEHIND
+    return SchemaState.CURRENT
+
+
+def _has_dbos(conn: sa.Connection) -> bool:
+    schema: Final = None if conn.dialect.name == "sqlite" else "dbos"
+    return sa.inspect(conn).has_table("dbos_migrations", schema=schema)
+
+
+def _too_new(url: sa.URL) -> SchemaTooNew:
+    return SchemaTooNew(
+        f"a newer version of Shellback has migrated {shown(url)}: run that version, or another database"
+    )

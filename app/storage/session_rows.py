@@ -1,0 +1,103 @@
+"""How a session is a row: its JSON, its statements.
+
+The statements are built once, because building one costs more than running it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from app.exec.model import LIVE_STATES, Delivery, EndedBy, Evidence, Session, SessionEnd, SessionState
+from app.storage.tables import calls, conversations, sessions
+
+LIVE: Final = [state.value for state in LIVE_STATES]
+_COLUMNS: Final = tuple(field.name for field in fields(Session))
+_key: Final[sa.BindParameter[str]] = sa.bindparam("key")
+_id: Final = sessions.c.id == _key
+
+GET: Final = sa.select(sessions).where(_id)
+CONVERSATION_OF: Final = sa.select(sessions.c.conversation_id).where(_id)
+DELIVERY_OF: Final = sa.select(sessions.c.delivery).where(_id)
+INSERT: Final = sessions.insert()
+
+HOLDER: Final = (
+    sa.select(conversations.c.claimed_by, conversations.c.epoch).where(conversations.c.id == _key).with_for_update()
+)
+"""Who holds the conversation `key`, its row locked."""
+
+ROOM: Final = sa.select(
+    sa.select(sa.func.count())
+    .select_from(sessions)
+    .where(sessions.c.conversation_id == sa.bindparam("conversation"), sessions.c.state.in_(LIVE))
+    .scalar_subquery()
+    .label("live"),
+    sa.exists().where(_id).label("known"),
+)
+"""How many live sessions a conversation has, and whether one with this id exists."""
+
+STARTED: Final = (
+    sessions.update()
+    .where(_id, sessions.c.state == SessionState.CLAIMED.value)
+    .values(state=SessionState.RUNNING.value, pid=sa.bindparam("new_pid"), started_at=sa.bindparam("new_started_at"))
+)
+ENDED: Final = (
+    sessions.update()
+    .where(_id)
+    .values(
+        state=sa.bindparam("new_state"),
+        end=sa.bindparam("new_end", type_=sessions.c.end.type),
+        ended_at=sa.bindparam("new_ended_at"),
+    )
+)
+DELIVERED: Final = (
+    sessions.update()
+    .where(_id, sessions.c.delivery == Delivery.INLINE.value)
+    .values(delivery=sa.bindparam("new_delivery"))
+)
+POLLED: Final = sessions.update().where(_id).values(poll_offset=sa.bindparam("new_offset"))
+
+OUTCOME_OF: Final = sa.select(calls.c.outcome).where(calls.c.call_key == _key)
+CALLED: Final = (
+    calls.update()
+    .where(calls.c.call_key == _key)
+    .values(outcome=sa.bindparam("new_outcome", type_=calls.c.outcome.type))
+)
+
+
+def end_to_json(end: SessionEnd) -> dict[str, Any]:
+    """The end as portable JSON."""
+    return asdict(end) | {"survivors": list(end.survivors)}
+
+
+def end_from_json(value: dict[str, Any]) -> SessionEnd:
+    """The end that `end_to_json` wrote."""
+    evidence = value["evidence"]
+    typed: dict[str, Any] = {
+        "state": SessionState(value["state"]),
+        "evidence": None if evidence is None else Evidence(evidence),
+        "ended_by": EndedBy(value["ended_by"]),
+        "survivors": tuple(value["survivors"]),
+    }
+    return SessionEnd(**(value | typed))
+
+
+def to_row(session: Session) -> dict[str, Any]:
+    """The session's columns."""
+    values: dict[str, Any] = {name: getattr(session, name) for name in _COLUMNS if name != "end"}
+    # psycopg stores an enum by its name, so it gets the plain value.
+    values |= {"state": session.state.value, "delivery": session.delivery.value}
+    if session.end is not None:
+        values |= {"end": end_to_json(session.end), "ended_at": session.end.ended_at}
+    return values
+
+
+def from_row(row: sa.RowMapping) -> Session:
+    """The session that `to_row` wrote."""
+    values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
+    values |= {"state": SessionState(row["state"]), "delivery": Delivery(row["delivery"])}
+    if row["end"] is not None:
+        values["end"] = end_from_json(row["end"])
+    return Session(**values)

@@ -1,0 +1,240 @@
+"""Sessions in the database: claimed before anything starts, ended once, told once.
+
+The plain functions work on a connection, for transactions that do more; `SqlSessionStore` runs each
+as its own. Locks are always taken in one order, the conversation's row before the session's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from app.exec.errors import InvalidTransition, LimitReached, SessionNotFound
+from app.exec.limits import SESSIONS_PER_CONVERSATION
+from app.exec.model import CallKey, Delivery, Session, SessionEnd, SessionId, SessionState
+from app.exec.ports import ExitSink, SessionStore
+from app.storage import session_rows as rows
+from app.storage.db import Database
+from app.storage.errors import StaleTurn
+from app.storage.rows import insert_new, lock_name, lock_row
+from app.storage.tables import calls, conversations, sessions
+
+log = logging.getLogger(__name__)
+
+Within = Callable[[sa.Connection, Session], None]
+"""More work for the claiming transaction; raising undoes the claim."""
+WithinCall = Callable[[sa.Connection, CallKey], None]
+"""More work for the transaction that begins a call; raising leaves it not begun."""
+
+
+class SqlSessionStore(SessionStore):
+    """A `SessionStore` on a `Database`.
+
+    Args:
+        database: Where the sessions are.
+        sink: Told about ends, inside the transaction that records them.
+        within: Runs in the transaction of a new claim, after the row exists.
+        within_call: Runs in the transaction that begins a new call.
+        limit: Live sessions that one conversation may have.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        sink: ExitSink | None = None,
+        within: Within | None = None,
+        within_call: WithinCall | None = None,
+        limit: int = SESSIONS_PER_CONVERSATION,
+    ) -> None:
+        self._database = database
+        self._sink = sink
+        self._within = within
+        self._within_call = within_call
+        self._limit = limit
+
+    async def claim(self, session: Session) -> Session:
+        return await self._database.write(claim, session, within=self._within, limit=self._limit)
+
+    async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
+        await self._database.write(started, session_id, pid=pid, started_at=started_at)
+
+    async def finish(self, session_id: SessionId, end: SessionEnd) -> Session:
+        return await self._database.write(finish, session_id, end, self._sink)
+
+    async def settle_inline(self, session_id: SessionId) -> bool:
+        return await self._database.write(settle_inline, session_id)
+
+    async def hand_over(self, session_id: SessionId) -> bool:
+        return await self._database.write(hand_over, session_id, self._sink)
+
+    async def get(self, session_id: SessionId) -> Session | None:
+        return await self._database.read(get, session_id)
+
+    async def list(self, *, conversation_id: str | None = None, live: bool | None = None) -> Sequence[Session]:
+        return await self._database.read(find, conversation_id=conversation_id, live=live)
+
+    async def begin_call(self, key: CallKey, session_id: SessionId, tool: str) -> dict[str, object] | None:
+        return await self._database.write(begin_call, key, session_id, tool, self._within_call)
+
+    async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
+        await self._database.write(end_call, key, outcome)
+
+    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
+        return await self._database.write(advance_poll, key, session_id, upto)
+
+
+def claim(
+    conn: sa.Connection, session: Session, *, within: Within | None = None, limit: int = SESSIONS_PER_CONVERSATION
+) -> Session:
+    """Insert the session, or return the one that already has its id, untouched.
+
+    Raises:
+        StaleTurn: The session names an epoch and its turn no longer holds the conversation.
+        LimitReached: The conversation has `limit` live sessions.
+    """
+    _hold_conversation(conn, session)
+    room = conn.execute(rows.ROOM, {"key": session.id, "conversation": session.conversation_id}).one()
+    if room.known and (existing := get(conn, session.id)) is not None:
+        return existing
+    if room.live >= limit:
+        raise LimitReached(
+            f"this conversation has {room.live} live sessions and {limit} is the limit; end one with process_kill first"
+        )
+    conn.execute(rows.INSERT, rows.to_row(session))
+    if within is not None:
+        within(conn, session)
+    return session
+
+
+def started(conn: sa.Connection, session_id: SessionId, *, pid: int, started_at: float) -> None:
+    """Move a claimed session to `running`; any other stays as it is."""
+    conn.execute(rows.STARTED, {"key": session_id, "new_pid": pid, "new_started_at": started_at})
+
+
+def finish(conn: sa.Connection, session_id: SessionId, end: SessionEnd, sink: ExitSink | None = None) -> Session:
+    """Record the first end and tell the sink if the delivery is `callback`; later ends change nothing.
+
+    Raises:
+        SessionNotFound: No session has this id.
+    """
+    session = _held(conn, session_id)
+    if session is None:
+        raise SessionNotFound(session_id)
+    if session.end is not None:
+        if session.state is SessionState.LOST and end.state is not SessionState.LOST:
+            log.warning("session %s was given up as lost and has now ended: %s", session_id, end)
+        return session
+    ended = replace(session, state=end.state, end=end)
+    changes = {"new_state": end.state.value, "new_end": rows.end_to_json(end), "new_ended_at": end.ended_at}
+    conn.execute(rows.ENDED, {"key": session_id, **changes})
+    if sink is not None and ended.delivery is Delivery.CALLBACK:
+        sink.ended(conn, ended)
+    return ended
+
+
+def settle_inline(conn: sa.Connection, session_id: SessionId) -> bool:
+    """Move the delivery from `inline` to `settled`; whether it is `settled` now."""
+    return _deliver(conn, session_id, Delivery.SETTLED) is Delivery.SETTLED
+
+
+def hand_over(conn: sa.Connection, session_id: SessionId, sink: ExitSink | None = None) -> bool:
+    """Move the delivery from `inline` to `callback`, telling the sink of an end; whether it is `callback` now."""
+    session = _held(conn, session_id)
+    if session is None or session.delivery is not Delivery.INLINE:
+        return session is not None and session.delivery is Delivery.CALLBACK
+    _deliver(conn, session_id, Delivery.CALLBACK)
+    if sink is not None and session.end is not None:
+        sink.ended(conn, replace(session, delivery=Delivery.CALLBACK))
+    return True
+
+
+def get(conn: sa.Connection, session_id: SessionId) -> Session | None:
+    """The session, or None."""
+    row = conn.execute(rows.GET, {"key": session_id}).mappings().one_or_none()
+    return None if row is None else rows.from_row(row)
+
+
+def find(conn: sa.Connection, *, conversation_id: str | None = None, live: bool | None = None) -> list[Session]:
+    """Sessions, oldest first; of one conversation or all; live, ended, or both."""
+    query = sa.select(sessions).order_by(sessions.c.created_at, sessions.c.id)
+    if conversation_id is not None:
+        query = query.where(sessions.c.conversation_id == conversation_id)
+    if live is not None:
+        query = query.where(sessions.c.state.in_(rows.LIVE) if live else sessions.c.state.not_in(rows.LIVE))
+    return [rows.from_row(row) for row in conn.execute(query).mappings()]
+
+
+def begin_call(
+    conn: sa.Connection, key: CallKey, session_id: SessionId, tool: str, within: WithinCall | None = None
+) -> dict[str, object] | None:
+    """Note that a call is about to act: None when it is new, `{}` when begun before, else its outcome."""
+    row = {"call_key": key, "session_id": session_id, "tool": tool, "created_at": time.time()}
+    if insert_new(conn, calls, row):
+        if within is not None:
+            within(conn, key)
+        return None
+    return conn.execute(rows.OUTCOME_OF, {"key": key}).scalar_one() or {}
+
+
+def end_call(conn: sa.Connection, key: CallKey, outcome: dict[str, object]) -> None:
+    """Record the outcome of a call; the first one stays.
+
+    Raises:
+        InvalidTransition: The call was never begun.
+    """
+    call = lock_row(conn, calls, key)
+    if call is None:
+        raise InvalidTransition(f"call {key} ends but was never begun")
+    if call["outcome"] is None:
+        conn.execute(rows.CALLED, {"key": key, "new_outcome": outcome})
+
+
+def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
+    """Move the cursor to `upto`, never back, and return the range passed over; a repeat returns the same range.
+
+    Raises:
+        SessionNotFound: No session has this id.
+    """
+    session = lock_row(conn, sessions, session_id)
+    if session is None:
+        raise SessionNotFound(session_id)
+    before = begin_call(conn, key, session_id, "process_poll")
+    if before:
+        return int(str(before["start"])), int(str(before["end"]))
+    start = int(session["poll_offset"])
+    end = max(start, upto)
+    conn.execute(rows.POLLED, {"key": session_id, "new_offset": end})
+    end_call(conn, key, {"start": start, "end": end})
+    return start, end
+
+
+def _hold_conversation(conn: sa.Connection, session: Session) -> None:
+    row = conn.execute(rows.HOLDER, {"key": session.conversation_id}).one_or_none()
+    if session.epoch > 0 and (row is None or (row.claimed_by, row.epoch) != (session.turn_id, session.epoch)):
+        raise StaleTurn(session.conversation_id, session.turn_id, session.epoch)
+    if row is None:
+        lock_name(conn, f"sessions of {session.conversation_id}")
+
+
+def _held(conn: sa.Connection, session_id: SessionId) -> Session | None:
+    if conn.dialect.name == "sqlite":
+        return get(conn, session_id)
+    # The sink takes the conversation's lock; taken after the session's it could meet a claim head on.
+    conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": session_id}).scalar_one_or_none()
+    if conversation_id is None:
+        return None
+    lock_row(conn, conversations, conversation_id)
+    row = lock_row(conn, sessions, session_id)
+    return None if row is None else rows.from_row(row)
+
+
+def _deliver(conn: sa.Connection, session_id: SessionId, delivery: Delivery) -> Delivery | None:
+    if conn.execute(rows.DELIVERED, {"key": session_id, "new_delivery": delivery.value}).rowcount == 1:
+        return delivery
+    now = conn.execute(rows.DELIVERY_OF, {"key": session_id}).scalar_one_or_none()
+    return None if now is None else Delivery(now)

@@ -1,0 +1,200 @@
+"""Our tables, for SQLite and Postgres alike. DBOS's own tables live beside them and are left alone.
+
+Times are wall-clock seconds (`Float`) for people and for ages; nothing that must be right hangs on
+two of them being equal. JSON columns hold portable JSON only. Names follow `docs/glossary.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import sqlalchemy as sa
+
+metadata: Final = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+BigId: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""A growing key: SQLite numbers only `INTEGER PRIMARY KEY` by itself."""
+
+conversations: Final = sa.Table(
+    "conversations",
+    metadata,
+    sa.Column("id", sa.String(200), primary_key=True),
+    sa.Column("host_id", sa.String(64), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False, server_default="free"),  # free, claimed, blocked
+    sa.Column("blocked_reason", sa.String(32)),  # approval, wake_limit, set_aside
+    sa.Column("claimed_by", sa.String(200)),  # workflow id of the turn that holds it
+    sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),  # failed turns in a row
+    sa.Column("chain", sa.Integer, nullable=False, server_default="0"),  # turns since a person spoke
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("claimed_at", sa.Float),
+)
+
+history_records: Final = sa.Table(
+    "history_records",
+    metadata,
+    sa.Column("conversation_id", sa.String(200), primary_key=True),
+    sa.Column("head_id", sa.String(64)),
+    sa.Column("revision", sa.String(64), nullable=False),
+    sa.Column("usage", sa.JSON, nullable=False),
+    sa.Column("deferred", sa.JSON),
+    sa.Column("scope", sa.String(200)),
+    sa.Column("forked_from", sa.String(200)),
+    sa.Column("forked_at", sa.String(64)),
+    sa.Column("branches", sa.JSON, nullable=False),
+    sa.Column("updated_at", sa.Float, nullable=False, index=True),
+)
+
+history_entries: Final = sa.Table(
+    "history_entries",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("parent_id", sa.String(64), index=True),
+    sa.Column("message", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
+mailbox: Final = sa.Table(
+    "mailbox",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("kind", sa.String(32), nullable=False),  # message, decision, exit, turn_failed
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("dedupe_key", sa.String(200), unique=True),
+    sa.Column("payload", sa.JSON, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False, server_default="unread"),  # unread, taken, heard
+    sa.Column("taken_by", sa.String(200)),
+    sa.Column("taken_step", sa.Integer),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("heard_at", sa.Float),
+    sa.Index("ix_mailbox_conversation_id_state", "conversation_id", "state"),
+)
+
+turns: Final = sa.Table(
+    "turns",
+    metadata,
+    sa.Column("id", sa.String(200), primary_key=True),  # the workflow id of the work item
+    sa.Column("conversation_id", sa.String(200), nullable=False, index=True),
+    sa.Column("item_type", sa.String(32), nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("executor_id", sa.String(100)),
+    sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("executions", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("started_at", sa.Float),
+    sa.Column("ended_at", sa.Float, index=True),
+    sa.Column("outcome", sa.String(32)),  # answered, pending_approval, nothing, busy, failed, set_aside
+    sa.Column("answer", sa.Text),
+    sa.Column("error", sa.Text),
+)
+
+approvals: Final = sa.Table(
+    "approvals",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("turn_id", sa.String(200), nullable=False),
+    sa.Column("call_key", sa.String(64), nullable=False, unique=True),
+    sa.Column("tool_call_id", sa.String(200), nullable=False),
+    sa.Column("tool_name", sa.String(100), nullable=False),
+    sa.Column("args", sa.JSON, nullable=False),
+    sa.Column("display", sa.JSON, nullable=False),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # pending, approved, denied, expired, superseded, used
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+    sa.Column("decided_at", sa.Float),
+    sa.Column("decided_by", sa.String(100)),
+    sa.Column("surface", sa.String(32)),
+    sa.Column("note", sa.Text),
+    sa.Column("used_by", sa.String(64)),
+    sa.Index("ix_approvals_conversation_id_state", "conversation_id", "state"),
+)
+
+verdicts: Final = sa.Table(
+    "verdicts",
+    metadata,
+    sa.Column("call_key", sa.String(64), primary_key=True),
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("verdict", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
+sessions: Final = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("tool_call_id", sa.String(200), nullable=False),
+    sa.Column("turn_id", sa.String(200), nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("host_id", sa.String(64), nullable=False),
+    sa.Column("boot_id", sa.String(64), nullable=False),
+    sa.Column("uid", sa.Integer, nullable=False),
+    sa.Column("backend", sa.String(32), nullable=False),
+    sa.Column("profile", sa.String(32), nullable=False),
+    sa.Column("command", sa.Text, nullable=False),
+    sa.Column("cwd", sa.Text, nullable=False),
+    sa.Column("workspace", sa.Text, nullable=False),
+    sa.Column("pty", sa.Boolean, nullable=False),
+    sa.Column("background", sa.Boolean, nullable=False),
+    sa.Column("separate_stderr", sa.Boolean, nullable=False),
+    sa.Column("stdin_open", sa.Boolean, nullable=False),
+    sa.Column("lifetime", sa.String(16), nullable=False),
+    sa.Column("delivery", sa.String(16), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False, index=True),
+    sa.Column("log_path", sa.Text, nullable=False),
+    sa.Column("pid", sa.Integer),
+    sa.Column("approval_id", sa.String(64)),
+    sa.Column("digest", sa.String(64), nullable=False, server_default=sa.text("''")),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("started_at", sa.Float),
+    sa.Column("poll_offset", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("end", sa.JSON),  # SessionEnd, once
+    sa.Column("ended_at", sa.Float),
+    sa.Index("ix_sessions_conversation_id_state", "conversation_id", "state"),
+)
+
+calls: Final = sa.Table(
+    "calls",
+    metadata,
+    sa.Column("call_key", sa.String(64), primary_key=True),
+    sa.Column("session_id", sa.String(64), nullable=False, index=True),
+    sa.Column("tool", sa.String(100), nullable=False),
+    sa.Column("outcome", sa.JSON),  # None until the call has acted
+    sa.Column("created_at", sa.Float, nullable=False),
+)
+
+workers: Final = sa.Table(
+    "workers",
+    metadata,
+    sa.Column("executor_id", sa.String(100), primary_key=True),
+    sa.Column("host_id", sa.String(64), nullable=False, index=True),
+    sa.Column("pid", sa.Integer, nullable=False),
+    sa.Column("boot_id", sa.String(64), nullable=False),
+    sa.Column("version", sa.String(100), nullable=False),
+    sa.Column("started_at", sa.Float, nullable=False),
+    sa.Column("heartbeat_at", sa.Float, nullable=False),
+    sa.Column("stopped_at", sa.Float),
+)
+
+events: Final = sa.Table(
+    "events",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("turn_id", sa.String(200), nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("payload", sa.JSON, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False, index=True),
+    sa.Index("ix_events_conversation_id_id", "conversation_id", "id"),
+)

@@ -1,0 +1,116 @@
+"""The end of a turn: one transaction for history, mailbox, approvals and claim, keyed by the turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy as sa
+from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
+
+from app.exec.model import SessionId
+from app.exec.supervisor.crashpoints import reach
+from app.storage.db import Database
+from app.storage.history import SqlConversationStore, write_record_in
+from app.storage.tables import conversations, turns
+from app.work import approvals, mailbox, stream
+from app.work.queues import Enqueuer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """What a turn leaves behind. `answer` is what the person reads; None while calls wait for approval."""
+
+    conversation_id: str
+    turn_id: str
+    epoch: int
+    outcome: str
+    answer: str | None = None
+    error: str | None = None
+    proposed: tuple[approvals.Proposed, ...] = ()
+    told: frozenset[SessionId] = field(default_factory=frozenset[SessionId])
+    ttl_s: float = 3600.0
+
+
+def close(
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    closing: Closing,
+    record: ConversationRecord | None,
+    new_entries: Sequence[ConversationEntry],
+    expected_revision: str | None,
+) -> str:
+    """Commit the end of a turn and release its conversation; returns the outcome that stands.
+
+    A repeat returns the stored outcome and changes nothing (invariant 4).
+
+    Raises:
+        StaleTurn: Another execution holds the conversation.
+        ConversationConflict: The history is not the one this turn began with.
+    """
+    stored = outcome_of(conn, closing.turn_id)
+    if stored is not None:
+        return stored
+    conversation = mailbox.held(conn, closing.conversation_id, closing.turn_id, closing.epoch)
+    if record is not None:
+        write_record_in(conn, record, new_entries, expected_revision)
+    mailbox.hear(conn, closing.conversation_id, closing.turn_id, frozenset(closing.told))
+    if closing.proposed:
+        approvals.ask(
+            conn, closing.conversation_id, closing.turn_id, closing.epoch, list(closing.proposed), ttl_s=closing.ttl_s
+        )
+    if closing.outcome != "nothing":
+        conn.execute(sa.update(conversations).where(conversations.c.id == closing.conversation_id).values(failures=0))
+    conn.execute(
+        sa.update(turns)
+        .where(turns.c.id == closing.turn_id)
+        .values(outcome=closing.outcome, answer=closing.answer, error=closing.error, ended_at=time.time())
+    )
+    if closing.answer is not None:
+        kind = "answer" if closing.outcome == "answered" else "failed"
+        stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
+    mailbox.release(conn, enqueuer, conversation, blocked="approval" if closing.proposed else None)
+    return closing.outcome
+
+
+def outcome_of(conn: sa.Connection, turn_id: str) -> str | None:
+    """The outcome a turn has been closed with, None while it is open."""
+    return conn.execute(sa.select(turns.c.outcome).where(turns.c.id == turn_id)).scalar_one_or_none()
+
+
+class TurnStore(SqlConversationStore):
+    """The conversation store as one turn sees it: the head it began with, and a save that closes it.
+
+    On a replay the real head may already be the one this turn wrote; the recorded one is what the
+    turn's history was.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        enqueuer: Enqueuer,
+        begun_with: ConversationRecord | None,
+        closing: Closing | None = None,
+    ) -> None:
+        super().__init__(database)
+        self._db = database
+        self._enqueuer = enqueuer
+        self._begun_with = begun_with
+        self.closing = closing
+
+    async def read_record(self, conversation_id: str) -> ConversationRecord | None:  # noqa: ARG002
+        """The record the turn began with."""
+        return self._begun_with
+
+    async def write_record(
+        self,
+        record: ConversationRecord,
+        *,
+        new_entries: Sequence[ConversationEntry] = (),
+        expected_revision: str | None,
+    ) -> None:
+        """Close the turn together with the record; a turn that is closed already stays as it is."""
+        assert self.closing is not None
+        await self._db.write(close, self._enqueuer, self.closing, record, list(new_entries), expected_revision)
+        reach("turn.closed")

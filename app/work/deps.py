@@ -1,0 +1,28 @@
+"""What an agent's tools and hooks may know of the turn they run in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from app.exec.model import CallKey, SessionId
+from app.exec.policy import Approval
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnDeps:
+    """Dependencies of one execution of one turn.
+
+    `gate` was read once, in the turn's first step. `approvals` are the decisions this turn was
+    resumed with. `told` collects sessions whose end a tool result has told the agent.
+    """
+
+    conversation_id: str
+    turn_id: str
+    epoch: int
+    gate: bool
+    approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
+    told: set[SessionId] = field(default_factory=set[SessionId])
+
+    def approval_for(self, key: CallKey) -> Approval | None:
+        """The person's yes to this call, if there is one."""
+        return self.approvals.get(key)

@@ -1,0 +1,33 @@
+"""How mailbox rows read to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from app.exec.callback_text import wake_text
+from app.work.mailbox import Letter
+
+
+def texts_of(letters: Sequence[Letter]) -> list[str]:
+    """One text per row, in the order the rows came."""
+    return [_text(letter.kind, letter.payload) for letter in letters]
+
+
+def _text(kind: str, payload: dict[str, Any]) -> str:
+    if kind == "message":
+        return str(payload["text"])
+    if kind == "exit":
+        return wake_text(payload)
+    return turn_failed_text(payload)
+
+
+def turn_failed_text(payload: dict[str, Any]) -> str:
+    """Tell the model that an earlier turn broke off, and what it had already started."""
+    started: list[dict[str, Any]] = payload.get("started", [])
+    lines = [f"[turn failed: {payload['reason']}; it is tried again]"]
+    lines += [
+        f"Started before it failed: session {row['session_id']} ({row['state']}): {row['command']}" for row in started
+    ]
+    lines.append("Nothing above is started again by repeating it here; look before you repeat a command.")
+    return "\n".join(lines)

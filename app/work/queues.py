@@ -1,0 +1,86 @@
+"""The one place that knows how an item gets onto a DBOS queue, and which queue it belongs on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.storage.tables import turns
+from app.work.items import Priority, WorkItem
+
+if TYPE_CHECKING:
+    from dbos import DBOSClient
+
+APPLICATION: Final = "shellback"
+WORKFLOW: Final = "shellback.turn"
+TURNS_POLL_S: Final = 1.0
+WAKES_POLL_S: Final = 0.12
+"""At most 0.15 by design; DBOS waits up to 1.05 times this."""
+
+
+def turns_queue(host_id: str) -> str:
+    """Name of the queue for what can wait."""
+    return f"turns.{host_id}"
+
+
+def wakes_queue(host_id: str) -> str:
+    """Name of the queue for what cannot: HIGH and above, and NORMAL that a person waits for."""
+    return f"wakes.{host_id}"
+
+
+def queue_for(item: WorkItem, host_id: str) -> str:
+    """The queue of an item: workspaces and processes are local, so it is one of the conversation's host."""
+    urgent = item.priority <= Priority.HIGH or (item.waiting and item.priority <= Priority.NORMAL)
+    return wakes_queue(host_id) if urgent else turns_queue(host_id)
+
+
+class Enqueuer(Protocol):
+    """Puts items on queues inside somebody else's transaction."""
+
+    def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
+        """Enqueue `item` when `conn` commits; an id that was used before changes nothing, ever."""
+        ...
+
+
+class DbosEnqueuer:
+    """Enqueues through `DBOSClient`, version-less: an item stamped with a version never runs after an upgrade."""
+
+    def __init__(self, client: DBOSClient) -> None:
+        self._client = client
+
+    def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
+        """Enqueue `item` and its row in `turns` when `conn` commits."""
+        from dbos import WorkflowSerializationFormat
+
+        note_turn(conn, item)
+        self._client.enqueue_in_transaction(
+            conn,
+            {
+                "workflow_name": WORKFLOW,
+                "queue_name": queue_for(item, host_id),
+                "workflow_id": item.id,
+                "priority": int(item.priority),
+                "application_name": APPLICATION,
+                "serialization_type": WorkflowSerializationFormat.PORTABLE,
+            },
+            item.to_json(),
+        )
+
+
+def note_turn(conn: sa.Connection, item: WorkItem) -> None:
+    """Write the row of an item's turn, unless it is there."""
+    insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    conn.execute(
+        insert(turns)
+        .values(
+            id=item.id,
+            conversation_id=item.conversation_id,
+            item_type=item.type.value,
+            priority=int(item.priority),
+            created_at=time.time(),
+        )
+        .on_conflict_do_nothing(index_elements=["id"])
+    )

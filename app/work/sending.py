@@ -1,0 +1,101 @@
+"""A person's words on their way to a conversation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from app.storage.tables import conversations, turns
+from app.storage.tables import mailbox as rows
+from app.work import approvals, mailbox, stream
+from app.work.errors import InvalidRequest
+from app.work.items import Priority, chat_item
+from app.work.queues import Enqueuer
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}\Z")
+TEXT_CHARS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A message that is kept. `item_id` is the work item that brings it to a turn."""
+
+    item_id: str
+    conversation_id: str
+    pending_approvals: int
+    blocked: str | None
+    event: int
+
+
+def send(  # noqa: PLR0913 - what a message is
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation_id: str,
+    text: str,
+    *,
+    host_id: str,
+    priority: Priority = Priority.NORMAL,
+    waiting: bool = True,
+    interrupt: bool = False,
+    by: str = "person",
+) -> Sent:
+    """Keep a message and the item that brings it to a turn; one transaction.
+
+    While approvals are pending it is kept until they are decided. With `interrupt` they are denied
+    as superseded first, and the turn that hears of it hears the message too.
+
+    Raises:
+        InvalidRequest: The name or the text is not acceptable.
+    """
+    if not NAME.match(conversation_id):
+        raise InvalidRequest(
+            f"conversation name {conversation_id!r}: use 1 to 100 letters, digits and . _ : @ -, beginning with no sign"
+        )
+    if not text.strip() or "\x00" in text:
+        raise InvalidRequest("the message is empty or holds a NUL byte; say something")
+    if len(text) > TEXT_CHARS:
+        raise InvalidRequest(f"the message has {len(text)} characters; at most {TEXT_CHARS} are taken")
+    event = stream.last_number(conn)
+    conversation = mailbox.open_conversation(conn, conversation_id, host_id=host_id)
+    item = chat_item(conversation_id, priority=priority, waiting=waiting)
+    mailbox.put(
+        conn, enqueuer, conversation, item, kind="message", payload={"text": text, "by": by}, dedupe_key=item.id
+    )
+    stream.note(conn, conversation_id, item.id, 0, "message", {"text": text, "by": by})
+    if interrupt:
+        approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="send --interrupt")
+    return Sent(
+        item_id=item.id,
+        conversation_id=conversation_id,
+        pending_approvals=mailbox.undecided(conn, conversation_id),
+        blocked=conversation.blocked_reason if conversation.state == "blocked" else None,
+        event=event,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """How far a message has come: the turn that took it and what that turn said."""
+
+    turn_id: str | None
+    outcome: str | None
+    answer: str | None
+    blocked: str | None
+
+
+def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
+    """Where the message of `item_id` is."""
+    row = conn.execute(sa.select(rows.c.taken_by).where(rows.c.dedupe_key == item_id)).one_or_none()
+    conversation = conn.execute(sa.select(conversations).where(conversations.c.id == conversation_id)).one_or_none()
+    blocked = conversation.blocked_reason if conversation is not None and conversation.state == "blocked" else None
+    turn_id = row.taken_by if row is not None else None
+    turn = conn.execute(sa.select(turns).where(turns.c.id == turn_id)).one_or_none() if turn_id else None
+    return Heard(
+        turn_id=turn_id,
+        outcome=turn.outcome if turn is not None else None,
+        answer=turn.answer if turn is not None else None,
+        blocked=blocked,
+    )

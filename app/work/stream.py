@@ -1,0 +1,83 @@
+"""What people see of a turn while it runs: a bounded table of events, followed by number.
+
+Kinds: `message`, `text` (a piece of the answer), `tool_call`, `tool_result`, `answer`, `approval`,
+`decision`, `exit`, `failed`, `blocked`, `alarm`. A client that meets a higher epoch of a turn drops what it
+showed of the older one: that execution was repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from app.storage.tables import events
+
+KEEP_S: Final = 24 * 3600.0
+PAYLOAD_CHARS: Final = 4_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened in a conversation."""
+
+    id: int
+    conversation_id: str
+    turn_id: str
+    epoch: int
+    kind: str
+    payload: dict[str, Any]
+    created_at: float
+
+
+def note(
+    conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, kind: str, payload: dict[str, Any]
+) -> None:
+    """Add an event; text in it is cut to what a terminal wants to see at once."""
+    conn.execute(
+        sa.insert(events).values(
+            conversation_id=conversation_id,
+            turn_id=turn_id,
+            epoch=epoch,
+            kind=kind,
+            payload={key: _cut(value) for key, value in payload.items()},
+            created_at=time.time(),
+        )
+    )
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > PAYLOAD_CHARS:
+        return value[:PAYLOAD_CHARS] + f"… ({len(value) - PAYLOAD_CHARS} more characters)"
+    return value
+
+
+def after(conn: sa.Connection, conversation_id: str | None, number: int, limit: int = 500) -> list[Event]:
+    """Events with a number above `number`, oldest first; of one conversation, or of all."""
+    query = sa.select(events).where(events.c.id > number).order_by(events.c.id).limit(limit)
+    if conversation_id is not None:
+        query = query.where(events.c.conversation_id == conversation_id)
+    return [
+        Event(
+            id=row.id,
+            conversation_id=row.conversation_id,
+            turn_id=row.turn_id,
+            epoch=row.epoch,
+            kind=row.kind,
+            payload=row.payload,
+            created_at=row.created_at,
+        )
+        for row in conn.execute(query)
+    ]
+
+
+def last_number(conn: sa.Connection) -> int:
+    """The highest number given so far, 0 if none."""
+    return conn.execute(sa.select(sa.func.max(events.c.id))).scalar_one() or 0
+
+
+def prune(conn: sa.Connection) -> int:
+    """Delete what is older than a day; returns how many."""
+    return conn.execute(sa.delete(events).where(events.c.created_at < time.time() - KEEP_S)).rowcount

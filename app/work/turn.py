@@ -1,0 +1,319 @@
+"""One handling of one work item by the agent: the workflow that DBOS runs, repeats and recovers.
+
+The order of its steps is its shape: a replay matches them by position. Change the shape and
+`STEP_SHAPE` goes up, so that no worker replays a turn that another shape has recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import sqlalchemy as sa
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied, capture_run_messages
+from pydantic_ai.conversation import Conversation
+from pydantic_ai.conversation_store import ConversationRecord
+from pydantic_ai.exceptions import AgentRunError, RunTimedOut, UsageLimitExceeded, UserError
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.run import AgentRunResult
+from pydantic_ai.usage import UsageLimits
+
+from app.exec.identity import call_key, origins_in
+from app.exec.policy import Approval
+from app.exec.supervisor.crashpoints import reach
+from app.storage.db import Database
+from app.storage.history import read_record_in
+from app.work import approvals, mailbox
+from app.work.approvals import Proposed, Request
+from app.work.closing import Closing, TurnStore, close, outcome_of
+from app.work.deps import TurnDeps
+from app.work.hearing import Fenced, recorded
+from app.work.items import ItemType, WorkItem
+from app.work.mailbox import Entry, Letter, Wakes
+from app.work.prompt import texts_of
+from app.work.queues import Enqueuer
+
+STEP_SHAPE: Final = 1
+BEGIN_STEP: Final = 0
+
+log = logging.getLogger(__name__)
+
+Propose = Callable[[str, str, dict[str, Any]], tuple[str, dict[str, Any]]]
+"""Digest and display of a call: (conversation id, tool name, arguments) → (digest, what a person is shown)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Bounds of one turn."""
+
+    requests: int = 100
+    tokens: int = 1_000_000
+    seconds: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What the first step read, once and for every replay."""
+
+    gate: bool
+    record: ConversationRecord | None
+    letters: list[Letter] = field(default_factory=list[Letter])
+    decided: list[Request] = field(default_factory=list[Request])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRunner:
+    """Runs turns. Wired alike in every worker: a replay under another wiring fails."""
+
+    database: Database
+    enqueuer: Enqueuer
+    agent: Agent[TurnDeps, Any]
+    propose: Propose
+    gate: Callable[[], bool]
+    executor_id: str
+    budget: Budget = field(default_factory=Budget)
+    wakes: Wakes = field(default_factory=Wakes)
+    approval_ttl_s: float = 3600.0
+
+    async def run(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Handle one item: claim, hear, run the agent, close. Returns the outcome for whoever looks it up.
+
+        Cancelling leaves what the recorded steps did; the sweep frees the conversation.
+        """
+        item = WorkItem.from_json(data)
+        reach("wake.entered" if item.type is ItemType.EXEC_CALLBACK else "turn.entered")
+        entry: Entry = await self.database.write(_enter, item, self.executor_id, self.wakes)
+        if entry.epoch is None:
+            return {"outcome": entry.outcome}
+        try:
+            return {"outcome": await self._handle(item, entry.epoch)}
+        except Fenced:
+            log.warning("turn overtaken by a newer execution", extra={"work_item": item.id, "epoch": entry.epoch})
+            return {"outcome": "superseded"}
+
+    async def _handle(self, item: WorkItem, epoch: int) -> str:
+        async def begin() -> Begun:
+            return await self.database.write(_begin, item, epoch, self.gate())
+
+        begun = await recorded("begin", begin)
+        reach("turn.begun")
+        deps = TurnDeps(
+            conversation_id=item.conversation_id,
+            turn_id=item.id,
+            epoch=epoch,
+            gate=begun.gate,
+        )
+        store = TurnStore(self.database, self.enqueuer, begun.record)
+        conversation = await store.load(item.conversation_id) or Conversation(conversation_id=item.conversation_id)
+        results = _results(conversation, begun.decided)
+        if not begun.letters and results is None:
+            return await self._close_without_news(item, epoch)
+        deps.approvals = _grants(begun.decided)
+        with capture_run_messages() as messages:
+            try:
+                result = await self._run_agent(conversation, begun.letters, results, deps)
+            except (AgentRunError, UserError) as error:
+                return await self._close_with_error(item, store, conversation, list(messages), begun, deps, error)
+        return await self._close(item, store, result, deps)
+
+    async def _run_agent(
+        self,
+        conversation: Conversation,
+        letters: Sequence[Letter],
+        results: DeferredToolResults | None,
+        deps: TurnDeps,
+    ) -> AgentRunResult[Any]:
+        texts = texts_of(letters)
+        spent = conversation.usage
+        return await self.agent.run(
+            (texts[0] if len(texts) == 1 else texts) if texts else None,
+            conversation=conversation,
+            deferred_tool_results=results,
+            deps=deps,
+            usage_limits=UsageLimits(
+                request_limit=spent.requests + self.budget.requests,
+                total_tokens_limit=spent.total_tokens + self.budget.tokens,
+            ),
+            timeout=self.budget.seconds,
+        )
+
+    async def _close_without_news(self, item: WorkItem, epoch: int) -> str:
+        closing = Closing(conversation_id=item.conversation_id, turn_id=item.id, epoch=epoch, outcome="nothing")
+
+        async def act() -> str:
+            return await self.database.write(close, self.enqueuer, closing, None, [], None)
+
+        return await recorded("close", act)
+
+    async def _close(self, item: WorkItem, store: TurnStore, result: AgentRunResult[Any], deps: TurnDeps) -> str:
+        async def act() -> str:
+            output = result.output
+            proposed: tuple[Proposed, ...] = ()
+            if isinstance(output, DeferredToolRequests):
+                proposed = self._proposed(item.conversation_id, result.all_messages(), output.approvals)
+            store.closing = Closing(
+                conversation_id=item.conversation_id,
+                turn_id=item.id,
+                epoch=deps.epoch,
+                outcome="pending_approval" if proposed else "answered",
+                answer=None if proposed else str(output),
+                proposed=proposed,
+                told=frozenset(deps.told),
+                ttl_s=self.approval_ttl_s,
+            )
+            await store.save(result)
+            return await self.database.read(_outcome, item.id)
+
+        return await recorded("close", act)
+
+    async def _close_with_error(
+        self,
+        item: WorkItem,
+        store: TurnStore,
+        conversation: Conversation,
+        messages: list[ModelMessage],
+        begun: Begun,
+        deps: TurnDeps,
+        error: Exception,
+    ) -> str:
+        text = explain(error)
+        log.warning("turn answered with an error: %s", text, extra={"work_item": item.id})
+        store.closing = Closing(
+            conversation_id=item.conversation_id,
+            turn_id=item.id,
+            epoch=deps.epoch,
+            outcome="failed",
+            answer=text,
+            error=f"{type(error).__name__}: {error}"[:4_000],
+            told=frozenset(deps.told),
+        )
+        kept = messages or [*conversation.messages, ModelRequest(parts=[UserPromptPart(texts_of(begun.letters))])]
+        conversation.messages = _mended(kept, text)
+        conversation.deferred_tool_requests = None
+
+        async def act() -> str:
+            await store.save(conversation)
+            return await self.database.read(_outcome, item.id)
+
+        return await recorded("close", act)
+
+    def _proposed(
+        self, conversation_id: str, messages: list[ModelMessage], calls: Sequence[ToolCallPart]
+    ) -> tuple[Proposed, ...]:
+        origins = origins_in(messages, conversation_id, [call.tool_call_id for call in calls])
+        found: list[Proposed] = []
+        for call, origin in zip(calls, origins, strict=True):
+            args = call.args_as_dict()
+            digest, display = self.propose(conversation_id, call.tool_name, args)
+            found.append(
+                Proposed(
+                    call_key=call_key(origin),
+                    tool_call_id=call.tool_call_id,
+                    tool_name=call.tool_name,
+                    args=args,
+                    display=display,
+                    digest=digest,
+                )
+            )
+        return tuple(found)
+
+
+def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes) -> Entry:
+    return mailbox.enter(conn, item, executor_id=executor_id, wakes=wakes)
+
+
+def _begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
+    letters = mailbox.take(conn, item.conversation_id, item.id, epoch, BEGIN_STEP)
+    return Begun(
+        gate=gate,
+        record=read_record_in(conn, item.conversation_id),
+        letters=letters,
+        decided=approvals.decided(conn, item.conversation_id),
+    )
+
+
+def _outcome(conn: sa.Connection, turn_id: str) -> str:
+    return outcome_of(conn, turn_id) or "open"
+
+
+def _results(conversation: Conversation, decided: Sequence[Request]) -> DeferredToolResults | None:
+    """Answers for every call the conversation is paused at; the newest request of a call is the one that counts."""
+    deferred = conversation.deferred_tool_requests
+    if deferred is None or not deferred.approvals:
+        return None
+    newest: dict[str, Request] = {}
+    for request in decided:
+        newest.setdefault(request.tool_call_id, request)
+    results = DeferredToolResults()
+    for call in deferred.approvals:
+        request = newest.get(call.tool_call_id)
+        results.approvals[call.tool_call_id] = (
+            ToolApproved() if request and request.state in {"approved", "used"} else ToolDenied(_refusal(request))
+        )
+    return results
+
+
+def _refusal(request: Request | None) -> str:
+    match request.state if request else None:
+        case "denied":
+            assert request is not None
+            said = f": {request.note}" if request.note else ""
+            return f"Denied by {request.decided_by}{said}. Do not try the same in another way."
+        case "expired":
+            return "Denied: nobody decided in time (expired). Ask again only if it is still needed."
+        case "superseded":
+            return "Denied: the person sent a new message instead (superseded). Read it first."
+        case _:
+            return "Denied: there is no decision on record for this call."
+
+
+def _grants(decided: Sequence[Request]) -> dict[Any, Approval]:
+    return {
+        request.call_key: Approval(request.id, request.digest)
+        for request in decided
+        if request.state in {"approved", "used"}
+    }
+
+
+def explain(error: Exception) -> str:
+    """Say in the conversation why there is no answer and what can be done."""
+    match error:
+        case UsageLimitExceeded():
+            return f"I stopped: this turn's budget is used up ({error}). Write again to go on with a new budget."
+        case RunTimedOut():
+            return "I stopped: this turn's time is used up. Processes go on; write again to go on."
+        case _:
+            return f"The model could not answer ({type(error).__name__}: {str(error)[:500]}). Write again to retry."
+
+
+def _mended(messages: Sequence[ModelMessage], text: str) -> list[ModelMessage]:
+    """A history that the next run accepts: every call answered, the failure said by the agent."""
+    kept = list(messages)
+    last = kept[-1] if kept else None
+    if isinstance(last, ModelResponse):
+        open_calls = [part for part in last.parts if isinstance(part, ToolCallPart)]
+        if open_calls:
+            kept.append(
+                ModelRequest(
+                    parts=[
+                        ToolReturnPart(
+                            tool_name=part.tool_name,
+                            content="Not known: the turn ended before this call's answer. Look before repeating it.",
+                            tool_call_id=part.tool_call_id,
+                            outcome="failed",
+                        )
+                        for part in open_calls
+                    ]
+                )
+            )
+    return [*kept, ModelResponse(parts=[TextPart(text)])]

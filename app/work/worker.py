@@ -1,0 +1,198 @@
+"""The worker: one process that runs turns for its host, with everything that has to run beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import sqlalchemy as sa
+from dbos import DBOS, DBOSConfig, WorkflowSerializationFormat
+from pydantic_ai import __version__ as pydantic_ai_version
+from sqlalchemy.dialects import postgresql, sqlite
+
+from app.storage.db import Database
+from app.storage.tables import workers
+from app.work.queues import APPLICATION, TURNS_POLL_S, WAKES_POLL_S, WORKFLOW, turns_queue, wakes_queue
+from app.work.sweep import Sweep
+from app.work.turn import STEP_SHAPE, TurnRunner
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S: Final = 5.0
+RECOVERIES: Final = 5
+"""Executions of one turn before DBOS sets its item aside and the sweep counts it as failed."""
+
+
+def application_version() -> str:
+    """What must be equal for one worker to replay a turn that another recorded."""
+    return f"shape{STEP_SHAPE}-pydantic-ai-{pydantic_ai_version}"
+
+
+class Service(Protocol):
+    """Something the worker starts before turns and stops after them."""
+
+    async def start(self) -> None:
+        """Begin; returns when it is ready."""
+        ...
+
+    async def stop(self) -> None:
+        """End; may be called twice, or without a start."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What a worker is."""
+
+    executor_id: str
+    host_id: str
+    boot_id: str
+    system_database_url: str
+    turn_slots: int = 4
+    wake_slots: int = 16
+    sweep_s: float = 10.0
+    drain_s: float = 30.0
+    version: str = ""
+
+
+class Worker:
+    """Start, serve, stop. Exactly one lives per process: DBOS is a process-wide singleton."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        database: Database,
+        runner: TurnRunner,
+        sweep: Sweep,
+        engine: Service,
+        cleanup: Callable[[], Awaitable[object]],
+        still_held: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._version = config.version or application_version()
+        self._db = database
+        self._runner = runner
+        self._sweep = sweep
+        self._engine = engine
+        self._cleanup = cleanup
+        self._still_held = still_held
+        self.fallen = asyncio.Event()
+        """Set when the executor id is no longer ours: whoever runs this worker stops it."""
+        self._loops: list[asyncio.Task[None]] = []
+        self._launched = False
+
+    async def start(self) -> None:
+        """Connect to the supervisor, take over what this executor left, and listen to the queues.
+
+        Cancelling half-way leaves nothing that a second start does not put right.
+        """
+        config = self._config
+        await self._db.write(_register, config, self._version)
+        await self._engine.start()
+        DBOS(config=self._dbos_config())
+        DBOS.workflow(
+            name=WORKFLOW, max_recovery_attempts=RECOVERIES, serialization_type=WorkflowSerializationFormat.PORTABLE
+        )(_turn_of(self._runner))
+        DBOS.listen_queues([turns_queue(config.host_id), wakes_queue(config.host_id)])
+        await asyncio.to_thread(DBOS.launch)
+        self._launched = True
+        await DBOS.set_latest_application_version_async(self._version)
+        for name, slots, poll in (
+            (turns_queue(config.host_id), config.turn_slots, TURNS_POLL_S),
+            (wakes_queue(config.host_id), config.wake_slots, WAKES_POLL_S),
+        ):
+            await DBOS.register_queue_async(
+                name, worker_concurrency=slots, polling_interval_sec=poll, on_conflict="always_update"
+            )
+        await self._cleanup()
+        self._loops = [
+            asyncio.create_task(self._every(config.sweep_s, "sweep", self._sweep.once, first_s=0.5)),
+            asyncio.create_task(self._every(HEARTBEAT_S, "heartbeat", self._beat)),
+            asyncio.create_task(self._every(3600.0, "log clean-up", self._cleanup, first_s=3600.0)),
+        ]
+        log.info("worker %s ready, version %s", config.executor_id, self._version)
+
+    async def stop(self) -> None:
+        """Stop listening, give running turns `drain_s` to end, and go; the next start takes up what is cut off."""
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        self._loops = []
+        if self._launched:
+            self._launched = False
+            await asyncio.to_thread(_destroy_dbos, self._config.drain_s)
+        await self._engine.stop()
+        with contextlib.suppress(Exception):
+            await self._db.write(_unregister, self._config.executor_id)
+
+    async def _beat(self) -> None:
+        if not await asyncio.to_thread(self._still_held):
+            log.error("executor id %s is no longer held: this worker stops", self._config.executor_id)
+            self.fallen.set()
+            return
+        await self._db.write(_heartbeat, self._config.executor_id)
+
+    async def _every(
+        self, seconds: float, name: str, act: Callable[[], Awaitable[object]], *, first_s: float | None = None
+    ) -> None:
+        await asyncio.sleep(seconds if first_s is None else first_s)
+        while True:
+            try:
+                await act()
+            except Exception:
+                log.exception("%s failed; it is tried again in %.0f s", name, seconds)
+            await asyncio.sleep(seconds)
+
+    def _dbos_config(self) -> DBOSConfig:
+        return {
+            "name": APPLICATION,
+            "system_database_url": self._config.system_database_url,
+            "executor_id": self._config.executor_id,
+            "application_version": self._version,
+            "run_migrations": False,
+            "log_level": "WARNING",
+        }
+
+
+def _turn_of(runner: TurnRunner) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
+    async def turn(item: dict[str, Any]) -> dict[str, Any]:
+        return await runner.run(item)
+
+    return turn
+
+
+def _destroy_dbos(drain_s: float) -> None:
+    DBOS.destroy(workflow_completion_timeout_sec=int(drain_s), destroy_registry=True)
+
+
+def _register(conn: sa.Connection, config: WorkerConfig, version: str) -> None:
+    now = time.time()
+    values = {
+        "host_id": config.host_id,
+        "pid": os.getpid(),
+        "boot_id": config.boot_id,
+        "version": version,
+        "started_at": now,
+        "heartbeat_at": now,
+        "stopped_at": None,
+    }
+    insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    conn.execute(
+        insert(workers)
+        .values(executor_id=config.executor_id, **values)
+        .on_conflict_do_update(index_elements=["executor_id"], set_=values)
+    )
+
+
+def _heartbeat(conn: sa.Connection, executor_id: str) -> None:
+    conn.execute(sa.update(workers).where(workers.c.executor_id == executor_id).values(heartbeat_at=time.time()))
+
+
+def _unregister(conn: sa.Connection, executor_id: str) -> None:
+    conn.execute(sa.update(workers).where(workers.c.executor_id == executor_id).values(stopped_at=time.time()))

@@ -1,0 +1,87 @@
+"""The loop from outside: real workers, real queues, real processes, on SQLite and on Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stage import Stage, stage
+
+
+@pytest.fixture
+def loop(tmp_path: Path, database_url: str) -> Iterator[Stage]:
+    with stage(tmp_path, database_url) as made:
+        yield made
+
+
+def test_a_message_is_answered(loop: Stage) -> None:
+    loop.hire()
+    item = loop.send("hello there")
+    assert "hello there" in loop.answer(item)
+
+
+def test_what_was_approved_runs_once_and_the_agent_tells_its_exit_code(loop: Stage) -> None:
+    loop.hire()
+    item = loop.send("$ echo nonce >> out.txt; exit 4")
+    request = loop.approve()
+    assert "exit code 4" in loop.answer(item)
+    assert (loop.workspace / "out.txt").read_text() == "nonce\n"
+    session = loop.sessions()[0]
+    assert session.approval_id == request.id
+    assert loop.callbacks() == []
+
+
+def test_what_was_denied_does_not_run_and_the_agent_is_told_why(loop: Stage) -> None:
+    loop.hire()
+    item = loop.send("$ echo nonce >> out.txt")
+    loop.decide(loop.pending(), "denied", note="not today")
+    assert "not today" in loop.answer(item)
+    assert not (loop.workspace / "out.txt").exists()
+    assert loop.sessions() == []
+
+
+def test_a_background_end_wakes_the_agent_in_its_conversation_once(loop: Stage) -> None:
+    loop.hire()
+    loop.send("$ sleep 0.3; echo tail of it; exit 3 &\nthen:\nthe build is over")
+    loop.approve()
+    session = loop.session("tail of it")
+    wake = loop.ended(f"EXEC_CALLBACK:{session.id}")
+    assert "exit code 3" in wake["answer"]
+    assert "tail of it" in wake["answer"]
+    assert "the build is over" in wake["answer"]
+    assert wake["priority"] == 10
+    assert loop.callbacks() == [f"EXEC_CALLBACK:{session.id}"]
+
+
+def test_an_exit_that_comes_while_approvals_wait_is_heard_after_them(loop: Stage) -> None:
+    loop.hire()
+    loop.send("$ sleep 1; exit 5 &")
+    loop.approve()
+    session = loop.session("exit 5")
+    loop.until("the first answer", lambda: loop.answers())
+    item = loop.send("$ echo held")
+    request = loop.pending()
+    assert loop.ended(f"EXEC_CALLBACK:{session.id}")["outcome"] in {"busy", "answered"}
+    loop.decide(request)
+    loop.until("both are told", lambda: "exit code 5" in "\n".join(loop.answers()))
+    assert "held" in "\n".join(loop.answers(since=item))
+
+
+def test_a_poll_that_told_the_agent_takes_the_news_back(loop: Stage) -> None:
+    loop.hire()
+    loop.send("$ echo quick; exit 6 &")
+    loop.approve()
+    session = loop.session("exit 6")
+    wake = loop.ended(f"EXEC_CALLBACK:{session.id}")
+    assert loop.callbacks() == [f"EXEC_CALLBACK:{session.id}"]
+    assert wake["outcome"] in {"answered", "busy", "nothing"}
+
+
+def test_without_the_gate_there_are_no_tools(tmp_path: Path, sqlite_url: str) -> None:
+    with stage(tmp_path, sqlite_url, ENABLE_EXECUTE="false") as loop:
+        loop.hire()
+        item = loop.send("$ echo hi")
+        assert "ENABLE_EXECUTE" in loop.answer(item)
+        assert loop.sessions() == []

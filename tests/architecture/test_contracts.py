@@ -1,0 +1,67 @@
+"""Which module may import which: kept by the tree, and each contract seen to break when it is violated."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+
+VIOLATIONS = [
+    ("application layers", "storage/tables.py", "import app.work.items"),
+    ("application layers", "work/items.py", "import app.settings"),
+    ("application layers", "unheard_of.py", ""),
+    ("exec layers", "exec/model.py", "import app.exec.ports"),
+    ("exec layers", "exec/unheard_of.py", ""),
+    ("the supervisor stands alone", "exec/supervisor/layout.py", "import pydantic"),
+    ("the supervisor stands alone", "exec/supervisor/layout.py", "import app.exec.model"),
+    ("policy is pure", "exec/policy.py", "import subprocess"),
+    ("only the queue side knows DBOS", "exec/engine.py", "import dbos"),
+    ("only the queue side knows DBOS", "cli/main.py", "import dbos"),
+    ("the engine does not know the agent framework", "exec/engine.py", "import pydantic_ai"),
+    ("no cycles", "exec/supervisor/layout.py", "import app.exec.supervisor.procfs"),
+]
+
+
+def lint(directory: Path) -> str:
+    done = subprocess.run(
+        [LINT_IMPORTS, "--no-cache"], cwd=directory, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_tree_keeps_every_contract() -> None:
+    assert "0 broken." in lint(ROOT)
+
+
+@pytest.mark.parametrize(("contract", "module", "line"), VIOLATIONS)
+def test_a_violation_breaks_its_contract(contract: str, module: str, line: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    with (tmp_path / "app" / module).open("a") as file:
+        file.write(f"\n{line}\n")
+    said = lint(tmp_path)
+    # A module without a layer stops the run with its name instead of breaking the one contract.
+    assert "unheard_of" in said if not line else f"{contract} BROKEN" in said
+
+
+def test_only_settings_reads_the_environment_and_nobody_kills_by_number(tmp_path: Path) -> None:
+    probe = "import os\n\nos.environ\nos.getenv\nos.kill\nos.killpg\n"
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "TID251", "--output-format", "concise"]
+    found = subprocess.run(
+        [*command, "--stdin-filename", "app/exec/probe.py", "-"],
+        input=probe,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert found.stdout.count("TID251") == 4
+    clean = subprocess.run([*command, "app"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert clean.returncode == 0, clean.stdout

@@ -1,0 +1,92 @@
+"""Files around the code say what is so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+STATES = ("done", "open", "out of scope (")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def requirement_rows() -> list[list[str]]:
+    lines = text_of("docs/requirements.md").splitlines()
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| ?(\d{3}-|ENV)", line)
+    ]
+
+
+def test_every_requirement_has_one_row_with_a_known_state() -> None:
+    rows = requirement_rows()
+    ids = [row[0] for row in rows]
+    assert len(ids) == len(set(ids))
+    counts = {"000": 31, "001": 28, "002": 16, "003": 12, "004": 18}
+    expected = {f"{document}-{number:02}" for document, last in counts.items() for number in range(1, last + 1)}
+    assert set(ids) == expected | {"ENV"}
+    assert [row for row in rows if not row[2].startswith(STATES)] == []
+
+
+def test_a_requirement_that_is_done_names_tests_that_exist() -> None:
+    named = [(row[0], test) for row in requirement_rows() for test in re.findall(r"`([^`]+)`", row[1])]
+    missing: list[tuple[str, str]] = []
+    for requirement, test in named:
+        path, _, function = test.partition("::")
+        if not (ROOT / path).is_file() or (function and f"def {function}(" not in text_of(path)):
+            missing.append((requirement, test))
+    assert missing == []
+    assert [row[0] for row in requirement_rows() if row[2] == "done" and "`" not in row[1]] == []
+
+
+def test_the_development_database_listens_on_loopback_only() -> None:
+    compose: dict[str, Any] = yaml.safe_load(text_of("docker-compose.yml"))
+    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_a_lock_pins_by_hash_and_names_no_address(name: str) -> None:
+    lock = text_of(name)
+    assert re.search(r"\w+://|file:|--index|--find-links", lock) is None
+    pinned = re.findall(r"^[A-Za-z0-9][^\n]*", lock, re.MULTILINE)
+    assert pinned
+    assert [line for line in pinned if "==" not in line or not line.endswith("\\")] == []
+
+
+def test_the_locks_hold_what_the_project_asks_for() -> None:
+    project: dict[str, Any] = tomllib.loads(text_of("pyproject.toml"))
+    for name, asked in [
+        ("requirements.lock", project["project"]["dependencies"]),
+        ("requirements-dev.lock", project["project"]["dependencies"] + project["dependency-groups"]["dev"]),
+    ]:
+        locked = {line.partition("==")[0] for line in text_of(name).splitlines() if "==" in line}
+        assert {re.split(r"[^\w.-]", requirement)[0] for requirement in asked} <= locked
+
+
+def test_both_locks_agree() -> None:
+    def pins(name: str) -> dict[str, str]:
+        return dict(re.findall(r"^([\w.-]+)==(\S+)", text_of(name), re.MULTILINE))
+
+    runtime, dev = pins("requirements.lock"), pins("requirements-dev.lock")
+    assert runtime.items() <= dev.items()
+
+
+def test_make_lists_its_targets() -> None:
+    said = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
+    for target in ("setup", "demo", "test", "check", "bench"):
+        assert f"make {target} " in said
+
+
+def test_what_ci_runs_is_a_program() -> None:
+    assert (ROOT / ".ci/run").stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", ".ci/run"], cwd=ROOT, timeout=30, check=True)

@@ -1,0 +1,214 @@
+"""Databases for tests: SQLite files and a private Postgres, each test with a migrated one of its own.
+
+Postgres is started from local binaries, as an unprivileged uid when we are root, on a unix socket only.
+Missing binaries skip; with EXEC_TESTS_STRICT=1 they fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psycopg
+import pytest
+
+from app.storage import schema
+from app.storage.db import Database
+
+START_TIMEOUT_S = 30.0
+TEMPLATE = "shellback_template"
+
+# The shell ends its own, unreaped child when our end of the pipe closes, however we end.
+KEEPER = '"$@" & read -r _; kill -QUIT $!; wait $!'
+
+
+@dataclass
+class PostgresServer:
+    """A running private cluster; the socket's directory is its address."""
+
+    directory: Path
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def url(self, name: str) -> str:
+        return f"postgresql://postgres@/{name}?host={self.directory}"
+
+    def execute(self, statement: str) -> None:
+        with psycopg.connect(host=str(self.directory), user="postgres", dbname="postgres", autocommit=True) as conn:
+            conn.execute(statement)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    def create(self, template: str = "template0") -> str:
+        """The name of a new database."""
+        name = f"test_{next(self.numbers)}"
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        return name
+
+    def drop(self, name: str) -> None:
+        self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip the test, or fail it where nothing may be skipped."""
+    if os.environ.get("EXEC_TESTS_STRICT") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def postgres_binaries() -> Path | None:
+    """The newest directory that has initdb and postgres."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    on_path = shutil.which("initdb")
+    if on_path is not None:
+        found.append(Path(on_path).resolve().parent)
+    return next((path for path in found if (path / "initdb").exists() and (path / "postgres").exists()), None)
+
+
+def unprivileged() -> dict[str, Any]:
+    """How `subprocess` runs a program that refuses root."""
+    if os.geteuid() != 0:
+        return {}
+    try:
+        account = pwd.getpwuid(65534)
+    except KeyError:
+        account = pwd.getpwnam("postgres")
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A Postgres of this test process alone, its template database migrated; gone at the end."""
+    binaries = postgres_binaries()
+    if binaries is None:
+        unavailable("no Postgres: neither /usr/lib/postgresql/*/bin nor PATH has initdb and postgres")
+    # Short, because a unix socket's path has room for 107 bytes.
+    directory = Path(tempfile.mkdtemp(prefix="sbpg", dir="/tmp"))
+    try:
+        identity = unprivileged()
+        if identity:
+            os.chown(directory, identity["user"], identity["group"])
+        data = directory / "data"
+        environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+        subprocess.run(
+            [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
+            cwd=directory,
+            env=environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            **identity,
+        )
+        options = [
+            f"unix_socket_directories={directory}",
+            "listen_addresses=",
+            "fsync=off",
+            "full_page_writes=off",
+            "max_connections=100",
+            "shared_buffers=32MB",
+        ]
+        command = [
+            str(binaries / "postgres"),
+            "-D",
+            str(data),
+            *(part for option in options for part in ("-c", option)),
+        ]
+        with (directory / "log").open("wb") as log:
+            keeper = subprocess.Popen(
+                ["/bin/sh", "-c", KEEPER, "sh", *command],
+                cwd=directory,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                **identity,
+            )
+        try:
+            server = PostgresServer(directory)
+            wait_until_it_answers(server)
+            server.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
+            schema.migrate(server.url(TEMPLATE))
+            yield server
+        finally:
+            keeper.communicate(timeout=START_TIMEOUT_S)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def wait_until_it_answers(server: PostgresServer) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            server.execute("SELECT 1")
+        except psycopg.OperationalError as error:
+            if time.monotonic() > deadline:
+                log = (server.directory / "log").read_text(errors="replace")
+                pytest.fail(f"Postgres does not answer ({error}):\n{log}", pytrace=False)
+            time.sleep(0.05)
+        else:
+            return
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    schema.migrate(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A migrated SQLite database of this test."""
+    path = tmp_path / "shellback.db"
+    shutil.copyfile(sqlite_template, path)
+    path.chmod(0o600)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A migrated Postgres database of this test, dropped after it."""
+    name = postgres_server.create(TEMPLATE)
+    yield postgres_server.url(name)
+    postgres_server.drop(name)
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A Postgres database without a table, dropped after the test."""
+    name = postgres_server.create()
+    yield postgres_server.url(name)
+    postgres_server.drop(name)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A migrated database of this test: the test runs on SQLite and on Postgres."""
+    return request.getfixturevalue(f"{request.param}_url")
+
+
+@pytest.fixture
+def empty_sqlite_url(tmp_path: Path) -> str:
+    """A SQLite database whose file does not exist yet."""
+    return f"sqlite:///{tmp_path}/empty/shellback.db"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_url(request: pytest.FixtureRequest) -> str:
+    """A database without a table, of either kind."""
+    return request.getfixturevalue(f"empty_{request.param}_url")
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A `Database` on `database_url`, closed after the test."""
+    opened = Database(database_url)
+    yield opened
+    opened.close()

@@ -1,0 +1,479 @@
+"""One function is one transaction, on both databases, whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from app.storage.db import ATTEMPTS, Database
+from app.storage.errors import (
+    DatabaseFull,
+    DatabaseLocked,
+    DatabaseUnreachable,
+    DatabaseUnsupported,
+    ExecutorTaken,
+    HomeUnusable,
+    OutcomeUnknown,
+    SchemaBehind,
+)
+from app.storage.executor_lock import hold_executor
+from app.storage.host import boot_id, ensure_home, host_id
+from app.storage.rows import insert_new, lock_row
+from app.storage.tables import calls, conversations
+from tests.databases import PostgresServer
+
+
+def add_call(conn: sa.Connection, key: str) -> None:
+    conn.execute(calls.insert().values(call_key=key, session_id="s", tool="t", created_at=1.0))
+
+
+def call_keys(conn: sa.Connection) -> list[str]:
+    return list(conn.execute(sa.select(calls.c.call_key).order_by(calls.c.call_key)).scalars())
+
+
+def fail_after_adding(conn: sa.Connection, key: str) -> None:
+    add_call(conn, key)
+    raise OSError("the rest failed")
+
+
+# One function, one transaction
+
+
+def test_what_a_function_writes_is_committed_when_it_returns(database: Database) -> None:
+    async def run() -> None:
+        await database.write(add_call, "k1")
+        assert await database.read(call_keys) == ["k1"]
+
+    asyncio.run(run())
+    database.write_now(add_call, "k2")
+    assert database.read_now(call_keys) == ["k1", "k2"]
+
+
+def test_a_function_that_raises_leaves_nothing_and_its_error_passes(database: Database) -> None:
+    with pytest.raises(OSError, match="the rest failed"):
+        asyncio.run(database.write(fail_after_adding, "k1"))
+    with pytest.raises(OSError, match="the rest failed"):
+        database.write_now(fail_after_adding, "k1")
+    assert database.read_now(call_keys) == []
+
+
+def test_a_read_cannot_write(database: Database) -> None:
+    with pytest.raises((exc.DBAPIError, DatabaseUnreachable), match=r"(?i)read-?only"):
+        database.read_now(add_call, "k1")
+    assert database.read_now(call_keys) == []
+
+
+def test_a_cancelled_write_that_runs_is_done_and_one_that_waits_is_never_begun(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    running, go_on = threading.Event(), threading.Event()
+
+    def slow(conn: sa.Connection) -> None:
+        add_call(conn, "running")
+        running.set()
+        go_on.wait()
+
+    async def run() -> None:
+        first = asyncio.create_task(database.write(slow))
+        await asyncio.to_thread(running.wait)
+        second = asyncio.create_task(database.write(add_call, "waiting"))
+        await asyncio.sleep(0)
+        for task in (first, second):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        go_on.set()
+        await database.write(add_call, "after")
+
+    asyncio.run(run())
+    assert database.read_now(call_keys) == ["after", "running"]
+    database.close()
+
+
+def test_closing_lets_a_running_transaction_end(database_url: str) -> None:
+    database = Database(database_url)
+    running, go_on = threading.Event(), threading.Event()
+
+    def slow(conn: sa.Connection) -> None:
+        add_call(conn, "k1")
+        running.set()
+        go_on.wait()
+
+    async def run() -> None:
+        task = asyncio.create_task(database.write(slow))
+        await asyncio.to_thread(running.wait)
+        closing = asyncio.create_task(asyncio.to_thread(database.close))
+        go_on.set()
+        await closing
+        await task
+
+    asyncio.run(run())
+    again = Database(database_url)
+    assert again.read_now(call_keys) == ["k1"]
+    again.close()
+
+
+def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database) -> None:
+    def create(conn: sa.Connection) -> None:
+        conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
+
+    def count_up(conn: sa.Connection) -> None:
+        row = lock_row(conn, conversations, "c1")
+        assert row is not None
+        conn.execute(conversations.update().values(epoch=row["epoch"] + 1))
+
+    database.write_now(create)
+
+    async def run() -> None:
+        await asyncio.gather(*(database.write(count_up) for _ in range(40)))
+
+    threads = [threading.Thread(target=lambda: [database.write_now(count_up) for _ in range(10)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    asyncio.run(run())
+    for thread in threads:
+        thread.join()
+    row = database.read_now(lambda conn: conn.execute(sa.select(conversations.c.epoch)).scalar_one())
+    assert row == 80
+
+
+def test_a_row_is_new_once(database: Database) -> None:
+    row = {"call_key": "k1", "session_id": "s", "tool": "t", "created_at": 1.0}
+    assert database.write_now(insert_new, calls, row)
+    assert not database.write_now(insert_new, calls, row | {"tool": "other"})
+
+
+# SQLite
+
+
+def test_a_sqlite_file_is_ours_alone_in_wal_mode_and_synced_in_full(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "shellback.db"
+    database = Database(f"sqlite:///{path}")
+
+    def pragmas(conn: sa.Connection) -> tuple[object, object]:
+        return tuple(conn.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous"))  # type: ignore[return-value]
+
+    assert database.write_now(pragmas) == ("wal", 2)
+    assert database.read_now(pragmas) == ("wal", 2)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    database.close()
+
+
+def test_readers_go_on_beside_an_open_write(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+
+    def write(conn: sa.Connection) -> list[str]:
+        add_call(conn, "k1")
+        return database.read_now(call_keys)
+
+    assert database.write_now(write) == []
+    database.close()
+
+
+def test_a_lock_that_another_process_holds_is_named_after_the_timeout(sqlite_url: str) -> None:
+    holder = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    database = Database(sqlite_url, lock_timeout_s=0.05)
+    with pytest.raises(DatabaseLocked, match="another process"):
+        database.write_now(add_call, "k1")
+    holder.execute("ROLLBACK")
+    holder.close()
+    database.write_now(add_call, "k1")
+    database.close()
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_written(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+
+    def fill(conn: sa.Connection) -> None:
+        pages = int(str(conn.exec_driver_sql("PRAGMA page_count").scalar()))
+        conn.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        for number in range(1000):
+            add_call(conn, f"{number:060}")
+
+    with pytest.raises(DatabaseFull, match="make room"):
+        database.write_now(fill)
+    assert database.read_now(call_keys) == []
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("not-a-database", b"text, and more than a hundred bytes of it" * 9), ("directory", None)]
+)
+def test_a_file_that_is_no_database_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = tmp_path / name
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    database = Database(f"sqlite:///{path}")
+    with pytest.raises(DatabaseUnreachable, match=name):
+        database.write_now(call_keys)
+    with pytest.raises(DatabaseUnreachable, match=name):
+        database.read_now(call_keys)
+    database.close()
+
+
+# Postgres
+
+
+def test_a_broken_connection_is_replaced_and_the_transaction_run_again(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    runs: list[int] = []
+
+    def write(conn: sa.Connection) -> None:
+        add_call(conn, "k1")
+        runs.append(1)
+        if len(runs) == 1:
+            end_backend(postgres_url, conn)
+            add_call(conn, "k2")
+
+    database.write_now(write)
+    assert len(runs) == 2
+    assert database.read_now(call_keys) == ["k1"]
+    database.close()
+
+
+def test_a_connection_that_breaks_in_the_commit_is_not_run_again(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    runs: list[int] = []
+
+    def write(conn: sa.Connection) -> None:
+        runs.append(1)
+        add_call(conn, "k1")
+        end_backend(postgres_url, conn)
+
+    with pytest.raises(OutcomeUnknown, match="not known"):
+        database.write_now(write)
+    assert len(runs) == 1
+    database.write_now(add_call, "k2")
+    database.close()
+
+
+def test_idle_connections_that_broke_are_replaced_unnoticed(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    database.write_now(lambda conn: end_backend(postgres_url, conn, later=True))
+    database.write_now(add_call, "k1")
+    assert database.read_now(call_keys) == ["k1"]
+    database.close()
+
+
+def test_a_deadlock_is_run_again(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    barrier = threading.Barrier(2)
+    runs: list[str] = []
+
+    def create(conn: sa.Connection) -> None:
+        conn.execute(conversations.insert(), [{"id": key, "host_id": "h", "created_at": 1.0} for key in ("a", "b")])
+
+    def cross(conn: sa.Connection, first: str, second: str) -> None:
+        runs.append(first)
+        lock_row(conn, conversations, first)
+        if len(runs) <= 2:
+            barrier.wait()
+        lock_row(conn, conversations, second)
+        conn.execute(conversations.update().values(epoch=conversations.c.epoch + 1))
+
+    database.write_now(create)
+    other = threading.Thread(target=database.write_now, args=(cross, "a", "b"))
+    other.start()
+    database.write_now(cross, "b", "a")
+    other.join()
+    assert len(runs) == 3
+    epochs = database.read_now(lambda conn: conn.execute(sa.select(conversations.c.epoch)).scalars().all())
+    assert epochs == [2, 2]
+    database.close()
+
+
+def test_a_transaction_that_keeps_being_aborted_ends_after_bounded_attempts(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    runs: list[int] = []
+
+    def abort(conn: sa.Connection) -> None:
+        runs.append(1)
+        conn.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
+
+    with pytest.raises(DatabaseLocked):
+        database.write_now(abort)
+    assert len(runs) == ATTEMPTS
+    database.close()
+
+
+def test_a_lock_that_is_never_free_is_named(postgres_url: str) -> None:
+    database, holder = Database(postgres_url, lock_timeout_s=0.2), Database(postgres_url)
+
+    def create(conn: sa.Connection) -> None:
+        conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
+
+    def hold(conn: sa.Connection) -> None:
+        lock_row(conn, conversations, "c1")
+        with pytest.raises(DatabaseLocked, match="too long"):
+            database.write_now(lock_row, conversations, "c1")
+
+    database.write_now(create)
+    holder.write_now(hold)
+    database.close()
+    holder.close()
+
+
+def end_backend(url: str, conn: sa.Connection, *, later: bool = False) -> None:
+    """Break the connection from the server's side; `later`: as soon as its transaction has ended."""
+    pid = conn.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+    if later:
+        conn.execute(sa.text("SET SESSION idle_session_timeout = 1"))
+        return
+    with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+
+# Errors that people read
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "nonsense", "mysql://u:hunter2@h/d", "sqlite://", "sqlite:///:memory:", "postgresql://u:hunter2@h:port/d"],
+)
+def test_a_url_that_we_cannot_use_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(DatabaseUnsupported) as caught:
+        Database(url)
+    assert "hunter2" not in str(caught.value)
+    assert "sqlite:///" in str(caught.value)
+
+
+def test_an_unreachable_server_is_named_without_the_password(tmp_path: Path) -> None:
+    database = Database(f"postgresql://ana:hunter2@/shop?host={tmp_path}&password=hunter2")
+    with pytest.raises(DatabaseUnreachable) as caught:
+        database.read_now(call_keys)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(database)
+    assert "ana:***@/shop" in str(caught.value)
+    database.close()
+
+
+def test_missing_tables_name_the_command_that_makes_them(empty_url: str) -> None:
+    database = Database(empty_url)
+    with pytest.raises(SchemaBehind, match="shellback migrate"):
+        database.write_now(call_keys)
+    database.close()
+
+
+def test_a_statement_that_fails_does_not_show_its_values(database: Database) -> None:
+    database.write_now(add_call, "a-secret")
+    with pytest.raises(exc.IntegrityError) as caught:
+        database.write_now(add_call, "a-secret")
+    assert "'a-secret'" not in str(caught.value)
+
+
+# The state directory
+
+
+def test_a_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    home = ensure_home(tmp_path / "a" / "home")
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert ensure_home(home) == home
+
+
+def test_a_state_directory_that_others_may_write_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with pytest.raises(HomeUnusable, match="chmod 700"):
+        ensure_home(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(HomeUnusable, match="not a directory"):
+        ensure_home(tmp_path / "file")
+    with pytest.raises(HomeUnusable, match="SHELLBACK_HOME"):
+        ensure_home(tmp_path / "file" / "below")
+
+
+def test_a_host_id_is_made_once_also_by_several_at_once(tmp_path: Path) -> None:
+    barrier = threading.Barrier(8)
+    found: list[str] = []
+
+    def read() -> None:
+        barrier.wait()
+        found.append(host_id(tmp_path))
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert len(found[0]) == 32
+    assert [path.name for path in tmp_path.iterdir()] == ["host_id"]
+    assert stat.S_IMODE((tmp_path / "host_id").stat().st_mode) == 0o600
+    (tmp_path / "host_id").write_text("../x\n")
+    with pytest.raises(HomeUnusable, match="does not hold a host id"):
+        host_id(tmp_path)
+
+
+def test_the_boot_id_is_the_kernels() -> None:
+    assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+# Executor ids
+
+HOLDER = """
+import sys
+from pathlib import Path
+from app.storage.db import Database
+from app.storage.executor_lock import hold_executor
+lock = hold_executor("w/1", home=Path(sys.argv[1]), database=Database(sys.argv[2]))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_worker_under_one_id_is_refused_by_pid_and_a_restart_is_immediate(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path), database_url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        with pytest.raises(ExecutorTaken, match=f"process {holder.pid} on "):
+            hold_executor("w/1", home=tmp_path, database=database)
+        hold_executor("w/2", home=tmp_path, database=database).release()
+        holder.kill()
+    # Postgres notices the dead connection in its own time, a file lock at once.
+    for _ in range(100):
+        try:
+            lock = hold_executor("w/1", home=tmp_path, database=database)
+        except ExecutorTaken:
+            threading.Event().wait(0.02)
+        else:
+            break
+    else:
+        pytest.fail("the lock of a dead process is still held")
+    assert lock.still_held()
+    lock.release()
+    lock.release()
+    assert not lock.still_held()
+
+
+def test_a_lock_is_known_to_be_lost_when_its_connection_breaks(
+    postgres_url: str, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    database = Database(postgres_url)
+    lock = hold_executor("w", home=tmp_path, database=database)
+    postgres_server.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+        f"WHERE application_name LIKE 'shellback {os.getpid()}@%'"
+    )
+    assert not lock.still_held()
+    lock.release()
+    database.close()

@@ -1,0 +1,208 @@
+"""A whole Shellback in a temporary directory: state, workspace, database, and workers as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from app import wiring
+from app.cli.children import WorkerChild
+from app.exec.errors import SupervisorUnreachable
+from app.exec.model import Session
+from app.settings import Settings, plain_environment
+from app.storage import sessions as session_rows
+from app.storage.tables import turns
+from app.work import approvals, sending
+from app.work.approvals import Request
+from app.work.items import Priority
+
+T = TypeVar("T")
+PATIENCE_S = 60.0
+EXEC_UID = 65534
+
+
+class Stage:
+    """Sends, approves and looks, as the command line does; kills workers and supervisors, as life does."""
+
+    def __init__(self, root: Path, database_url: str | None = None, **environ: str) -> None:
+        root.chmod(0o755)
+        self.root = root
+        self.home = root / "home"
+        self.workspace = root / "workspace"
+        self.points = root / "points"
+        self.points.mkdir()
+        self.workspace.mkdir()
+        if os.geteuid() == 0:
+            os.chown(self.workspace, EXEC_UID, EXEC_UID)
+            # The uid that runs commands has to come through to its workspace.
+            for parent in root.parents:
+                if parent.stat().st_uid == 0 and parent != Path("/") and not parent.stat().st_mode & 0o001:
+                    parent.chmod(parent.stat().st_mode | 0o011)
+        self.environ = {
+            **plain_environment(),
+            "SHELLBACK_HOME": str(self.home),
+            "WORKSPACE_ROOT": str(self.workspace),
+            "ENABLE_EXECUTE": "true",
+            "MODEL": "offline",
+            "SWEEP_SECONDS": "1",
+            "SUPERVISOR_IDLE_SECONDS": "600",
+            "SHELLBACK_CRASH_POINTS": str(self.points),
+            "LOG_LEVEL": "WARNING",
+            **({"DATABASE_URL": database_url} if database_url else {}),
+            **environ,
+        }
+        self.settings = Settings.load(self.environ)
+        self.stack = ExitStack()
+        self.workers: list[WorkerChild] = []
+
+    def open(self) -> None:
+        self.where = self.stack.enter_context(wiring.place(self.settings))
+        self.enqueuer = self.stack.enter_context(wiring.enqueuing(self.where))
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+        asyncio.run(self._end_supervisor())
+        self.stack.close()
+
+    async def _end_supervisor(self) -> None:
+        client = wiring.supervisor_client(self.settings, spawn=False)
+        with suppress(SupervisorUnreachable):
+            await client.connect()
+            for session in self.sessions(live=True):
+                await client.kill(session.id, grace_s=0.0, ended_by="shutdown")
+            await client.stop()
+        await client.close()
+
+    def hire(self, **environ: str) -> WorkerChild:
+        worker = WorkerChild(self.where, {**self.environ, **environ})
+        self.workers.append(worker)
+        worker.wait_ready()
+        return worker
+
+    def arm(self, point: str, order: str = "kill self") -> None:
+        (self.points / point).write_text(order)
+
+    def fired(self, point: str) -> bool:
+        return not (self.points / point).exists()
+
+    def send(self, text: str, conversation: str = "c1", **more: Any) -> str:
+        sent = self.write(
+            sending.send, self.enqueuer, conversation, text, host_id=self.where.host_id, by="test", **more
+        )
+        return sent.item_id
+
+    def pending(self, conversation: str = "c1") -> Request:
+        found = self.until(
+            "an approval request",
+            lambda: self.read(approvals.find, conversation_id=conversation, state="pending"),
+        )
+        return found[0]
+
+    def decide(self, request: Request, decision: Any = "approved", note: str | None = None) -> Request:
+        return self.write(approvals.decide, self.enqueuer, request.id, decision, by="test", surface="test", note=note)
+
+    def approve(self, conversation: str = "c1") -> Request:
+        return self.decide(self.pending(conversation))
+
+    def answer(self, item_id: str) -> str:
+        """The first answer given after the item's message was heard."""
+        return self.until(f"an answer to {item_id}", lambda: next(iter(self.answers(since=item_id)), None))
+
+    def answers(self, *, since: str | None = None, conversation: str = "c1") -> list[str]:
+        def look(conn: sa.Connection) -> list[str]:
+            query = sa.select(turns.c.answer).where(
+                turns.c.answer.is_not(None), turns.c.conversation_id == conversation
+            )
+            if since is not None:
+                after = sa.select(turns.c.created_at).where(turns.c.id == since).scalar_subquery()
+                query = query.where(turns.c.ended_at >= after)
+            return list(conn.execute(query.order_by(turns.c.ended_at)).scalars())
+
+        return self.read(look)
+
+    def turn(self, item_id: str) -> dict[str, Any] | None:
+        def look(conn: sa.Connection) -> dict[str, Any] | None:
+            row = conn.execute(sa.select(turns).where(turns.c.id == item_id)).mappings().one_or_none()
+            return None if row is None else dict(row)
+
+        return self.read(look)
+
+    def ended(self, item_id: str) -> dict[str, Any]:
+        def look() -> dict[str, Any] | None:
+            turn = self.turn(item_id)
+            return turn if turn and turn["outcome"] is not None else None
+
+        return self.until(f"{item_id} ends", look)
+
+    def sessions(self, *, live: bool | None = None) -> list[Session]:
+        return self.read(session_rows.find, live=live)
+
+    def session(self, part: str) -> Session:
+        return self.until(
+            f"a session of {part!r}",
+            lambda: next((s for s in self.sessions() if part in s.command and s.pid is not None), None),
+        )
+
+    def callbacks(self) -> list[str]:
+        """Ids of EXEC_CALLBACK workflows, counted in DBOS's own table."""
+        table = "workflow_status" if self.where.database.dialect == "sqlite" else "dbos.workflow_status"
+        query = f"select workflow_uuid from {table} where workflow_uuid like 'EXEC_CALLBACK:%'"
+        return self.read(lambda conn: list(conn.execute(sa.text(query)).scalars()))
+
+    def supervisor_pids(self) -> tuple[int, int]:
+        """The supervisor and its parent, the keeper."""
+
+        async def ask() -> int:
+            client = wiring.supervisor_client(self.settings, spawn=False)
+            try:
+                return int((await client.connect())["pid"])
+            finally:
+                await client.close()
+
+        pid = asyncio.run(ask())
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return pid, int(stat.rpartition(")")[2].split()[1])
+
+    def kill_supervisor(self) -> int:
+        pid, _ = self.supervisor_pids()
+        fd = os.pidfd_open(pid)
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
+        return pid
+
+    def write(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self.where.database.write_now(fn, *args, **kwargs)
+
+    def read(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self.where.database.read_now(fn, *args, **kwargs)
+
+    def until(self, what: str, look: Callable[[], T | None], *, watch: bool = True) -> T:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            found = look()
+            if found:
+                return found
+            time.sleep(0.05)
+        log = self.home / "worker.log"
+        said = log.read_text()[-6000:] if log.exists() else ""
+        raise AssertionError(f"waited {PATIENCE_S:.0f} s until {what}, in vain\n{said}")
+
+
+@contextmanager
+def stage(root: Path, database_url: str | None = None, **environ: str) -> Generator[Stage]:
+    """A stage that leaves no process behind."""
+    made = Stage(root, database_url, **environ)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()

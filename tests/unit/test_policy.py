@@ -1,0 +1,80 @@
+"""Grants: only policy makes them, each for exactly one proposal."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.exec import policy
+from app.exec.errors import CommandDenied
+from app.exec.policy import Approval, Grant, Proposal, TablePolicy, Verdict, asks, grant, grant_by_operator
+
+PROPOSAL = Proposal("execute", {"command": "make", "cwd": "/ws", "env": {"A": "1"}, "timeout_s": 30.0, "stdin": None})
+
+
+@pytest.mark.parametrize("tool", ["process_list", "process_poll", "process_log"])
+def test_reading_tools_pass(tool: str) -> None:
+    assert not asks(tool)
+    assert asyncio.run(TablePolicy().judge(Proposal(tool, {}))).decision == "allow"
+
+
+@pytest.mark.parametrize(
+    "tool", ["execute", "execute_pty", "process_write", "process_send_keys", "process_kill", "not_in_the_table", ""]
+)
+def test_all_else_asks(tool: str) -> None:
+    assert asks(tool)
+    assert asyncio.run(TablePolicy().judge(Proposal(tool, {}))).decision == "ask"
+
+
+def test_a_grant_cannot_be_constructed() -> None:
+    with pytest.raises(TypeError, match="only policy makes a Grant"):
+        Grant(object(), PROPOSAL.digest, "because", None)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"command": "make "},
+        {"cwd": "/ws/sub"},
+        {"env": {"A": "2"}},
+        {"env": {}},
+        {"timeout_s": 31.0},
+        {"stdin": ""},
+        {"network": False},
+    ],
+)
+def test_a_grant_is_for_nothing_but_its_proposal(facts: dict[str, Any]) -> None:
+    made = grant(PROPOSAL, Verdict("ask", "table"), Approval("a1", PROPOSAL.digest))
+    assert made is not None
+    assert made.covers(PROPOSAL)
+    assert made.approval_id == "a1"
+    assert not made.covers(Proposal("execute", {**PROPOSAL.facts, **facts}))
+    assert not made.covers(Proposal("execute_pty", PROPOSAL.facts))
+
+
+def test_the_order_of_facts_does_not_matter() -> None:
+    assert Proposal("execute", dict(reversed(PROPOSAL.facts.items()))).digest == PROPOSAL.digest
+
+
+def test_what_asks_has_no_grant_without_an_approval() -> None:
+    assert grant(PROPOSAL, Verdict("ask", "table"), None) is None
+
+
+def test_an_approval_of_something_else_is_refused() -> None:
+    with pytest.raises(CommandDenied, match="not what was approved"):
+        grant(PROPOSAL, Verdict("ask", "table"), Approval("a1", "0" * 64))
+
+
+def test_a_denial_stays_one_even_with_an_approval() -> None:
+    with pytest.raises(CommandDenied, match="refused by policy: listed"):
+        grant(PROPOSAL, Verdict("deny", "listed"), Approval("a1", PROPOSAL.digest))
+
+
+def test_the_operators_grant_says_so() -> None:
+    assert grant_by_operator(PROPOSAL, "bench").reason == "operator: bench"
+
+
+def test_every_tool_of_the_table_has_a_category() -> None:
+    assert {policy.metadata_of(tool)["category"] for tool in policy.TOOLS} == {"exec", "process"}

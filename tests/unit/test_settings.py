@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import Settings, SettingsError, shown_url
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(**environ: str) -> Settings:
+    return Settings.load({"HOME": "/home/somebody", **environ})
+
+
+def refused(**environ: str) -> SettingsError:
+    with pytest.raises(SettingsError) as caught:
+        load(**environ)
+    return caught.value
+
+
+def test_execution_is_off_unless_switched_on() -> None:
+    assert load().enable_execute is False
+    assert load(ENABLE_EXECUTE="true").enable_execute is True
+
+
+def test_the_state_directory_follows_xdg_and_ignores_a_relative_one() -> None:
+    assert load().shellback_home == Path("/home/somebody/.local/state/shellback")
+    assert load(XDG_STATE_HOME="/var/state").shellback_home == Path("/var/state/shellback")
+    assert load(XDG_STATE_HOME="state").shellback_home == Path("/home/somebody/.local/state/shellback")
+
+
+def test_the_database_is_a_file_in_the_state_directory_by_default() -> None:
+    assert load(SHELLBACK_HOME="/srv/s").database_url == "sqlite:////srv/s/shellback.db"
+
+
+def test_paths_become_absolute_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load(SHELLBACK_HOME="state", DATABASE_URL="sqlite:///x.db")
+    assert settings.workspace_root == tmp_path / "workspace"
+    assert settings.shellback_home == tmp_path / "state"
+    assert settings.database_url == f"sqlite:///{tmp_path}/x.db"
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://u:p@h/db?sslmode=require", "postgresql+psycopg://u:p@h/db?sslmode=require"]
+)
+def test_postgres_is_spoken_to_through_psycopg(url: str) -> None:
+    assert load(DATABASE_URL=url).database_url == "postgresql+psycopg://u:p@h/db?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("ENABLE_EXECUTE", "perhaps", "true or false"),
+        ("BACKEND", "docker", "auto or host"),
+        ("BACKEND", "podman", "podman is not available in this version"),
+        ("EXEC_UID", "0", "from 1 to"),
+        ("EXEC_UID", "nobody", "a whole number"),
+        ("DATABASE_URL", "mysql://h/db", "sqlite:///FILE"),
+        ("DATABASE_URL", "sqlite://", "sqlite:///FILE"),
+        ("DATABASE_URL", "sqlite:///:memory:", "sqlite:///FILE"),
+        ("FOREGROUND_TIMEOUT", "601", "seconds from 0.1 to 600"),
+        ("FOREGROUND_TIMEOUT", "nan", "seconds from 0.1 to 600"),
+        ("COMMAND_CHARS", "4097", "from 1 to 4096"),
+        ("SESSIONS_PER_CONVERSATION", "65", "from 1 to 64"),
+        ("TURN_SLOTS", "0", "from 1 to 64"),
+        ("LOG_AGE_HOURS", "inf", "hours from"),
+        ("LOG_LEVEL", "LOUD", "DEBUG, INFO"),
+        ("LOG_FORMAT", "xml", "text or json"),
+        ("WORKER_NAME", "a b", "letters, digits"),
+        ("WORKSPACE_ROOT", "~no-such-user-here/x", "a directory"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_variable_value_and_what_is_allowed(
+    variable: str, value: str, allowed: str
+) -> None:
+    (problem,) = refused(**{variable: value}).problems
+    assert problem.variable == variable
+    assert problem.value == value
+    assert allowed in problem.allowed
+    assert str(problem) == f"{variable}={value!r} cannot be used; allowed is {problem.allowed}"
+
+
+def test_all_wrong_values_are_told_at_once() -> None:
+    error = refused(TURN_SLOTS="many", LOG_FORMAT="xml", ENABLE_EXECUTE="?")
+    assert sorted(problem.variable for problem in error.problems) == ["ENABLE_EXECUTE", "LOG_FORMAT", "TURN_SLOTS"]
+
+
+def test_an_empty_value_counts_as_not_set() -> None:
+    assert load(TURN_SLOTS="", MODEL="  ").turn_slots == 4
+    assert load(MODEL="  ").model == "offline"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:hunter2@h:5432/db", "postgresql://u:***@h:5432/db"),
+        ("postgresql://u:hun@ter:2@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://h/db?user=u&password=hunter2&x=1", "postgresql://h/db?user=u&password=***&x=1"),
+        ("host=h password=hunter2 dbname=d", "host=h password=*** dbname=d"),
+        ("u:hunter2@h/db", "u:***@h/db"),
+        ("sqlite:////srv/shellback.db", "sqlite:////srv/shellback.db"),
+    ],
+)
+def test_no_address_is_shown_with_its_password(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_neither_an_error_nor_the_representation_shows_a_password() -> None:
+    assert "hunter2" not in str(refused(DATABASE_URL="mysql://u:hunter2@h/db"))
+    settings = load(DATABASE_URL="postgresql://u:hunter2@h/db")
+    assert "hunter2" not in repr(settings) + str(settings) + settings.shown_database
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        load().model = "other"
+
+
+def in_directory(directory: Path, program: str, **environ: str) -> str:
+    """Run a program with the real environment reader, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=directory,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(directory), "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+SHOW = "import os; from app.settings import Settings; s = Settings.load(); "
+
+
+def test_dotenv_fills_in_what_the_environment_lacks(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TURN_SLOTS=7\nLOG_FORMAT=json\nWHO_KNOWS=$TURN_SLOTS\n")
+    program = SHOW + "print(s.turn_slots, s.log_format, os.environ['WHO_KNOWS'], 'TURN_SLOTS' in os.environ)"
+    assert in_directory(tmp_path, program, LOG_FORMAT="text") == "7 text $TURN_SLOTS False"
+
+
+def test_provider_keys_in_dotenv_reach_the_providers_and_never_override(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("ANTHROPIC_API_KEY=from-file\nOPENAI_API_KEY=from-file\n")
+    program = SHOW + "print(os.environ['ANTHROPIC_API_KEY'], os.environ['OPENAI_API_KEY'])"
+    assert in_directory(tmp_path, program, OPENAI_API_KEY="from-outside") == "from-file from-outside"
+
+
+def test_a_dotenv_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_bytes(b"MODEL=\xff\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"\.env=.*UTF-8"):
+        Settings.load()
+
+
+def test_importing_settings_loads_neither_dbos_nor_pydantic_ai(tmp_path: Path) -> None:
+    program = "import sys, app.settings; print([m for m in ('dbos', 'pydantic_ai', 'sqlalchemy') if m in sys.modules])"
+    assert in_directory(tmp_path, program) == "[]"
+
+
+def test_the_example_names_every_setting_with_its_default() -> None:
+    shown: dict[str, str] = {}
+    for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines():
+        if found := re.fullmatch(r"#?([A-Z_]+)=(.*)", line):
+            shown[found[1]] = found[2]
+    assert shown.keys() == {name.upper() for name in Settings.model_fields}
+    assert Settings.load({"HOME": "/h", **shown}) == Settings.load({"HOME": "/h"})
