@@ -24,6 +24,8 @@ def configure(level: str = "INFO", form: Literal["text", "json"] = "text", strea
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level)
+    for chatty in ("alembic", "httpx2", "httpx", "openai", "anthropic"):
+        logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
 
 
 class TextLines(logging.Formatter):

@@ -136,7 +136,7 @@ def worker(where: Place) -> Generator[Worker]:
     from app.work.queues import DbosEnqueuer
     from app.work.sweep import Sweep, undelivered
     from app.work.telling import Telling
-    from app.work.turn import Budget, TurnRunner
+    from app.work.turn import Budget, TurnRunner, worth_retrying
     from app.work.worker import Worker, WorkerConfig
 
     settings, database = where.settings, where.database
@@ -186,7 +186,12 @@ def worker(where: Place) -> Generator[Worker]:
                 DBOSDurability(
                     event_stream_handler=Telling(database),
                     parallel_execution_mode="sequential",
-                    model_step_config={"retries_allowed": True, "max_attempts": 3, "interval_seconds": 1.0},
+                    model_step_config={
+                        "retries_allowed": True,
+                        "max_attempts": 3,
+                        "interval_seconds": 1.0,
+                        "should_retry": worth_retrying,
+                    },
                 ),
             ],
             deps_type=TurnDeps,

@@ -12,6 +12,7 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from app.storage import schema
 from app.storage.db import Database
@@ -27,8 +29,8 @@ from app.storage.db import Database
 START_TIMEOUT_S = 30.0
 TEMPLATE = "shellback_template"
 
-# The shell ends its own, unreaped child when our end of the pipe closes, however we end.
-KEEPER = '"$@" & read -r _; kill -QUIT $!; wait $!'
+# The shell ends its own, unreaped child and tidies up when our end of the pipe closes, however we end.
+KEEPER = 'directory=$1; shift; "$@" & read -r _; kill -QUIT $!; wait $!; rm -rf "$directory"'
 
 
 @dataclass
@@ -53,6 +55,15 @@ class PostgresServer:
 
     def drop(self, name: str) -> None:
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
+def wait_until_locked_out(database: Database, thread: threading.Thread) -> None:
+    """Return when some connection to this Postgres database waits for a lock, or the thread has ended."""
+    query = sa.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    while thread.is_alive() and not database.read_now(lambda conn: conn.execute(query).scalar_one()):
+        time.sleep(0.01)
 
 
 def unavailable(reason: str) -> NoReturn:
@@ -120,7 +131,7 @@ def postgres_server() -> Iterator[PostgresServer]:
         ]
         with (directory / "log").open("wb") as log:
             keeper = subprocess.Popen(
-                ["/bin/sh", "-c", KEEPER, "sh", *command],
+                ["/bin/sh", "-c", KEEPER, "sh", str(directory), *command],
                 cwd=directory,
                 env=environment,
                 stdin=subprocess.PIPE,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,13 +22,13 @@ from app.exec.errors import SupervisorUnreachable
 from app.exec.model import Session
 from app.settings import Settings, plain_environment
 from app.storage import sessions as session_rows
-from app.storage.tables import turns
+from app.storage.tables import mailbox, turns
 from app.work import approvals, sending
 from app.work.approvals import Request
-from app.work.items import Priority
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
+VERSIONED = str(Path(__file__).parent / "programs" / "versioned_worker.py")
 EXEC_UID = 65534
 
 
@@ -42,10 +45,6 @@ class Stage:
         self.workspace.mkdir()
         if os.geteuid() == 0:
             os.chown(self.workspace, EXEC_UID, EXEC_UID)
-            # The uid that runs commands has to come through to its workspace.
-            for parent in root.parents:
-                if parent.stat().st_uid == 0 and parent != Path("/") and not parent.stat().st_mode & 0o001:
-                    parent.chmod(parent.stat().st_mode | 0o011)
         self.environ = {
             **plain_environment(),
             "SHELLBACK_HOME": str(self.home),
@@ -69,7 +68,8 @@ class Stage:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.stop()
+            if worker.process.poll() is None:
+                worker.kill()
         asyncio.run(self._end_supervisor())
         self.stack.close()
 
@@ -82,8 +82,10 @@ class Stage:
             await client.stop()
         await client.close()
 
-    def hire(self, **environ: str) -> WorkerChild:
-        worker = WorkerChild(self.where, {**self.environ, **environ})
+    def hire(self, version: str | None = None, **environ: str) -> WorkerChild:
+        """Start a worker and wait until it listens; `version` makes it one of another step shape."""
+        argv = [sys.executable, "-m", "app", "worker"] if version is None else [sys.executable, VERSIONED, version]
+        worker = WorkerChild(self.where, {**self.environ, **environ}, argv)
         self.workers.append(worker)
         worker.wait_ready()
         return worker
@@ -106,6 +108,19 @@ class Stage:
             lambda: self.read(approvals.find, conversation_id=conversation, state="pending"),
         )
         return found[0]
+
+    def requests(self) -> list[Request]:
+        return self.read(approvals.find, state="pending")
+
+    def at_rest(self) -> bool:
+        """Every item has an outcome and nothing is unread."""
+
+        def look(conn: sa.Connection) -> bool:
+            open_items = conn.execute(sa.select(turns.c.id).where(turns.c.outcome.is_(None))).first()
+            unread = conn.execute(sa.select(mailbox.c.id).where(mailbox.c.state != "heard")).first()
+            return open_items is None and unread is None
+
+        return self.read(look)
 
     def decide(self, request: Request, decision: Any = "approved", note: str | None = None) -> Request:
         return self.write(approvals.decide, self.enqueuer, request.id, decision, by="test", surface="test", note=note)
@@ -155,8 +170,12 @@ class Stage:
     def callbacks(self) -> list[str]:
         """Ids of EXEC_CALLBACK workflows, counted in DBOS's own table."""
         table = "workflow_status" if self.where.database.dialect == "sqlite" else "dbos.workflow_status"
-        query = f"select workflow_uuid from {table} where workflow_uuid like 'EXEC_CALLBACK:%'"
-        return self.read(lambda conn: list(conn.execute(sa.text(query)).scalars()))
+        query = sa.text(f"select workflow_uuid from {table} where workflow_uuid like 'EXEC_CALLBACK:%'")
+
+        def look(conn: sa.Connection) -> list[str]:
+            return list(conn.execute(query).scalars())
+
+        return self.read(look)
 
     def supervisor_pids(self) -> tuple[int, int]:
         """The supervisor and its parent, the keeper."""
@@ -198,11 +217,13 @@ class Stage:
 
 
 @contextmanager
-def stage(root: Path, database_url: str | None = None, **environ: str) -> Generator[Stage]:
-    """A stage that leaves no process behind."""
+def stage(database_url: str | None = None, **environ: str) -> Generator[Stage]:
+    """A stage that leaves no process behind, in a directory that the uid of commands can pass through."""
+    root = Path(tempfile.mkdtemp(prefix="shellback-stage-"))
     made = Stage(root, database_url, **environ)
     try:
         made.open()
         yield made
     finally:
         made.close()
+        shutil.rmtree(root, ignore_errors=True)

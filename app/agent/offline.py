@@ -86,7 +86,7 @@ class _Reading:
             if isinstance(instruction, News) and instruction.session_id is not None:
                 # A session ends once; popping keeps a quoted notice from running its lines again.
                 lines = [
-                    line.replace("SESSION", instruction.session_id)
+                    line.replace("{session_id}", instruction.session_id)
                     for line in self.then.pop(instruction.session_id, ())
                 ]
                 self.steps.extend(map(_Step, read_lines(lines)))

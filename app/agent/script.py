@@ -1,8 +1,9 @@
 """What the offline model reads out of a text: lines to carry out, to say back, or news to repeat.
 
 `$ CMD` runs a command, `$ CMD &` in the background, `!TOOL {json}` calls any tool. Lines after a line
-`then:` are kept for the end of a process that the lines before it started. A notice is
-news: it quotes what a process printed or what somebody ran, and that must never be obeyed.
+`then:` are kept for the end of a process that the lines before it started; `{session_id}` in them is then
+that process's session. A notice is news: it quotes what a process printed or what somebody ran, and that
+must never be obeyed.
 """
 
 from __future__ import annotations

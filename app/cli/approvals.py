@@ -5,11 +5,11 @@ from __future__ import annotations
 import getpass
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import age, json_option, opened, print_json, table, visible
+from app.cli.shared import Refused, age, json_option, opened, print_json, table, visible
 
 if TYPE_CHECKING:
     from app.work.approvals import Decision, Request
@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 def approvals() -> None:
     """List, show, approve or deny what waits for a person.
 
-    An approval holds for exactly the call that is shown, once, until it expires.
-    """
+    An approval holds for exactly the call that is shown, once, until it expires. ID may be the
+    beginning of one.
+
+    \b
+      shellback approvals list
+      shellback approvals show a7db
+      shellback approvals approve a7db
+      shellback approvals deny a7db --reason 'not on a Friday'
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
 
 
 @approvals.command("list")
@@ -74,23 +81,40 @@ def show(request_id: str, as_json: bool) -> None:
         click.echo(whole(request))
 
 
+def wanted(request: Request) -> list[str]:
+    """What a call would do, in lines, nothing of it cut; facts that say nothing here are left to `show`."""
+    short: list[str] = []
+    lines = [f"? {request.tool_name} wants to run, and waits for you ({request.id}):"]
+    for key, value in request.display.items():
+        if isinstance(value, bool | int | float) or key in _SHORT:
+            short += [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"] if value else []
+        elif value:
+            lines += _indented(key, value)
+    return [*lines, f"    {visible(', '.join(short))}"]
+
+
+_SHORT: Final = {"backend", "profile", "lifetime"}
+
+
+def _indented(key: str, value: object) -> list[str]:
+    first, *more = visible(str(value)).split("\n")
+    return [f"    {key}: {first}", *(" " * (len(key) + 6) + line for line in more)]
+
+
 def whole(request: Request) -> str:
-    """Everything a person needs to decide, in lines."""
+    """Everything there is about a request, in lines."""
     lines = [f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"]
     for key, value in request.display.items():
-        text = visible(str(value))
-        lines.append(f"  {key}: " + text.replace("\n", "\n" + " " * (len(key) + 4)))
-    lines.append(f"  digest: {request.digest}")
+        lines += _indented(key, value)
+    lines.append(f"    digest: {request.digest}")
     left = request.expires_at - time.time()
     if request.state == "pending":
-        lines.append(f"  expires in: {age(max(0.0, left))}")
+        lines.append(f"    expires in: {age(max(0.0, left))}")
     elif request.decided_by:
-        lines.append(
-            f"  decided by: {request.decided_by} through {request.surface}"
-            + (f": {request.note}" if request.note else "")
-        )
+        note = f": {request.note}" if request.note else ""
+        lines += _indented("decided by", f"{request.decided_by} through {request.surface}{note}")
     if request.used_by:
-        lines.append(f"  used by: {request.used_by}")
+        lines.append(f"    used by: {request.used_by}")
     return "\n".join(lines)
 
 
@@ -120,7 +144,7 @@ def _decide(request_id: str, decision: Decision, note: str | None, *, as_json: b
     elif request.state == decision:
         click.echo(f"{request.id} {request.state}")
     else:
-        raise click.ClickException(f"{request.id} is {request.state}: it was not decided in time; nothing runs")
+        raise Refused(f"{request.id} is {request.state}: it was not decided in time. Nothing runs; the agent may ask again")
 
 
 def decide_at(where: Any, request_id: str, decision: Decision, *, note: str | None, surface: str) -> Request:

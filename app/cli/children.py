@@ -7,32 +7,40 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-import click
+from app.cli.shared import Refused
 
 if TYPE_CHECKING:
     from app.wiring import Place
 
 READY_S: Final = 60.0
 STOP_S: Final = 40.0
+LOG_BYTES: Final = 4 * 1024 * 1024
+"""A worker's log that has grown beyond this is put aside as `worker.log.1` at the next start."""
+# -P: a directory `app` where the user happens to be is not ours.
+WORKER: Final = (sys.executable, "-P", "-m", "app", "worker", "--while-stdin")
 
 
 class WorkerChild:
-    """A worker process of ours. What it logs goes to a file in the state directory."""
+    """A worker process of ours, which ends when we do. What it logs goes to a file in the state directory."""
 
-    def __init__(self, where: Place, environ: Mapping[str, str] | None = None) -> None:
-        self._log: IO[bytes] = (where.home / "worker.log").open("ab")
+    def __init__(
+        self, where: Place, environ: Mapping[str, str] | None = None, argv: Sequence[str] = WORKER
+    ) -> None:
+        self._log: IO[bytes] = _log_file(where.home / "worker.log")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "worker"],
-            stdin=subprocess.DEVNULL,
+            argv,
+            stdin=subprocess.PIPE,  # its end, however we end, is what the child is told by
             stdout=self._log,
             stderr=subprocess.PIPE,
             env=None if environ is None else dict(environ),
             start_new_session=True,
         )
         self._ready = threading.Event()
+        self._listens = False
         self._tail: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -45,6 +53,7 @@ class WorkerChild:
             self._log.write(line)
             self._log.flush()
             if text == "ready":
+                self._listens = True
                 self._ready.set()
         self._ready.set()
 
@@ -52,13 +61,14 @@ class WorkerChild:
         """Return when the worker listens.
 
         Raises:
-            click.ClickException: It ended or took too long; its last words are in the message.
+            Refused: It ended or took too long; its own refusal, or else its last words, are in the message.
         """
-        came = self._ready.wait(READY_S)
-        if not came or self.process.poll() is not None:
+        self._ready.wait(READY_S)
+        if not self._listens or self.process.poll() is not None:
             self.stop()
-            said = "\n".join(self._tail) or "nothing was said"
-            raise click.ClickException(f"the worker did not start:\n{said}")
+            refusals = [text for text in self._tail if text.startswith("shellback: ")]
+            said = refusals or self._tail or ["nothing was said"]
+            raise Refused("the worker did not start: " + "\n".join(said).removeprefix("shellback: "))
 
     def stop(self) -> None:
         """Let it drain and end; a worker that does not is killed. Twice is fine."""
@@ -68,44 +78,57 @@ class WorkerChild:
                 self.process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-        self.process.wait()
-        self._reader.join(5)
-        self._log.close()
+        self._clean_up()
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
         self.process.kill()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         self.process.wait()
         self._reader.join(5)
+        for pipe in (self.process.stdin, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
         self._log.close()
 
 
+def _log_file(path: Path) -> IO[bytes]:
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > LOG_BYTES:
+            path.replace(path.with_name(f"{path.name}.1"))
+    return path.open("ab")
+
+
 def worker_lives(where: Place) -> bool:
-    """Whether a worker of this host has been heard of lately."""
+    """Whether a worker of this host has been heard of lately and its process is there."""
     import sqlalchemy as sa
 
+    from app.storage.host import boot_id
     from app.storage.tables import workers
+    from app.work.sweep import HEARTBEAT_DEAD_S
 
-    def ask(conn: sa.Connection) -> bool:
-        query = sa.select(workers.c.executor_id).where(
+    def ask(conn: sa.Connection) -> Sequence[sa.Row[tuple[int, str]]]:
+        query = sa.select(workers.c.pid, workers.c.boot_id).where(
             workers.c.host_id == where.host_id,
             workers.c.stopped_at.is_(None),
-            workers.c.heartbeat_at > time.time() - 15,
+            workers.c.heartbeat_at > time.time() - HEARTBEAT_DEAD_S,
         )
-        return conn.execute(query).first() is not None
+        return conn.execute(query).all()
 
-    return where.database.read_now(ask)
+    return any(boot == boot_id() and Path(f"/proc/{pid}").exists() for pid, boot in where.database.read_now(ask))
 
 
 @contextlib.contextmanager
-def a_worker(where: Place) -> Generator[bool]:
-    """See to it that a worker runs; True when it is a child of ours, which ends with the block."""
+def a_worker(where: Place) -> Generator[WorkerChild | None]:
+    """See to it that a worker runs; a child of ours ends with the block, None is somebody else's."""
     if worker_lives(where):
-        yield False
+        yield None
         return
     child = WorkerChild(where)
     try:
         child.wait_ready()
-        yield True
+        yield child
     finally:
         child.stop()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import sys
 from collections.abc import Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,11 +15,25 @@ if TYPE_CHECKING:
     from app.settings import Settings
     from app.wiring import Place
 
+CANNOT: Final = 2
+PENDING: Final = 3
+SET_ASIDE: Final = 4
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON instead of text.")
 
 
+class Refused(click.ClickException):
+    """Raised when a command cannot do what was asked; the message names cause and remedy. Exit code 2."""
+
+    exit_code = CANNOT
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it as every error of ours: one beginning, no trace."""
+        click.echo(f"shellback: {self.format_message()}", file=file, err=file is None)
+
+
 def known_error(error: Exception) -> str | None:
-    """One line for an error that names its cause and remedy itself; None for a bug, which deserves its trace."""
+    """The text of an error that names its cause and remedy itself; None for a bug, which deserves its trace."""
     from app.exec.errors import ExecError
     from app.settings import SettingsError
     from app.storage.errors import StorageError
@@ -28,7 +43,40 @@ def known_error(error: Exception) -> str | None:
     module = sys.modules.get("app.agent.builtin")
     if module is not None:
         known = (*known, module.ModelUnavailable)
-    return str(error) if isinstance(error, known) else None
+    if isinstance(error, known):
+        return str(error)
+    return _surroundings(error) or _in_a_driver(error)
+
+
+_OF_THE_MACHINE: Final = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room in the quota",
+    errno.EROFS: "it is read-only: name another place",
+    errno.EACCES: "check the owner and the mode",
+    errno.EPERM: "check the owner and the mode",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "the machine has no file descriptors left: end something",
+}
+
+
+def _surroundings(error: Exception) -> str | None:
+    if not isinstance(error, OSError) or error.errno not in _OF_THE_MACHINE:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}: {_OF_THE_MACHINE[error.errno]}, then repeat"
+
+
+def _in_a_driver(error: Exception) -> str | None:
+    """What a database's error means that came through somebody else's connection, say that of DBOS."""
+    if "sqlalchemy" not in sys.modules:
+        return None
+    from app.storage.failures import failure_of
+    from app.storage.url import normalised
+
+    with contextlib.suppress(Exception):
+        failure = failure_of(error, normalised(load_settings().database_url))
+        return str(failure.error) if failure is not None else None
+    return None
 
 
 def load_settings() -> Settings:
@@ -64,7 +112,7 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    text = visible(str(value))
+    text = visible(str(value)).replace("\n", "⏎ ").replace("\t", " ")
     return text if len(text) <= 60 else text[:59] + "…"
 
 

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from app import wiring
 from app.cli.children import WorkerChild
+from app.cli.shared import visible
 from app.exec.errors import SupervisorUnreachable
 from app.exec.model import Session
 from app.settings import Settings, plain_environment
@@ -99,7 +100,7 @@ class Tour:
         self._say("1. A message becomes a work item, a worker runs a turn of the agent, the answer comes back.")
         facts["checks"] = {}
         answer = self._answer(self._send("tour", "Good evening."))
-        self._say(f"   agent: {answer}")
+        self._say(_quoted("agent", answer))
         facts["checks"]["message answered"] = bool(answer)
 
     def _an_approval(self, facts: dict[str, Any]) -> None:
@@ -108,7 +109,7 @@ class Tour:
         request = self._request("tour")
         self._approve(request)
         answer = self._answer(item, "tour")
-        self._say(f"   agent: {answer}")
+        self._say(_quoted("agent", answer))
         text = (self._root / "workspace" / "note.txt").read_text()
         used = self._read(approvals.get, request.id)
         facts["approval"] = {"id": request.id, "state": used.state, "used_by": used.used_by}
@@ -119,7 +120,7 @@ class Tour:
         script = self._root / "workspace" / "build.sh"
         script.write_text(BUILD)
         script.chmod(0o755)
-        self._send("tour", '$ ./build.sh &\nthen:\n!process_poll {"session_id": "{session_id}"}')
+        self._send("tour", '$ ./build.sh &\nthen:\n!process_log {"session_id": "{session_id}"}')
         self._approve(self._request("tour"))
         build = self._until("the build runs", lambda: self._session("build.sh", live=True))
         busy = [self._send(f"busy-{n}", CHATTER, Priority.LOW) for n in range(2)]
@@ -130,7 +131,7 @@ class Tour:
         wake = f"EXEC_CALLBACK:{build.id}"
         done = self._until("the wake is answered", lambda: self._read(_turn, wake, ended=True))
         still = [item for item in low if self._started(item) is None]
-        self._say(f"   woken: {done['answer']}")
+        self._say(_quoted("woken", done["answer"]))
         self._say(f"   {len(still)} LOW items were still waiting when the wake was answered")
         for item in (*low, *normal):
             self._until("the backlog is done", lambda item=item: self._read(_turn, item, ended=True))
@@ -158,7 +159,7 @@ class Tour:
         done = self._until("the wake is answered", lambda: self._read(_turn, f"EXEC_CALLBACK:{session.id}", ended=True))
         ended = self._read(session_rows.get, session.id)
         end = ended.end if ended else None
-        self._say(f"   process {session.pid} lived on: {lives}; then: {done['answer']}")
+        self._say(f"   process {session.pid} lived on: {lives}", _quoted("woken", done["answer"]))
         nonce = (self._root / "workspace" / "nonce.txt").read_text()
         facts["killed"] = {"worker": self._workers[-2].process.pid, "supervisor": supervisor, "session": session.id}
         facts["checks"]["process outlived both kills"] = lives
@@ -267,6 +268,10 @@ class Tour:
         if self._narrate:
             for line in lines:
                 click.echo(line)
+
+
+def _quoted(who: str, text: object) -> str:
+    return f"   {who}: " + visible(str(text)).replace("\n", "\n          ")
 
 
 def _kill_now(pid: int) -> None:

@@ -3,39 +3,82 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.shared import load_settings
+from app.cli.shared import Refused, load_settings
+from app.cli.workspace import make_default
 
 if TYPE_CHECKING:
+    from app.settings import Settings
     from app.work.worker import Worker
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
-def worker() -> None:
+@click.option("--while-stdin", is_flag=True, hidden=True, help="Stop when standard input ends, as if told to.")
+def worker(while_stdin: bool) -> None:
     """Run turns for this host until SIGTERM or Ctrl-C, then let running turns end and go.
+
+    Says "ready" on standard error when it listens. One worker serves a host; a second one with the
+    same name is refused.
 
     Processes of agents are not the worker's: they live on while it is away, and a worker that
     starts takes up what the last one left.
-    """
+
+    \b
+      ENABLE_EXECUTE=true shellback worker
+      LOG_FORMAT=json LOG_LEVEL=WARNING shellback worker 2>>worker.log
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from app import wiring
     from app.log import configure
+    from app.storage.errors import ExecutorTaken
 
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
     wiring.arm_crash_points(settings)
-    with wiring.place(settings) as where, wiring.worker(where) as built:
-        asyncio.run(_serve(built))
+    make_default(settings)
+    wiring.backend(settings).check()
+    try:
+        with wiring.place(settings) as where, wiring.worker(where) as built:
+            _announce(settings)
+            asyncio.run(_serve(built, while_stdin=while_stdin))
+    except ExecutorTaken as taken:
+        raise Refused(_taken(taken)) from None
 
 
-async def _serve(built: Worker) -> None:
+def _announce(settings: Settings) -> None:
+    from app import wiring
+
+    backend = wiring.backend(settings)
+    log.info("backend %s: %s", backend.name, backend.description)
+    log.info("workspace %s, model %s, database %s", backend.workspace, settings.model, settings.shown_database)
+    if not settings.enable_execute:
+        log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
+
+
+def _taken(taken: object) -> str:
+    from app.storage.errors import ExecutorTaken
+
+    assert isinstance(taken, ExecutorTaken)
+    host = os.uname().nodename if taken.host == "this host" else taken.host
+    who = f"process {taken.pid} on {host}" if taken.pid is not None else f"a process on {host}"
+    return f"a worker with the name {taken.name!r} runs already: {who}. Stop it, or set WORKER_NAME to another name"
+
+
+async def _serve(built: Worker, *, while_stdin: bool) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    if while_stdin:
+        loop.add_reader(sys.stdin.fileno(), _stop_at_its_end, stop)
     try:
         await built.start()
         click.echo("ready", err=True)
@@ -45,4 +88,12 @@ async def _serve(built: Worker) -> None:
             wait.cancel()
         click.echo("draining: running turns end first", err=True)
     finally:
+        if while_stdin:
+            loop.remove_reader(sys.stdin.fileno())
         await built.stop()
+
+
+def _stop_at_its_end(stop: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        stop.set()

@@ -68,6 +68,10 @@ class Ends:
             if not future.done():
                 future.set_result(session)
 
+    async def settled(self) -> None:
+        """Wait until every end received so far is recorded and acknowledged, or given back."""
+        await asyncio.gather(*self._recording.values(), return_exceptions=True)
+
     async def stop(self) -> None:
         """End the recording; what is not recorded is rung again to the next worker."""
         tasks = list(self._recording.values())
@@ -82,6 +86,8 @@ class Ends:
                 return
             reach("exit.committed")
             self.tell(session)
+            # Whoever waits goes first: the acknowledgement is in nobody's way.
+            await asyncio.sleep(0)
             await self._acknowledge(session_id)
             reach("exit.acked")
         except (ExecError, OSError) as error:

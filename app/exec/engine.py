@@ -130,22 +130,7 @@ class Engine:
             SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
         """
         session = await self._claimed(spec, origin, grant, Delivery.INLINE)
-        if session.end is not None or session.delivery is not Delivery.INLINE:
-            return await self._told(session)
-        ended = self._ends.expect(session.id)
-        try:
-            session = await self._running(session, spec)
-            if session.end is None:
-                end = await self._waited(ended, spec, yield_after)
-                if end is None:
-                    return await self._handed_over(session)
-                session = end
-        except asyncio.CancelledError:
-            self._do_later(self.store.hand_over(session.id))
-            raise
-        finally:
-            self._ends.forget(session.id, ended)
-        return await self._told(session)
+        return await self._joined(session, spec, yield_after)
 
     async def launch(self, spec: CommandSpec, origin: CallOrigin, grant: Grant) -> Session:
         """Start a command in the background and return its session at once; a callback tells its end.
@@ -167,16 +152,8 @@ class Engine:
         return None if session is None or session.state is SessionState.CLAIMED else session
 
     async def resumed(self, session: Session) -> Outcome:
-        """Go on with the session of a repeated call whose arguments would no longer be accepted."""
-        if session.end is None and session.delivery is Delivery.INLINE:
-            ended = self._ends.expect(session.id)
-            try:
-                seen = await self.supervised.status(session.id)
-                if seen is not None and seen.end is None:
-                    session = await ended or session
-            finally:
-                self._ends.forget(session.id, ended)
-        return await self._told(session)
+        """Go on with a recorded session whose call would no longer be accepted; like the repeat of `run`."""
+        return await self._joined(session, None, None)
 
     def output(self, session: Session, *, err: bool = False) -> OutputLog:
         """The log of a session; `err` is its second stream where the streams are apart."""
@@ -222,6 +199,8 @@ class Engine:
         await self._recovery.reconcile()
 
     async def _claimed(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
+        if not self.started:
+            await self.start()
         if not grant.covers(proposal_for(spec, self.backend)):
             raise CommandDenied("what would run is not what was granted; nothing was started")
         wanted = self._session(spec, origin, grant, delivery)
@@ -265,12 +244,30 @@ class Engine:
             created_at=self._clock(),
         )
 
-    async def _running(self, session: Session, spec: CommandSpec) -> Session:
-        """Start a claimed session; one that an earlier execution has started is returned as it is."""
-        if session.state is not SessionState.CLAIMED:
-            return session
+    async def _joined(self, session: Session, spec: CommandSpec | None, yield_after: float | None) -> Outcome:
+        """Start the session if nobody has, wait for its end if nobody was told to wait for the callback."""
+        if session.end is not None or session.delivery is not Delivery.INLINE:
+            return await self._told(session)
+        ended = self._ends.expect(session.id)
+        try:
+            session = await self._running(session, spec)
+            if session.end is None:
+                end = await self._waited(ended, spec.timeout_s if spec else 0.0, yield_after)
+                if end is None:
+                    return await self._handed_over(session)
+                session = end
+        except asyncio.CancelledError:
+            self._do_later(self.store.hand_over(session.id))
+            raise
+        finally:
+            self._ends.forget(session.id, ended)
+        return await self._told(session)
+
+    async def _running(self, session: Session, spec: CommandSpec | None) -> Session:
+        """Start a claimed session; one that an earlier execution has started is read again, as it may have ended."""
+        if spec is None or session.state is not SessionState.CLAIMED:
+            return await self.store.get(session.id) or session
         plan = self.backend.plan(spec, session.id)
-        self.links.add(session.id, separate_stderr=spec.separate_stderr)
         reach("start.sent")
         try:
             seen = await self.supervised.start(session, spec, plan)
@@ -282,6 +279,8 @@ class Engine:
             await self._recovery.abandon(session)
             raise
         reach("start.answered")
+        # While the command runs already: it costs more than all the rest of a short call.
+        self.links.add(session.id, separate_stderr=spec.separate_stderr)
         if seen.pid is None:
             return await self._recovery.follow(session, seen) or session
         started_at = seen.started_at or self._clock()
@@ -290,14 +289,11 @@ class Engine:
         return replace(session, state=SessionState.RUNNING, pid=seen.pid, started_at=started_at)
 
     async def _waited(
-        self,
-        ended: asyncio.Future[Session | None],
-        spec: CommandSpec,
-        yield_after: float | None,
+        self, ended: asyncio.Future[Session | None], timeout_s: float, yield_after: float | None
     ) -> Session | None:
         if ended.done():
             return ended.result()
-        patience = spec.timeout_s + GIVE_UP_S if spec.timeout_s else bounds.FOREGROUND_TIMEOUT_MAX_S + GIVE_UP_S
+        patience = (timeout_s or bounds.FOREGROUND_TIMEOUT_MAX_S) + GIVE_UP_S
         timer = asyncio.get_running_loop().call_later(
             patience if yield_after is None else min(yield_after, patience), _give_up, ended
         )

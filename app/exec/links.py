@@ -28,6 +28,7 @@ class LogLinks:
         self._workspace = workspace
         self.sessions = sessions
         self._fd: int | None = None
+        self._identity: tuple[int, int] | None = None
 
     def path(self, session_id: str) -> str:
         """Where the link of a session is."""
@@ -59,16 +60,13 @@ class LogLinks:
             self._fd = None
 
     def _link(self, target: str, name: str) -> None:
-        try:
-            os.symlink(target, name, dir_fd=self._directory())
-        except FileExistsError:
-            return
-        except FileNotFoundError:
-            # A command removed the directory under our descriptor.
-            self.close()
+        with contextlib.suppress(FileExistsError):
             os.symlink(target, name, dir_fd=self._directory())
 
     def _directory(self) -> int:
+        if self._fd is not None and _identity(f"{self._workspace}/{TMP}/{EXEC}") != self._identity:
+            # A command moved or removed the directory under our descriptor.
+            self.close()
         if self._fd is None:
             root = os.open(self._workspace, _DIRECTORY)
             try:
@@ -78,9 +76,18 @@ class LogLinks:
             try:
                 _ignore_all(tmp)
                 self._fd = _opened(tmp, EXEC)
+                self._identity = _identity(self._fd)
             finally:
                 os.close(tmp)
         return self._fd
+
+
+def _identity(directory: str | int) -> tuple[int, int] | None:
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _opened(parent: int, name: str) -> int:

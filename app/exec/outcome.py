@@ -13,10 +13,11 @@ class Outcome:
     """A session and its output as of now.
 
     `handed_over` is whether the end is told by a callback and not by this outcome. `err` is the
-    second stream where the streams are apart.
+    second stream where the streams are apart; `warning` is about the conversation, not the command.
     """
 
     session: Session
     output: Slice
     err: Slice | None = None
     handed_over: bool = False
+    warning: str = ""

@@ -8,32 +8,23 @@ out, so text is read first and the table second: what was a hole while reading i
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeVar, cast
+from typing import Final, TypeVar
 
 from app.exec import limits
 from app.exec.errors import InvalidCommand
+from app.exec.holes import Hole, exactly, holes_in, line_start, newlines_in, pieces
 from app.exec.plain_text import continuation_bytes, decoded, whole_characters
 from app.exec.supervisor import layout
 
 T = TypeVar("T")
 
-_CHUNK: Final = 1024 * 1024
 _INLINE_BYTES: Final = 128 * 1024
 _NOTE_CHARS: Final = 400
 """Kept free for the line that says what was left out."""
-
-
-class Hole(NamedTuple):
-    """A range of a log that was dropped, and how many newlines it held."""
-
-    start: int
-    end: int
-    newlines: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +139,15 @@ class OutputLog:
 
     def _lines(self, fd: int, size: int, offset: int, limit: int) -> Slice:
         start = end = total = 0
-        holes = self._holes()
+        holes = holes_in(self._holes_path)
         for _ in range(5):
-            total = _newlines(fd, 0, size, holes)
+            total = newlines_in(fd, 0, size, holes)
             if size and os.pread(fd, 1, size - 1) != b"\n":
                 total += 1
             first = max(0, total + offset) if offset < 0 else offset
-            start = _line_start(fd, size, holes, first, in_hole="start")
-            end = _line_start(fd, size, holes, min(first + limit, total), in_hole="end")
-            again = self._holes()
+            start = line_start(fd, size, holes, first, in_hole="start")
+            end = line_start(fd, size, holes, min(first + limit, total), in_hole="end")
+            again = holes_in(self._holes_path)
             if again == holes:
                 break
             holes = again
@@ -188,14 +179,14 @@ class OutputLog:
         return start + whole_characters(os.pread(fd, end - start, start))
 
     def _sliced(self, size: int, start: int, end: int, parts: list[tuple[int, int]], fd: int) -> Slice:
-        raw = [_exactly(fd, part_start, part_end) for part_start, part_end in parts]
-        holes = self._holes()
+        raw = [exactly(fd, part_start, part_end) for part_start, part_end in parts]
+        holes = holes_in(self._holes_path)
         texts: list[str] = []
         shown = 0
         for (part_start, part_end), data in zip(parts, raw, strict=True):
             if texts:
                 texts.append(self._left_out(fd, parts[0][1], part_start, holes))
-            for kind, piece_start, piece_end, newlines in _pieces(part_start, part_end, holes):
+            for kind, piece_start, piece_end, newlines in pieces(part_start, part_end, holes):
                 if kind == "kept":
                     texts.append(decoded(data[piece_start - part_start : piece_end - part_start]))
                     shown += piece_end - piece_start
@@ -213,7 +204,7 @@ class OutputLog:
         )
 
     def _left_out(self, fd: int, start: int, end: int, holes: list[Hole]) -> str:
-        lines = _newlines(fd, start, end, holes)
+        lines = newlines_in(fd, start, end, holes)
         gone = sum(min(hole.end, end) - max(hole.start, start) for hole in holes if hole.start < end > start < hole.end)
         dropped = f", of them {gone:,} bytes dropped for good" if gone else ""
         page = min(end - start, limits.RESULT_CHARS)
@@ -221,81 +212,6 @@ class OutputLog:
             f"\n[{end - start:,} bytes with {lines:,} line ends left out here{dropped}; read them with process_log"
             f"(session_id={self._session_id!r}, byte_offset={start}, byte_limit={page})]\n"
         )
-
-    def _holes(self) -> list[Hole]:
-        try:
-            with open(self._holes_path, "rb") as file:
-                rows = cast("list[dict[str, int]]", json.loads(file.read()))
-        except FileNotFoundError:
-            return []
-        return sorted(Hole(row["start"], row["end"], row["newlines"]) for row in rows)
-
-
-def _exactly(fd: int, start: int, end: int) -> bytes:
-    # One pread may return less than asked; a file that has shrunk ends the loop.
-    parts: list[bytes] = []
-    while start < end and (data := os.pread(fd, min(_CHUNK, end - start), start)):
-        parts.append(data)
-        start += len(data)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _pieces(start: int, end: int, holes: list[Hole]) -> Iterator[tuple[str, int, int, int]]:
-    position = start
-    for hole in holes:
-        if hole.end <= position or hole.start >= end:
-            continue
-        if hole.start > position:
-            yield "kept", position, hole.start, 0
-        position = max(position, hole.start)
-        yield "hole", position, min(hole.end, end), hole.newlines
-        position = min(hole.end, end)
-    if position < end:
-        yield "kept", position, end, 0
-
-
-def _newlines(fd: int, start: int, end: int, holes: list[Hole]) -> int:
-    count = 0
-    for kind, piece_start, piece_end, newlines in _pieces(start, end, holes):
-        count += newlines
-        if kind == "kept":
-            for position in range(piece_start, piece_end, _CHUNK):
-                count += os.pread(fd, min(_CHUNK, piece_end - position), position).count(b"\n")
-    return count
-
-
-def _line_start(fd: int, size: int, holes: list[Hole], number: int, *, in_hole: Literal["start", "end"]) -> int:
-    """Where line `number` begins; an edge of the hole where it begins in one."""
-    wanted = number
-    if wanted <= 0:
-        return 0
-    for kind, piece_start, piece_end, newlines in _pieces(0, size, holes):
-        if kind == "hole":
-            if wanted <= newlines:
-                return piece_start if wanted < newlines and in_hole == "start" else piece_end
-            wanted -= newlines
-            continue
-        for position in range(piece_start, piece_end, _CHUNK):
-            data = os.pread(fd, min(_CHUNK, piece_end - position), position)
-            here = data.count(b"\n")
-            if here >= wanted:
-                return position + _nth_newline(data, wanted) + 1
-            wanted -= here
-    return size
-
-
-def _nth_newline(data: bytes, wanted: int) -> int:
-    position, width = -1, len(data)
-    while width > 4096:
-        # Halve towards the newline: counting is fast, stepping from line to line is not.
-        width //= 2
-        here = data.count(b"\n", position + 1, position + 1 + width)
-        if here < wanted:
-            wanted -= here
-            position += width
-    for _ in range(wanted):
-        position = data.index(b"\n", position + 1)
-    return position
 
 
 def _cut_after_line(data: bytes) -> int:

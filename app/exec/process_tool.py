@@ -8,14 +8,13 @@ from pydantic_ai import FunctionToolset, RunContext
 from pydantic_ai.messages import ToolReturn
 
 from app.exec import limits
-from app.exec.errors import PtyError
 from app.exec.identity import origin_of
 from app.exec.keys import key_bytes
 from app.exec.model import Session
 from app.exec.output import Slice
 from app.exec.policy import metadata_of
 from app.exec.render import facts, killed_text, measured
-from app.exec.sessions import Listed
+from app.exec.sessions import Listed, check_input
 from app.exec.tool_calls import ToolCalls, answering
 
 
@@ -25,7 +24,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
 
     @tools.tool(metadata=metadata_of("process_list"))
     async def process_list(ctx: RunContext[Any]) -> ToolReturn[list[dict[str, Any]]]:
-        """List the processes started in this conversation, running and ended, oldest first."""
+        """List the processes started in this conversation, oldest first: all that run, and the last 100 that ended."""
         with answering():
             listed = await calls.sessions(ctx).list()
         live = sum(entry.session.live for entry in listed)
@@ -110,9 +109,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         """
         with answering():
             pressed = key_bytes(keys)
-            session = await calls.sessions(ctx).get(session_id)
-            if not session.pty:
-                raise PtyError(f"session {session.id} has no terminal; use process_write, or start it with execute_pty")
+            check_input(await calls.sessions(ctx).get(session_id), terminal=True)
         return await _write(ctx, "process_send_keys", {"session_id": session_id, "keys": keys}, pressed, eof=False)
 
     @tools.tool(metadata=metadata_of("process_kill"))

@@ -24,25 +24,21 @@ class Recovery:
         self._ends = ends
         self._host_id = host_id
 
-    async def reconcile(self) -> list[Session]:
-        """Bring the live sessions of this host in line with the supervisor; returns those that were ended by it.
+    async def reconcile(self) -> None:
+        """Bring the live sessions of this host in line with the supervisor.
 
         A session that is only claimed, on this boot, and unknown to the supervisor is left alone: its turn may
         be about to start it. Cancelling leaves some sessions done and the others as they were.
         """
         reach("sweep.scanning")
         live = [session for session in await self._store.list(live=True) if session.host_id == self._host_id]
-        if not live:
-            return []
         seen = {entry.session_id: entry for entry in await self._supervised.list()}
-        ended: list[Session] = []
+        for entry in seen.values():
+            if entry.end is not None:
+                self._ends.received(entry.session_id, entry.end)
         for session in live:
-            if self._ends.recording(session.id):
-                continue
-            decided = await self._decide(session, seen.get(session.id))
-            if decided is not None:
-                ended.append(decided)
-        return ended
+            if not self._ends.recording(session.id):
+                await self._decide(session, seen.get(session.id))
 
     async def abandon(self, session: Session) -> Session:
         """Give up a claimed session whose turn is gone, unless it has been started; returns it as it is then.
@@ -61,9 +57,6 @@ class Recovery:
             seen = await self._supervised.status(session.id)
         if seen is not None:
             return await self.follow(session, seen)
-        now = await self._store.get(session.id)
-        if now is None or not now.live:
-            return None
         same_boot = session.boot_id == self._supervised.boot_id
         if session.state is SessionState.CLAIMED:
             if same_boot:

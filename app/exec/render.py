@@ -48,6 +48,8 @@ def outcome_text(outcome: Outcome) -> str:
         closing = _running(session, handed_over=outcome.handed_over)
     else:
         closing = ended_line(session, outcome.output)
+    if outcome.warning:
+        closing = f"[{outcome.warning}]\n{closing}"
     return f"{body}\n{closing}" if body else closing
 
 

@@ -17,6 +17,8 @@ from app.exec.model import CallOrigin, EndedBy, Session, SessionState, WindowSiz
 from app.exec.output import Slice
 from app.exec.render import how_it_ended
 
+ENDED_LISTED: Final = 100
+"""How many ended sessions a list shows."""
 _END_S: Final = 10.0
 """How long the record of an end is waited for after the kill has been settled."""
 
@@ -28,6 +30,21 @@ class Listed:
     session: Session
     uptime_s: float
     idle_s: float
+
+
+def check_input(session: Session, *, terminal: bool = False) -> None:
+    """Whether the session takes input, and keys where a terminal is needed.
+
+    Raises:
+        PtyError: It has no terminal.
+        InvalidCommand: It has no open stdin.
+    """
+    if terminal and not session.pty:
+        raise PtyError(f"session {session.id} has no terminal; use process_write, or start it with execute_pty")
+    if not session.stdin_open:
+        raise InvalidCommand(
+            f"session {session.id} has no open stdin; start it with keep_stdin_open=true or with execute_pty"
+        )
 
 
 class Sessions:
@@ -46,9 +63,12 @@ class Sessions:
         return await self._engine.registry.get(session_id, self._conversation_id)
 
     async def list(self) -> list[Listed]:
-        """All sessions, oldest first."""
+        """All that run and the newest that have ended, oldest first."""
         now = time.time()
-        return [self._listed(session, now) for session in await self._engine.registry.list(self._conversation_id)]
+        found = await self._engine.registry.list(self._conversation_id)
+        ended = [session for session in found if not session.live]
+        hidden = {session.id for session in ended[: max(0, len(ended) - ENDED_LISTED)]}
+        return [self._listed(session, now) for session in found if session.id not in hidden]
 
     async def poll(self, session_id: str, origin: CallOrigin) -> tuple[Session, Slice]:
         """What was printed since the last poll; a repeat of the call returns the same range.
@@ -100,10 +120,7 @@ class Sessions:
         session = await self.get(session_id)
         if len(data) > limits.STDIN_BYTES:
             raise InvalidCommand(f"data has {len(data)} bytes; at most {limits.STDIN_BYTES} are accepted in one call")
-        if not session.stdin_open:
-            raise InvalidCommand(
-                f"session {session.id} has no open stdin; start it with keep_stdin_open=true or with execute_pty"
-            )
+        check_input(session)
         key = call_key(origin)
         before = await self._engine.store.begin_call(key, session.id, tool)
         if before is not None:
@@ -132,8 +149,7 @@ class Sessions:
             SessionNotFound: There is none here.
         """
         session = await self.get(session_id)
-        if not session.pty:
-            raise PtyError(f"session {session.id} has no terminal; start it with execute_pty")
+        check_input(session, terminal=True)
         if session.end is not None:
             raise TaskCompleted(session.id, how_it_ended(session.end))
         await self._engine.supervised.resize(session.id, size)

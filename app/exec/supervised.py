@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from app.exec import limits as bounds
 from app.exec.backends.base import Plan
@@ -24,8 +24,6 @@ from app.exec.model import (
 from app.exec.ports import SupervisorPort
 from app.exec.supervisor.client import StartAnswer
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
-
-_SHORT: Final = frozenset({"descriptors", "disk"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +177,6 @@ def _running(session_id: SessionId, status: Message) -> Seen:
 
 
 def _refused(answer: StartAnswer) -> ExecError:
-    if answer.code in _SHORT:
-        return LimitReached(f"no room for another process: {answer.message} ({answer.code}); end one and try again")
+    if answer.code == "descriptors":
+        return LimitReached(f"no room for another process: {answer.message} ; end one and try again")
     return SpawnFailed(f"the supervisor refuses: {answer.message} ({answer.code})")

@@ -11,6 +11,7 @@ from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
 from pydantic_ai.messages import ToolReturn
 
+from app.exec import limits as bounds
 from app.exec.commands import check_yield_after, command_spec, proposal_for
 from app.exec.engine import Engine
 from app.exec.errors import (
@@ -115,7 +116,11 @@ class ToolCalls:
         if not spec.background:
             return await self.engine.run(spec, origin, allowed, yield_after=args.get("yield_after"))
         session = await self.engine.launch(spec, origin, allowed)
-        return Outcome(session=session, output=await self.engine.output(session).ends(), handed_over=True)
+        live = len(await self.engine.store.list(conversation_id=origin.conversation_id, live=True))
+        warning = f"{live} processes of this conversation run; end some" if live >= bounds.SESSIONS_WARN else ""
+        return Outcome(
+            session=session, output=await self.engine.output(session).ends(), handed_over=True, warning=warning
+        )
 
 
 def _background(tool: str, args: dict[str, Any]) -> bool:

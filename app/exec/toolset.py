@@ -15,9 +15,11 @@ from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, Combi
 from app.exec.engine import Engine
 from app.exec.errors import ExecError, TaskCompleted
 from app.exec.exec_tool import exec_tools
+from app.exec.keys import key_bytes
 from app.exec.policy import Policy, Proposal, TablePolicy, asks
 from app.exec.process_tool import process_tools
 from app.exec.render import how_it_ended
+from app.exec.sessions import check_input
 from app.exec.tool_calls import ToolCalls, answering
 
 log = logging.getLogger(__name__)
@@ -93,10 +95,14 @@ class ExecTools:
     async def _check(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> None:
         with answering():
             self._calls.proposal(tool, args)
+            if "keys" in args:
+                key_bytes(args["keys"])
             if "session_id" in args:
                 session = await self._calls.sessions(ctx).get(args["session_id"])
                 if session.end is not None and asks(tool):
                     raise TaskCompleted(session.id, how_it_ended(session.end))
+                if tool in {"process_write", "process_send_keys"}:
+                    check_input(session, terminal=tool == "process_send_keys")
 
 
 def toolset(engine: Engine, *, policy: Policy | None = None, enabled: bool = True) -> AbstractToolset[Any]:

@@ -23,6 +23,7 @@ from sqlalchemy import exc
 from app.storage.engines import postgres_engines, sqlite_engines
 from app.storage.errors import DatabaseLocked, OutcomeUnknown
 from app.storage.failures import failure_of
+from app.storage.kept import KeptConnection
 from app.storage.url import normalised, shown
 
 P = ParamSpec("P")
@@ -50,12 +51,14 @@ class Database:
         self.url: Final = normalised(url)
         if self.dialect == "sqlite":
             self._writer, self._reader = sqlite_engines(self.url, readers=READERS, lock_timeout_s=lock_timeout_s)
+            self._kept: KeptConnection | None = KeptConnection(self._writer, timeout_s=lock_timeout_s)
             self._write_threads = ThreadPoolExecutor(1, "db-write")
             self._read_threads = ThreadPoolExecutor(READERS, "db-read")
         else:
             self._writer, self._reader = postgres_engines(
                 self.url, connections=CONNECTIONS, lock_timeout_s=lock_timeout_s
             )
+            self._kept = None
             self._write_threads = self._read_threads = ThreadPoolExecutor(CONNECTIONS, "db")
 
     def __repr__(self) -> str:
@@ -88,7 +91,7 @@ class Database:
 
     def write_now(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`write` in the calling thread, for the command line and for threads of DBOS."""
-        return self._retried(self._writer, lambda conn: fn(conn, *args, **kwargs))
+        return self._retried(self._kept or self._writer, lambda conn: fn(conn, *args, **kwargs))
 
     def read_now(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`read` in the calling thread."""
@@ -98,14 +101,16 @@ class Database:
         """Wait for running transactions, then close every thread and connection; queued ones never begin."""
         for threads in {self._write_threads, self._read_threads}:
             threads.shutdown(wait=True, cancel_futures=True)
+        if self._kept is not None:
+            self._kept.close()
         self._writer.dispose()
         self._reader.dispose()
 
-    def _retried(self, engine: sa.Engine, fn: Callable[[sa.Connection], T]) -> T:
+    def _retried(self, source: sa.Engine | KeptConnection, fn: Callable[[sa.Connection], T]) -> T:
         attempt = 1
         while True:
             try:
-                return self._once(engine, fn)
+                return self._once(source, fn)
             except Exception as error:
                 failure = failure_of(error, self.url)
                 if failure is None:
@@ -115,24 +120,26 @@ class Database:
             time.sleep(random.uniform(0.5, 1.0) * 0.02 * 2**attempt)  # noqa: S311 - jitter
             attempt += 1
 
-    def _once(self, engine: sa.Engine, fn: Callable[[sa.Connection], T]) -> T:
+    def _once(self, source: sa.Engine | KeptConnection, fn: Callable[[sa.Connection], T]) -> T:
         try:
-            conn = engine.connect()
+            with source if isinstance(source, KeptConnection) else source.connect() as conn:
+                conn.begin()
+                result = fn(conn)  # leaving the block without a commit rolls back
+                self._commit(conn)
+                return result
         except exc.TimeoutError as error:
             raise DatabaseLocked(
                 f"all connections to {shown(self.url)} were busy for too long: a transaction hangs, "
                 "or one was opened inside another"
             ) from error
-        with conn:
-            conn.begin()
-            result = fn(conn)  # leaving the block without a commit rolls back
-            try:
-                conn.commit()
-            except exc.DBAPIError as error:
-                if error.connection_invalidated:
-                    raise OutcomeUnknown(
-                        f"the connection to {shown(self.url)} broke during a commit, so it is not known whether "
-                        "it took place; check that the server runs, then repeat"
-                    ) from error
-                raise
-            return result
+
+    def _commit(self, conn: sa.Connection) -> None:
+        try:
+            conn.commit()
+        except exc.DBAPIError as error:
+            if error.connection_invalidated:
+                raise OutcomeUnknown(
+                    f"the connection to {shown(self.url)} broke during a commit, so it is not known whether "
+                    "it took place; check that the server runs, then repeat"
+                ) from error
+            raise

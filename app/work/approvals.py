@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -21,7 +22,7 @@ import sqlalchemy as sa
 from app.exec.errors import CommandDenied
 from app.exec.model import CallKey, Session
 from app.exec.supervisor.crashpoints import reach
-from app.storage.tables import approvals, conversations
+from app.storage.tables import approvals
 from app.work import mailbox, stream
 from app.work.errors import ApprovalSettled, UnknownApproval
 from app.work.items import ItemType, Priority, epoch_item
@@ -264,14 +265,20 @@ def consume(conn: sa.Connection, request_id: str, user: str, digest: str) -> Non
         raise CommandDenied(f"approval {request_id} is {state} or was given for something else; nothing was started")
 
 
-def decided(conn: sa.Connection, conversation_id: str) -> list[Request]:
-    """The settled requests that a conversation blocked for approval is resumed with."""
+def decided(conn: sa.Connection, conversation_id: str, tool_call_ids: Collection[str]) -> list[Request]:
+    """The settled requests for calls that a conversation is paused at, newest first.
+
+    Tool call ids come again in later responses, so only the newest request of each counts.
+    """
     query = (
         sa.select(approvals)
-        .join(conversations, conversations.c.id == approvals.c.conversation_id)
-        .where(approvals.c.conversation_id == conversation_id, approvals.c.state != "pending")
+        .where(
+            approvals.c.conversation_id == conversation_id,
+            approvals.c.state != "pending",
+            approvals.c.tool_call_id.in_(tool_call_ids),
+        )
         .order_by(approvals.c.created_at.desc(), approvals.c.id)
-        .limit(200)
+        .limit(4 * len(tool_call_ids))
     )
     return [_request(row) for row in conn.execute(query).mappings()]
 

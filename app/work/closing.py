@@ -65,13 +65,20 @@ def close(
     conn.execute(
         sa.update(turns)
         .where(turns.c.id == closing.turn_id)
-        .values(outcome=closing.outcome, answer=closing.answer, error=closing.error, ended_at=time.time())
+        .values(
+            outcome=closing.outcome, answer=_stored(closing.answer), error=_stored(closing.error), ended_at=time.time()
+        )
     )
     if closing.answer is not None:
         kind = "answer" if closing.outcome == "answered" else "failed"
         stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
     mailbox.release(conn, enqueuer, conversation, blocked="approval" if closing.proposed else None)
     return closing.outcome
+
+
+def _stored(text: str | None) -> str | None:
+    # Postgres takes no NUL in a text, and nothing takes half a surrogate pair; neither is anything to read.
+    return None if text is None else text.replace("\x00", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()
 
 
 def outcome_of(conn: sa.Connection, turn_id: str) -> str | None:

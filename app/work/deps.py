@@ -13,7 +13,8 @@ class TurnDeps:
     """Dependencies of one execution of one turn.
 
     `gate` was read once, in the turn's first step. `approvals` are the decisions this turn was
-    resumed with. `told` collects sessions whose end a tool result has told the agent.
+    resumed with. `told` collects sessions whose end a tool result has told the agent. `looks` counts
+    looks into the mailbox: the first step of a turn is look 0.
     """
 
     conversation_id: str
@@ -22,6 +23,7 @@ class TurnDeps:
     gate: bool
     approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
     told: set[SessionId] = field(default_factory=set[SessionId])
+    looks: int = 0
 
     def approval_for(self, key: CallKey) -> Approval | None:
         """The person's yes to this call, if there is one."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from dbos import DBOS
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
-from pydantic_ai.messages import ToolCallPart, ToolReturn
+from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import RunContext, ToolDefinition
 
 from app.exec.model import LIVE_STATES, SessionId
@@ -65,10 +65,12 @@ class Hearing(AbstractCapability[TurnDeps]):
         self, ctx: RunContext[TurnDeps], request_context: ModelRequestContext
     ) -> ModelRequestContext:
         """Let an exit or a message that came meanwhile reach the running turn."""
-        step = ctx.run_step
+        # Not the run's own step number: a retried request has the same one and would hear everything again.
+        ctx.deps.looks += 1
+        look = ctx.deps.looks
 
         async def take() -> list[Letter]:
-            return await self._take(ctx.deps, step)
+            return await self._take(ctx.deps, look)
 
         letters = await recorded("mailbox", take)
         if letters:
@@ -97,12 +99,11 @@ class Hearing(AbstractCapability[TurnDeps]):
         answered, result = await recorded(f"tool.{call.tool_name}", act)
         if not answered:
             raise result
-        if isinstance(result, ToolReturn):
-            ctx.deps.told.update(_ends_in(result))
+        ctx.deps.told.update(_ends_in(result))
         return result
 
 
-def _ends_in(result: ToolReturn[Any]) -> list[SessionId]:
-    metadata: dict[str, Any] = result.metadata or {}
+def _ends_in(result: Any) -> list[SessionId]:
+    metadata: dict[str, Any] = getattr(result, "metadata", None) or {}
     session_id, state = metadata.get("session_id"), metadata.get("state")
     return [SessionId(session_id)] if session_id and state and state not in LIVE else []

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from app.exec.supervisor.crashpoints import reach
 from app.storage.errors import StaleTurn
+from app.storage.rows import insert_new
 from app.storage.tables import approvals, conversations, mailbox, turns
 from app.work import stream
 from app.work.items import BY_A_PERSON, ItemType, Priority, WorkItem, epoch_item
@@ -64,12 +64,7 @@ def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
 
 def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str) -> sa.Row[Any]:
     """The locked row of a conversation, made for this host if there is none yet."""
-    insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    conn.execute(
-        insert(conversations)
-        .values(id=conversation_id, host_id=host_id, created_at=time.time())
-        .on_conflict_do_nothing(index_elements=["id"])
-    )
+    insert_new(conn, conversations, {"id": conversation_id, "host_id": host_id, "created_at": time.time()})
     row = lock(conn, conversation_id)
     assert row is not None
     return row
@@ -111,20 +106,18 @@ def add_row(
     dedupe_key: str | None = None,
 ) -> bool:
     """Add an unread row; False when its key was used before. The caller holds the conversation's row."""
-    insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    done = conn.execute(
-        insert(mailbox)
-        .values(
-            conversation_id=conversation_id,
-            kind=kind,
-            priority=priority,
-            dedupe_key=dedupe_key,
-            payload=payload,
-            created_at=time.time(),
-        )
-        .on_conflict_do_nothing(index_elements=["dedupe_key"])
+    return insert_new(
+        conn,
+        mailbox,
+        {
+            "conversation_id": conversation_id,
+            "kind": kind,
+            "priority": priority,
+            "dedupe_key": dedupe_key,
+            "payload": payload,
+            "created_at": time.time(),
+        },
     )
-    return bool(done.rowcount)
 
 
 def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes) -> Entry:

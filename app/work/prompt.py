@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,9 @@ def turn_failed_text(payload: dict[str, Any]) -> str:
     started: list[dict[str, Any]] = payload.get("started", [])
     lines = [f"[turn failed: {payload['reason']}; it is tried again]"]
     lines += [
-        f"Started before it failed: session {row['session_id']} ({row['state']}): {row['command']}" for row in started
+        f"It had started session {row['session_id']} ({row['state']}): "
+        + json.dumps(row["command"], ensure_ascii=False)
+        for row in started
     ]
     lines.append("Nothing above is started again by repeating it here; look before you repeat a command.")
     return "\n".join(lines)

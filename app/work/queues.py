@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
+from app.storage.rows import insert_new
 from app.storage.tables import turns
 from app.work.items import Priority, WorkItem
 
@@ -72,15 +72,14 @@ class DbosEnqueuer:
 
 def note_turn(conn: sa.Connection, item: WorkItem) -> None:
     """Write the row of an item's turn, unless it is there."""
-    insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    conn.execute(
-        insert(turns)
-        .values(
-            id=item.id,
-            conversation_id=item.conversation_id,
-            item_type=item.type.value,
-            priority=int(item.priority),
-            created_at=time.time(),
-        )
-        .on_conflict_do_nothing(index_elements=["id"])
+    insert_new(
+        conn,
+        turns,
+        {
+            "id": item.id,
+            "conversation_id": item.conversation_id,
+            "item_type": item.type.value,
+            "priority": int(item.priority),
+            "created_at": time.time(),
+        },
     )

@@ -50,10 +50,7 @@ def send(  # noqa: PLR0913 - what a message is
     Raises:
         InvalidRequest: The name or the text is not acceptable.
     """
-    if not NAME.match(conversation_id):
-        raise InvalidRequest(
-            f"conversation name {conversation_id!r}: use 1 to 100 letters, digits and . _ : @ -, beginning with no sign"
-        )
+    require_name(conversation_id)
     if not text.strip() or "\x00" in text:
         raise InvalidRequest("the message is empty or holds a NUL byte; say something")
     if len(text) > TEXT_CHARS:
@@ -74,6 +71,18 @@ def send(  # noqa: PLR0913 - what a message is
         blocked=conversation.blocked_reason if conversation.state == "blocked" else None,
         event=event,
     )
+
+
+def require_name(conversation_id: str) -> None:
+    """Return when a conversation may have this name.
+
+    Raises:
+        InvalidRequest: It may not.
+    """
+    if not NAME.match(conversation_id):
+        raise InvalidRequest(
+            f"conversation name {conversation_id!r}: use 1 to 100 letters, digits and . _ : @ -, beginning with no sign"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
+from dbos import error as dbos_error
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied, capture_run_messages
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import ConversationRecord
-from pydantic_ai.exceptions import AgentRunError, RunTimedOut, UsageLimitExceeded, UserError
+from pydantic_ai.exceptions import (
+    AgentRunError,
+    ModelAPIError,
+    ModelQuotaExceededError,
+    ModelRequestRejectedError,
+    RunTimedOut,
+    UsageLimitExceeded,
+    UserError,
+)
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -122,8 +131,9 @@ class TurnRunner:
         with capture_run_messages() as messages:
             try:
                 result = await self._run_agent(conversation, begun.letters, results, deps)
-            except (AgentRunError, UserError) as error:
-                return await self._close_with_error(item, store, conversation, list(messages), begun, deps, error)
+            except (AgentRunError, UserError, dbos_error.DBOSMaxStepRetriesExceeded) as error:
+                cause = error.errors[-1] if isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded) else error
+                return await self._close_with_error(item, store, conversation, list(messages), begun, deps, cause)
         return await self._close(item, store, result, deps)
 
     async def _run_agent(
@@ -234,11 +244,14 @@ def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes) 
 
 def _begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
     letters = mailbox.take(conn, item.conversation_id, item.id, epoch, BEGIN_STEP)
+    record = read_record_in(conn, item.conversation_id)
+    paused = record.deferred_tool_requests if record is not None else None
+    calls = [call.tool_call_id for call in paused.approvals] if paused is not None else []
     return Begun(
         gate=gate,
-        record=read_record_in(conn, item.conversation_id),
+        record=record,
         letters=letters,
-        decided=approvals.decided(conn, item.conversation_id),
+        decided=approvals.decided(conn, item.conversation_id, calls) if calls else [],
     )
 
 
@@ -283,6 +296,11 @@ def _grants(decided: Sequence[Request]) -> dict[Any, Approval]:
         for request in decided
         if request.state in {"approved", "used"}
     }
+
+
+def worth_retrying(error: BaseException) -> bool:
+    """Whether another request may go better: the endpoint was away, busy or broken, not our words or our key."""
+    return isinstance(error, ModelAPIError) and not isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
 
 
 def explain(error: Exception) -> str:

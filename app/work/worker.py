@@ -100,7 +100,8 @@ class Worker:
             name=WORKFLOW, max_recovery_attempts=RECOVERIES, serialization_type=WorkflowSerializationFormat.PORTABLE
         )(_turn_of(self._runner))
         DBOS.listen_queues([turns_queue(config.host_id), wakes_queue(config.host_id)])
-        await asyncio.to_thread(DBOS.launch)
+        # On this thread: turns then run on this loop, which is the one that hears the supervisor.
+        DBOS.launch()
         self._launched = True
         await DBOS.set_latest_application_version_async(self._version)
         for name, slots, poll in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,8 @@ from tests.stage import Stage, stage
 
 
 @pytest.fixture
-def loop(tmp_path: Path, database_url: str) -> Iterator[Stage]:
-    with stage(tmp_path, database_url) as made:
+def loop(database_url: str) -> Iterator[Stage]:
+    with stage(database_url) as made:
         yield made
 
 
@@ -60,7 +59,7 @@ def test_an_exit_that_comes_while_approvals_wait_is_heard_after_them(loop: Stage
     loop.send("$ sleep 1; exit 5 &")
     loop.approve()
     session = loop.session("exit 5")
-    loop.until("the first answer", lambda: loop.answers())
+    loop.until("the first answer", loop.answers)
     item = loop.send("$ echo held")
     request = loop.pending()
     assert loop.ended(f"EXEC_CALLBACK:{session.id}")["outcome"] in {"busy", "answered"}
@@ -79,8 +78,8 @@ def test_a_poll_that_told_the_agent_takes_the_news_back(loop: Stage) -> None:
     assert wake["outcome"] in {"answered", "busy", "nothing"}
 
 
-def test_without_the_gate_there_are_no_tools(tmp_path: Path, sqlite_url: str) -> None:
-    with stage(tmp_path, sqlite_url, ENABLE_EXECUTE="false") as loop:
+def test_without_the_gate_there_are_no_tools(sqlite_url: str) -> None:
+    with stage(sqlite_url, ENABLE_EXECUTE="false") as loop:
         loop.hire()
         item = loop.send("$ echo hi")
         assert "ENABLE_EXECUTE" in loop.answer(item)

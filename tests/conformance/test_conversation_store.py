@@ -33,8 +33,9 @@ from pydantic_ai.messages import (
 from pydantic_ai.usage import RequestUsage, RunUsage
 
 from app.storage.db import Database
-from app.storage.history import SqlConversationStore, write_record_in
+from app.storage.history import SqlConversationStore, delete_record_in, write_record_in
 from app.storage.tables import history_entries
+from tests.databases import wait_until_locked_out
 
 WHEN = datetime(2026, 3, 1, 12, 30, 15, 123457, tzinfo=UTC)
 
@@ -341,27 +342,54 @@ def test_of_two_saves_at_the_same_moment_one_conflicts(database: Database, round
     assert database.read_now(count_entries) == 2
 
 
-@pytest.mark.parametrize("round_", range(5))
-def test_a_fork_and_a_delete_at_the_same_moment_leave_no_history_with_a_hole(database: Database, round_: int) -> None:
+def test_a_delete_spares_what_a_fork_in_progress_shares(postgres_url: str) -> None:
+    database = Database(postgres_url)
     store = SqlConversationStore(database)
     asyncio.run(stored(store, *"abcdef"))
-    barrier = threading.Barrier(2)
+    history = asyncio.run(store.load_entries("c1"))
+    assert history is not None
+    fork = ConversationRecord(conversation_id="c2", head_id=history[3].id)
+    deleting = threading.Thread(target=lambda: asyncio.run(store.delete("c1")))
 
-    def fork() -> None:
-        barrier.wait()
+    def write_slowly(conn: sa.Connection) -> None:
+        write_record_in(conn, fork, [], None)
+        deleting.start()
+        wait_until_locked_out(database, deleting)
+
+    database.write_now(write_slowly)
+    deleting.join()
+    assert asyncio.run(store.load_entries("c2")) == history[:4]
+    assert database.read_now(count_entries) == 4
+    database.close()
+
+
+def test_a_fork_of_what_is_being_deleted_conflicts(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    store = SqlConversationStore(database)
+    first = asyncio.run(stored(store, "a", "b"))
+    history = asyncio.run(store.load_entries("c1"))
+    assert history is not None
+    fork = ConversationRecord(conversation_id="c2", head_id=history[0].id)
+    outcomes: list[str] = []
+
+    def write() -> None:
         try:
-            asyncio.run(store.fork("c1", at=4, new_conversation_id="c2"))
-        except (ConversationConflict, UserError):
-            return
+            asyncio.run(store.write_record(fork, expected_revision=None))
+        except ConversationConflict:
+            outcomes.append("conflict")
 
-    thread = threading.Thread(target=fork)
-    thread.start()
-    barrier.wait()
-    asyncio.run(store.delete("c1"))
-    thread.join()
-    left = asyncio.run(store.load("c2"))
-    assert database.read_now(count_entries) == (0 if left is None else 4)
-    assert left is None or texts(left.messages) == ["a", "b", "c", "d"]
+    forking = threading.Thread(target=write)
+
+    def delete_slowly(conn: sa.Connection) -> None:
+        delete_record_in(conn, "c1", str(first.revision))
+        forking.start()
+        wait_until_locked_out(database, forking)
+
+    database.write_now(delete_slowly)
+    forking.join()
+    assert outcomes == ["conflict"]
+    assert database.read_now(count_entries) == 0
+    database.close()
 
 
 def test_a_write_can_be_part_of_a_larger_transaction(database: Database) -> None:

@@ -28,8 +28,10 @@ from app.exec.ports import SessionStore
 from app.storage import sessions as on_connection
 from app.storage.db import Database
 from app.storage.errors import StaleTurn
+from app.storage.rows import lock_row
 from app.storage.sessions import SqlSessionStore
-from app.storage.tables import conversations
+from app.storage.tables import conversations, sessions
+from tests.databases import wait_until_locked_out
 
 EXITED = SessionEnd(state=SessionState.EXITED, exit_code=3, ended_at=200.0, duration_s=1.5, bytes_total=2**40)
 LOST = SessionEnd(state=SessionState.LOST, evidence=Evidence.SUPERVISOR_KILLED, ended_at=201.0)
@@ -441,6 +443,39 @@ def test_settling_and_handing_over_exclude_each_other(database: Database, round_
     )
     assert settled is not handed
     assert len(sink.told) == int(handed)
+
+
+def test_an_end_meets_a_transaction_that_holds_the_conversation_without_a_deadlock(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    hold(database, claimed_by="turn-1", epoch=1)
+    session = database.write_now(on_connection.claim, a_session(delivery=Delivery.INLINE))
+    database.write_now(on_connection.hand_over, session.id)
+    told: list[str] = []
+
+    class LockingSink:
+        def ended(self, tx: object, session: Session) -> None:
+            assert isinstance(tx, sa.Connection)
+            told.append(session.id)
+            lock_row(tx, conversations, session.conversation_id)
+
+    finishing = threading.Thread(
+        target=database.write_now, args=(on_connection.finish, session.id, EXITED, LockingSink())
+    )
+    runs: list[int] = []
+
+    def close_the_turn(conn: sa.Connection) -> None:
+        runs.append(1)
+        lock_row(conn, conversations, "c1")
+        if not finishing.is_alive():
+            finishing.start()
+        wait_until_locked_out(database, finishing)
+        on_connection.settle_inline(conn, session.id)
+        lock_row(conn, sessions, session.id)
+
+    database.write_now(close_the_turn)
+    finishing.join()
+    assert (runs, told) == ([1], [session.id])
+    database.close()
 
 
 def test_polls_at_the_same_moment_share_the_output_without_overlap(database: Database) -> None:

@@ -123,7 +123,9 @@ def test_closing_lets_a_running_transaction_end(database_url: str) -> None:
     again.close()
 
 
-def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database) -> None:
+def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database, database_url: str) -> None:
+    other = Database(database_url)  # with locks of its own, as another process has
+
     def create(conn: sa.Connection) -> None:
         conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
 
@@ -132,17 +134,21 @@ def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database
         assert row is not None
         conn.execute(conversations.update().values(epoch=row["epoch"] + 1))
 
-    database.write_now(create)
+    def count_up_often() -> None:
+        for _ in range(20):
+            other.write_now(count_up)
 
     async def run() -> None:
         await asyncio.gather(*(database.write(count_up) for _ in range(40)))
 
-    threads = [threading.Thread(target=lambda: [database.write_now(count_up) for _ in range(10)]) for _ in range(4)]
+    database.write_now(create)
+    threads = [threading.Thread(target=count_up_often) for _ in range(2)]
     for thread in threads:
         thread.start()
     asyncio.run(run())
     for thread in threads:
         thread.join()
+    other.close()
     row = database.read_now(lambda conn: conn.execute(sa.select(conversations.c.epoch)).scalar_one())
     assert row == 80
 

@@ -45,7 +45,9 @@ def test_patterns_are_refused_and_named(name: str, rule: str) -> None:
         check_env({name: "x"})
 
 
-@pytest.mark.parametrize("name", ["FOO", "_x", "GIT_TERMINAL_PROMPT", "CI", "DEBUG", "LC_ALL", "TZ", "TERM", "OLD_PATHS"])
+@pytest.mark.parametrize(
+    "name", ["FOO", "_x", "GIT_TERMINAL_PROMPT", "CI", "DEBUG", "LC_ALL", "TZ", "TERM", "OLD_PATHS"]
+)
 def test_ordinary_names_pass(name: str) -> None:
     check_env({name: "value"})
 

@@ -171,6 +171,9 @@ def test_a_sequence_that_never_ends_cannot_swallow_the_rest() -> None:
     assert harmless("\x1b]0;" + "x" * 10_000 + "the end").endswith("the end")
 
 
-@pytest.mark.parametrize(("data", "whole"), [(b"", 0), (b"a", 1), ("€".encode()[:2], 0), (b"a\xf0\x9f\x98", 1), (b"\x80\x80\x80\x80", 4), (b"\xff", 1)])
+@pytest.mark.parametrize(
+    ("data", "whole"),
+    [(b"", 0), (b"a", 1), ("€".encode()[:2], 0), (b"a\xf0\x9f\x98", 1), (b"\x80\x80\x80\x80", 4), (b"\xff", 1)],
+)
 def test_where_characters_end(data: bytes, whole: int) -> None:
     assert whole_characters(data) == whole

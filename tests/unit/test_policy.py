@@ -55,7 +55,7 @@ def test_a_grant_is_for_nothing_but_its_proposal(facts: dict[str, Any]) -> None:
 
 
 def test_the_order_of_facts_does_not_matter() -> None:
-    assert Proposal("execute", dict(reversed(PROPOSAL.facts.items()))).digest == PROPOSAL.digest
+    assert Proposal("execute", dict(reversed(list(PROPOSAL.facts.items())))).digest == PROPOSAL.digest
 
 
 def test_what_asks_has_no_grant_without_an_approval() -> None:

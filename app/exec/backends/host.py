@@ -21,9 +21,9 @@ EXEC_UID: Final = 65534
 class HostBackend:
     """Runs commands on the host, as ourselves, or as an unprivileged user where we are root."""
 
-    name: Final = "host"
-    profile: Final = "work"
-    network: Final = True
+    name = "host"
+    profile = "work"
+    network = True
 
     def __init__(
         self, workspace: str | Path, *, exec_uid: int = EXEC_UID, euid: Callable[[], int] = os.geteuid

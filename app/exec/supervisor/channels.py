@@ -53,11 +53,13 @@ def make(request: StartRequest, limit: int) -> Channels:
         else:
             _pipes(channels, request)
         # The kernel gives the lowest number that is free: the highest tells how many are in use.
-        if max([*channels.ours.values(), *channels.child]) >= limit * 9 // 10:
-            raise Refused("descriptors", f"more than 90 % of {limit} descriptors are in use (EMFILE)")
+        full = max([*channels.ours.values(), *channels.child]) >= limit * 9 // 10
     except BaseException:
         channels.close()
         raise
+    if full:
+        channels.close()
+        raise Refused("descriptors", f"more than 90 % of {limit} descriptors are in use (EMFILE)")
     return channels
 
 

@@ -5,138 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Final, cast
 
-from app.exec.errors import (
-    ExecError,
-    InputUnknown,
-    InvalidCommand,
-    LimitReached,
-    PtyError,
-    SessionNotFound,
-    SpawnFailed,
-    SupervisorUnreachable,
-    TaskCompleted,
-)
-from app.exec.supervisor import launch
-from app.exec.supervisor.protocol import (
-    MAX_ANSWER,
-    VERSION,
-    Decoder,
-    ExitRecord,
-    Message,
-    ProtocolError,
-    Refused,
-    StartRequest,
-    encode,
-)
+from app.exec.errors import InputUnknown, SupervisorUnreachable
+from app.exec.supervisor import answers, launch
+from app.exec.supervisor.answers import Killed, StartAnswer, Written
+from app.exec.supervisor.connection import Connection, Lost
+from app.exec.supervisor.protocol import VERSION, ExitRecord, Message, StartRequest
+
+__all__ = ["Killed", "StartAnswer", "SupervisorClient", "Written"]
 
 CONNECT_S: Final = 15.0
 _ATTEMPTS: Final = 8
 _NO_ANSWER_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAnswer:
-    """What became of a start.
-
-    `already`: the session was started before; `status` says how it is. `start_failed`: the kernel
-    refused to execute it; `record` has the errno. `refused`: nothing was begun; `code` is one of
-    boot_id, keeper_dead, stopping, descriptors, disk, stdin, bad_request, os_error.
-    """
-
-    outcome: Literal["started", "already", "abandoned", "start_failed", "refused"]
-    pid: int | None = None
-    starttime: int | None = None
-    started_at: float | None = None
-    status: Message | None = None
-    record: ExitRecord | None = None
-    code: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """What a kill left: nothing, or the pids that are still there."""
-
-    killed: bool
-    survivors: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """How much of a write the command has taken; `closed` means that nobody reads any more."""
-
-    accepted: int
-    total: int
-    eof: bool
-    closed: bool
-
-
-class _Lost(Exception):  # noqa: N818 - never leaves this module
-    """The connection went before the answer came."""
-
-
-class _Connection(asyncio.Protocol):
-    def __init__(self, on_event: Callable[[Message], None], on_lost: Callable[[_Connection], None]) -> None:
-        self._decoder = Decoder(MAX_ANSWER)
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Message]] = {}
-        self._on_event = on_event
-        self._on_lost = on_lost
-        self._transport: asyncio.Transport | None = None
-        self.info: Message = {}
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            messages = self._decoder.feed(data)
-        except ProtocolError:
-            self.close()
-            return
-        for message in messages:
-            if "event" in message:
-                self._on_event(message)
-                continue
-            future = self._waiting.pop(message.get("id") or 0, None)
-            if future is not None and not future.done():
-                future.set_result(message)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(_Lost())
-        self._on_lost(self)
-
-    @property
-    def open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    async def ask(self, message: Message) -> Message:
-        if self._transport is None:
-            raise _Lost
-        number = next(self._numbers)
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
-        self._transport.write(encode({**message, "id": number}))
-        try:
-            return await future
-        finally:
-            self._waiting.pop(number, None)
 
 
 class SupervisorClient:
@@ -164,7 +49,7 @@ class SupervisorClient:
         self.on_exit = on_exit
         self.on_reconnect = on_reconnect
         self._folder = -1
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._again: asyncio.Task[None] | None = None
         self._closed = False
@@ -181,7 +66,7 @@ class SupervisorClient:
         """
         return (await self._connected()).info
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> Connection:
         connection = self._connection
         if connection is not None and connection.open:
             return connection
@@ -194,12 +79,12 @@ class SupervisorClient:
                 self._connection = connection
             return connection
 
-    async def _open(self) -> _Connection:
+    async def _open(self) -> Connection:
         if self._folder < 0:
             self._folder = launch.folder(self._home)
         until = time.monotonic() + CONNECT_S
         while True:
-            with contextlib.suppress(OSError, _Lost, TimeoutError):
+            with contextlib.suppress(OSError, Lost, TimeoutError):
                 return await self._greet()
             if time.monotonic() > until:
                 raise SupervisorUnreachable(f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s")
@@ -207,13 +92,11 @@ class SupervisorClient:
                 raise SupervisorUnreachable(f"no supervisor runs in {self._home}")
             await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
 
-    async def _greet(self) -> _Connection:
+    async def _greet(self) -> Connection:
         socket = launch.connect(self._folder)
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_unix_connection(
-                lambda: _Connection(self._event, self._lost), sock=socket
-            )
+            _, connection = await loop.create_unix_connection(lambda: Connection(self._event, self._lost), sock=socket)
         except BaseException:
             socket.close()
             raise
@@ -233,7 +116,7 @@ class SupervisorClient:
         if self.on_exit is not None and message["event"] == "exit":
             self.on_exit(cast("ExitRecord", message["record"]))
 
-    def _lost(self, connection: _Connection) -> None:
+    def _lost(self, connection: Connection) -> None:
         if connection is self._connection and not self._closed:
             self._connection = None
             if self._again is None or self._again.done():
@@ -273,14 +156,14 @@ class SupervisorClient:
             connection = await self._connected()
             try:
                 return await asyncio.wait_for(connection.ask(message), limit_s)
-            except _Lost:
+            except Lost:
                 continue
             except TimeoutError:
                 raise SupervisorUnreachable(f"the supervisor has not answered for {limit_s:.0f} s") from None
         raise SupervisorUnreachable("the supervisor ends again and again; its log is in the state directory")
 
     async def _act(self, message: Message, *, limit_s: float = _NO_ANSWER_S) -> Message:
-        return _checked(await self._ask(message, limit_s=limit_s), message)
+        return answers.checked(await self._ask(message, limit_s=limit_s), message)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -301,14 +184,14 @@ class SupervisorClient:
             connection = await self._connected()
             try:
                 answer = await asyncio.wait_for(connection.ask(message), _NO_ANSWER_S)
-            except _Lost:
+            except Lost:
                 status = await self.status(request.session_id)
                 if status["state"] != "unknown":
-                    return _known(status)
+                    return answers.known(status)
             except TimeoutError:
                 break
             else:
-                return _started(answer)
+                return answers.started(answer)
         raise SupervisorUnreachable("the supervisor does not answer a start")
 
     async def status(self, session_id: str) -> Message:
@@ -349,18 +232,18 @@ class SupervisorClient:
         connection = await self._connected()
         try:
             answer = await asyncio.wait_for(connection.ask(message), _NO_ANSWER_S)
-        except (_Lost, TimeoutError):
+        except (Lost, TimeoutError):
             again = await self._same(connection) if key else None
             if again is None:
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
             try:
                 answer = await asyncio.wait_for(again.ask(message), _NO_ANSWER_S)
-            except (_Lost, TimeoutError):
+            except (Lost, TimeoutError):
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
-        answer = _checked(answer, message)
+        answer = answers.checked(answer, message)
         return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
 
-    async def _same(self, connection: _Connection) -> _Connection | None:
+    async def _same(self, connection: Connection) -> Connection | None:
         """A new connection to the same process, which remembers the keys it has served."""
         try:
             again = await self._connected()
@@ -388,46 +271,3 @@ class SupervisorClient:
     async def stop(self) -> int:
         """Have supervisor and keeper end as soon as no session is left; returns how many there are."""
         return int((await self._act({"op": "stop"}))["live"])
-
-
-def _started(answer: Message) -> StartAnswer:
-    if not answer["ok"]:
-        return StartAnswer(outcome="refused", code=answer["error"], message=answer["message"])
-    fields: dict[str, Any] = {name: answer[name] for name in StartAnswer.__slots__ if name in answer}
-    return StartAnswer(**fields)
-
-
-def _known(status: Message) -> StartAnswer:
-    match status["state"]:
-        case "abandoned":
-            return StartAnswer(outcome="abandoned", status=status)
-        case "start_failed":
-            return StartAnswer(outcome="start_failed", record=status["record"])
-        case _:
-            return StartAnswer(outcome="already", status=status)
-
-
-def _checked(answer: Message, message: Message) -> Message:
-    if answer["ok"]:
-        return answer
-    refusal = Refused(answer["error"], answer["message"])
-    raise _error(refusal, str(message.get("session_id", ""))) from refusal
-
-
-def _error(refusal: Refused, session_id: str) -> ExecError:
-    text = str(refusal)
-    match refusal.code:
-        case "not_found":
-            return SessionNotFound(session_id)
-        case "ended":
-            return TaskCompleted(session_id, "it is over")
-        case "descriptors" | "busy":
-            return LimitReached(text)
-        case "no_pty":
-            return PtyError(text)
-        case "no_stdin" | "bad_request":
-            return InvalidCommand(text)
-        case "unknown_op" | "unsupported_version" | "malformed":
-            return SupervisorUnreachable(text)
-        case _:
-            return SpawnFailed(text)

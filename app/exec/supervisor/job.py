@@ -94,4 +94,4 @@ class Job:
             "survivors": [],
             **how,
         }
-        return ExitRecord(**record)  # type: ignore[typeddict-item]
+        return ExitRecord(**record)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import asdict
+from types import FrameType
 from typing import Final
 
 from app.exec.supervisor import crashpoints, daemon, layout, link, linux, procfs, spawn
@@ -24,6 +25,10 @@ from app.exec.supervisor.diary import Diary
 _MAX_DEAD: Final = 10_000
 _BACKOFF_S: Final = (0.0, 0.0, 0.05, 0.2, 1.0, 5.0)
 _CALM_S: Final = 30.0
+
+
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """Be a handler, so that the bell rings."""
 
 
 class Keeper:
@@ -44,7 +49,7 @@ class Keeper:
     def run(self, ready: int) -> int:
         """Serve until a supervisor ends by itself; `ready` is told once when it listens."""
         linux.become_subreaper()
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(self._bell_in, warn_on_full_buffer=False)
         failures, status = 0, 1
         while status != 0:
@@ -70,7 +75,7 @@ class Keeper:
             for fd in (self._bell, self._bell_in, self._config.keeper_lock):
                 os.close(fd)
             ours.close()
-            os._exit(daemon.main(self._config, daemon.Legacy(keeper, theirs, self._held, list(self._dead)), ready))
+            os._exit(daemon.main(self._config, link.Legacy(keeper, theirs, self._held, list(self._dead)), ready))
         theirs.close()
         if ready >= 0:
             os.close(ready)
@@ -114,11 +119,12 @@ class Keeper:
                     crashpoints.reach("keeper.held")
                 case "drop":
                     self._drop(message["session"], message["names"])
-                case "keep":
-                    self._remember(message["pid"], message["start"], 0, message["code"], message["status"])
                 case "forget":
                     numbers = set(message["numbers"])
                     self._dead = deque((dead for dead in self._dead if dead.number not in numbers), _MAX_DEAD)
+                case "ping":
+                    # Whatever was reaped before has been told before.
+                    link.send(self._link, {"op": "pong"})
                 case _:
                     self._diary.note("keeper", "unknown message")
 

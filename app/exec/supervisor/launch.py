@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
@@ -80,7 +80,7 @@ def _answers(folder_fd: int) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(folder_fd: int, name: str) -> Iterator[None]:
+def _locked(folder_fd: int, name: str) -> Generator[None]:
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -101,7 +101,17 @@ def _free(folder_fd: int, name: str) -> bool:
 
 
 def _spawn(home: Path, crash_dir: str | None, idle_s: float) -> None:
-    argv = [sys.executable, "-I", "-S", "-E", "-c", _CODE.format(root=_ROOT), str(home.resolve()), "--idle", str(idle_s)]
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-E",
+        "-c",
+        _CODE.format(root=_ROOT),
+        str(home.resolve()),
+        "--idle",
+        str(idle_s),
+    ]
     if crash_dir is not None:
         argv += ["--crash-dir", crash_dir]
     with subprocess.Popen(

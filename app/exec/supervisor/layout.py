@@ -4,8 +4,9 @@ SHELLBACK_HOME/                0700
 host_id                      random, made once
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
-started                    created O_EXCL before fork, or to abandon: whoever creates it decides
-running.json               pid, start time, boot id, limits: what a new supervisor needs
+started                    created O_EXCL before fork, or to abandon: whoever creates it decides;
+                           then pid, start time, boot id, limits: what a new supervisor needs
+running.json               the same where it changed since: somebody began to end the process
 log, err                   output; err only where the streams are apart
 holes.json                 ranges that were dropped, with their newlines
 exit.json                  exit record: written aside, then renamed
@@ -21,6 +22,7 @@ SUPERVISOR: Final = "supervisor"
 SOCKET: Final = "sock"
 SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
+SPARE: Final = "spare"
 DIARY: Final = "supervisor.log"
 
 STARTED: Final = "started"

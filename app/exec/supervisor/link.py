@@ -1,20 +1,26 @@
 """Messages between keeper and supervisor, with descriptors, over one sequenced-packet socket.
 
 To the keeper: `hold` (session, names of the descriptors that come along, notes), `drop` (session,
-names, or all), `keep` (a wait status), `forget` (numbers of wait statuses). From it: `ended`.
+names, or all), `forget` (numbers of wait statuses), `ping`. From it: `ended`
+and `pong`.
 """
 
 from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+from app.exec.supervisor import procfs
+from app.exec.supervisor.loop import IN, Loop
 from app.exec.supervisor.protocol import Message
 
 MAX_MESSAGE: Final = 1 << 15
 MAX_FDS: Final = 8
+_BATCH: Final = 500
+_PING_S: Final = 2.0
 
 
 @dataclass(slots=True)
@@ -64,3 +70,104 @@ def receive(link: socket.socket) -> tuple[Message, list[int]] | None:
     except ConnectionError:
         return None
     return (cast("Message", json.loads(data)), fds) if data else None
+
+
+@dataclass(slots=True)
+class Legacy:
+    """What the keeper has for a supervisor that starts: a line to it, and what the last one left."""
+
+    keeper: int
+    line: socket.socket
+    held: dict[str, Held] = field(default_factory=dict[str, Held])
+    dead: list[Dead] = field(default_factory=list[Dead])
+
+
+class Line:
+    """The supervisor's end of the line to its keeper; `pid` is None once that is gone."""
+
+    def __init__(self, loop: Loop, legacy: Legacy, ended: Callable[[Dead], None], gone: Callable[[], None]) -> None:
+        self.pid: int | None = legacy.keeper
+        proc = procfs.read(legacy.keeper)
+        self.start = proc.start if proc is not None else 0
+        self._loop = loop
+        self._socket = legacy.line
+        self._ended = ended
+        self._gone = gone
+        self._socket.setblocking(False)
+        loop.watch(self._socket.fileno(), self._ready, IN)
+
+    def send(self, message: Message, fds: list[int]) -> None:
+        """Send now; without a keeper nothing is held.
+
+        Raises:
+            TimeoutError: The keeper does not read.
+        """
+        if self.pid is None:
+            return
+        try:
+            send(self._socket, message, fds)
+        except BlockingIOError:
+            self._socket.settimeout(1.0)
+            try:
+                send(self._socket, message, fds)
+            finally:
+                self._socket.setblocking(False)
+        except ConnectionError:
+            self._lose()
+
+    def send_soon(self, message: Message) -> None:
+        """Send now or when the keeper reads again."""
+        if self.pid is None:
+            return
+        try:
+            send(self._socket, message)
+        except BlockingIOError:
+            self._loop.after(0.01, lambda: self.send_soon(message))
+        except ConnectionError:
+            self._lose()
+
+    def drop(self, session_id: str, names: list[str] | None = None) -> None:
+        """Have the keeper close what it holds of a session, all of it without `names`."""
+        self.send_soon({"op": "drop", "session": session_id, "names": names})
+
+    def forget(self, dead: list[Dead]) -> None:
+        """Have the keeper forget wait statuses that are on record, or of no interest."""
+        for first in range(0, len(dead), _BATCH):
+            self.send_soon({"op": "forget", "numbers": [one.number for one in dead[first : first + _BATCH]]})
+
+    def catch_up(self) -> list[Dead]:
+        """Ends the keeper has seen up to now and not told yet; blocks for a moment."""
+        dead: list[Dead] = []
+        self.send_soon({"op": "ping"})
+        self._socket.settimeout(_PING_S)
+        try:
+            while self.pid is not None:
+                got = receive(self._socket)
+                if got is None:
+                    self._lose()
+                elif got[0]["op"] == "pong":
+                    break
+                else:
+                    dead.append(Dead(**got[0]["dead"]))
+        except TimeoutError:
+            pass
+        finally:
+            self._socket.setblocking(False)
+        return dead
+
+    def _ready(self, _events: int) -> None:
+        while self.pid is not None:
+            try:
+                got = receive(self._socket)
+            except BlockingIOError:
+                return
+            if got is None:
+                self._lose()
+            elif got[0]["op"] == "ended":
+                self._ended(Dead(**got[0]["dead"]))
+
+    def _lose(self) -> None:
+        if self.pid is not None:
+            self.pid = None
+            self._loop.forget(self._socket.fileno())
+            self._gone()

@@ -9,11 +9,13 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Final
 
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
 _FALLOC_KEEP_SIZE: Final = 1
 _FALLOC_PUNCH_HOLE: Final = 2
 _PIDFD_GET_INFO: Final = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
@@ -24,6 +26,9 @@ _SETGROUPS, _SETRESUID, _SETRESGID = {
     "x86_64": (116, 117, 119),
     "aarch64": (159, 147, 149),
 }.get(platform.machine(), (0, 0, 0))
+
+SWITCHES: Final = _SETRESUID != 0
+"""Whether `credentials` knows this machine's numbers."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _held = ctypes.PyDLL(None, use_errno=True)
@@ -55,12 +60,21 @@ def punch_hole(fd: int, start: int, length: int) -> None:
     _checked(_libc.fallocate(fd, flags, ctypes.c_int64(start), ctypes.c_int64(length)))
 
 
-def can_switch_credentials() -> bool:
-    return _SETRESUID != 0
+def rename_new(old: str, name: str, folder_fd: int) -> None:
+    """Rename to `name` in a folder, where nothing of that name may be.
+
+    Raises:
+        FileExistsError: Something is.
+        OSError: The kernel, its library or the file system cannot.
+    """
+    call = getattr(_libc, "renameat2", None)
+    if call is None:
+        raise OSError(errno.ENOSYS, "no renameat2")
+    _checked(call(_AT_FDCWD, os.fsencode(old), folder_fd, os.fsencode(name), _RENAME_NOREPLACE))
 
 
 @contextlib.contextmanager
-def credentials(uid: int, gid: int, groups: list[int]) -> Iterator[None]:
+def credentials(uid: int, gid: int, groups: list[int]) -> Generator[None]:
     """Give this thread, and what it spawns and executes meanwhile, another identity.
 
     The saved ids stay ours and bring us back; exec overwrites them in the child, which so keeps

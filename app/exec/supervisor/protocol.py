@@ -28,7 +28,7 @@ class ProtocolError(Exception):
     """Raised for bytes that are not a frame, or a frame that is too long."""
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not an error of ours
+class Refused(Exception):
     """A request that is answered with an error code and acts on nothing."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -91,7 +91,6 @@ class StartRequest:
     background: bool = False
     umask: int = 0o022
 
-
     def to_wire(self) -> Message:
         return {
             "session_id": self.session_id,
@@ -120,9 +119,10 @@ class StartRequest:
         Raises:
             Refused: A field is missing or of the wrong kind.
         """
-        argv = field_of(message, "argv", list)
-        env = field_of(message, "env", dict)
-        if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
+        argv = cast("list[object]", field_of(message, "argv", list))
+        env = cast("dict[str, object]", field_of(message, "env", dict))
+        words = tuple(word for word in argv if isinstance(word, str) and "\0" not in word)
+        if not words or len(words) != len(argv):
             raise Refused("bad_request", "argv is not a list of strings without NUL")
         for name, value in env.items():
             if not name or "=" in name or "\0" in name or not isinstance(value, str) or "\0" in value:
@@ -132,8 +132,8 @@ class StartRequest:
         pty = message.get("pty")
         return cls(
             session_id=session_id(message),
-            argv=tuple(argv),
-            env=env,
+            argv=words,
+            env=cast("dict[str, str]", env),
             cwd=field_of(message, "cwd", str),
             boot_id=field_of(message, "boot_id", str),
             uid=optional_id(message, "uid"),

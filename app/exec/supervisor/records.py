@@ -9,12 +9,13 @@ from typing import Any, Final, cast
 
 from app.exec.supervisor import layout
 from app.exec.supervisor.protocol import Message
+from app.exec.supervisor.spare import Spares
 
 MAX_BYTES: Final = 1 << 20
 ABANDONED: Final = b"abandoned\n"
 
 
-class Unreadable(Exception):  # noqa: N818 - a finding
+class Unreadable(Exception):
     """Raised for a file that is there and is not a JSON object."""
 
 
@@ -25,9 +26,12 @@ class Records:
         path = os.path.join(home, layout.SESSIONS)
         os.makedirs(path, mode=0o700, exist_ok=True)
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.spares: Spares | None = None
 
-    def claim(self, session_id: str, content: bytes) -> bool:
-        """Create the session's `started` file; False when somebody did before."""
+    def claim(self, session_id: str, content: bytes) -> int | None:
+        """Create the session's `started` file and return its descriptor; None when somebody did before."""
+        if self.spares is not None and content == self.spares.text and self.spares.take(session_id):
+            return os.open(f"{session_id}/{layout.STARTED}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=self.fd)
         with contextlib.suppress(FileExistsError):
             os.mkdir(session_id, 0o700, dir_fd=self.fd)
         try:
@@ -38,12 +42,25 @@ class Records:
                 dir_fd=self.fd,
             )
         except FileExistsError:
-            return False
+            return None
         try:
             os.write(fd, content)
-        finally:
+        except BaseException:
             os.close(fd)
-        return True
+            raise
+        return fd
+
+    def running(self, session_id: str) -> Message | None:
+        """What is on record about the session's process: of its start, or of what changed since.
+
+        Raises:
+            Unreadable: It is damaged.
+        """
+        changed = self.read(session_id, layout.RUNNING)
+        if changed is not None:
+            return changed
+        _, _, line = (self.claimed_by(session_id) or b"").partition(b"\n")
+        return _object(line, layout.STARTED) if line else None
 
     def claimed_by(self, session_id: str) -> bytes | None:
         """Content of the `started` file, or None without one."""
@@ -53,14 +70,6 @@ class Records:
         """Replace a file as a whole: whoever reads it finds the old or the new one."""
         self.write_aside(session_id, name, value)
         self.rename(session_id, name + ".new", name)
-
-    def write_once(self, session_id: str, name: str, value: Message) -> None:
-        """Write a new file with one call; a reader that comes too early finds it empty."""
-        fd = os.open(f"{session_id}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
-        try:
-            os.write(fd, json.dumps(value, separators=(",", ":")).encode())
-        finally:
-            os.close(fd)
 
     def write_aside(self, session_id: str, name: str, value: Message | list[Any]) -> None:
         fd = os.open(
@@ -82,13 +91,7 @@ class Records:
         data = self._read(f"{session_id}/{name}")
         if data is None:
             return None
-        try:
-            value: object = json.loads(data)
-        except ValueError as error:
-            raise Unreadable(name) from error
-        if not isinstance(value, dict):
-            raise Unreadable(name)
-        return cast("Message", value)
+        return _object(data, name)
 
     def read_list(self, session_id: str, name: str) -> list[Message]:
         """The objects in a file that holds a list; [] where there is none or it is damaged."""
@@ -142,3 +145,13 @@ class Records:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+def _object(data: bytes, name: str) -> Message:
+    try:
+        value: object = json.loads(data)
+    except ValueError as error:
+        raise Unreadable(name) from error
+    if not isinstance(value, dict):
+        raise Unreadable(name)
+    return cast("Message", value)

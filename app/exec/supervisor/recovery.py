@@ -7,37 +7,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import Final, cast
 
 from app.exec.supervisor import channels, layout, link, procfs
-from app.exec.supervisor.daemon import Legacy, Supervisor
 from app.exec.supervisor.job import ITSELF, Job
 from app.exec.supervisor.loop import now
 from app.exec.supervisor.protocol import ExitRecord, Message
 from app.exec.supervisor.records import ABANDONED, Unreadable
+from app.exec.supervisor.supervisor import Supervisor
 
 _NOTES: Final[Message] = {
     "deadline": None, "grace_s": 1.0, "log_cap": 0, "background": True, "separate_stderr": False, "pty": None,
 }  # fmt: skip
 
 
-def recover(supervisor: Supervisor, legacy: Legacy) -> None:
+def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
     """Bring every session that was not acknowledged to where it is now."""
     recovery = _Recovery(supervisor, legacy)
     for name in supervisor.records.sessions():
-        recovery.settle(name)
+        try:
+            recovery.settle(name)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            # One damaged session does not stop the others; whoever asks for it hears that it is lost.
+            supervisor.diary.note("supervisor", f"{name}: cannot be taken over: {type(error).__name__}")
     recovery.settle_pending()
     recovery.close_rest()
 
 
 class _Recovery:
-    def __init__(self, supervisor: Supervisor, legacy: Legacy) -> None:
+    def __init__(self, supervisor: Supervisor, legacy: link.Legacy) -> None:
         self._sup = supervisor
         self._records = supervisor.records
         self._held = legacy.held
         self._dead = legacy.dead
         self._taken: set[tuple[int, int]] = set()
         self._pending: list[str] = []
+        self._procs: list[procfs.Proc] = []
 
     def settle(self, name: str) -> None:
         files = self._records.names(name)
@@ -45,26 +51,35 @@ class _Recovery:
             self._linger(name)
         elif layout.EXIT in files:
             self._ended(name)
-        elif layout.STARTED not in files:
-            return
-        elif layout.RUNNING in files and self._running(name):
+        elif self._unwritten(name) or layout.STARTED not in files or self._running(name):
             return
         elif self._records.claimed_by(name) != ABANDONED:
             self._pending.append(name)
 
+    def _unwritten(self, name: str) -> bool:
+        """Take the record of an end over that there was no room for on the disk."""
+        held = self._held.get(name)
+        if held is None or "record" not in held.notes:
+            return False
+        record = cast("ExitRecord", held.notes["record"])
+        self._taken.add((record["pid"] or 0, record["starttime"] or 0))
+        if self._sup.ledger.enter(record):
+            self._sup.keeper.drop(name)
+        return True
+
     def _ended(self, name: str) -> None:
         try:
-            record = self._records.read(name, layout.EXIT)
-            if record is None or not ExitRecord.__required_keys__ <= record.keys():
-                raise Unreadable(layout.EXIT)
+            record = self._records.read(name, layout.EXIT) or {}
         except Unreadable:
+            record = {}
+        if not ExitRecord.__required_keys__ <= record.keys():
             self._records.rename(name, layout.EXIT, layout.EXIT + ".bad")
             self._sup.diary.note("supervisor", f"{name}: exit record unreadable")
             job = self._job(name, {})
             self._connect(job)
             self._lose(job, "record_unreadable")
             return
-        self._sup.ended[name] = cast("ExitRecord", cast("object", record))
+        self._sup.ledger.ended[name] = cast("ExitRecord", cast("object", record))
         self._taken.add((record["pid"] or 0, record["starttime"] or 0))
         self._linger(name)
 
@@ -73,7 +88,7 @@ class _Recovery:
         held = self._held.get(name)
         if held is not None:
             job = self._job(name, {})
-            job.record = self._sup.ended.get(name) or job.end(self._sup.boot_id, state="exited")
+            job.record = self._sup.ledger.ended.get(name) or job.end(self._sup.boot_id, state="exited")
             self._connect(job)
             self._keep_streams(job)
 
@@ -105,7 +120,7 @@ class _Recovery:
     def _running(self, name: str) -> bool:
         """Settle a session whose process is on record; False when the record is of no use."""
         try:
-            row = self._records.read(name, layout.RUNNING)
+            row = self._records.running(name)
         except Unreadable:
             return False
         if row is None or not {"pid", "start", "boot_id", "container_id"} <= row.keys():
@@ -130,14 +145,13 @@ class _Recovery:
             self._sup.end(job, dead.code, dead.status)
             self._keep_streams(job)
             return
-        proc = procfs.read(job.pid)
-        if proc is None or proc.start != job.start:
-            self._lose(job, "supervisor_killed")
-            return
+        job.pidfd = procfs.open_pidfd(job.pid, job.start) or -1
         self._sup.jobs[job.session_id] = job
-        with contextlib.suppress(ProcessLookupError):
-            job.pidfd = os.pidfd_open(job.pid)
         self._sup.follow(job)
+        if job.pidfd < 0:
+            # Gone; the keeper may have reaped it a moment ago and be about to say so.
+            self._sup.expect_end(job)
+            return
         self._sup.diary.note("supervisor", f"{job.session_id}: adopted")
         if job.ended_by != ITSELF:
             # Whoever began to end it is not there any more to finish.
@@ -147,11 +161,13 @@ class _Recovery:
         """Settle sessions that were claimed and whose process, if there was one, is not on record."""
         if not self._pending:
             return
-        procs = [proc for proc in procfs.snapshot() if proc.alive]
-        markers = {proc.pid: procfs.marker(proc.pid) for proc in procs}
+        self._procs = self._look()
+        # A process that is not there was reaped before, and the keeper has told or tells now.
+        self._dead += self._sup.keeper.catch_up()
+        markers = {proc.pid: procfs.marker(proc.pid) for proc in self._procs if proc.alive}
         for name in self._pending:
             job = self._job(name, {})
-            found = self._find(name, procs, markers)
+            found = self._find(name, markers)
             if found is not None:
                 job.pid, job.start = found
                 self._note_start(job)
@@ -160,34 +176,48 @@ class _Recovery:
                 self._connect(job)
                 self._lose(job, self._evidence(name))
 
+    def _look(self) -> list[procfs.Proc]:
+        own, procs = os.getsid(0), procfs.snapshot()
+        for _ in range(100):
+            if not any(
+                proc.ppid == self._sup.keeper.pid and proc.sid == own and proc.pid != os.getpid() for proc in procs
+            ):
+                break
+            # The last supervisor died within a fork: its child is not yet what it is to become.
+            time.sleep(0.01)
+            procs = procfs.snapshot()
+        return procs
+
     def _note_start(self, job: Job) -> None:
         if "began" not in job.notes:
             job.notes["began"] = job.start / procfs.TICKS
         with contextlib.suppress(OSError):
-            self._records.write(
-                job.session_id, layout.RUNNING, job.running(self._sup.boot_id, self._sup.container_id)
-            )
+            self._records.write(job.session_id, layout.RUNNING, job.running(self._sup.boot_id, self._sup.container_id))
 
-    def _find(
-        self, name: str, procs: list[procfs.Proc], markers: dict[int, str | None]
-    ) -> tuple[int, int] | None:
-        marked = [proc for proc in procs if markers[proc.pid] == name and proc.pid == proc.sid]
+    def _find(self, name: str, markers: dict[int, str | None]) -> tuple[int, int] | None:
+        marked = [proc for proc in self._procs if markers.get(proc.pid) == name and proc.pid == proc.sid]
         if marked:
             first = min(marked, key=lambda proc: proc.start)
             return first.pid, first.start
+        fitting = self._fitting(name)
+        return fitting.pop() if len(fitting) == 1 else None
+
+    def _fitting(self, name: str) -> set[tuple[int, int]]:
+        """Processes that may be the session's, forked and not noted: if it is exactly one, it is that.
+
+        They lead a session, are children of the keeper by now and nobody else's, and began after
+        the command's descriptors were handed over. A supervisor dies in one start at most.
+        """
         held = self._held.get(name)
-        if held is None or len([one for one in self._pending if one in self._held]) != 1:
-            return None
-        # Forked and not noted: leaders of a session, children of the keeper by now, nobody else's,
-        # begun after the command's descriptors were handed over. Only if exactly one fits is it that.
+        if held is None:
+            return set()
         since = int(float(held.notes.get("began", now())) * procfs.TICKS) - 1
-        living = [proc for proc in procs if proc.ppid == self._sup.keeper and proc.pid != os.getpid()]
-        fitting = {
+        living = [proc for proc in self._procs if proc.ppid == self._sup.keeper.pid and proc.pid != os.getpid()]
+        return {
             (one.pid, one.start)
             for one in [*living, *self._dead]
             if one.sid == one.pid and one.start >= since and (one.pid, one.start) not in self._taken
         }
-        return fitting.pop() if len(fitting) == 1 else None
 
     def _evidence(self, name: str) -> str:
         claim = (self._records.claimed_by(name) or b"").decode("ascii", "replace").split()
@@ -200,25 +230,15 @@ class _Recovery:
         if claim[1] != self._sup.container_id:
             return "container_restarted"
         # The keeper has been there all the time, and has neither a child nor a wait status of it.
-        if claim[2] == f"{self._sup.keeper}:{self._sup.keeper_start}" and not self._fitting_children(name):
+        if claim[2] == f"{self._sup.keeper.pid}:{self._sup.keeper.start}" and not self._fitting(name):
             return "never_started"
         return "supervisor_killed"
-
-    def _fitting_children(self, name: str) -> bool:
-        held = self._held.get(name)
-        if held is None:
-            return False
-        since = int(float(held.notes.get("began", 0)) * procfs.TICKS) - 1
-        return any(
-            dead.sid == dead.pid and dead.start >= since and (dead.pid, dead.start) not in self._taken
-            for dead in self._dead
-        )
 
     def close_rest(self) -> None:
         """Give back what belongs to no session any more."""
         for name, held in self._held.items():
             for fd in held.fds.values():
                 os.close(fd)
-            if name not in self._sup.jobs:
-                self._sup.tell_keeper_soon({"op": "drop", "session": name, "names": None})
-        self._sup.tell_keeper_soon({"op": "forget", "numbers": [dead.number for dead in self._dead]})
+            if name not in self._sup.jobs and "record" not in held.notes:
+                self._sup.keeper.drop(name)
+        self._sup.keeper.forget(self._dead)

@@ -7,16 +7,22 @@ import contextlib
 import os
 import resource
 import signal
+import sys
+from collections.abc import Generator
 from typing import Final
 
 from app.exec import pty_spawn
 from app.exec.supervisor import layout, linux
 from app.exec.supervisor.protocol import StartRequest
 
-_NOFILE: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
+_SOFT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+"""What our starter had, before it was raised: what children get."""
 
 
-class ExecFailed(Exception):  # noqa: N818 - an outcome
+_VFORK: Final = (True,) if sys.version_info < (3, 14) else ()
+
+
+class ExecFailed(Exception):
     """Raised when the command could not be executed; nothing is left of the attempt."""
 
     def __init__(self, errno: int) -> None:
@@ -26,8 +32,15 @@ class ExecFailed(Exception):  # noqa: N818 - an outcome
 
 def raise_descriptor_limit() -> int:
     """Raise our limit to the hard one and return it; children get the one we started with."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_NOFILE[1], _NOFILE[1]))
-    return _NOFILE[1]
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def _lower_descriptor_limit() -> int:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT, hard), hard))
+    return hard
 
 
 def owner(request: StartRequest) -> tuple[int, int] | None:
@@ -50,9 +63,10 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
         with contextlib.ExitStack() as stack:
             # Lowered only here, where no new descriptor is made: what is open stays open.
             stack.enter_context(_child_limits())
-            if who is not None:
+            if who is not None and linux.SWITCHES:
                 stack.enter_context(linux.credentials(*who, list(request.groups)))
-            pid = command.fork_exec(stdin, stdout, stderr, failed_out, failed_in)
+                who = None
+            pid = command.fork_exec((stdin, stdout, stderr), (failed_out, failed_in), who)
         os.close(failed_in)
         failed_in = -1
         report = os.read(failed_out, 512)
@@ -66,12 +80,13 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
     return pid
 
 
-class _child_limits(contextlib.AbstractContextManager[None]):  # noqa: N801 - used as a function
-    def __enter__(self) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, _NOFILE)
-
-    def __exit__(self, *_: object) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_NOFILE[1], _NOFILE[1]))
+@contextlib.contextmanager
+def _child_limits() -> Generator[None]:
+    hard = _lower_descriptor_limit()
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Command:
@@ -83,6 +98,7 @@ class _Command:
         self.env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         self.cwd = request.cwd
         self.umask = request.umask
+        self.groups = list(request.groups)
         name = self.argv[0]
         self.executables = (
             (name,)
@@ -90,12 +106,15 @@ class _Command:
             else tuple(os.path.join(os.fsencode(folder), name) for folder in os.get_exec_path(env) if folder)
         )
 
-    def fork_exec(self, stdin: int, stdout: int, stderr: int, failed_out: int, failed_in: int) -> int:
-        # vfork: the parent's memory is not copied, and the child is an own session with default signals.
+    def fork_exec(self, streams: tuple[int, int, int], failed: tuple[int, int], who: tuple[int, int] | None) -> int:
+        # vfork, so that our memory is not copied, unless the child itself has to become `who`.
+        uid, gid = who or (None, None)
+        groups = None if who is None else self.groups
+        stdin, stdout, stderr = streams
         return _posixsubprocess.fork_exec(
-            self.argv, self.executables, True, (failed_in,), self.cwd, self.env,
-            stdin, -1, -1, stdout, -1, stderr, failed_out, failed_in,
-            True, True, -1, None, None, None, self.umask, None, True,  # pyright: ignore[reportArgumentType]
+            self.argv, self.executables, True, (failed[1],), self.cwd, self.env,
+            stdin, -1, -1, stdout, -1, stderr, *failed,
+            True, True, -1, gid, groups, uid, self.umask, None, *_VFORK,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
 
 
@@ -125,7 +144,7 @@ def _exec_on_terminal(request: StartRequest, command: _Command, slave: int, fail
     number = 0
     try:
         pty_spawn.become_session_on(slave)
-        resource.setrlimit(resource.RLIMIT_NOFILE, _NOFILE)
+        _lower_descriptor_limit()
         for name in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(name, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -139,7 +158,7 @@ def _exec_on_terminal(request: StartRequest, command: _Command, slave: int, fail
         env = dict(entry.split(b"=", 1) for entry in command.env)
         for path in command.executables:
             try:
-                os.execve(path, command.argv, env)
+                os.execve(path, command.argv, env)  # noqa: S606 - the point of it
             except OSError as error:
                 if number == 0 or error.errno not in {2, 20}:
                     number = error.errno or 0

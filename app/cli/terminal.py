@@ -1,0 +1,123 @@
+"""The terminal of a chat: lines that a person types, and output that comes while they type."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import termios
+import threading
+from collections.abc import Generator
+from typing import Final
+
+import click
+
+PROMPT: Final = "> "
+_CLEAR: Final = "\r\x1b[K"
+
+
+class Lines:
+    """Lines of standard input without waiting for them; None is the end. One is read ahead, when told to."""
+
+    def __init__(self, *, prompt: str | None) -> None:
+        self._prompt = prompt
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._wanted = threading.Semaphore(0)
+        self.reading = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def want(self) -> None:
+        """Begin to read the next line, unless that has begun; shows the prompt."""
+        if not self.reading:
+            self.reading = True
+            self._wanted.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether a line, or the end, has come within so many seconds; `taken` returns it."""
+        try:
+            self._line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        self.reading = False
+        return True
+
+    def taken(self) -> str | None:
+        """The line that `wait` has found; None at the end."""
+        return self._line
+
+    def _read(self) -> None:
+        while True:
+            self._wanted.acquire()
+            line = self._typed() if self._prompt is not None else sys.stdin.readline() or None
+            self._lines.put(line)
+            if line is None:
+                return
+
+    def _typed(self) -> str | None:
+        try:
+            return input(self._prompt)
+        except (EOFError, OSError):
+            return None
+
+
+class Screen:
+    """Prints above the line that is being typed and draws that line again below."""
+
+    def __init__(self, lines: Lines, *, person: bool) -> None:
+        self._lines = lines
+        self._person = person
+        self._midline = False
+        self._hidden = False
+
+    def piece(self, text: str) -> None:
+        """Text that may go on in the same line."""
+        self._hide()
+        click.echo(text, nl=False)
+        self._midline = not text.endswith("\n")
+
+    def line(self, text: str) -> None:
+        """A line of its own."""
+        self._hide()
+        self.end_line()
+        click.echo(text)
+
+    def end_line(self) -> None:
+        """Go to the beginning of a line."""
+        if self._midline:
+            click.echo()
+        self._midline = False
+
+    def rest(self) -> None:
+        """Nothing more for now: show what is being typed, or ask for a line."""
+        if self._midline:
+            return
+        if self._hidden:
+            click.echo(PROMPT + _being_typed(), nl=False)
+            self._hidden = False
+        self._lines.want()
+
+    def _hide(self) -> None:
+        if self._person and self._lines.reading and not self._hidden:
+            click.echo(_CLEAR, nl=False)
+            self._hidden = True
+
+
+def _being_typed() -> str:
+    try:
+        import readline
+    except ImportError:
+        return ""
+    return readline.get_line_buffer()
+
+
+@contextlib.contextmanager
+def kept_terminal() -> Generator[None]:
+    """Give the terminal back as it was, also when a line is being edited at the end."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - being imported, it edits what `input` reads
+    before = termios.tcgetattr(sys.stdin.fileno())
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+        click.echo("\x1b[?2004l", nl=False)  # pasted text is no longer marked as such

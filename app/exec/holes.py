@@ -1,0 +1,98 @@
+"""Reading a log that has holes: what is kept, where lines begin, how many there are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple, cast
+
+_CHUNK: Final = 1024 * 1024
+
+
+class Hole(NamedTuple):
+    """A range of a log that was dropped, and how many newlines it held."""
+
+    start: int
+    end: int
+    newlines: int
+
+
+def holes_in(path: str) -> list[Hole]:
+    """The table beside a log, in order; empty where nothing was dropped."""
+    try:
+        with open(path, "rb") as file:
+            rows = cast("list[dict[str, int]]", json.loads(file.read()))
+    except FileNotFoundError:
+        return []
+    return sorted(Hole(row["start"], row["end"], row["newlines"]) for row in rows)
+
+
+def exactly(fd: int, start: int, end: int) -> bytes:
+    """The bytes of a range; fewer only where the file ends before it."""
+    # One pread may return less than asked; a file that has shrunk ends the loop.
+    parts: list[bytes] = []
+    while start < end and (data := os.pread(fd, min(_CHUNK, end - start), start)):
+        parts.append(data)
+        start += len(data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def pieces(start: int, end: int, holes: list[Hole]) -> Iterator[tuple[str, int, int, int]]:
+    """Cut a range into `kept` and `hole` pieces: (kind, start, end, newlines that were dropped)."""
+    position = start
+    for hole in holes:
+        if hole.end <= position or hole.start >= end:
+            continue
+        if hole.start > position:
+            yield "kept", position, hole.start, 0
+        position = max(position, hole.start)
+        yield "hole", position, min(hole.end, end), hole.newlines
+        position = min(hole.end, end)
+    if position < end:
+        yield "kept", position, end, 0
+
+
+def newlines_in(fd: int, start: int, end: int, holes: list[Hole]) -> int:
+    """How many lines end in a range, dropped ones included."""
+    count = 0
+    for kind, piece_start, piece_end, newlines in pieces(start, end, holes):
+        count += newlines
+        if kind == "kept":
+            for position in range(piece_start, piece_end, _CHUNK):
+                count += os.pread(fd, min(_CHUNK, piece_end - position), position).count(b"\n")
+    return count
+
+
+def line_start(fd: int, size: int, holes: list[Hole], number: int, *, in_hole: Literal["start", "end"]) -> int:
+    """Where line `number` begins; an edge of the hole where it begins in one."""
+    wanted = number
+    if wanted <= 0:
+        return 0
+    for kind, piece_start, piece_end, newlines in pieces(0, size, holes):
+        if kind == "hole":
+            if wanted <= newlines:
+                return piece_start if wanted < newlines and in_hole == "start" else piece_end
+            wanted -= newlines
+            continue
+        for position in range(piece_start, piece_end, _CHUNK):
+            data = os.pread(fd, min(_CHUNK, piece_end - position), position)
+            here = data.count(b"\n")
+            if here >= wanted:
+                return position + _nth_newline(data, wanted) + 1
+            wanted -= here
+    return size
+
+
+def _nth_newline(data: bytes, wanted: int) -> int:
+    position, width = -1, len(data)
+    while width > 4096:
+        # Halve towards the newline: counting is fast, stepping from line to line is not.
+        width //= 2
+        here = data.count(b"\n", position + 1, position + 1 + width)
+        if here < wanted:
+            wanted -= here
+            position += width
+    for _ in range(wanted):
+        position = data.index(b"\n", position + 1)
+    return position

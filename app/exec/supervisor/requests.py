@@ -1,0 +1,252 @@
+"""What clients may ask: each request checked, done and answered; and when nobody asks, the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from app.exec import pty_spawn
+from app.exec.supervisor import peers
+from app.exec.supervisor.job import Job
+from app.exec.supervisor.kill import Target
+from app.exec.supervisor.loop import IN, Timer
+from app.exec.supervisor.peers import Peer
+from app.exec.supervisor.protocol import (
+    VERSION,
+    ExitRecord,
+    Message,
+    Refused,
+    bytes_of,
+    field_of,
+    number_of,
+    session_id,
+    size_of,
+)
+from app.exec.supervisor.records import ABANDONED
+from app.exec.supervisor.streams import Screen
+from app.exec.supervisor.supervisor import Supervisor
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_MOMENT_S: Final = 0.05
+
+
+class Requests:
+    """The listening socket and everybody connected to it; `idle_s` 0 never ends by itself."""
+
+    def __init__(self, supervisor: Supervisor, folder_fd: int, idle_s: float) -> None:
+        self._sup = supervisor
+        self._loop = supervisor.loop
+        self._idle_s = idle_s
+        self._instance = uuid.uuid4().hex
+        self._peers: set[Peer] = set()
+        self._idle: Timer | None = None
+        self._ops: dict[str, Callable[[Peer, Message], Message | None]] = {
+            "hello": self._hello,
+            "info": lambda _peer, _message: self._info(),
+            "start": lambda _peer, message: supervisor.start(message),
+            "status": lambda _peer, message: supervisor.status(session_id(message)),
+            "list": lambda _peer, _message: self._list(),
+            "write": self._write,
+            "resize": self._resize,
+            "kill": self._kill,
+            "ack": lambda _peer, message: {"acknowledged": supervisor.ledger.acknowledge(session_id(message))},
+            "abandon": self._abandon,
+            "stop": self._stop,
+        }
+        supervisor.ended = self._ring
+        supervisor.changed = self._rest
+        self._listener: socket.socket = peers.listen(folder_fd)
+        self._loop.watch(self._listener.fileno(), self._accept, IN)
+        self._rest()
+
+    def serve(self) -> None:
+        """Serve until nobody needs us, or we are told to stop."""
+        self._loop.run()
+
+    def _ring(self, record: ExitRecord) -> None:
+        event: Message = {"event": "exit", "record": record}
+        for peer in list(self._peers):
+            if peer.watches:
+                peer.send(event)
+
+    def _accept(self, _events: int = 0) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _NO_FDS:
+                    self._sup.diary.note("supervisor", "no descriptor for another client")
+                    time.sleep(0.01)
+                return
+            peer = Peer(self._loop, connection, self._handle)
+            peer.closed = self._left
+            self._peers.add(peer)
+            self._rest()
+
+    def _left(self, peer: Peer, why: str) -> None:
+        self._peers.discard(peer)
+        if why:
+            self._sup.diary.note("supervisor", f"client cut off: {why}")
+        self._rest()
+
+    def _handle(self, peer: Peer, message: Message) -> None:
+        number, op = message.get("id"), message.get("op")
+        try:
+            call = self._ops.get(op) if isinstance(op, str) else None
+            if call is None:
+                raise Refused(  # noqa: TRY301 - answered like every refusal
+                    "unknown_op", f"this supervisor speaks version {VERSION} and does not know that request"
+                )
+            answer = call(peer, message)
+        except Refused as refusal:
+            peer.send({"id": number, "ok": False, "error": refusal.code, "message": str(refusal)})
+        except OSError as error:
+            self._sup.diary.note("supervisor", f"{op} failed: {error.strerror}")
+            peer.send({"id": number, "ok": False, **_failure(error)})
+        else:
+            if answer is not None:
+                peer.send({"id": number, "ok": True, **answer})
+
+    def _hello(self, peer: Peer, message: Message) -> Message | None:
+        version = message.get("version")
+        if not isinstance(version, int) or not 1 <= version <= VERSION:
+            raise Refused("unsupported_version", f"this supervisor speaks version {VERSION}")
+        if message.get("watch"):
+            peer.send({"id": message.get("id"), "ok": True, **self._info()})
+            for record in list(self._sup.ledger.ended.values()):
+                peer.send({"event": "exit", "record": record})
+            peer.watches = True
+            return None
+        return self._info()
+
+    def _info(self) -> Message:
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "boot_id": self._sup.boot_id,
+            "instance": self._instance,
+            "keeper": self._sup.keeper.pid is not None,
+            "keeper_pid": self._sup.keeper.pid,
+            "live": sum(job.record is None for job in self._sup.jobs.values()),
+            "unacknowledged": len(self._sup.ledger.ended),
+            "descriptors": self._sup.descriptors,
+            "stopping": self._sup.stopping,
+        }
+
+    def _kill(self, peer: Peer, message: Message) -> Message | None:
+        name, number = session_id(message), message.get("id")
+        grace = number_of(message, "grace_s", 2.0)
+        who = field_of(message, "ended_by", str)
+        job = self._sup.jobs.get(name)
+
+        def done(survivors: list[int]) -> None:
+            if job is not None:
+                self._sup.notice(job)
+            peer.send({"id": number, "ok": True, "killed": not survivors, "survivors": survivors})
+
+        if job is not None:
+            self._sup.kill(job, grace, who, done)
+            return None
+        status = self._sup.status(name)
+        record = status.get("record")
+        if record is None:
+            raise Refused("not_found", f"no session {name}")
+        if record["boot_id"] != self._sup.boot_id or record.get("starttime") is None:
+            return {"killed": True, "survivors": []}
+        target = Target(name, record["pid"], record["starttime"])
+        self._sup.kill_rest(target, grace, done)
+        return None
+
+    def _list(self) -> Message:
+        live = [job.status() for job in self._sup.jobs.values() if job.record is None]
+        return {"sessions": live, "ended": list(self._sup.ledger.ended.values())}
+
+    def _live(self, message: Message) -> Job:
+        name = session_id(message)
+        job = self._sup.jobs.get(name)
+        if job is None or job.record is not None:
+            known = self._sup.status(name)["state"] != "unknown"
+            raise Refused("ended" if known else "not_found", f"no live session {name}")
+        return job
+
+    def _write(self, peer: Peer, message: Message) -> Message | None:
+        job = self._live(message)
+        if job.input is None:
+            raise Refused("no_stdin", "the session was started without an open input")
+        data = bytes_of(message.get("data", ""))
+        key = message.get("key")
+        number = message.get("id")
+        job.input.write(
+            data,
+            eof=bool(message.get("eof")),
+            key=key if isinstance(key, str) else "",
+            told=lambda outcome: peer.send({"id": number, "ok": True, **outcome}),
+        )
+        return None
+
+    def _resize(self, _peer: Peer, message: Message) -> Message:
+        job = self._live(message)
+        rows, cols = size_of(message)
+        screen = job.streams[0] if job.streams else None
+        if not isinstance(screen, Screen) or not screen.open:
+            raise Refused("no_pty", "the session has no terminal")
+        pty_spawn.resize(screen.fd, rows, cols)
+        return {}
+
+    def _abandon(self, _peer: Peer, message: Message) -> Message:
+        name = session_id(message)
+        known = name in self._sup.jobs or name in self._sup.ledger.ended
+        claim = None if known else self._sup.records.claim(name, ABANDONED)
+        if claim is not None:
+            os.close(claim)
+            return {"abandoned": True, "status": {"state": "abandoned"}}
+        status = self._sup.status(name)
+        return {"abandoned": status["state"] == "abandoned", "status": status}
+
+    def _stop(self, _peer: Peer, _message: Message) -> Message:
+        self._sup.stopping = True
+        self._loop.after(0.0, self._rest)
+        return {"live": len(self._sup.jobs)}
+
+    # -- idle ------------------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Start or stop counting the time in which nobody needs us."""
+        wanted = bool(self._sup.jobs or self._sup.ledger.behind or self._peers)
+        if self._idle is not None:
+            if not wanted:
+                return
+            self._idle.cancel()
+            self._idle = None
+        if self._sup.stopping and not self._sup.jobs and not self._sup.ledger.behind:
+            self._idle = self._loop.after(_MOMENT_S, self._leave)
+        elif not wanted:
+            idle = _MOMENT_S if self._sup.keeper.pid is None else self._idle_s
+            if idle > 0:
+                self._idle = self._loop.after(idle, self._leave)
+
+    def _leave(self) -> None:
+        self._idle = None
+        if not self._sup.stopping:
+            self._accept()
+            if self._peers or self._sup.jobs:
+                self._rest()
+                return
+        # Who connects from here on is cut off before an answer, and starts a new pair.
+        self._loop.forget(self._listener.fileno())
+        self._listener.close()
+        self._sup.diary.note("supervisor", "ends: nobody needs it")
+        self._loop.stop()
+
+
+def _failure(error: OSError) -> Message:
+    code = "descriptors" if error.errno in _NO_FDS else "disk" if error.errno in _FULL else "os_error"
+    return {"error": code, "errno": error.errno, "message": error.strerror or str(error)}

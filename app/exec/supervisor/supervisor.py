@@ -1,0 +1,343 @@
+"""The supervisor's state: commands that run, and what happens when they start, end, or must end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from app.exec.supervisor import channels, crashpoints, layout, link, linux, procfs, spawn
+from app.exec.supervisor.diary import Diary
+from app.exec.supervisor.inputs import Input
+from app.exec.supervisor.job import ITSELF, TIMEOUT, Job
+from app.exec.supervisor.kill import Killer, Target
+from app.exec.supervisor.ledger import Ledger
+from app.exec.supervisor.logfile import LogFile
+from app.exec.supervisor.loop import IN, Loop, now
+from app.exec.supervisor.protocol import ExitRecord, Message, Refused, StartRequest
+from app.exec.supervisor.records import Records
+from app.exec.supervisor.spare import Spares
+from app.exec.supervisor.streams import Pipe, Screen
+
+_LAST_DRAIN: Final = 4 << 20
+_UNTOLD_S: Final = 1.0
+_SURVIVORS: Final = 64
+
+
+class Supervisor:
+    """All of its methods run on the loop's thread."""
+
+    def __init__(self, home: str, legacy: link.Legacy, diary: Diary) -> None:
+        self.diary = diary
+        self.loop = Loop()
+        self.records = Records(home)
+        self.ledger = Ledger(self.loop, self.records, diary, self._written_late)
+        self.boot_id = linux.boot_id()
+        self.container_id = linux.container_id()
+        self.jobs: dict[str, Job] = {}
+        self.stopping = False
+        self.ended: Callable[[ExitRecord], None] = lambda _record: None
+        self.changed: Callable[[], None] = lambda: None
+        self.keeper = link.Line(self.loop, legacy, self._told, self._keeper_gone)
+        self.descriptors = spawn.raise_descriptor_limit()
+        self._killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
+        self._claim = f"{self.boot_id} {self.container_id} {self.keeper.pid}:{self.keeper.start}\n".encode()
+        self.records.spares = Spares(home, self.records.fd, self._claim)
+        own = os.getpid()
+        self._orphans = os.open(f"/proc/self/task/{own}/children", os.O_RDONLY | os.O_CLOEXEC)
+
+    # -- starting --------------------------------------------------------------------------------
+
+    def start(self, message: Message) -> Message:
+        """Start a command unless its session was claimed before; answers how it is.
+
+        Raises:
+            Refused: Nothing has been done.
+        """
+        crashpoints.reach("supervisor.request")
+        request = StartRequest.from_wire(message)
+        name = request.session_id
+        if request.boot_id != self.boot_id:
+            raise Refused("boot_id", "the machine has been started anew since this command was to run")
+        if name in self.jobs or name in self.ledger.ended:
+            return {"outcome": "already", "status": self.status(name)}
+        if self.stopping:
+            raise Refused("stopping", "the supervisor is about to end")
+        if self.keeper.pid is None and request.background:
+            raise Refused("keeper_dead", "the keeper is gone; nothing new can run in the background until both restart")
+        made = channels.make(request, self.descriptors)
+        try:
+            claim = self.records.claim(name, self._claim)
+            if claim is None:
+                status = self.status(name)
+                return {"outcome": "abandoned" if status["state"] == "abandoned" else "already", "status": status}
+            try:
+                crashpoints.reach("supervisor.marked")
+                return self._run(request, made, claim)
+            finally:
+                os.close(claim)
+        finally:
+            made.close()
+
+    def _run(self, request: StartRequest, made: channels.Channels, claim: int) -> Message:
+        began = now()
+        job = Job(
+            request.session_id,
+            {
+                "began": began,
+                "started_at": time.time(),
+                "deadline": began + request.timeout_s if request.timeout_s else None,
+                "grace_s": request.grace_s,
+                "log_cap": request.log_cap,
+                "background": request.background,
+                "separate_stderr": request.separate_stderr,
+                "pty": request.pty,
+            },
+        )
+        try:
+            self.hold(job, made)
+            self.connect(job, made.ours, resumed=False)
+            if request.pty is None:
+                job.pid = spawn.spawn(request, made.child[0], made.child[1], made.child[2])
+            else:
+                job.pid = spawn.spawn_on_terminal(request, made.child[0])
+        except (spawn.ExecFailed, OSError) as failure:
+            made.close_child()
+            return self._not_started(job, failure.errno or errno.EIO)
+        made.close_child()
+        crashpoints.reach("supervisor.forked")
+        proc = procfs.read(job.pid)
+        job.start = proc.start if proc is not None else 0
+        job.pidfd = os.pidfd_open(job.pid)
+        self.jobs[job.session_id] = job
+        try:
+            os.write(claim, json.dumps(job.running(self.boot_id, self.container_id), separators=(",", ":")).encode())
+        except OSError as error:
+            self.diary.note("supervisor", f"{job.session_id}: pid not on record: {error.strerror}")
+        crashpoints.reach("supervisor.recorded_pid")
+        self.follow(job)
+        if request.pty is not None and request.stdin is not None and job.input is not None:
+            job.input.write(request.stdin, eof=not request.keep_stdin_open, key="", told=lambda _: None)
+        return {"outcome": "started", "pid": job.pid, "starttime": job.start, "started_at": job.notes["started_at"]}
+
+    def hold(self, job: Job, made: channels.Channels) -> None:
+        """Give the keeper its dups, before there is a process that could miss them."""
+        names = [name for name in made.ours if not (name == channels.STDIN and channels.MASTER in made.ours)]
+        self.keeper.send(
+            {"op": "hold", "session": job.session_id, "names": names, "notes": job.notes},
+            [made.ours[name] for name in names],
+        )
+        crashpoints.reach("supervisor.held")
+
+    def connect(self, job: Job, ours: dict[str, int], *, resumed: bool) -> None:
+        """Give the job its logs, streams and input over descriptors that are the job's from now on."""
+        cap = int(job.notes["log_cap"])
+        names = [(layout.LOG, layout.HOLES)]
+        if channels.ERR in ours:
+            names.append((layout.ERR, layout.ERR_HOLES))
+        for pair in names:
+            job.logs.append(LogFile(self.records, job.session_id, pair, cap))
+            if resumed:
+                job.logs[-1].resume()
+        if channels.MASTER in ours:
+            inner = ours.pop(channels.INNER), ours.pop(channels.INNER_IN)
+            job.streams.append(Screen(ours.pop(channels.MASTER), inner, job.logs[0]))
+        for name, log in zip((channels.OUT, channels.ERR), job.logs, strict=False):
+            if name in ours:
+                job.streams.append(Pipe(ours.pop(name), log))
+        if channels.STDIN in ours:
+            terminal = isinstance(job.streams[0], Screen) if job.streams else False
+            job.input = Input(
+                self.loop,
+                ours.pop(channels.STDIN),
+                terminal=terminal,
+                closed=lambda: self.keeper.drop(job.session_id, [channels.STDIN]),
+            )
+
+    def follow(self, job: Job) -> None:
+        """Watch the job's process, streams and deadline."""
+        if job.pidfd >= 0:
+            self.loop.watch(job.pidfd, lambda _: self._exited(job), IN)
+        for stream in job.streams:
+            stream.watch(self.loop, lambda: self.stream_ended(job))
+        deadline = job.notes["deadline"]
+        if deadline is not None and job.record is None:
+            job.timer = self.loop.at(deadline, lambda: self._expired(job))
+        self.changed()
+
+    def _not_started(self, job: Job, number: int) -> Message:
+        record = job.end(self.boot_id, state="start_failed", errno=number)
+        for stream in job.streams:
+            stream.close()
+        self._finish(job, record)
+        return {"outcome": "start_failed", "record": record}
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def notice(self, job: Job) -> None:
+        """Record the end of a job now if it has ended."""
+        if job.record is None and job.pidfd >= 0:
+            self._exited(job)
+
+    def _exited(self, job: Job) -> None:
+        if job.record is not None:
+            return
+        if job.adopted:
+            if not procfs.alive(job.pid, job.start):
+                self.loop.forget(job.pidfd)
+                self.expect_end(job)
+            return
+        info = os.waitid(os.P_PIDFD, job.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if info is None:
+            return
+        crashpoints.reach("supervisor.exit_seen")
+        self.end(job, info.si_code, info.si_status)
+        os.waitid(os.P_PIDFD, job.pidfd, os.WEXITED)
+        crashpoints.reach("supervisor.reaped")
+        self._close_pidfd(job)
+
+    def _close_pidfd(self, job: Job) -> None:
+        if job.pidfd >= 0:
+            self.loop.forget(job.pidfd)
+            os.close(job.pidfd)
+            job.pidfd = -1
+
+    def expect_end(self, job: Job) -> None:
+        """Record the end of an adopted job: its parent, the keeper, tells; without one the kernel may know."""
+        self.loop.after(_UNTOLD_S if self.keeper.pid is not None else 0.0, lambda: self._ended_untold(job))
+
+    def _ended_untold(self, job: Job) -> None:
+        if job.record is not None:
+            return
+        status = linux.exit_info(job.pidfd) if job.pidfd >= 0 else None
+        if status is None:
+            self.lose(job, "supervisor_killed")
+        elif os.WIFSIGNALED(status):
+            self.end(job, os.CLD_KILLED, os.WTERMSIG(status))
+        else:
+            self.end(job, os.CLD_EXITED, os.WEXITSTATUS(status))
+        self._close_pidfd(job)
+
+    def end(self, job: Job, code: int, status: int) -> None:
+        """Record the end that the kernel reported."""
+        for stream in job.streams:
+            if stream.open:
+                stream.drain(_LAST_DRAIN)
+        survivors = self._survivors(job)
+        exited = code == os.CLD_EXITED
+        state = "timed_out" if job.ended_by == TIMEOUT else "exited" if exited else "signaled"
+        how: dict[str, Any] = {"exit_code": status} if exited else {"signal": status}
+        self._finish(job, job.end(self.boot_id, state=state, survivors=survivors, **how))
+
+    def lose(self, job: Job, evidence: str) -> None:
+        """Record that the end is not known, and why."""
+        for stream in job.streams:
+            if stream.open:
+                stream.drain(_LAST_DRAIN)
+        self._finish(job, job.end(self.boot_id, state="lost", evidence=evidence, ended_by=ITSELF))
+
+    def _finish(self, job: Job, record: ExitRecord) -> None:
+        job.record = record
+        if job.timer is not None:
+            job.timer.cancel()
+        if job.input is not None:
+            job.input.close()
+        written = self.ledger.enter(record)
+        self.ended(record)
+        crashpoints.reach("supervisor.rung")
+        self.stream_ended(job)
+        if not written:
+            # The keeper has it until the disk does.
+            notes: Message = {**job.notes, "record": record}
+            self.keeper.send_soon({"op": "hold", "session": job.session_id, "names": [], "notes": notes})
+
+    def _survivors(self, job: Job) -> list[int]:
+        # Orphans are given to our first thread, which starts nothing itself: usually there are none.
+        orphans = procfs.children(self._orphans)
+        if job.adopted and self.keeper.pid is not None:
+            orphans += procfs.children(f"/proc/{self.keeper.pid}/task/{self.keeper.pid}/children")
+        if not orphans:
+            return []
+        found: list[int] = []
+        for pid in orphans:
+            proc = procfs.read(pid)
+            if (
+                proc is not None
+                and proc.alive
+                and pid != job.pid
+                and (job.pid in {proc.sid, proc.pgid} or procfs.marker(pid) == job.session_id)
+            ):
+                found.append(pid)
+        if found:
+            below = procfs.with_descendants(found, procfs.snapshot(job.start))
+            found = sorted(pid for pid in below if (proc := procfs.read(pid)) is not None and proc.alive)
+        return found[:_SURVIVORS]
+
+    def stream_ended(self, job: Job) -> None:
+        if job.record is None or any(stream.open for stream in job.streams):
+            return
+        for log in job.logs:
+            log.close()
+        job.logs.clear()
+        self.jobs.pop(job.session_id, None)
+        self.keeper.drop(job.session_id)
+        self.changed()
+
+    # -- killing ---------------------------------------------------------------------------------
+
+    def _expired(self, job: Job) -> None:
+        self.kill(job, float(job.notes["grace_s"]), TIMEOUT, lambda survivors: self._expiry_done(job, survivors))
+
+    def _expiry_done(self, job: Job, survivors: list[int]) -> None:
+        if survivors:
+            self.diary.note("supervisor", f"{job.session_id}: {len(survivors)} processes outlived the timeout")
+
+    def kill(self, job: Job, grace_s: float, who: str, done: Callable[[list[int]], None]) -> None:
+        """End the job's whole tree and record who did it."""
+        self._killer.kill(job.target, grace_s, lambda: self._first_signal(job, who), done)
+
+    def kill_rest(self, target: Target, grace_s: float, done: Callable[[list[int]], None]) -> None:
+        """End what is left of a tree whose session has ended."""
+        self._killer.kill(target, grace_s, lambda: None, done)
+
+    def _first_signal(self, job: Job, who: str) -> None:
+        self.notice(job)
+        if job.record is None:
+            job.ended_by = who
+            try:
+                self.records.write(job.session_id, layout.RUNNING, job.running(self.boot_id, self.container_id))
+            except OSError as error:
+                self.diary.note("supervisor", f"{job.session_id}: running.json: {error.strerror}")
+
+    def status(self, name: str) -> Message:
+        """What is known of a session: `unknown`, `abandoned`, `running`, or its end with the record."""
+        job = self.jobs.get(name)
+        if job is not None and job.record is None:
+            return job.status()
+        known = self.ledger.look_up(name)
+        if known is not None:
+            return known
+        lost = Job(name, {})
+        self.lose(lost, "record_unreadable")
+        return {"state": "lost", "record": lost.record}
+
+    def _written_late(self, name: str) -> None:
+        if name not in self.jobs:
+            self.keeper.drop(name)
+
+    # -- the keeper ------------------------------------------------------------------------------
+
+    def _told(self, dead: link.Dead) -> None:
+        for job in self.jobs.values():
+            if job.record is None and (job.pid, job.start) == (dead.pid, dead.start):
+                self.end(job, dead.code, dead.status)
+                self._close_pidfd(job)
+                break
+        self.keeper.forget([dead])
+
+    def _keeper_gone(self) -> None:
+        self.diary.note("supervisor", "the keeper is gone: no new background commands")
+        self.changed()

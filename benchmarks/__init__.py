@@ -1,0 +1,1 @@
+"""Figures beside their baselines; `python -m benchmarks --help`."""

@@ -1,0 +1,123 @@
+"""`python -m benchmarks`: every benchmark in a process of its own, one table, exit 1 when a figure misses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks import report
+from benchmarks.harness import Bench, Options, Reading, Result, judge, missed
+
+RESULTS = Path(__file__).parent / "results" / "latest.json"
+TO_CLEAN_UP_S = 60
+
+
+def benches() -> tuple[Bench, ...]:
+    """All of them; imported here, because each process needs its own only."""
+    from benchmarks import bulk, calls, imports, loop
+
+    return (*imports.BENCHES, *calls.BENCHES, *bulk.BENCHES, *loop.BENCHES)
+
+
+def chosen(everything: Sequence[Bench], names: Sequence[str]) -> list[Bench]:
+    """The benchmarks that have one of the names, or a figure of it; all without names.
+
+    Raises:
+        SystemExit: A name is unknown.
+    """
+    known = {name for bench in everything for name in (bench.name, *(figure.name for figure in bench.figures))}
+    for name in names:
+        if name not in known:
+            sys.exit(f"benchmarks: there is no {name!r}; --list shows what there is")
+    return [
+        bench
+        for bench in everything
+        if not names or {bench.name, *(figure.name for figure in bench.figures)} & set(names)
+    ]
+
+
+def in_process_of_its_own(bench: Bench, options: Options) -> Mapping[str, Reading]:
+    """Run a benchmark where no other has left memory, threads or imports.
+
+    Raises:
+        RuntimeError: It failed; what it said is on stderr.
+        TimeoutError: It took longer than it may.
+    """
+    argv = [sys.executable, "-m", "benchmarks", "--child", bench.name]
+    argv += ["--quick"] if options.quick else []
+    argv += ["--directory", options.directory] if options.directory else []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            out, _ = child.communicate(timeout=bench.limit_s)
+        except subprocess.TimeoutExpired:
+            _end(child)
+            raise TimeoutError(f"not done after {bench.limit_s:.0f} s") from None
+        except BaseException:
+            _end(child)
+            raise
+    if child.returncode != 0:
+        raise RuntimeError(f"ended with {child.returncode}")
+    return {name: Reading(**reading) for name, reading in json.loads(out.splitlines()[-1]).items()}
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.terminate()
+    try:
+        child.communicate(timeout=TO_CLEAN_UP_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+def _stopped(*_: object) -> NoReturn:
+    sys.exit(143)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, write; 0 when every figure keeps its limit, 1 when one misses."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a benchmark or figure; repeatable")
+    parser.add_argument("--quick", action="store_true", help="fewer samples: to see that it works, not for the record")
+    parser.add_argument("--list", action="store_true", help="name the figures and their limits")
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="where to write (%(default)s)")
+    parser.add_argument("--directory", metavar="DIR", help="where to measure; needs some GB (the temporary directory)")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    given = parser.parse_args(argv)
+    options = Options(quick=given.quick, directory=given.directory)
+    signal.signal(signal.SIGTERM, _stopped)
+    if given.child:
+        (bench,) = chosen(benches(), [given.child])
+        print(json.dumps({name: asdict(reading) for name, reading in bench.run(options).items()}))
+        return 0
+    selected = chosen(benches(), given.only)
+    if given.list:
+        print(report.table([Result(figure) for bench in selected for figure in bench.figures]))
+        return 0
+    results: list[Result] = []
+    for bench in selected:
+        results += judge(bench, lambda bench=bench: in_process_of_its_own(bench, options))
+    return finish(results, options, given.json)
+
+
+def finish(results: Sequence[Result], options: Options, file: Path) -> int:
+    """Print the table, write the JSON and name what missed."""
+    around, noted = report.surroundings(options), report.notes(options)
+    print(report.table(results))
+    print()
+    for line in [*noted, report.summary(around)]:
+        print(line)
+    report.write_json(file, around, results, noted)
+    names = missed(results)
+    for name in names:
+        print(f"MISSED: {name}", file=sys.stderr)
+    return 1 if names else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""An engine with a supervisor of its own, in a temporary directory, with nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from app.exec.backends.host import EXEC_UID, HostBackend
+from app.exec.commands import command_spec, proposal_for
+from app.exec.engine import Engine
+from app.exec.errors import SupervisorUnreachable
+from app.exec.limits import Limits
+from app.exec.memory_store import MemorySessionStore
+from app.exec.model import CallOrigin, EndedBy, Session, SessionId
+from app.exec.outcome import Outcome
+from app.exec.policy import Grant, grant_by_operator
+from app.exec.ports import SessionStore
+from app.exec.supervisor.client import SupervisorClient
+
+UNLIMITED: Final = 1_000_000
+SOON_S: Final = 30.0
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Directories of one benchmark; commands may write the workspace."""
+
+    root: Path
+    home: Path
+    workspace: Path
+
+
+@contextlib.contextmanager
+def ground(directory: str | None = None) -> Generator[Ground]:
+    """Make the directories and remove them at the end."""
+    root = Path(tempfile.mkdtemp(prefix="shellback-bench-", dir=directory))
+    try:
+        made = Ground(root, root / "home", root / "workspace")
+        made.home.mkdir(mode=0o700)
+        made.workspace.mkdir()
+        if os.geteuid() == 0:
+            # Commands run as somebody else then, who has to get there.
+            root.chmod(0o755)
+            os.chown(made.workspace, EXEC_UID, EXEC_UID)
+        yield made
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+class Rig:
+    """Runs commands through the engine, and the same argv without it."""
+
+    def __init__(self, where: Ground, engine: Engine, client: SupervisorClient) -> None:
+        self.where = where
+        self.engine = engine
+        self.client = client
+
+    def _call(self, command: str, **more: Any) -> tuple[Any, CallOrigin, Grant]:
+        spec = command_spec(command=command, workspace=self.engine.workspace, limits=self.engine.limits, **more)
+        number = next(_numbers)
+        origin = CallOrigin(
+            conversation_id="bench",
+            response_run_id=f"run-{number}-{os.getpid()}",
+            response_timestamp="2026-01-02T03:04:05.000000+00:00",
+            call_index=0,
+            tool_call_id=f"call_{number}",
+        )
+        return spec, origin, grant_by_operator(proposal_for(spec, self.engine.backend), "benchmark")
+
+    async def run(self, command: str, **more: Any) -> Outcome:
+        """A foreground command, to its end."""
+        return await self.engine.run(*self._call(command, **more))
+
+    async def launch(self, command: str) -> Session:
+        """A background command."""
+        return await self.engine.launch(*self._call(command, background=True))
+
+    def argv(self, command: str) -> tuple[str, ...]:
+        """What the engine executes for a command."""
+        spec, _, _ = self._call(command)
+        return self.engine.backend.plan(spec, SessionId("baseline")).argv
+
+    def alike(self, command: str) -> dict[str, Any]:
+        """How the engine executes it, for `subprocess` and asyncio: directory, environment, user, own session."""
+        spec, _, _ = self._call(command)
+        plan = self.engine.backend.plan(spec, SessionId("baseline"))
+        who = {} if plan.uid is None else {"user": plan.uid, "group": plan.gid, "extra_groups": []}
+        return {"cwd": plan.cwd, "env": plan.env, "start_new_session": True, "stdin": subprocess.DEVNULL, **who}
+
+    async def processes(self) -> tuple[int, int]:
+        """Pids of supervisor and keeper."""
+        info = await self.client.info()
+        return info["pid"], info["keeper_pid"]
+
+    async def end_all(self) -> None:
+        """End what still runs and wait until the store knows."""
+        live = await self.engine.store.list(live=True)
+        terminate(live)
+        for session in live:
+            await self.engine.wait(session.id, up_to=2.0)
+        for session in await self.engine.store.list(live=True):
+            await self.engine.supervised.kill(session.id, by=EndedBy.SHUTDOWN)
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    where: Ground, store: SessionStore | None = None, *, log_bytes: int | None = None, host_id: str = "local"
+) -> AsyncGenerator[Rig]:
+    """A started engine; its commands, supervisor and keeper are gone at the end. `log_bytes` 0 is no cap."""
+    client = SupervisorClient(where.home, idle_s=600)
+    engine = Engine(
+        MemorySessionStore(limit=UNLIMITED) if store is None else store,
+        client,
+        HostBackend(where.workspace),
+        home=where.home,
+        host_id=host_id,
+        limits=Limits() if log_bytes is None else Limits(log_bytes=log_bytes),
+    )
+    await engine.start()
+    made = Rig(where, engine, client)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(SupervisorUnreachable):
+            await made.end_all()
+            await leave(client)
+        await engine.stop()
+
+
+async def leave(client: SupervisorClient) -> None:
+    """Have supervisor and keeper end, and wait until they have."""
+    info = await client.info()
+    watched = [os.pidfd_open(pid) for pid in (info["pid"], info["keeper_pid"]) if pid]
+    await client.stop()
+    await client.close()
+    for pidfd in watched:
+        if not await asyncio.to_thread(_gone, pidfd, 10.0):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+
+
+def _gone(pidfd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def terminate(sessions: Sequence[Session]) -> None:
+    """SIGTERM to the process of each session, past the engine; checked to be the session's own."""
+    for session in sessions:
+        if session.pid is None:
+            continue
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, PermissionError):
+            pidfd = os.pidfd_open(session.pid)
+            try:
+                if session.id.encode() in Path(f"/proc/{session.pid}/environ").read_bytes():
+                    signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+            finally:
+                os.close(pidfd)
+
+
+class Gate:
+    """A FIFO that a command waits at: whoever opens it lets the command end at a moment of his choice."""
+
+    COMMAND: Final = "read -r _ < {name}"
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._path = directory / name
+        self.command = self.COMMAND.format(name=name)
+        os.mkfifo(self._path)
+        self._path.chmod(0o644)
+        self._fd = -1
+
+    async def reached(self) -> None:
+        """Wait until the command is at the gate."""
+        until = time.monotonic() + SOON_S
+        while self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody reads yet
+                if time.monotonic() > until:
+                    raise TimeoutError(f"no command has come to {self._path.name}") from None
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.005)
+
+    def open(self) -> None:
+        """Let it go."""
+        os.write(self._fd, b"\n")
+
+    def remove(self) -> None:
+        """Clean up."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._path.unlink()

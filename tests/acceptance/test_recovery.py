@@ -1,0 +1,92 @@
+"""Upgrades, roll-backs, models that fail and turns that die: the conversation goes on and says what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.stage import Stage, stage
+
+
+@pytest.fixture
+def loop(database_url: str) -> Iterator[Stage]:
+    with stage(database_url) as made:
+        yield made
+
+
+def test_items_that_waited_through_an_upgrade_and_a_roll_back_are_answered(loop: Stage) -> None:
+    first = loop.send("sent before any worker")
+    loop.hire("v1")
+    assert "before any worker" in loop.answer(first)
+    loop.workers[-1].kill()
+    second = loop.send("sent between v1 and v2", "c2")
+    loop.hire("v2")
+    loop.until("v2 answers", lambda: loop.answers(conversation="c2"))
+    loop.workers[-1].stop()
+    third = loop.send("sent before the roll-back", "c3")
+    loop.hire("v1")
+    loop.until("v1 answers again", lambda: loop.answers(conversation="c3"))
+    assert {loop.ended(item)["outcome"] for item in (first, second, third)} == {"answered"}
+
+
+def test_a_turn_of_another_step_shape_is_never_replayed_but_tried_anew(loop: Stage) -> None:
+    loop.arm("turn.begun")
+    loop.hire("v1")
+    item = loop.send("said once")
+    loop.until("v1 dies in its turn", lambda: loop.workers[-1].process.poll() is not None)
+    loop.hire("v2")
+    assert "said once" in loop.answer(item)
+    assert loop.ended(item)["outcome"] == "failed"
+    loop.until("the conversation is at rest", loop.at_rest)
+
+
+def test_a_process_whose_turn_died_with_its_version_still_tells_its_end(loop: Stage) -> None:
+    """Started in the foreground by v1, which dies; under v2 the retried turn or a callback tells its end."""
+    loop.hire("v1")
+    loop.send("$ echo nonce >> nonce.txt; sleep 6; exit 9")
+    loop.approve()
+    session = loop.session("exit 9")
+    loop.workers[-1].kill()
+    loop.hire("v2")
+    loop.until("the end is told", lambda: "exit code 9" in "\n".join(loop.answers()))
+    loop.until("the conversation is at rest", loop.at_rest)
+    assert loop.callbacks() in ([], [f"EXEC_CALLBACK:{session.id}"])
+    assert (loop.workspace / "nonce.txt").read_text() == "nonce\n"
+    assert len(loop.sessions()) == 1
+
+
+def test_a_model_that_cannot_be_reached_is_answered_in_the_conversation(sqlite_url: str) -> None:
+    with stage(sqlite_url) as loop:
+        # Nothing listens on the discard port; the key is none.
+        loop.hire(MODEL="openai:gpt-5", OPENAI_API_KEY="none", OPENAI_BASE_URL="http://127.0.0.1:9/v1")
+        answer = loop.answer(loop.send("hello"))
+        assert "model could not answer" in answer
+        assert "Write again" in answer
+
+
+def test_a_turn_that_uses_up_its_budget_says_so_and_the_next_message_goes_on(sqlite_url: str) -> None:
+    with stage(sqlite_url, TURN_MAX_REQUESTS="3") as loop:
+        loop.hire()
+        answer = loop.answer(loop.send("\n".join(["!process_list {}"] * 6)))
+        assert "budget is used up" in answer
+        again = loop.send("still there?", "c2")
+        loop.until("another answer", lambda: loop.answers(conversation="c2"))
+        assert loop.ended(again)["outcome"] == "answered"
+        more = loop.send("and here?")
+        loop.until("the same conversation answers", lambda: "and here?" in "\n".join(loop.answers(since=more)))
+
+
+def test_a_second_worker_with_the_same_id_is_refused_by_name(loop: Stage) -> None:
+    first = loop.hire()
+    with pytest.raises(Exception, match=str(first.process.pid)):
+        loop.hire()
+
+
+def test_a_worker_that_is_told_to_stop_lets_its_turn_end(loop: Stage) -> None:
+    loop.hire(OFFLINE_SECONDS="1.5")
+    item = loop.send("slowly")
+    loop.until("the turn runs", lambda: (loop.turn(item) or {})["started_at"])
+    loop.workers[-1].stop()
+    assert loop.ended(item)["outcome"] == "answered"
+    assert loop.workers[-1].process.returncode == 0

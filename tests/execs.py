@@ -1,0 +1,138 @@
+"""What tests of the exec engine share: a real supervisor, a workspace that commands may write, granted calls."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.exec.backends.host import EXEC_UID, HostBackend
+from app.exec.commands import command_spec, proposal_for
+from app.exec.engine import Engine
+from app.exec.limits import Limits
+from app.exec.memory_store import MemorySessionStore
+from app.exec.model import CallOrigin, CommandSpec, EndedBy, Session, SessionState
+from app.exec.outcome import Outcome
+from app.exec.policy import Grant, grant_by_operator
+from app.exec.ports import ExitSink, SessionStore
+from app.exec.sessions import Sessions
+from app.exec.supervisor.client import SupervisorClient
+
+_numbers = itertools.count(1)
+
+
+class Told(ExitSink):
+    """A sink that remembers whose end it was told."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+
+    def ended(self, tx: object, session: Session) -> None:
+        self.sessions.append(session)
+
+
+def origin(conversation_id: str = "talk", **more: Any) -> CallOrigin:
+    """A call that nobody has made yet."""
+    number = next(_numbers)
+    return CallOrigin(
+        conversation_id=conversation_id,
+        response_run_id=f"run-{number}",
+        response_timestamp="2026-01-02T03:04:05.000000+00:00",
+        call_index=0,
+        tool_call_id="call_1",
+        **more,
+    )
+
+
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """A workspace that the user who runs commands may write, and a state directory."""
+    # Not below tmp_path: pytest shuts its directories to others, again with every run that begins.
+    base = Path(tempfile.mkdtemp(prefix="shellback-test-")).resolve()
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    base.chmod(0o755)
+    workspace, home = base / "ws", tmp_path / "home"
+    workspace.mkdir()
+    home.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(workspace, EXEC_UID, EXEC_UID)
+    return workspace, home
+
+
+def unstarted_engine(workspace: Path, home: Path, store: SessionStore | None = None, **more: Any) -> Engine:
+    """An engine whose supervisor leaves soon after the last session."""
+    return Engine(
+        store or MemorySessionStore(),
+        SupervisorClient(home, idle_s=0.5),
+        HostBackend(workspace),
+        home=home,
+        **more,
+    )
+
+
+@asynccontextmanager
+async def running_engine(
+    tmp_path: Path, *, sink: ExitSink | None = None, limits: Limits | None = None
+) -> AsyncGenerator[Engine]:
+    """A started engine over memory; every process it started is gone at the end."""
+    workspace, home = places(tmp_path)
+    engine = unstarted_engine(workspace, home, MemorySessionStore(sink=sink), limits=limits)
+    async with engine:
+        try:
+            yield engine
+        finally:
+            await end_all(engine)
+
+
+async def printed(engine: Engine, session_id: str, text: str) -> None:
+    """Wait until the process has printed `text`; a log has nobody to notify us."""
+    session = await engine.registry.get(session_id)
+    async with asyncio.timeout(10):
+        while text not in (await engine.output(session).ends()).text:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def running(engine: Engine) -> list[Session]:
+    """Wait until something runs; returns it."""
+    async with asyncio.timeout(10):
+        while True:
+            found = [one for one in await engine.store.list(live=True) if one.state is SessionState.RUNNING]
+            if found:
+                return found
+            await asyncio.sleep(0.005)
+
+
+async def end_all(engine: Engine) -> None:
+    """End what still runs, so that the supervisor can leave."""
+    sessions = Sessions(engine, None)
+    for session in await engine.store.list(live=True):
+        await sessions.end(session, by=EndedBy.SHUTDOWN)
+
+
+def spec(engine: Engine, command: str, **more: Any) -> CommandSpec:
+    separate = more.pop("separate_stderr", False)
+    made = command_spec(command=command, workspace=engine.workspace, limits=engine.limits, **more)
+    if separate:
+        made = replace(made, separate_stderr=True)
+    return made
+
+
+def granted(engine: Engine, made: CommandSpec) -> Grant:
+    return grant_by_operator(proposal_for(made, engine.backend), "test")
+
+
+async def run(engine: Engine, command: str, *, yield_after: float | None = None, **more: Any) -> Outcome:
+    made = spec(engine, command, **more)
+    return await engine.run(made, origin(), granted(engine, made), yield_after=yield_after)
+
+
+async def launch(engine: Engine, command: str, **more: Any) -> Session:
+    made = spec(engine, command, background=True, **more)
+    return await engine.launch(made, origin(), granted(engine, made))

@@ -1,0 +1,299 @@
+"""What becomes of sessions when a worker, the supervisor, the store or the machine goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.exec.engine import Engine
+from app.exec.errors import SupervisorUnreachable
+from app.exec.identity import session_id as session_id_of
+from app.exec.memory_store import MemorySessionStore
+from app.exec.model import CallOrigin, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
+from app.exec.sessions import Sessions
+from app.exec.supervisor.client import SupervisorClient
+from tests.execs import (
+    Told,
+    end_all,
+    granted,
+    launch,
+    origin,
+    places,
+    printed,
+    run,
+    running_engine,
+    spec,
+    unstarted_engine,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+class FailingStore(MemorySessionStore):
+    """A store whose database is away for the first few ends."""
+
+    def __init__(self, failures: int, **more: Any) -> None:
+        super().__init__(**more)
+        self.failures = failures
+
+    async def finish(self, session_id: SessionId, end: SessionEnd) -> Session:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the database is away")
+        return await super().finish(session_id, end)
+
+
+async def claimed(engine: Engine, command: str, **changes: Any) -> tuple[Session, CallOrigin]:
+    """A session whose worker died right after the claim."""
+    made, who = spec(engine, command, background=True), origin()
+    session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
+    return await engine.store.claim(replace(session, **changes)), who
+
+
+def kill(pid: int) -> None:
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+
+
+async def test_a_process_outlives_its_worker_and_the_next_one_is_told_once(tmp_path: Path) -> None:
+    workspace, home = places(tmp_path)
+    told = Told()
+    store = MemorySessionStore(sink=told)
+    async with unstarted_engine(workspace, home, store) as first:
+        ended = await launch(first, "exit 8")
+        session = await launch(first, "read -r _; exit 9", keep_stdin_open=True)
+        await first.wait(ended.id, up_to=10)
+    async with unstarted_engine(workspace, home, store) as second:
+        await Sessions(second, "talk").write(session.id, b"\n", origin(), tool="process_write")
+        after = await second.wait(session.id, up_to=10)
+    assert after.end is not None
+    assert after.end.exit_code == 9
+    assert [one.id for one in told.sessions] == [ended.id, session.id]
+
+
+async def test_an_end_that_nobody_heard_is_heard_at_the_next_start(tmp_path: Path) -> None:
+    workspace, home = places(tmp_path)
+    told = Told()
+    store = MemorySessionStore(sink=told)
+    async with unstarted_engine(workspace, home, store) as first:
+        session = await launch(first, "read -r _ < gate || sleep 0.3; exit 9")
+    client = SupervisorClient(home, idle_s=0.5)
+    while not await client.unacknowledged():  # noqa: ASYNC110 - nobody listens, that is the point
+        await asyncio.sleep(0.01)
+    await client.close()
+    assert told.sessions == []
+    async with unstarted_engine(workspace, home, store) as second:
+        after = await second.wait(session.id, up_to=10)
+    assert after.end is not None
+    assert after.end.exit_code == 9
+    assert [one.id for one in told.sessions] == [session.id]
+
+
+async def test_the_exit_code_survives_a_kill_of_the_supervisor(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        session = await launch(engine, "echo up; sleep 1; exit 11")
+        await printed(engine, session.id, "up")
+        client = SupervisorClient(tmp_path / "home")
+        kill((await client.connect())["pid"])
+        await client.close()
+        ended = await engine.wait(session.id, up_to=20)
+        assert ended.end is not None
+        assert (ended.end.state, ended.end.exit_code) == (SessionState.EXITED, 11)
+    assert len(told.sessions) == 1
+
+
+async def test_without_supervisor_and_keeper_the_status_is_lost_and_never_a_number(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        session = await launch(engine, "echo up; sleep 1; exit 11")
+        await printed(engine, session.id, "up")
+        client = SupervisorClient(tmp_path / "home")
+        info = await client.connect()
+        kill(info["keeper_pid"])
+        kill(info["pid"])
+        await client.close()
+        ended = await engine.wait(session.id, up_to=20)
+        assert ended.end is not None
+        assert (ended.end.state, ended.end.exit_code, ended.end.signal) == (SessionState.LOST, None, None)
+        assert ended.end.evidence is Evidence.SUPERVISOR_KILLED
+    assert [one.id for one in told.sessions] == [session.id]
+
+
+async def test_an_end_is_recorded_when_the_database_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workspace, home = places(tmp_path)
+    told = Told()
+    async with unstarted_engine(workspace, home, FailingStore(3, sink=told)) as engine:
+        outcome = await run(engine, "exit 5")
+        session = await launch(engine, "exit 6")
+        await engine.wait(session.id, up_to=10)
+    assert outcome.session.end is not None
+    assert outcome.session.end.exit_code == 5
+    assert [one.end and one.end.exit_code for one in told.sessions] == [6]
+    assert caplog.text.count("is not recorded yet: the database is away") == 3
+
+
+async def test_ends_of_other_sessions_do_not_wait_for_one_that_fails(tmp_path: Path) -> None:
+    workspace, home = places(tmp_path)
+    store = MemorySessionStore()
+    async with unstarted_engine(workspace, home, store) as engine:
+        stuck = await launch(engine, "read -r _; exit 1", keep_stdin_open=True)
+        finish, gate = store.finish, asyncio.Event()
+
+        async def slow(session_id: SessionId, end: SessionEnd) -> Session:
+            if session_id == stuck.id:
+                await gate.wait()
+            return await finish(session_id, end)
+
+        store.finish = slow
+        await Sessions(engine, "talk").write(stuck.id, b"\n", origin(), tool="process_write")
+        assert (await run(engine, "exit 2")).session.end is not None
+        assert (await engine.registry.get(stuck.id)).live
+        gate.set()
+        assert (await engine.wait(stuck.id, up_to=10)).end is not None
+
+
+async def test_a_claimed_session_is_started_by_the_repeat_of_its_call(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        made, who = spec(engine, "echo x >> n"), origin()
+        session = engine._session(made, who, granted(engine, made), Delivery.INLINE)  # pyright: ignore[reportPrivateUsage]
+        await engine.store.claim(session)
+        await engine.reconcile()
+        outcome = await engine.run(made, who, granted(engine, made))
+        assert outcome.session.end is not None
+        assert outcome.session.end.exit_code == 0
+        assert (engine.workspace / "n").read_text() == "x\n"
+
+
+async def test_an_abandoned_session_is_lost_and_never_starts(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        session, who = await claimed(engine, "touch ran")
+        await engine.abandon(session.id)
+        await engine.abandon(session.id)
+        made = spec(engine, "touch ran", background=True)
+        again = await engine.launch(made, who, granted(engine, made))
+        assert again.end is not None
+        assert (again.state, again.end.evidence) == (SessionState.LOST, Evidence.NEVER_STARTED)
+        assert not (engine.workspace / "ran").exists()
+    assert len(told.sessions) == 1
+
+
+async def test_what_the_supervisor_gave_up_is_lost_also_when_only_it_knows(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        session, who = await claimed(engine, "touch ran")
+        assert await engine.supervised.abandon(session.id)
+        made = spec(engine, "touch ran", background=True)
+        again = await engine.launch(made, who, granted(engine, made))
+        assert again.end is not None
+        assert again.end.evidence is Evidence.NEVER_STARTED
+        assert not (engine.workspace / "ran").exists()
+
+
+async def test_abandoning_what_has_started_lets_it_run(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        made, who = spec(engine, "sleep 0.3; exit 3", background=True), origin()
+        session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
+        await engine.store.claim(session)
+        await engine.supervised.start(session, made, engine.backend.plan(made, session.id))
+        await engine.abandon(session.id)
+        assert (await engine.registry.get(session.id)).state is SessionState.RUNNING
+        ended = await engine.wait(session.id, up_to=10)
+        assert ended.end is not None
+        assert ended.end.exit_code == 3
+
+
+async def test_a_start_whose_record_was_cut_off_is_recorded_by_reconciling(tmp_path: Path) -> None:
+    workspace, home = places(tmp_path)
+    store = MemorySessionStore()
+    async with unstarted_engine(workspace, home, store) as engine:
+        started = store.started
+
+        async def cut_off(*_: Any, **__: Any) -> None:
+            raise ConnectionError("the database is away")
+
+        store.started = cut_off
+        made, who = spec(engine, "sleep 100", background=True), origin()
+        with pytest.raises(ConnectionError):
+            await engine.launch(made, who, granted(engine, made))
+        store.started = started
+        assert (await engine.registry.get(session_id_of(who))).state is SessionState.CLAIMED
+        await engine.reconcile()
+        assert (await engine.registry.get(session_id_of(who))).state is SessionState.RUNNING
+        await end_all(engine)
+
+
+@pytest.mark.parametrize(
+    ("state", "evidence"),
+    [(SessionState.CLAIMED, Evidence.NEVER_STARTED), (SessionState.RUNNING, Evidence.MACHINE_REBOOTED)],
+)
+async def test_sessions_of_another_boot_are_decided_by_rule(
+    tmp_path: Path, state: SessionState, evidence: Evidence
+) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        session, _ = await claimed(engine, "true", boot_id="another", state=state)
+        await engine.reconcile()
+        after = await engine.registry.get(session.id)
+        assert after.end is not None
+        assert (after.state, after.end.evidence) == (SessionState.LOST, evidence)
+    assert [one.id for one in told.sessions] == [session.id]
+
+
+async def test_a_running_session_that_nobody_knows_is_lost(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        session, _ = await claimed(engine, "true", state=SessionState.RUNNING)
+        await engine.reconcile()
+        after = await engine.registry.get(session.id)
+        assert after.end is not None
+        assert after.end.evidence is Evidence.RECORD_UNREADABLE
+
+
+async def test_sessions_of_another_host_are_left_alone(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        session, _ = await claimed(engine, "true", state=SessionState.RUNNING, host_id="another")
+        await engine.reconcile()
+        assert (await engine.store.get(session.id)) == session
+
+
+async def test_starting_and_stopping_twice_is_fine(tmp_path: Path) -> None:
+    workspace, home = places(tmp_path)
+    engine = unstarted_engine(workspace, home)
+    await engine.stop()
+    await engine.start()
+    await engine.start()
+    assert engine.started
+    await engine.stop()
+    await engine.stop()
+    assert not engine.started
+
+
+async def test_an_end_whose_acknowledgement_failed_is_acknowledged_by_reconciling(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        acknowledge = engine._ends._acknowledge  # pyright: ignore[reportPrivateUsage]
+
+        async def unreachable(_: SessionId) -> None:
+            raise SupervisorUnreachable("not now")
+
+        engine._ends._acknowledge = unreachable  # pyright: ignore[reportPrivateUsage]
+        session = await launch(engine, "exit 2")
+        await engine.wait(session.id, up_to=10)
+        await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]
+        client = SupervisorClient(tmp_path / "home")
+        assert [record["session_id"] for record in await client.unacknowledged()] == [session.id]
+        engine._ends._acknowledge = acknowledge  # pyright: ignore[reportPrivateUsage]
+        await engine.reconcile()
+        await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]
+        assert await client.unacknowledged() == []
+        await client.close()
+    assert len(told.sessions) == 1

@@ -1,0 +1,302 @@
+"""Commands through the engine and a real supervisor: results, ends, hand-overs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from app.exec import limits
+from app.exec.errors import CommandDenied, InvalidCommand, TaskCompleted
+from app.exec.model import Delivery, EndedBy, SessionState
+from app.exec.policy import Proposal, grant_by_operator
+from app.exec.render import outcome_text
+from app.exec.sessions import Sessions
+from tests.execs import (
+    Told,
+    granted,
+    launch,
+    origin,
+    places,
+    printed,
+    run,
+    running,
+    running_engine,
+    spec,
+    unstarted_engine,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_output_exit_code_and_facts_of_a_foreground_command(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "echo out; echo err >&2; exit 3")
+    assert outcome.session.end is not None
+    assert (outcome.session.state, outcome.session.end.exit_code, outcome.session.end.signal) == (
+        SessionState.EXITED,
+        3,
+        None,
+    )
+    assert outcome.output.text == "out\nerr\n"
+    assert not outcome.handed_over
+    text = outcome_text(outcome)
+    assert text.startswith("out\nerr\n[exit code 3, ")
+    assert text.endswith(f"session {outcome.session.id}]")
+
+
+async def test_a_foreground_result_is_settled_and_no_callback_tells_it(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        outcome = await run(engine, "true")
+        stored = await engine.store.get(outcome.session.id)
+    assert stored is not None
+    assert stored.delivery is Delivery.SETTLED
+    assert told.sessions == []
+
+
+async def test_streams_apart_where_asked(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "echo out; echo err >&2", separate_stderr=True)
+    assert outcome.err is not None
+    assert (outcome.output.text, outcome.err.text) == ("out\n", "err\n")
+
+
+async def test_a_signal_is_a_signal_and_not_a_number(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "kill -KILL $$")
+    end = outcome.session.end
+    assert end is not None
+    assert (end.state, end.exit_code, end.signal) == (SessionState.SIGNALED, None, 9)
+    assert "[ended by signal SIGKILL, " in outcome_text(outcome)
+
+
+async def test_a_timeout_is_a_result_with_its_partial_output(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "echo partial; sleep 60", timeout=0.3)
+    assert outcome.session.end is not None
+    assert (outcome.session.state, outcome.session.end.ended_by) == (SessionState.TIMED_OUT, EndedBy.TIMEOUT)
+    assert outcome.output.text == "partial\n"
+    assert "[timed out and stopped (signal SIGTERM), " in outcome_text(outcome)
+
+
+async def test_a_program_that_is_missing_is_the_shells_exit_code(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "no-such-program-here")
+    assert outcome.session.end is not None
+    assert outcome.session.end.exit_code == 127
+    assert "command not found" in outcome.output.text
+
+
+async def test_stdin_is_read_and_then_at_its_end(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        given = await run(engine, "cat; echo end", stdin="one\ntwo\n")
+        none = await run(engine, "cat; echo end")
+    assert given.output.text == "one\ntwo\nend\n"
+    assert none.output.text == "end\n"
+
+
+async def test_the_environment_is_built_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUR_SECRET", "x")
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "env", env={"GIVEN": "1"})
+        workspace = engine.workspace
+    lines = set(outcome.output.text.splitlines())
+    assert {"GIVEN=1", f"HOME={workspace}", "TERM=dumb", f"SHELLBACK_SESSION={outcome.session.id}"} <= lines
+    assert not any("OUR_SECRET" in line for line in lines)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to become")
+async def test_as_root_commands_run_as_somebody_else(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "id -u; cat /etc/shadow")
+    assert outcome.output.text.startswith("65534\n")
+    assert "Permission denied" in outcome.output.text
+
+
+async def test_long_output_is_shown_from_both_ends_and_the_rest_can_be_read(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "seq 1 100000")
+        text = outcome_text(outcome)
+        assert outcome.output.bytes_total == 588_895
+        assert len(outcome.output.text) <= limits.RESULT_CHARS
+        assert text.startswith("1\n2\n")
+        assert "99999\n100000\n[exit code 0" in text
+        assert f"{outcome.output.bytes_shown:,} of 588,895 bytes shown, 0 dropped for good" in text
+        _, lines = await Sessions(engine, "talk").log_lines(outcome.session.id, 50_000, 2)
+        assert (lines.text, lines.lines_total) == ("50001\n50002\n", 100_000)
+
+
+async def test_the_log_is_linked_in_the_workspace_and_ignored_by_git(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "echo hello")
+        link = engine.workspace / ".tmp" / "exec" / f"{outcome.session.id}.log"
+        assert str(link) == outcome.session.log_path
+        assert link.is_symlink()
+        assert link.read_text() == "hello\n"
+        assert (engine.workspace / ".tmp" / ".gitignore").read_text() == "*\n"
+
+
+async def test_a_background_command_returns_at_once_and_tells_its_end_once(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        session = await launch(engine, "read -r _; echo done; exit 7", keep_stdin_open=True)
+        assert (session.state, session.delivery) == (SessionState.RUNNING, Delivery.CALLBACK)
+        assert session.pid is not None
+        assert told.sessions == []
+        await Sessions(engine, "talk").write(session.id, b"go\n", origin(), tool="process_write")
+        ended = await engine.wait(session.id, up_to=10)
+    assert ended.end is not None
+    assert ended.end.exit_code == 7
+    assert [one.id for one in told.sessions] == [session.id]
+
+
+async def test_yield_after_hands_over_once_and_the_callback_tells_the_end(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        outcome = await run(engine, "echo begun; sleep 0.6; echo done; exit 4", yield_after=0.1)
+        assert (outcome.handed_over, outcome.session.state, outcome.session.delivery) == (
+            True,
+            SessionState.RUNNING,
+            Delivery.CALLBACK,
+        )
+        assert "still running and moved to the background" in outcome_text(outcome)
+        ended = await engine.wait(outcome.session.id, up_to=10)
+        assert ended.end is not None
+        assert ended.end.exit_code == 4
+    assert [(one.id, one.end and one.end.exit_code) for one in told.sessions] == [(outcome.session.id, 4)]
+
+
+async def test_cancelling_a_foreground_wait_leaves_the_process_and_hands_it_over(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        task = asyncio.create_task(run(engine, "sleep 0.5; exit 9", timeout=20))
+        live = await running(engine)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ended = await engine.wait(live[0].id, up_to=10)
+        assert ended.end is not None
+        assert ended.end.exit_code == 9
+    assert [one.id for one in told.sessions] == [live[0].id]
+
+
+async def test_a_repeat_of_a_call_returns_the_recorded_end_and_runs_nothing(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        made, who = spec(engine, "echo $$ >> nonce; cat nonce"), origin()
+        first = await engine.run(made, who, granted(engine, made))
+        second = await engine.run(made, who, granted(engine, made))
+        assert second.session.id == first.session.id
+        assert second.output.text == first.output.text
+        assert len((engine.workspace / "nonce").read_text().splitlines()) == 1
+
+
+async def test_a_repeat_while_it_runs_waits_for_the_same_process(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        made, who = spec(engine, "echo x >> nonce; sleep 0.3; exit 5"), origin()
+        both = await asyncio.gather(*(engine.run(made, who, granted(engine, made)) for _ in range(2)))
+        assert [one.session.end and one.session.end.exit_code for one in both] == [5, 5]
+        assert (engine.workspace / "nonce").read_text() == "x\n"
+
+
+async def test_another_command_under_the_same_call_is_refused(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        who, one, two = origin(), spec(engine, "echo one"), spec(engine, "echo two > two")
+        await engine.run(one, who, granted(engine, one))
+        with pytest.raises(InvalidCommand, match="make one call at a time"):
+            await engine.run(two, who, granted(engine, two))
+        assert not (engine.workspace / "two").exists()
+
+
+async def test_a_grant_for_something_else_starts_nothing(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        made = spec(engine, "touch ran")
+        with pytest.raises(CommandDenied, match="nothing was started"):
+            await engine.run(made, origin(), grant_by_operator(Proposal("execute", {"command": "touch ran"}), "test"))
+        assert await engine.store.list() == []
+
+
+async def test_a_directory_that_was_swapped_after_the_grant_is_noticed(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        (engine.workspace / "sub").mkdir()
+        made = spec(engine, "touch ran", cwd="sub")
+        grant = granted(engine, made)
+        (engine.workspace / "sub").rename(engine.workspace / "old")
+        (engine.workspace / "sub").mkdir()
+        with pytest.raises(CommandDenied):
+            await engine.run(made, origin(), grant)
+
+
+async def test_kill_ends_the_whole_tree_and_says_so(tmp_path: Path) -> None:
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        session = await launch(engine, "sleep 100 & sleep 100 & wait")
+        sessions, who = Sessions(engine, "talk"), origin()
+        ended, survivors = await sessions.kill(session.id, who)
+        assert ended.end is not None
+        assert (ended.end.ended_by, survivors) == (EndedBy.AGENT, ())
+        again, _ = await sessions.kill(session.id, who)
+        assert again.end == ended.end
+        with pytest.raises(TaskCompleted, match="has ended: ended by signal SIGTERM"):
+            await sessions.kill(session.id, origin())
+    assert len(told.sessions) == 1
+
+
+async def test_input_is_written_once_per_call(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        session = await launch(engine, "cat", keep_stdin_open=True)
+        sessions, who = Sessions(engine, "talk"), origin()
+        assert await sessions.write(session.id, b"once\n", who, tool="process_write") == 5
+        assert await sessions.write(session.id, b"once\n", who, tool="process_write") == 5
+        await sessions.write(session.id, b"", origin(), tool="process_write", eof=True)
+        ended = await engine.wait(session.id, up_to=10)
+        assert ended.end is not None
+        assert ended.end.exit_code == 0
+        _, shown = await sessions.poll(session.id, origin())
+        assert shown.text == "once\n"
+
+
+async def test_a_poll_reads_what_is_new_and_a_repeat_reads_the_same(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        session = await launch(engine, "echo one; read -r _; echo two", keep_stdin_open=True)
+        sessions, first, second = Sessions(engine, "talk"), origin(), origin()
+        await printed(engine, session.id, "one\n")
+        assert (await sessions.poll(session.id, first))[1].text == "one\n"
+        await sessions.write(session.id, b"\n", origin(), tool="process_write")
+        await engine.wait(session.id, up_to=10)
+        assert (await sessions.poll(session.id, first))[1].text == "one\n"
+        assert (await sessions.poll(session.id, second))[1].text == "two\n"
+        assert (await sessions.poll(session.id, origin()))[1].text == ""
+
+
+async def test_a_terminal_is_one_with_a_size(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "test -t 0 && test -t 1 && stty size && echo $TERM", pty=True, timeout=20)
+    assert outcome.output.text == "40 120\nxterm-256color\n"
+
+
+async def test_what_a_command_leaves_running_is_named(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "sleep 100 & echo $!")
+        assert outcome.session.end is not None
+        assert outcome.session.end.survivors == (int(outcome.output.text),)
+        assert f"processes it started are still there: {outcome.output.text.strip()}" in outcome_text(outcome)
+        assert await engine.supervised.kill(outcome.session.id, by=EndedBy.SHUTDOWN) == ()
+
+
+async def test_many_at_once_cost_no_descriptor_each(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        before = len(os.listdir("/proc/self/fd"))
+        started = await asyncio.gather(*(launch(engine, "sleep 100") for _ in range(40)))
+        assert len({session.id for session in started}) == 40
+        assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+async def test_an_engine_starts_itself_when_it_is_first_used(tmp_path: Path) -> None:
+    workspace, home = places(tmp_path)
+    engine = unstarted_engine(workspace, home)
+    outcome = await run(engine, "echo hi")
+    assert outcome.output.text == "hi\n"
+    await engine.stop()

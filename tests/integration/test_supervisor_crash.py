@@ -1,0 +1,251 @@
+"""Ends, output and terminals over the death of the supervisor, the keeper and the worker's connection."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from app.exec.errors import InputUnknown
+from app.exec.supervisor import layout
+from tests.supervisors import end, gone, rig, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(("script", "code", "number"), [("exit 137", 137, None), ("kill -9 $$", None, 9)])
+async def test_an_end_while_the_supervisor_is_away_keeps_its_status(
+    tmp_path: Path, script: str, code: int | None, number: int | None
+) -> None:
+    async with rig(tmp_path) as sup:
+        answer = await sup.start("a", f"read line; {script}", keep_stdin_open=True)
+        pid, keeper = await sup.pids()
+        os.kill(pid, signal.SIGSTOP)
+        stdin = os.open(f"/proc/{answer.pid}/fd/0", os.O_WRONLY)
+        os.write(stdin, b"go\n")
+        os.close(stdin)
+        assert await gone(answer.pid or 0)
+        await end(pid)
+        record = await sup.exit("a")
+        assert (record["exit_code"], record["signal"], record["evidence"]) == (code, number, None)
+        assert (await sup.pids())[1] == keeper
+
+
+async def test_a_command_is_taken_over_and_ends_under_the_next_supervisor(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "echo one; read line; echo $line; exit 5", keep_stdin_open=True)
+        for _ in range(3):
+            await sup.kill_supervisor()
+            assert await sup.live() == ["a"]
+        assert (await sup.client.write("a", b"two\n", key="1")).accepted == 4
+        record = await sup.exit("a")
+        assert (record["exit_code"], sup.log("a"), record["bytes_total"]) == (5, b"one\ntwo\n", 8)
+
+
+@pytest.mark.parametrize("pty", [None, (24, 80)])
+async def test_output_is_whole_over_many_kills(tmp_path: Path, pty: tuple[int, int] | None) -> None:
+    lines = 300_000 if pty is None else 30_000
+    end_of_line = b"\n" if pty is None else b"\r\n"
+    expected = hashlib.sha256(b"".join(b"%099d%s" % (number, end_of_line) for number in range(lines))).hexdigest()
+    async with rig(tmp_path) as sup:
+        await sup.start("a", f"seq -f %099.0f 0 {lines - 1}; exit 3", pty=pty, log_cap=0)
+        for _ in range(5):
+            await sup.kill_supervisor()
+        record = await sup.exit("a")
+        assert (record["state"], record["exit_code"]) == ("exited", 3)
+        data = sup.log("a")
+    assert len(data) == lines * (99 + len(end_of_line)) == record["bytes_total"]
+    assert hashlib.sha256(data).hexdigest() == expected
+
+
+@pytest.mark.parametrize("pty", [None, (24, 80)])
+@pytest.mark.parametrize("point", ["exit_seen", "record_written", "record_renamed", "rung", "reaped"])
+async def test_a_kill_at_each_point_of_an_end(tmp_path: Path, point: str, pty: tuple[int, int] | None) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "read line; echo bye; exit 9", keep_stdin_open=True, pty=pty)
+        before, _ = await sup.pids()
+        sup.arm(f"supervisor.{point}")
+        await sup.client.write("a", b"go\n", key="1")
+        record = await sup.exit("a")
+        assert await gone(before)
+        assert (record["state"], record["exit_code"], record["evidence"]) == ("exited", 9, None)
+        assert b"bye" in sup.log("a")
+        assert (await sup.client.status("a"))["record"] == record
+        assert (await sup.pids())[0] != before
+
+
+@pytest.mark.parametrize("pty", [None, (24, 80)])
+@pytest.mark.parametrize("point", ["request", "marked", "held", "forked", "recorded_pid"])
+async def test_a_kill_at_each_point_of_a_start(tmp_path: Path, point: str, pty: tuple[int, int] | None) -> None:
+    async with rig(tmp_path) as sup:
+        before, _ = await sup.pids()
+        sup.arm(f"supervisor.{point}")
+        answer = await sup.start("a", "echo ran; exit 8", pty=pty)
+        record = await sup.exit("a")
+        assert await gone(before)
+        if point in {"marked", "held"}:
+            assert (record["state"], record["evidence"]) == ("lost", "never_started")
+            assert answer.outcome == "already"
+        else:
+            assert (record["state"], record["exit_code"]) == ("exited", 8)
+            assert sup.log("a").count(b"ran") == 1
+
+
+async def test_a_command_without_its_marker_is_found_after_a_kill_at_the_fork(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        sup.arm("supervisor.forked")
+        await sup.start("a", "exec env -i /bin/sh -c 'sleep 0.5; exit 8'")
+        assert (await sup.exit("a"))["exit_code"] == 8
+
+
+async def test_without_keeper_and_supervisor_a_status_is_the_kernels_or_lost(tmp_path: Path) -> None:
+    async with rig(tmp_path, idle_s=1.0) as sup:
+        answer = await sup.start("a", "read line; exit 9", keep_stdin_open=True)
+        pid, keeper = await sup.pids()
+        await end(keeper)
+        await end(pid)
+        assert await gone(answer.pid or 0)
+        record = await sup.exit("a")
+        # A kernel from 6.15 on may still know it, if the next supervisor came in time.
+        found = record["state"], record["evidence"], record["exit_code"]
+        assert found in {("lost", "supervisor_killed", None), ("exited", None, 9)}
+
+
+async def test_without_a_keeper_what_runs_goes_on_and_nothing_new_starts_in_the_background(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "read line; echo $line; exit 4", keep_stdin_open=True, background=True)
+        _, keeper = await sup.pids()
+        await end(keeper)
+        async with asyncio.timeout(10):
+            while (await sup.client.info())["keeper"]:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+        answer = await sup.start("b", "exit 0", background=True)
+        assert (answer.outcome, answer.code) == ("refused", "keeper_dead")
+        assert (await sup.run("c", "exit 2"))["exit_code"] == 2
+        await sup.client.write("a", b"on\n", key="1")
+        assert (await sup.exit("a"))["exit_code"] == 4
+        assert sup.log("a") == b"on\n"
+
+
+async def test_a_terminal_survives_the_supervisor(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "trap 'echo hup' HUP; echo ready; read line; echo got $line; exit 3", pty=(24, 80))
+        await sup.until_log("a", b"ready")
+        await sup.kill_supervisor()
+        await sup.client.resize("a", 30, 90)
+        await sup.client.write("a", b"hello\n", key="1")
+        assert (await sup.exit("a"))["exit_code"] == 3
+        assert b"got hello" in sup.log("a")
+        assert b"hup" not in sup.log("a")
+
+
+async def test_a_deadline_goes_on_under_the_next_supervisor(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "sleep 60", timeout_s=1.0)
+        await sup.kill_supervisor()
+        record = await sup.exit("a")
+        assert (record["state"], record["signal"], record["ended_by"]) == ("timed_out", 15, "timeout")
+        assert 0.9 < record["duration_s"] < 10
+
+
+async def test_a_kill_that_was_begun_is_finished_and_named_after_its_author(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.1; done")
+        await sup.until_log("a", b"ready")
+        killing = asyncio.create_task(sup.client.kill("a", grace_s=1.0, ended_by="person"))
+        await until((sup.folder("a") / layout.RUNNING).exists)
+        await sup.kill_supervisor()
+        record = await sup.exit("a")
+        assert (record["signal"], record["ended_by"]) == (9, "person")
+        assert (await killing).killed
+
+
+async def test_a_worker_that_goes_away_changes_nothing(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "read line; exit 3", keep_stdin_open=True)
+        await sup.client.close()
+        sup.client = sup.another()
+        await sup.client.write("a", b"x\n", key="1")
+        assert (await sup.exit("a"))["exit_code"] == 3
+
+
+async def test_input_is_never_written_twice_when_the_answer_is_lost(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "exec sleep 60", keep_stdin_open=True)
+        await sup.client.write("a", b"x" * 65_536, key="1")
+        writing = asyncio.create_task(sup.client.write("a", b"more", key="2"))
+        await asyncio.sleep(0.1)
+        await sup.kill_supervisor()
+        with pytest.raises(InputUnknown):
+            await writing
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "exited"}', b"\0" * 100])
+async def test_a_damaged_record_is_lost_and_kept_aside(tmp_path: Path, content: bytes) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.run("a", "exit 3")
+        folder = sup.folder("a")
+        (folder / "exit.json").write_bytes(content)
+        sup.told.clear()
+        await sup.kill_supervisor()
+        status = await sup.client.status("a")
+        assert (status["record"]["state"], status["record"]["evidence"]) == ("lost", "record_unreadable")
+        assert status["record"]["exit_code"] is None
+        assert (folder / "exit.json.bad").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("field", "evidence"), [("boot_id", "machine_rebooted"), ("container_id", "container_restarted")]
+)
+async def test_a_session_of_another_boot_is_lost_and_nothing_is_signalled(
+    tmp_path: Path, field: str, evidence: str
+) -> None:
+    async with rig(tmp_path) as sup:
+        answer = await sup.start("a", "exec sleep 60")
+        folder = sup.folder("a")
+        row = json.loads((folder / "started").read_text().split("\n", 1)[1])
+        (folder / "running.json").write_text(json.dumps({**row, field: "another"}))
+        await sup.kill_supervisor()
+        record = await sup.exit("a")
+        assert (record["state"], record["evidence"]) == ("lost", evidence)
+        os.kill(answer.pid or 0, 0)
+        await end(answer.pid or 0)
+
+
+async def test_an_end_that_the_disk_has_no_room_for_outlives_the_supervisor(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        sup.arm("supervisor.record_written", "error 28")
+        before = await sup.run("a", "echo out; exit 6")
+        assert not (sup.folder("a") / layout.EXIT).exists()
+        await sup.kill_supervisor()
+        assert (await sup.client.status("a"))["record"] == before
+        assert before["exit_code"] == 6
+        await until((sup.folder("a") / layout.EXIT).exists)
+
+
+async def test_both_end_when_nobody_needs_them_and_start_again_when_somebody_does(tmp_path: Path) -> None:
+    async with rig(tmp_path, idle_s=0.3) as sup:
+        pid, keeper = await sup.pids()
+        await sup.start("a", "sleep 1; exit 6", background=True)
+        await sup.client.close()
+        assert await gone(pid)
+        assert await gone(keeper)
+        assert (sup.folder("a") / "exit.json").exists()
+        sup.client = sup.another()
+        assert (await sup.exit_after_connect("a"))["exit_code"] == 6
+
+
+async def test_many_workers_start_one_supervisor(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        pid, keeper = await sup.pids()
+        await end(keeper)
+        await end(pid)
+        clients = [sup.another() for _ in range(6)]
+        infos = await asyncio.gather(*(client.connect() for client in clients))
+        assert len({info["pid"] for info in infos}) == 1
+        await asyncio.gather(*(client.close() for client in clients))

@@ -1,0 +1,187 @@
+"""The sweep against every status that DBOS may have for the item of a claimed conversation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.exec.model import SessionId
+from app.storage.db import Database
+from app.storage.tables import conversations, mailbox, sessions, turns, workers
+from app.work import mailbox as box
+from app.work import sending
+from app.work.items import WorkItem
+from app.work.mailbox import Wakes
+from app.work.sweep import Sweep
+from tests.items import NotedEnqueuer
+
+HOST = "host1"
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Found:
+    workflow_id: str
+    status: str
+    executor_id: str | None = "w1"
+    app_version: str | None = "v1"
+
+
+@dataclass
+class FakeClient:
+    """Answers for DBOS: what each work item is."""
+
+    queue: NotedEnqueuer
+    found: dict[str, Found] = field(default_factory=dict[str, Found])
+    cancelled: list[str] = field(default_factory=list[str])
+
+    def list_workflows(self, *, workflow_ids: list[str], **_: Any) -> list[Found]:
+        later = {item.id: Found(item.id, "ENQUEUED", None, None) for item in self.queue.items if item.type != "CHAT"}
+        found = later | self.found
+        return [found[item] for item in workflow_ids if item in found]
+
+    def cancel_workflow(self, workflow_id: str) -> None:
+        self.cancelled.append(workflow_id)
+
+
+@dataclass
+class FakeProcesses:
+    handed: list[str] = field(default_factory=list[str])
+    abandoned: list[str] = field(default_factory=list[str])
+
+    async def reconcile(self) -> None:
+        pass
+
+    async def hand_over(self, session_id: SessionId) -> bool:
+        self.handed.append(session_id)
+        return True
+
+    async def abandon(self, session_id: SessionId) -> None:
+        self.abandoned.append(session_id)
+
+
+class Bench:
+    def __init__(self, db: Database) -> None:
+        self.db = db
+        self.queue = NotedEnqueuer()
+        self.client = FakeClient(self.queue)
+        self.processes = FakeProcesses()
+        client: Any = self.client
+        self.sweep = Sweep(db, self.queue, client, self.processes, HOST)
+
+    def claimed(self) -> WorkItem:
+        """A conversation whose turn took its message and has been silent for a while."""
+        sent = self.db.write_now(sending.send, self.queue, "c1", "hello", host_id=HOST)
+        item = next(item for item in self.queue.items if item.id == sent.item_id)
+        entry = self.db.write_now(box.enter, item, executor_id="w1", wakes=Wakes())
+        assert entry.epoch is not None
+        self.db.write_now(box.take, "c1", item.id, entry.epoch, 0)
+        self.age()
+        return item
+
+    def age(self) -> None:
+        def act(conn: sa.Connection) -> None:
+            long_ago = time.time() - 100
+            conn.execute(sa.update(conversations).values(claimed_at=long_ago))
+            conn.execute(sa.update(mailbox).values(created_at=long_ago))
+            conn.execute(sa.update(turns).where(turns.c.ended_at.is_not(None)).values(ended_at=long_ago))
+
+        self.db.write_now(act)
+
+    def worker(self, version: str = "v1") -> None:
+        now = time.time()
+        row = {
+            "executor_id": "w1",
+            "host_id": HOST,
+            "pid": 1,
+            "boot_id": "b",
+            "version": version,
+            "started_at": now,
+            "heartbeat_at": now,
+        }
+        self.db.write_now(lambda conn: conn.execute(sa.insert(workers).values(row)))
+
+    def state(self) -> str:
+        return self.db.read_now(lambda conn: conn.execute(sa.select(conversations.c.state)).scalar_one())
+
+
+@pytest.fixture
+def bench(database: Database) -> Bench:
+    return Bench(database)
+
+
+@pytest.mark.parametrize("status", ["ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED", "SUCCESS", None])
+async def test_a_turn_that_is_over_without_closing_is_freed_and_tried_again(bench: Bench, status: str | None) -> None:
+    item = bench.claimed()
+    if status is not None:
+        bench.client.found[item.id] = Found(item.id, status)
+    await bench.sweep.once()
+    assert bench.state() == "free"
+    assert bench.queue.items[-1].type.value == "RETRY"
+    kinds = bench.db.read_now(lambda conn: conn.execute(sa.select(mailbox.c.kind, mailbox.c.state)).all())
+    assert [tuple(row) for row in kinds] == [("message", "unread"), ("turn_failed", "unread")]
+
+
+@pytest.mark.parametrize("status", ["ENQUEUED", "PENDING"])
+async def test_a_turn_that_a_living_worker_has_is_left_alone(bench: Bench, status: str) -> None:
+    bench.worker()
+    item = bench.claimed()
+    bench.client.found[item.id] = Found(item.id, status)
+    await bench.sweep.once()
+    assert bench.state() == "claimed"
+
+
+async def test_a_turn_of_a_version_nobody_runs_is_cancelled_and_tried_again(bench: Bench) -> None:
+    bench.worker("v2")
+    item = bench.claimed()
+    bench.client.found[item.id] = Found(item.id, "PENDING", app_version="v1")
+    await bench.sweep.once()
+    assert bench.client.cancelled == [item.id]
+    assert bench.state() == "free"
+
+
+async def test_unread_news_without_an_item_gets_one_and_with_one_does_not(bench: Bench) -> None:
+    bench.worker()
+    sent = bench.db.write_now(sending.send, bench.queue, "c1", "hello", host_id=HOST)
+    bench.age()
+    bench.client.found[sent.item_id] = Found(sent.item_id, "ENQUEUED", None, None)
+    await bench.sweep.once()
+    assert len(bench.queue.items) == 1
+    del bench.client.found[sent.item_id]
+    await bench.sweep.once()
+    assert [item.type.value for item in bench.queue.items] == ["CHAT", "FOLLOW_UP"]
+
+
+async def test_what_a_dead_turn_waited_for_is_handed_over_and_what_it_never_started_is_given_up(bench: Bench) -> None:
+    item = bench.claimed()
+    bench.db.write_now(
+        lambda conn: conn.execute(sa.insert(sessions), [_row(item, "s1", "running"), _row(item, "s2", "claimed")])
+    )
+    await bench.sweep.once()
+    assert bench.processes.handed == []
+    bench.age()
+    await bench.sweep.once()
+    assert sorted(bench.processes.handed) == ["s1", "s2"]
+    assert bench.processes.abandoned == ["s2"]
+
+
+def _row(item: WorkItem, session_id: str, state: str) -> dict[str, Any]:
+    texts = ("tool_call_id", "boot_id", "backend", "profile", "command", "cwd", "workspace", "lifetime", "log_path")
+    flags = ("pty", "background", "separate_stderr", "stdin_open")
+    return {
+        **dict.fromkeys(texts, "x"),
+        **dict.fromkeys(flags, False),
+        "id": session_id,
+        "conversation_id": "c1",
+        "turn_id": item.id,
+        "epoch": 1,
+        "host_id": HOST,
+        "uid": 1,
+        "delivery": "inline",
+        "state": state,
+        "created_at": 0.0,
+    }

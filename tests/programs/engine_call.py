@@ -1,0 +1,54 @@
+"""One background call of an engine on SQLite, the same call in every run, until its end is told."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from app.exec.backends.host import HostBackend
+from app.exec.commands import command_spec, proposal_for
+from app.exec.engine import Engine
+from app.exec.model import CallOrigin, Session
+from app.exec.policy import grant_by_operator
+from app.exec.ports import ExitSink
+from app.exec.supervisor import crashpoints
+from app.exec.supervisor.client import SupervisorClient
+from app.storage.db import Database
+from app.storage.sessions import SqlSessionStore
+
+ORIGIN = CallOrigin(
+    conversation_id="talk",
+    response_run_id="run",
+    response_timestamp="2026-01-02T03:04:05.000000+00:00",
+    call_index=0,
+    tool_call_id="call_1",
+)
+
+
+class FileSink(ExitSink):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def ended(self, tx: object, session: Session) -> None:
+        with self._path.open("a") as file:
+            file.write(f"{session.id} {session.end and session.end.exit_code}\n")
+
+
+async def main(home: Path, workspace: Path, url: str) -> None:
+    database = Database(url)
+    store = SqlSessionStore(database, sink=FileSink(home / "told"))
+    engine = Engine(store, SupervisorClient(home, idle_s=1.0), HostBackend(workspace), home=home)
+    async with engine:
+        spec = command_spec(
+            command="echo x >> nonce; exit 7", background=True, workspace=engine.workspace, limits=engine.limits
+        )
+        session = await engine.launch(spec, ORIGIN, grant_by_operator(proposal_for(spec, engine.backend), "test"))
+        await engine.wait(session.id, up_to=20)
+        await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]
+    database.close()
+
+
+if __name__ == "__main__":
+    crashpoints.arm_from(str(Path(sys.argv[1]) / "crash"))
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))

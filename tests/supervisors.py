@@ -1,0 +1,191 @@
+"""A supervisor of a test's own: started on demand, its exits collected, gone at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import select
+import signal
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+from app.exec.supervisor import layout, linux
+from app.exec.supervisor.client import Killed, StartAnswer, SupervisorClient, Written
+from app.exec.supervisor.protocol import SESSION_ID, ExitRecord, Message, StartRequest
+
+BOOT = linux.boot_id()
+UID = 65534 if os.geteuid() == 0 else None
+SOON = 20.0
+
+
+TOKEN = uuid.uuid4().hex[:8]
+"""Session ids are unique on a machine, by their marker; names in tests are not."""
+
+
+def own(name: str) -> str:
+    return f"{name}-{TOKEN}" if SESSION_ID.match(name) and len(name) < 100 else name
+
+
+class Client(SupervisorClient):
+    """Makes the names of a test unique on the way out; answers have the unique ones."""
+
+    async def start(self, request: StartRequest) -> StartAnswer:
+        return await super().start(dataclasses.replace(request, session_id=own(request.session_id)))
+
+    async def status(self, session_id: str) -> Message:
+        return await super().status(session_id if session_id.endswith(TOKEN) else own(session_id))
+
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+        return await super().kill(own(session_id), grace_s=grace_s, ended_by=ended_by)
+
+    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
+        return await super().write(own(session_id), data, eof=eof, key=key)
+
+    async def resize(self, session_id: str, rows: int, cols: int) -> None:
+        await super().resize(own(session_id), rows, cols)
+
+    async def ack(self, session_id: str) -> bool:
+        return await super().ack(own(session_id))
+
+    async def abandon(self, session_id: str) -> Message:
+        return await super().abandon(own(session_id))
+
+
+class Rig:
+    """A client and what it was told."""
+
+    def __init__(self, home: Path, **options: Any) -> None:
+        self.home = home
+        self.crash = home / "crash"
+        self.crash.mkdir(parents=True)
+        self.told: list[ExitRecord] = []
+        self._waiting: dict[str, asyncio.Future[ExitRecord]] = {}
+        self._pairs: dict[int, int] = {}
+        self.options: dict[str, Any] = {"crash_dir": str(self.crash), "idle_s": 3.0, **options}
+        self.client = self.another()
+
+    def another(self) -> Client:
+        """A client as after the restart of a worker."""
+        return Client(self.home, on_exit=self._exited, **self.options)
+
+    def _exited(self, record: ExitRecord) -> None:
+        self.told.append(record)
+        name = record["session_id"].removesuffix(f"-{TOKEN}")
+        future = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
+        if not future.done():
+            future.set_result(record)
+
+    async def start(self, name: str, *argv: str, **more: Any) -> StartAnswer:
+        """Start argv, or with one word a script for sh."""
+        words = ("/bin/sh", "-c", argv[0]) if len(argv) == 1 else argv
+        fields: dict[str, Any] = {
+            "session_id": name, "argv": words, "env": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "boot_id": BOOT,
+            "uid": UID, **more,
+        }  # fmt: skip
+        return await self.client.start(StartRequest(**fields))
+
+    async def exit(self, name: str) -> ExitRecord:
+        """The exit record of a session, once it is told."""
+        future = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
+        return await asyncio.wait_for(asyncio.shield(future), SOON)
+
+    async def exit_after_connect(self, name: str) -> ExitRecord:
+        await self.client.connect()
+        return await self.exit(name)
+
+    async def run(self, name: str, *argv: str, **more: Any) -> ExitRecord:
+        await self.start(name, *argv, **more)
+        return await self.exit(name)
+
+    def log(self, name: str, file: str = layout.LOG) -> bytes:
+        return (self.folder(name) / file).read_bytes()
+
+    def folder(self, name: str) -> Path:
+        return self.home / layout.SESSIONS / own(name)
+
+    async def until_log(self, name: str, text: bytes) -> None:
+        """Wait until the log has `text`: the command says when it is ready."""
+        await until(lambda: text in self.log(name))
+
+    async def live(self) -> list[str]:
+        return [row["session_id"].removesuffix(f"-{TOKEN}") for row in await self.client.list()]
+
+    async def pids(self) -> tuple[int, int]:
+        """Supervisor and keeper."""
+        info = await self.client.info()
+        return info["pid"], info["keeper_pid"]
+
+    async def kill_supervisor(self, number: int = signal.SIGKILL) -> int:
+        """End the supervisor and wait until it has gone; returns its pid."""
+        pid, _ = await self.pids()
+        await end(pid, number)
+        return pid
+
+    def arm(self, point: str, orders: str = "kill self") -> None:
+        (self.crash / point).write_text(orders)
+
+    async def finish(self) -> None:
+        """Kill what still runs, and see both processes end."""
+        with contextlib.suppress(Exception):
+            info = await self.client.info()
+            await asyncio.gather(
+                *(self.client.kill(name, grace_s=0, ended_by="shutdown") for name in await self.live())
+            )
+            fds = [os.pidfd_open(pid) for pid in (info["pid"], info["keeper_pid"]) if pid]
+            await self.client.stop()
+            await self.client.close()
+            for fd in fds:
+                if not await asyncio.to_thread(_gone, fd, 5.0):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                os.close(fd)
+        await self.client.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for what nobody announces."""
+    async with asyncio.timeout(SOON):
+        while not true():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.005)
+
+
+async def end(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process of ours and wait until it has gone."""
+    fd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(fd, number)
+        assert await asyncio.to_thread(_gone, fd, SOON)
+    finally:
+        os.close(fd)
+
+
+async def gone(pid: int) -> bool:
+    """Whether a process ends soon; one that is not there has."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return await asyncio.to_thread(_gone, fd, SOON)
+    finally:
+        os.close(fd)
+
+
+def _gone(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+@contextlib.asynccontextmanager
+async def rig(tmp_path: Path, **options: Any) -> AsyncGenerator[Rig]:
+    """A rig that is connected, and leaves no process behind."""
+    made = Rig(tmp_path / "home", **options)
+    try:
+        await made.client.connect()
+        yield made
+    finally:
+        await made.finish()

@@ -1,0 +1,205 @@
+"""Parts of the supervisor by themselves: imports, frames, trees, files that cannot grow."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.exec.supervisor import launch, layout, linux, procfs, spawn
+from app.exec.supervisor.kill import Target, members
+from app.exec.supervisor.logfile import LogFile
+from app.exec.supervisor.protocol import MAX_FRAME, Decoder, Message, ProtocolError, StartRequest, encode
+from app.exec.supervisor.records import Records
+from app.exec.supervisor.spare import Spares
+
+
+def test_the_daemon_loads_the_standard_library_and_itself_only() -> None:
+    root = Path(launch.__file__).parents[3]
+    code = (
+        f"import sys; sys.path.append({str(root)!r}); from app.exec.supervisor import keeper; "
+        "print('\\n'.join(sorted(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, check=True)
+    modules = set(run.stdout.split())
+    own = {name for name in modules if name.split(".")[0] == "app"}
+    assert {name.split(".")[0] for name in modules - own} <= set(sys.stdlib_module_names) | {"__main__"}
+    allowed = {"app", "app.exec", "app.exec.pty_spawn", "app.exec.supervisor"}
+    assert {name for name in own if not name.startswith("app.exec.supervisor.")} <= allowed
+    assert not {f"app.exec.supervisor.{name}" for name in ("answers", "client", "connection", "launch")} & own
+
+
+@settings(database=None)
+@given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=3), max_size=5), st.integers(1, 9))
+def test_frames_come_out_as_they_went_in_however_they_are_cut(messages: list[Message], size: int) -> None:
+    data = b"".join(encode(message) for message in messages)
+    decoder = Decoder(MAX_FRAME)
+    got = [message for at in range(0, len(data), size) for message in decoder.feed(data[at : at + size])]
+    assert got == messages
+
+
+def test_a_frame_over_the_limit_is_refused_before_it_has_arrived() -> None:
+    with pytest.raises(ProtocolError):
+        Decoder(100).feed(b"\0\0\1\0")
+
+
+@settings(database=None)
+@given(st.binary(max_size=100), st.text(max_size=20), st.booleans())
+def test_a_start_request_survives_the_wire(stdin: bytes, word: str, flag: bool) -> None:
+    request = StartRequest(
+        session_id="a", argv=("x", word.replace("\0", "")), env={"A": "b"}, cwd="/", boot_id="b", uid=5, gid=None,
+        groups=(1, 2), pty=(3, 4) if flag else None, stdin=stdin, keep_stdin_open=flag, timeout_s=1.5, log_cap=7,
+        background=flag, umask=0o77,
+    )  # fmt: skip
+    (message,) = Decoder(MAX_FRAME).feed(encode(request.to_wire()))
+    assert StartRequest.from_wire(message) == request
+
+
+def proc(pid: int, ppid: int, sid: int, start: int = 100, state: str = "S") -> procfs.Proc:
+    return procfs.Proc(pid, state, ppid, sid, sid, start)
+
+
+def test_a_tree_has_its_session_its_marked_and_what_is_below_and_nobody_else() -> None:
+    procs = [
+        proc(10, 1, 10),
+        proc(11, 10, 10),
+        proc(12, 1, 12),
+        proc(13, 12, 13),
+        proc(14, 1, 14),
+        proc(15, 10, 10, state="Z"),
+        proc(16, 1, 10, start=50),
+    ]
+    markers: dict[int, str | None] = {12: "mine", 14: "other"}
+    assert members(Target("mine", 10, 100), procs, markers, {1}) == [10, 11, 12, 13]
+    assert members(Target("mine", 10, 100), procs, markers, {1, 12}) == [10, 11]
+
+
+def test_a_number_that_was_given_to_another_process_is_not_ours() -> None:
+    procs = [proc(10, 1, 10, start=900), proc(11, 10, 10, start=901), proc(12, 1, 12, start=500)]
+    assert members(Target("mine", 10, 100), procs, {12: "mine"}, set()) == [12]
+
+
+@pytest.mark.parametrize("pid", [0, 1])
+def test_the_first_processes_are_never_a_target(pid: int) -> None:
+    procs = [proc(1, 0, 1, start=0), proc(2, 0, 0, start=0), proc(30, 1, 1), proc(31, 0, 0)]
+    assert members(Target("mine", pid, 0), procs, {}, {0, 1}) == []
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    made = Records(str(tmp_path))
+    claim = made.claim("a", b"x\n")
+    assert claim is not None
+    os.close(claim)
+    return made
+
+
+def fill(log: LogFile, data: bytes) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    for at in range(0, len(data), 4096):
+        os.write(write, data[at : at + 4096])
+        while log.take(read, 1 << 20) > 0:
+            pass
+    os.close(write)
+    assert log.take(read, 1 << 20) == 0
+    os.close(read)
+
+
+def test_without_punching_the_end_is_dropped_and_on_record(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    monkeypatch.setattr(linux, "punch_hole", refuse)
+    log = LogFile(records, "a", (layout.LOG, layout.HOLES), 1 << 16)
+    data = b"x" * 99 + b"\n"
+    fill(log, data * 10_000)
+    log.close()
+    rows = records.read_list("a", layout.HOLES)
+    assert log.size == 1_000_000
+    assert sum(row["end"] - row["start"] for row in rows) == log.dropped > 0
+    whole = data * 10_000
+    for row in rows:
+        assert whole[row["start"] : row["end"]].count(b"\n") == row["newlines"]
+    again = LogFile(records, "a", (layout.LOG, layout.HOLES), 1 << 16)
+    again.resume()
+    assert (again.size, again.dropped) == (log.size, log.dropped)
+    again.close()
+
+
+def test_a_full_disk_drops_and_says_so_and_goes_on_when_there_is_room(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogFile(records, "a", (layout.LOG, layout.HOLES), 0)
+    fill(log, b"one\n")
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "splice", full)
+        patch.setattr(Records, "write", full)
+        fill(log, b"two\nthree\n")
+    assert (log.size, log.dropped) == (14, 10)
+    monkeypatch.setattr(log, "_retry_at", 0.0)
+    fill(log, b"four\n")
+    log.close()
+    rows = json.loads((Path(f"/proc/self/fd/{records.fd}") / "a" / layout.HOLES).read_text())
+    assert rows == [{"start": 4, "end": 14, "newlines": 2}]
+    assert (Path(f"/proc/self/fd/{records.fd}") / "a" / layout.LOG).read_bytes() == b"one\n" + b"\0" * 10 + b"four\n"
+
+
+def test_a_claim_is_given_once(records: Records) -> None:
+    assert records.claim("a", b"y") is None
+    assert records.claimed_by("a") == b"x\n"
+    assert records.claimed_by("nobody") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+@pytest.mark.parametrize("switches", [True, False])
+def test_another_user_has_nothing_of_ours_by_either_way(switches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linux, "SWITCHES", switches)
+    request = StartRequest(
+        session_id="a", argv=("cat", "/proc/self/status"), env={"PATH": "/usr/bin:/bin"}, cwd="/", boot_id="", uid=65534
+    )
+    read, write = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    pid = spawn.spawn(request, null, write, write)
+    os.close(write)
+    with open(read, encoding="ascii") as file:
+        text = file.read()
+    os.close(null)
+    assert os.waitpid(pid, 0) == (pid, 0)
+    assert "Uid:\t65534\t65534\t65534\t65534" in text
+    assert "Gid:\t65534\t65534\t65534\t65534" in text
+    assert "Groups:\t \n" in text
+    assert "CapPrm:\t0000000000000000" in text
+    assert (os.getresuid(), os.getresgid()) == ((0, 0, 0), (0, 0, 0))
+
+
+def test_a_spare_directory_is_given_once_and_never_over_another(tmp_path: Path) -> None:
+    (tmp_path / "supervisor").mkdir()
+    made = Records(str(tmp_path))
+    made.spares = Spares(str(tmp_path), made.fd, b"claim\n")
+    folder = tmp_path / "sessions"
+    (folder / "taken").mkdir()
+    (folder / "taken" / "started").write_bytes(b"abandoned\n")
+    deadline = time.monotonic() + 10
+    while not made.spares.take("first"):
+        assert time.monotonic() < deadline
+    assert not made.spares.take("first")
+    assert made.claim("taken", b"claim\n") is None
+    assert (folder / "taken" / "started").read_bytes() == b"abandoned\n"
+    claim = made.claim("second", b"claim\n")
+    assert claim is not None
+    os.write(claim, b"{}")
+    os.close(claim)
+    assert (made.claim("second", b"claim\n"), made.running("second")) == (None, {})
