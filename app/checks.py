@@ -93,12 +93,16 @@ def _model(settings: Settings) -> Check:
 
 def _backend(settings: Settings) -> Check:
     backend = wiring.backend(settings)
+    if "workspace_root" not in settings.model_fields_set and not settings.workspace_root.exists():
+        return Check("backend", "ok", f"{backend.name}; `chat` and `worker` will make {settings.workspace_root}")
     try:
         backend.check()
     except ExecError as error:
         return Check("backend", "fail", str(error))
     text = f"{backend.name}: {backend.description}"
-    return Check("backend", "warn" if backend.name == "host" else "ok", text)
+    if backend.name == "host":
+        return Check("backend", "warn", text, "approve with care: what you approve can do what that user can")
+    return Check("backend", "ok", text)
 
 
 def _disk(where: Place) -> Check:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import tempfile
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -51,8 +54,7 @@ def in_process_of_its_own(bench: Bench, options: Options) -> Mapping[str, Readin
         TimeoutError: It took longer than it may.
     """
     argv = [sys.executable, "-m", "benchmarks", "--child", bench.name]
-    argv += ["--quick"] if options.quick else []
-    argv += ["--directory", options.directory] if options.directory else []
+    argv += ["--directory", str(options.directory), *(["--quick"] if options.quick else [])]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as child:
         try:
             out, _ = child.communicate(timeout=bench.limit_s)
@@ -75,8 +77,11 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.kill()
 
 
-def _stopped(*_: object) -> NoReturn:
-    sys.exit(143)
+def _stopped(number: int, _frame: object) -> NoReturn:
+    # Once: what is cleaned up now is not stopped half-way.
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,23 +91,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer samples: to see that it works, not for the record")
     parser.add_argument("--list", action="store_true", help="name the figures and their limits")
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="where to write (%(default)s)")
-    parser.add_argument("--directory", metavar="DIR", help="where to measure; needs some GB (the temporary directory)")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        metavar="DIR",
+        help="where to measure; needs 3 GB (%(default)s)",
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     options = Options(quick=given.quick, directory=given.directory)
-    signal.signal(signal.SIGTERM, _stopped)
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, _stopped)
     if given.child:
         (bench,) = chosen(benches(), [given.child])
         print(json.dumps({name: asdict(reading) for name, reading in bench.run(options).items()}))
         return 0
     selected = chosen(benches(), given.only)
     if given.list:
-        print(report.table([Result(figure) for bench in selected for figure in bench.figures]))
+        for figure in (figure for bench in selected for figure in bench.figures):
+            print(f"{figure.name:20} {report.limit_of(figure):12} {figure.says}")
         return 0
-    results: list[Result] = []
-    for bench in selected:
-        results += judge(bench, lambda bench=bench: in_process_of_its_own(bench, options))
+    with scratch(given.directory) as directory:
+        inside = replace(options, directory=directory)
+        results = [
+            result
+            for bench in selected
+            for result in judge(bench, lambda bench=bench: in_process_of_its_own(bench, inside))
+        ]
     return finish(results, options, given.json)
+
+
+@contextlib.contextmanager
+def scratch(parent: Path) -> Generator[Path]:
+    """A directory for all benchmarks that is removed at the end; commands may pass through it."""
+    made = Path(tempfile.mkdtemp(prefix="shellback-bench-", dir=parent))
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def finish(results: Sequence[Result], options: Options, file: Path) -> int:

@@ -27,17 +27,21 @@ SLACK: Final = 64 * 1024
 
 
 class Told(ExitSink):
-    """Counts ends."""
+    """Counts ends; `enough` is set with the last one that is expected."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int) -> None:
         self.sessions: list[str] = []
+        self.enough = asyncio.Event()
+        self._expected = expected
 
     def ended(self, tx: object, session: Session) -> None:  # noqa: ARG002
         self.sessions.append(session.id)
+        if len(self.sessions) == self._expected:
+            self.enough.set()
 
 
 def sleeps(options: Options) -> Mapping[str, Reading]:
-    told = Told()
+    told = Told(SLEEPS)
 
     async def measure(where: Ground) -> Mapping[str, Reading]:
         store = MemorySessionStore(sink=told, limit=UNLIMITED)
@@ -49,13 +53,14 @@ def sleeps(options: Options) -> Mapping[str, Reading]:
                     return await made.launch("sleep 3600")
 
             sessions = await asyncio.gather(*(start() for _ in range(SLEEPS)))
-            alive = sum(session.pid is not None and Path(f"/proc/{session.pid}").exists() for session in sessions)
+            alive = sum(map(_runs, sessions))
             pids = await made.processes()
             pss = [_pss(pid) for pid in pids]
-            terminate(sessions)
-            until = time.monotonic() + 60
-            while len(told.sessions) < SLEEPS and time.monotonic() < until:
-                await asyncio.sleep(0.02)
+            for session in sessions:
+                terminate(session.pid, session.id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(60):
+                    await told.enough.wait()
             await asyncio.sleep(0.2)
             note = f"supervisor {pss[0] / MB:.1f} MB, keeper {pss[1] / MB:.1f} MB"
             # More ends than sessions would be as wrong as fewer.
@@ -66,8 +71,11 @@ def sleeps(options: Options) -> Mapping[str, Reading]:
                 "sleeps callbacks": Reading(measured=once),
             }
 
-    with ground(options.directory) as where:
-        return asyncio.run(measure(where))
+    return asyncio.run(measure(ground(options.directory)))
+
+
+def _runs(session: Session) -> bool:
+    return session.pid is not None and session.id.encode() in Path(f"/proc/{session.pid}/environ").read_bytes()
 
 
 def _pss(pid: int) -> int:
@@ -103,8 +111,7 @@ def throughput(options: Options) -> Mapping[str, Reading]:
                 readings[f"{name} memory"] = Reading(measured=(_peak() - grown_from) / MB)
         return readings
 
-    with ground(options.directory) as free, ground(options.directory) as capped:
-        return asyncio.run(measure(free, capped))
+    return asyncio.run(measure(ground(options.directory), ground(options.directory)))
 
 
 async def _through_us(made: Rig, command: str, size: int) -> float:
@@ -174,9 +181,7 @@ BENCHES = (
         name="sleeps",
         run=sleeps,
         figures=(
-            Figure(
-                name="sleeps started", says=f"of {SLEEPS} background sleeps", unit="", limit=SLEEPS, at_least=True
-            ),
+            Figure(name="sleeps started", says=f"of {SLEEPS} background sleeps", unit="", limit=SLEEPS, at_least=True),
             Figure(
                 name="sleeps memory", says=f"Pss of supervisor + keeper with {SLEEPS} sleeps", unit="MB", limit=20.0
             ),

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ def foreground(options: Options) -> Mapping[str, Reading]:
                 began = time.perf_counter()
                 outcome = await made.run(TRUE)
                 took = time.perf_counter() - began
-                assert outcome.session.end is not None and outcome.session.end.exit_code == 0
+                end = outcome.session.end
+                if end is None or end.exit_code != 0:
+                    raise RuntimeError(f"`{TRUE}` ended with {end}")
                 return took
 
             async def bare() -> float:
@@ -42,12 +44,12 @@ def foreground(options: Options) -> Mapping[str, Reading]:
             ours, theirs = await alternate(options.samples(), through_us, bare)
             return {"foreground": Reading(measured=ms(ours), baseline=ms(theirs))}
 
-    with ground(options.directory) as where:
-        return asyncio.run(measure(where))
+    return asyncio.run(measure(ground(options.directory)))
 
 
 def foreground_durable(options: Options) -> Mapping[str, Reading]:
     import sqlalchemy as sa
+    from sqlalchemy import event
 
     from app.storage import schema
     from app.storage.db import Database
@@ -58,17 +60,16 @@ def foreground_durable(options: Options) -> Mapping[str, Reading]:
         url = f"sqlite:///{file}"
         schema.migrate(url)
         database = Database(url)
-        commits = itertools.count()
         counted = 0
 
         def committed(_conn: sa.Connection) -> None:
             nonlocal counted
-            counted = next(commits) + 1
+            counted += 1
 
         try:
             async with rig(light) as without, rig(durable, SqlSessionStore(database)) as with_claim:
                 await with_claim.run(TRUE)
-                sa.event.listen(sa.Engine, "commit", committed)
+                event.listen(sa.Engine, "commit", committed)
                 first = await _settled_commits(with_claim, lambda: counted)
                 bare = BareCommits(durable.root / "bare.db", file, first)
 
@@ -94,8 +95,8 @@ def foreground_durable(options: Options) -> Mapping[str, Reading]:
                 each = (counted - before) / (samples + warm_up)
                 bare.close()
         finally:
-            if sa.event.contains(sa.Engine, "commit", committed):
-                sa.event.remove(sa.Engine, "commit", committed)
+            if event.contains(sa.Engine, "commit", committed):
+                event.remove(sa.Engine, "commit", committed)
             database.close()
         note = f"{each:g} commits for each call ({first} replayed); without database {ms(light_s):.2f} ms"
         note += f" + {first} bare commits {ms(bare_s):.2f} ms"
@@ -103,11 +104,10 @@ def foreground_durable(options: Options) -> Mapping[str, Reading]:
             raise RuntimeError(f"a call makes {each:g} commits, but {first} were replayed")
         return {"foreground durable": Reading(measured=ms(ours), baseline=ms(light_s + bare_s), note=note)}
 
-    with ground(options.directory) as light, ground(options.directory) as durable:
-        return asyncio.run(measure(light, durable))
+    return asyncio.run(measure(ground(options.directory), ground(options.directory)))
 
 
-async def _settled_commits(made: Rig, count: Any) -> int:
+async def _settled_commits(made: Rig, count: Callable[[], int]) -> int:
     """Commits that one call makes, those after its answer included."""
     before = count()
     await made.run(TRUE)
@@ -162,6 +162,11 @@ class BareCommits:
         self._conn.close()
 
 
+def started(argv: Sequence[str], alike: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """A process without us."""
+    return subprocess.Popen[bytes](argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **alike)
+
+
 def background(options: Options) -> Mapping[str, Reading]:
     async def measure(where: Ground) -> Mapping[str, Reading]:
         async with rig(where) as made:
@@ -176,7 +181,7 @@ def background(options: Options) -> Mapping[str, Reading]:
 
             async def bare() -> float:
                 began = time.perf_counter()
-                process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **alike)
+                process = started(argv, alike)
                 took = time.perf_counter() - began
                 process.wait()
                 return took
@@ -184,8 +189,7 @@ def background(options: Options) -> Mapping[str, Reading]:
             ours, theirs = await alternate(options.samples(), through_us, bare)
             return {"background": Reading(measured=ms(ours), baseline=ms(theirs))}
 
-    with ground(options.directory) as where:
-        return asyncio.run(measure(where))
+    return asyncio.run(measure(ground(options.directory)))
 
 
 def burst(options: Options) -> Mapping[str, Reading]:
@@ -195,8 +199,7 @@ def burst(options: Options) -> Mapping[str, Reading]:
     from benchmarks.rig import UNLIMITED
 
     async def at_once(made: Rig) -> tuple[float, int, int]:
-        warm = await made.run(TRUE)
-        assert warm.session.end is not None
+        await made.run(TRUE)
         await asyncio.sleep(0.2)
         descriptors, threads = _descriptors(), _threads()
         began = time.perf_counter()
@@ -204,13 +207,24 @@ def burst(options: Options) -> Mapping[str, Reading]:
         rate = AT_ONCE / (time.perf_counter() - began)
         await asyncio.sleep(0.2)
         more = _descriptors() - descriptors, _threads() - threads
-        await made.end_all()
         return rate, *more
+
+    def without_us(made: Rig) -> float:
+        argv, alike = made.argv("sleep 600"), made.alike("sleep 600")
+        began = time.perf_counter()
+        processes = [started(argv, alike) for _ in range(AT_ONCE)]
+        rate = AT_ONCE / (time.perf_counter() - began)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+        return rate
 
     async def measure(light: Ground, durable: Ground) -> Mapping[str, Reading]:
         url = f"sqlite:///{durable.home / 'shellback.db'}"
         async with rig(light) as made:
             rate, descriptors, threads = await at_once(made)
+            bare = without_us(made)
         schema.migrate(url)
         database = Database(url)
         try:
@@ -219,14 +233,13 @@ def burst(options: Options) -> Mapping[str, Reading]:
         finally:
             database.close()
         return {
-            "burst": Reading(measured=rate),
+            "burst": Reading(measured=rate, baseline=bare, note="beside it: subprocess.Popen, one after the other"),
             "burst descriptors": Reading(measured=descriptors),
             "burst threads": Reading(measured=threads),
             "burst durable": Reading(measured=with_database),
         }
 
-    with ground(options.directory) as light, ground(options.directory) as durable:
-        return asyncio.run(measure(light, durable))
+    return asyncio.run(measure(ground(options.directory), ground(options.directory)))
 
 
 def _descriptors() -> int:
@@ -247,12 +260,7 @@ def exits(options: Options) -> Mapping[str, Reading]:
 
             async def blocking() -> float:
                 gate = Gate(where.workspace, f"gate-{next(names)}")
-                process = subprocess.Popen(
-                    made.argv(gate.command),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    **made.alike(gate.command),
-                )
+                process = started(made.argv(gate.command), made.alike(gate.command))
                 await gate.reached()
                 began = time.perf_counter()
                 gate.open()
@@ -264,8 +272,7 @@ def exits(options: Options) -> Mapping[str, Reading]:
             ours, theirs = await alternate(options.samples(), through_us, blocking)
             return {"exit known": Reading(measured=ms(ours), baseline=ms(theirs))}
 
-    with ground(options.directory) as where:
-        return asyncio.run(measure(where))
+    return asyncio.run(measure(ground(options.directory)))
 
 
 async def exit_through(made: Rig, name: str) -> float:
@@ -333,9 +340,7 @@ BENCHES = (
                 limit=400.0,
                 at_least=True,
             ),
-            Figure(
-                name="burst descriptors", says=f"descriptors more in the worker for {AT_ONCE}", unit="", limit=0.0
-            ),
+            Figure(name="burst descriptors", says=f"descriptors more in the worker for {AT_ONCE}", unit="", limit=0.0),
             Figure(name="burst threads", says=f"threads more in the worker for {AT_ONCE}", unit="", limit=0.0),
             Figure(name="burst durable", says=f"{AT_ONCE} background starts at once, SQLite", unit="/s"),
         ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 REPEATS: Final = 3
@@ -45,7 +48,7 @@ class Options:
     """How much is measured, and where: `directory` is a file system with room for a few GB."""
 
     quick: bool = False
-    directory: str | None = None
+    directory: Path = Path(tempfile.gettempdir())
 
     def samples(self, full: int = 200) -> int:
         """How many samples a median is of."""
@@ -147,8 +150,6 @@ async def alternate(samples: int, *measures: Callable[[], Awaitable[float]], war
     They take turns, in an order that is reversed each round, so what the machine does meanwhile and
     who comes after whom is the same for all. `warm_up` rounds are not counted.
     """
-    import asyncio
-
     taken: list[list[float]] = [[] for _ in measures]
     for number in range(-warm_up, samples):
         order = range(len(measures)) if number % 2 else reversed(range(len(measures)))

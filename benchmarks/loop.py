@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from benchmarks.calls import exit_through
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms, say
-from benchmarks.rig import UNLIMITED, Gate, Ground, ground, leave, rig, terminate
+from benchmarks.rig import UNLIMITED, Gate, Ground, ground, leave, rig
 
 T = TypeVar("T")
 BATCH: Final = 50
@@ -63,21 +63,7 @@ class Stage:
 
     def _end(self) -> None:
         self.worker.stop()
-        asyncio.run(self._end_supervisor())
-
-    async def _end_supervisor(self) -> None:
-        from app import wiring
-        from app.exec.errors import SupervisorUnreachable
-        from app.storage import sessions
-
-        client = wiring.supervisor_client(self.settings, spawn=False)
-        try:
-            await client.connect()
-            live = self.read(sessions.find, live=True)
-            terminate(live)
-            await leave(client)
-        except SupervisorUnreachable:
-            await client.close()
+        asyncio.run(leave(self.where.home))
 
     def read(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return self.place.database.read_now(fn, *args, **kwargs)
@@ -88,9 +74,7 @@ class Stage:
     def send(self, conversation: str, text: str) -> str:
         from app.work import sending
 
-        sent = self.write(
-            sending.send, self.enqueuer, conversation, text, host_id=self.place.host_id, by="benchmark"
-        )
+        sent = self.write(sending.send, self.enqueuer, conversation, text, host_id=self.place.host_id, by="benchmark")
         return sent.item_id
 
     def turns(self, *ids: str) -> dict[str, Any]:
@@ -98,7 +82,7 @@ class Stage:
         from app.storage.tables import turns
 
         query = sa.select(turns).where(turns.c.id.in_(ids))
-        return {row.id: row for row in self.read(lambda conn: list(conn.execute(query)))}
+        return {row.id: row for row in self.read(_rows, query)}
 
     def until(self, what: str, look: Callable[[], T | None], every_s: float = 0.05) -> T:
         until = time.monotonic() + PATIENCE_S
@@ -112,14 +96,21 @@ class Stage:
         raise TimeoutError(f"waited {PATIENCE_S:.0f} s until {what}")
 
 
+def _rows(conn: sa.Connection, query: sa.Select[Any]) -> list[sa.Row[Any]]:
+    return list(conn.execute(query))
+
+
+def _count(conn: sa.Connection, query: sa.Executable) -> int:
+    return conn.execute(query).scalar_one()
+
+
 @contextlib.contextmanager
 def stage(options: Options, **environ: str) -> Generator[Stage]:
-    with ground(options.directory) as where:
-        made = Stage(where, **environ)
-        try:
-            yield made
-        finally:
-            made.close()
+    made = Stage(ground(options.directory), **environ)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def enqueued(options: Options) -> Mapping[str, Reading]:
@@ -146,18 +137,18 @@ def enqueued(options: Options) -> Mapping[str, Reading]:
 
             (took,) = await alternate(options.samples(), once)
             query = "select count(*) from workflow_status where workflow_uuid like 'EXEC_CALLBACK:%'"
-            items = place.database.read_now(lambda conn: conn.execute(sa.text(query)).scalar_one())
+            items = place.database.read_now(_count, sa.text(query))
             expected = next(count) - 1
             if items != expected:
                 raise RuntimeError(f"{expected} processes ended, {items} items are enqueued")
             return {"exit enqueued": Reading(measured=ms(took))}
 
-    with ground(options.directory) as where:
-        settings = Settings.load(
-            {**plain_environment(), "SHELLBACK_HOME": str(where.home), "WORKSPACE_ROOT": str(where.workspace)}
-        )
-        with wiring.place(settings) as place, wiring.enqueuing(place) as enqueuer:
-            return asyncio.run(measure(where, place, enqueuer))
+    where = ground(options.directory)
+    settings = Settings.load(
+        {**plain_environment(), "SHELLBACK_HOME": str(where.home), "WORKSPACE_ROOT": str(where.workspace)}
+    )
+    with wiring.place(settings) as place, wiring.enqueuing(place) as enqueuer:
+        return asyncio.run(measure(where, place, enqueuer))
 
 
 class Waiting:
@@ -190,10 +181,8 @@ class Waiting:
     def _at_rest(self) -> bool:
         from app.storage.tables import turns
 
-        query = sa.select(sa.func.count()).where(
-            turns.c.outcome.is_(None), turns.c.conversation_id.like("process-%")
-        )
-        return self._on.read(lambda conn: conn.execute(query).scalar_one()) == 0
+        query = sa.select(sa.func.count()).where(turns.c.outcome.is_(None), turns.c.conversation_id.like("process-%"))
+        return self._on.read(_count, query) == 0
 
     def each(self, between: Callable[[], None]) -> list[float]:
         """Let them end one after the other; seconds from each end to the start of the turn it wakes."""

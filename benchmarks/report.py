@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Options, Result, missed
+from benchmarks.harness import Figure, Options, Result, missed
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,10 +33,7 @@ def _noted(result: Result) -> str:
 
 
 def _row(result: Result) -> tuple[str, ...]:
-    figure, best, value = result.figure, result.best, result.value
-    limit = "printed" if figure.limit is None else f"{'>=' if figure.at_least else '<='} {_shown(figure.limit)}"
-    if figure.limit is not None:
-        limit += "x" if figure.compare == "ratio" else f" {figure.unit}".rstrip()
+    figure, best, value, limit = result.figure, result.best, result.value, limit_of(result.figure)
     if best is None or value is None:
         return (figure.name, "-", "-", "-", limit, "MISSED")
     compared = {"ratio": f"{value:.2f}x", "difference": f"{value:+.2f} {figure.unit}", "value": ""}[figure.compare]
@@ -48,6 +45,14 @@ def _row(result: Result) -> tuple[str, ...]:
         limit,
         "ok" if result.ok else "MISSED",
     )
+
+
+def limit_of(figure: Figure) -> str:
+    """The limit as people read it."""
+    if figure.limit is None:
+        return "printed"
+    unit = "x" if figure.compare == "ratio" else f" {figure.unit}".rstrip()
+    return f"{'>=' if figure.at_least else '<='} {_shown(figure.limit)}{unit}"
 
 
 def _shown(number: float) -> str:

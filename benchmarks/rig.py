@@ -7,12 +7,11 @@ import contextlib
 import itertools
 import os
 import select
-import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,7 @@ from app.exec.engine import Engine
 from app.exec.errors import SupervisorUnreachable
 from app.exec.limits import Limits
 from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CallOrigin, EndedBy, Session, SessionId
+from app.exec.model import CallOrigin, Session, SessionId
 from app.exec.outcome import Outcome
 from app.exec.policy import Grant, grant_by_operator
 from app.exec.ports import SessionStore
@@ -43,21 +42,20 @@ class Ground:
     workspace: Path
 
 
-@contextlib.contextmanager
-def ground(directory: str | None = None) -> Generator[Ground]:
-    """Make the directories and remove them at the end."""
-    root = Path(tempfile.mkdtemp(prefix="shellback-bench-", dir=directory))
-    try:
-        made = Ground(root, root / "home", root / "workspace")
-        made.home.mkdir(mode=0o700)
-        made.workspace.mkdir()
-        if os.geteuid() == 0:
-            # Commands run as somebody else then, who has to get there.
-            root.chmod(0o755)
-            os.chown(made.workspace, EXEC_UID, EXEC_UID)
-        yield made
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+def ground(directory: Path) -> Ground:
+    """Make the directories; whoever gave `directory` removes them, all benchmarks being done.
+
+    File systems are slow to reuse what was removed a moment ago, and the next benchmark would pay.
+    """
+    root = Path(tempfile.mkdtemp(dir=directory))
+    made = Ground(root, root / "home", root / "workspace")
+    made.home.mkdir(mode=0o700)
+    made.workspace.mkdir()
+    if os.geteuid() == 0:
+        # Commands run as somebody else then, who has to get there.
+        root.chmod(0o755)
+        os.chown(made.workspace, EXEC_UID, EXEC_UID)
+    return made
 
 
 class Rig:
@@ -97,22 +95,13 @@ class Rig:
         """How the engine executes it, for `subprocess` and asyncio: directory, environment, user, own session."""
         spec, _, _ = self._call(command)
         plan = self.engine.backend.plan(spec, SessionId("baseline"))
-        who = {} if plan.uid is None else {"user": plan.uid, "group": plan.gid, "extra_groups": []}
+        who: dict[str, Any] = {} if plan.uid is None else {"user": plan.uid, "group": plan.gid, "extra_groups": []}
         return {"cwd": plan.cwd, "env": plan.env, "start_new_session": True, "stdin": subprocess.DEVNULL, **who}
 
     async def processes(self) -> tuple[int, int]:
         """Pids of supervisor and keeper."""
         info = await self.client.info()
         return info["pid"], info["keeper_pid"]
-
-    async def end_all(self) -> None:
-        """End what still runs and wait until the store knows."""
-        live = await self.engine.store.list(live=True)
-        terminate(live)
-        for session in live:
-            await self.engine.wait(session.id, up_to=2.0)
-        for session in await self.engine.store.list(live=True):
-            await self.engine.supervised.kill(session.id, by=EndedBy.SHUTDOWN)
 
 
 @contextlib.asynccontextmanager
@@ -134,22 +123,38 @@ async def rig(
     try:
         yield made
     finally:
-        with contextlib.suppress(SupervisorUnreachable):
-            await made.end_all()
-            await leave(client)
         await engine.stop()
+        await leave(where.home)
 
 
-async def leave(client: SupervisorClient) -> None:
-    """Have supervisor and keeper end, and wait until they have."""
-    info = await client.info()
-    watched = [os.pidfd_open(pid) for pid in (info["pid"], info["keeper_pid"]) if pid]
-    await client.stop()
-    await client.close()
-    for pidfd in watched:
-        if not await asyncio.to_thread(_gone, pidfd, 10.0):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        os.close(pidfd)
+async def leave(home: Path) -> None:
+    """Have all commands, supervisor and keeper of a state directory end, and wait until they have."""
+    client = SupervisorClient(home, spawn=False)
+    watched: list[int] = []
+    try:
+        info = await client.connect()
+        watched = [os.pidfd_open(pid) for pid in (info["pid"], info["keeper_pid"]) if pid]
+        await _end_sessions(client)
+        await client.stop()
+    except SupervisorUnreachable:
+        return
+    finally:
+        await client.close()
+        for pidfd in watched:
+            if not await asyncio.to_thread(_gone, pidfd, 10.0):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+
+
+async def _end_sessions(client: SupervisorClient) -> None:
+    """End all that a supervisor runs, also what was being started just now."""
+    until = time.monotonic() + SOON_S
+    while running := await client.list():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{len(running)} processes do not end")
+        for one in running:
+            terminate(one["pid"], one["session_id"])
+        await asyncio.sleep(0.05)
 
 
 def _gone(pidfd: int, seconds: float) -> bool:
@@ -158,18 +163,17 @@ def _gone(pidfd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def terminate(sessions: Sequence[Session]) -> None:
-    """SIGTERM to the process of each session, past the engine; checked to be the session's own."""
-    for session in sessions:
-        if session.pid is None:
-            continue
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError, PermissionError):
-            pidfd = os.pidfd_open(session.pid)
-            try:
-                if session.id.encode() in Path(f"/proc/{session.pid}/environ").read_bytes():
-                    signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-            finally:
-                os.close(pidfd)
+def terminate(pid: int | None, session_id: str) -> None:
+    """SIGTERM to the process of a session, past the engine; checked to be the session's own."""
+    if pid is None:
+        return
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError, PermissionError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            if session_id.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        finally:
+            os.close(pidfd)
 
 
 class Gate:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import itertools
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,8 +26,6 @@ from app.exec.ports import ExitSink, SessionStore
 from app.exec.sessions import Sessions
 from app.exec.supervisor.client import SupervisorClient
 
-_numbers = itertools.count(1)
-
 
 class Told(ExitSink):
     """A sink that remembers whose end it was told."""
@@ -41,10 +39,9 @@ class Told(ExitSink):
 
 def origin(conversation_id: str = "talk", **more: Any) -> CallOrigin:
     """A call that nobody has made yet."""
-    number = next(_numbers)
     return CallOrigin(
         conversation_id=conversation_id,
-        response_run_id=f"run-{number}",
+        response_run_id=uuid.uuid4().hex,
         response_timestamp="2026-01-02T03:04:05.000000+00:00",
         call_index=0,
         tool_call_id="call_1",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import Refused, age, json_option, opened, print_json, table, visible
+from app.cli.shared import Refused, age, json_option, me, opened, print_json, table, utf8, visible
 
 if TYPE_CHECKING:
     from app.work.approvals import Decision, Request
@@ -132,7 +131,7 @@ def approve(request_id: str, as_json: bool) -> None:
 @json_option
 def deny(request_id: str, reason: str | None, as_json: bool) -> None:
     """Do not let it run; the agent is told so, with the reason."""
-    _decide(request_id, "denied", reason, as_json=as_json)
+    _decide(request_id, "denied", reason and utf8(reason, "the reason"), as_json=as_json)
 
 
 def _decide(request_id: str, decision: Decision, note: str | None, *, as_json: bool) -> None:
@@ -144,7 +143,7 @@ def _decide(request_id: str, decision: Decision, note: str | None, *, as_json: b
     elif request.state == decision:
         click.echo(f"{request.id} {request.state}")
     else:
-        raise Refused(f"{request.id} is {request.state}: it was not decided in time. Nothing runs; the agent may ask again")
+        raise Refused(f"{request.id} is {request.state}: it was not decided in time. Nothing runs")
 
 
 def decide_at(where: Any, request_id: str, decision: Decision, *, note: str | None, surface: str) -> Request:
@@ -154,5 +153,5 @@ def decide_at(where: Any, request_id: str, decision: Decision, *, note: str | No
 
     with wiring.enqueuing(where) as enqueuer:
         return where.database.write_now(
-            requests.decide, enqueuer, request_id, decision, by=getpass.getuser(), surface=surface, note=note
+            requests.decide, enqueuer, request_id, decision, by=me(), surface=surface, note=note
         )

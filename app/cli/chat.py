@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import signal
 import sys
 from collections.abc import Generator
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.shared import load_settings, opened
+from app.cli.shared import load_settings, me, opened
 from app.cli.workspace import make_default
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def chat(conversation: str, interrupt: bool) -> None:
             person = sys.stdin.isatty() and sys.stdout.isatty()
             if person:
                 _greet(conversation, settings, ours=ours is not None)
-            talk = Talk(where, conversation, by=getpass.getuser(), interrupt=interrupt, child=ours)
+            talk = Talk(where, conversation, by=me(), interrupt=interrupt, child=ours)
             code = talk.with_a_person() if person else talk.with_a_pipe()
             if person and ours is not None:
                 click.echo("stopping the worker; a turn that runs ends first, processes live on")

@@ -27,9 +27,7 @@ WORKER: Final = (sys.executable, "-P", "-m", "app", "worker", "--while-stdin")
 class WorkerChild:
     """A worker process of ours, which ends when we do. What it logs goes to a file in the state directory."""
 
-    def __init__(
-        self, where: Place, environ: Mapping[str, str] | None = None, argv: Sequence[str] = WORKER
-    ) -> None:
+    def __init__(self, where: Place, environ: Mapping[str, str] | None = None, argv: Sequence[str] = WORKER) -> None:
         self._log: IO[bytes] = _log_file(where.home / "worker.log")
         self.process = subprocess.Popen(
             argv,
@@ -109,13 +107,13 @@ def worker_lives(where: Place) -> bool:
     from app.storage.tables import workers
     from app.work.sweep import HEARTBEAT_DEAD_S
 
-    def ask(conn: sa.Connection) -> Sequence[sa.Row[tuple[int, str]]]:
+    def ask(conn: sa.Connection) -> list[tuple[int, str]]:
         query = sa.select(workers.c.pid, workers.c.boot_id).where(
             workers.c.host_id == where.host_id,
             workers.c.stopped_at.is_(None),
             workers.c.heartbeat_at > time.time() - HEARTBEAT_DEAD_S,
         )
-        return conn.execute(query).all()
+        return [(row.pid, row.boot_id) for row in conn.execute(query)]
 
     return any(boot == boot_id() and Path(f"/proc/{pid}").exists() for pid, boot in where.database.read_now(ask))
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from app.cli.shared import json_option, print_json
+from app.cli.shared import Refused, json_option, print_json
 
 EXEC_UID: Final = 65534
 
@@ -39,7 +39,7 @@ def demo(as_json: bool, keep: bool, yes: bool) -> None:
         print_json(facts)
     wrong = [name for name, held in facts["checks"].items() if not held]
     if wrong:
-        raise click.ClickException(f"the tour did not go as promised: {', '.join(wrong)}")
+        raise Refused(f"the tour did not go as promised: {', '.join(wrong)}")
 
 
 @contextlib.contextmanager

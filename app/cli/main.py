@@ -15,7 +15,7 @@ COMMANDS: Final = {
     "send": ("app.cli.send", "Send one message, and wait for the answer if asked to."),
     "approvals": ("app.cli.approvals", "List, show, approve or deny what waits for a person."),
     "ps": ("app.cli.processes", "List processes that the agents started."),
-    "logs": ("app.cli.processes", "Show what a process printed."),
+    "logs": ("app.cli.logs", "Show what a process printed."),
     "kill": ("app.cli.processes", "End a process and everything it started."),
     "migrate": ("app.cli.migrate", "Create or upgrade the tables."),
     "doctor": ("app.cli.doctor", "Say what works here, what does not, and how to mend it."),
@@ -49,23 +49,25 @@ class Lazy(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Settings come from the environment and from .env; .env.example explains each. "
     "Exit codes: 0 done, 2 cannot be done (the message says why and what to do), "
-    "3 waiting for approval, 4 set aside.",
+    "3 waiting for approval, 4 set aside, 130 stopped by Ctrl-C.",
 )
 @click.version_option(package_name="shellback")
 def cli() -> None:
     """Shell tools for queued agents: start a worker, talk to the agent, approve what it wants to run.
 
     \b
-      shellback demo                      see it work, nothing to set up
-      ENABLE_EXECUTE=true shellback chat  talk to the agent; starts a worker if none runs
-      shellback approvals list            what waits for you
-      shellback ps                        what runs
+      shellback demo                       see it work, nothing to set up
+      ENABLE_EXECUTE=true shellback chat   talk to the agent; starts a worker if none runs
+      shellback send -c build --wait TEXT  one message, from a script
+      shellback approvals list             what waits for you
+      shellback ps                         what runs
+      shellback doctor                     what is wrong, and how to mend it
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
 
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Run the command line and exit: errors we know end as one line and code 2, never as a stack trace."""
-    from app.cli.shared import known_error
+    from app.cli.shared import CANNOT, known_error
 
     try:
         cli.main(args=list(argv) if argv is not None else None, prog_name="shellback", standalone_mode=False)
@@ -75,15 +77,12 @@ def main(argv: Sequence[str] | None = None) -> Any:
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
     except Exception as error:
         text = known_error(error)
         if text is None:
             raise
         click.echo(f"shellback: {text}", err=True)
-        sys.exit(2)
+        sys.exit(CANNOT)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import json_option, opened, print_json, visible
+from app.cli.shared import PENDING, SET_ASIDE, Refused, json_option, me, opened, print_json, utf8, visible
 
-PENDING, SET_ASIDE = 3, 4
+if TYPE_CHECKING:
+    from app.storage.db import Database
+    from app.work.sending import Sent
+
+NO_WORKER: Final = "no worker of this host runs; start one with `shellback worker`"
 
 
 @click.command()
@@ -43,12 +46,15 @@ def send(
 
     \b
       shellback send -c build --wait '$ make -j4 &'
+      shellback send -c build --priority low 'Look at the warnings when there is time.'
+      git log -3 | shellback send -c review --wait --json -
     """  # noqa: D301
     from app import wiring
+    from app.cli.children import worker_lives
     from app.work import sending
     from app.work.items import Priority
 
-    body = sys.stdin.read() if text == "-" else text
+    body = _from_stdin() if text == "-" else utf8(text, "the message")
     with opened() as where:
         with wiring.enqueuing(where) as enqueuer:
             sent = where.database.write_now(
@@ -60,7 +66,7 @@ def send(
                 priority=Priority[priority.upper()],
                 waiting=wait,
                 interrupt=interrupt,
-                by=getpass.getuser(),
+                by=me(),
             )
         facts: dict[str, Any] = {
             "conversation": conversation,
@@ -69,43 +75,49 @@ def send(
             "blocked": sent.blocked,
         }
         code = 0
+        alone = not worker_lives(where)
+        if wait and alone:
+            click.echo(f"{NO_WORKER}; waiting for one", err=True)
         if wait:
-            code = _wait(where.database, sent.item_id, conversation, timeout, facts)
-    _print(facts, as_json=as_json, wait=wait)
+            code = _wait(where.database, sent, timeout, facts)
+    _print(facts, as_json=as_json)
+    if alone and not wait:
+        click.echo(NO_WORKER, err=True)
     sys.exit(code)
 
 
-def _wait(database: Any, item_id: str, conversation: str, timeout: float, facts: dict[str, Any]) -> int:
-    from app.work import sending
+def _wait(database: Database, sent: Sent, timeout: float, facts: dict[str, Any]) -> int:
+    from app.cli.waiting import Waiting
 
+    waiting = Waiting(database, sent)
     deadline = time.monotonic() + timeout
-    while True:
-        heard = database.read_now(sending.heard, item_id, conversation)
-        if heard.outcome in {"answered", "failed"} and heard.answer is not None:
-            facts |= {"outcome": heard.outcome, "answer": heard.answer}
-            return 0
-        if heard.blocked == "approval":
-            facts |= {"outcome": "pending_approval", "approvals": database.read_now(_pending, conversation)}
-            return PENDING
-        if heard.blocked == "set_aside":
-            facts["outcome"] = "set_aside"
-            return SET_ASIDE
+    while (fate := waiting.look()) is None:
         if time.monotonic() > deadline:
-            raise click.ClickException(
-                f"no answer within {timeout:g} s; the message is kept (item {item_id}). "
-                "Does a worker run? `shellback doctor` says so."
+            raise Refused(
+                f"no answer within {timeout:g} s. The message is kept (item {sent.item_id}) and will be heard; "
+                "`shellback doctor` says whether a worker runs"
             )
         time.sleep(0.05)
+    facts["outcome"] = fate
+    match fate:
+        case "pending_approval":
+            facts["approvals"] = [{"id": one.id, "tool": one.tool_name, **one.display} for one in waiting.requests]
+            return PENDING
+        case "set_aside":
+            return SET_ASIDE
+        case _:
+            facts["answer"] = waiting.answer
+            return 0
 
 
-def _pending(conn: Any, conversation: str) -> list[dict[str, Any]]:
-    from app.work import approvals
+def _from_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise Refused("the message on standard input is not UTF-8: give it as UTF-8 text") from None
 
-    found = approvals.find(conn, conversation_id=conversation, state="pending")
-    return [{"id": request.id, "tool": request.tool_name, **request.display} for request in found]
 
-
-def _print(facts: dict[str, Any], *, as_json: bool, wait: bool) -> None:
+def _print(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     elif facts.get("outcome") in {"answered", "failed"}:
@@ -119,7 +131,7 @@ def _print(facts: dict[str, Any], *, as_json: bool, wait: bool) -> None:
     elif facts.get("outcome") == "set_aside":
         click.echo("this conversation is set aside after failed turns; write again to try again", err=True)
     else:
-        click.echo(f"kept as {facts['item']}" + ("" if wait else "; a worker will take it up"))
+        click.echo(f"kept as {facts['item']}")
         if facts["pending_approvals"]:
             click.echo(
                 f"{facts['pending_approvals']} call(s) wait for approval; the message is heard after them. "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import getpass
 import json
+import os
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -77,6 +79,27 @@ def _in_a_driver(error: Exception) -> str | None:
         failure = failure_of(error, normalised(load_settings().database_url))
         return str(failure.error) if failure is not None else None
     return None
+
+
+def me() -> str:
+    """The name of whoever runs this program, for the record."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name
+        return f"uid {os.geteuid()}"
+
+
+def utf8(text: str, what: str) -> str:
+    """`text` as it came from a command line, if it was UTF-8 there.
+
+    Raises:
+        Refused: It was not.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused(f"{what} is not UTF-8: give it as UTF-8 text") from None
+    return text
 
 
 def load_settings() -> Settings:

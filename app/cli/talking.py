@@ -13,6 +13,7 @@ from app.cli.children import worker_lives
 from app.cli.following import Events
 from app.cli.shared import PENDING, SET_ASIDE, Refused, visible
 from app.cli.terminal import PROMPT, Lines, Screen, kept_terminal
+from app.cli.waiting import Waiting
 from app.work import approvals, sending, stream
 from app.work.errors import WorkError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from app.cli.children import WorkerChild
     from app.wiring import Place
     from app.work.approvals import Decision, Request
+    from app.work.sending import Sent
     from app.work.stream import Event
 
 LOOK_S: Final = 0.1
@@ -30,9 +32,7 @@ HOW: Final = "  y runs exactly this, once; n, or n and a reason, denies it; anyt
 class Talk:
     """Sends, asks and shows. Whatever it is doing, ending it ends nothing of the conversation."""
 
-    def __init__(
-        self, where: Place, conversation: str, *, by: str, interrupt: bool, child: WorkerChild | None
-    ) -> None:
+    def __init__(self, where: Place, conversation: str, *, by: str, interrupt: bool, child: WorkerChild | None) -> None:
         self._where = where
         self._conversation = conversation
         self._by = by
@@ -81,16 +81,19 @@ class Talk:
 
     def _take(self, line: str) -> None:
         word, _, reason = line.partition(" ")
-        if self._asked and line.lower() in {"y", "yes"}:
-            self._decide(self._asked, "approved", None)
-        elif self._asked and word.lower() in {"n", "no"}:
-            self._decide(self._asked, "denied", reason.strip() or None)
-        elif line:
-            self._send(line)
-            if self._asked and not self._interrupt:
-                self._screen.line("  kept; it is heard after your y or n")
+        try:
+            if self._asked and line.lower() in {"y", "yes"}:
+                self._decide(self._asked, "approved", None)
+            elif self._asked and word.lower() in {"n", "no"}:
+                self._decide(self._asked, "denied", reason.strip() or None)
+            elif line:
+                self._send(line)
+                if self._asked and not self._interrupt:
+                    self._screen.line("  kept; it is heard after your y or n")
+        except WorkError as error:
+            self._screen.line(f"  {error}")
 
-    def _send(self, line: str) -> str:
+    def _send(self, line: str) -> Sent:
         with wiring.enqueuing(self._where) as enqueuer:
             sent = self._where.database.write_now(
                 sending.send,
@@ -102,25 +105,22 @@ class Talk:
                 by=self._by,
             )
         self._own.add(sent.item_id)
-        return sent.item_id
+        return sent
 
-    def _answer_to(self, item_id: str) -> int:
-        while True:
-            heard = self._where.database.read_now(sending.heard, item_id, self._conversation)
+    def _answer_to(self, sent: Sent) -> int:
+        waiting = Waiting(self._where.database, sent)
+        while (fate := waiting.look()) is None:
             self._show_news()
-            if heard.answer is not None:
-                return 0
-            if heard.blocked is not None:
-                return PENDING if heard.blocked == "approval" else SET_ASIDE
             self._look_for_the_worker()
             time.sleep(LOOK_S)
+        self._show_news()
+        return {"pending_approval": PENDING, "set_aside": SET_ASIDE}.get(fate, 0)
 
     def _decide(self, request_id: str, decision: Decision, note: str | None) -> None:
         try:
             decide_at(self._where, request_id, decision, note=note, surface="chat")
-        except WorkError as error:
-            self._screen.line(f"  {error}")
-        self._ask_next()
+        finally:
+            self._ask_next()
 
     def _ask_next(self) -> None:
         """Ask for one call at a time, so that a `y` is always about the one that was shown last."""
@@ -157,7 +157,7 @@ class Talk:
         for event in self._events.new():
             self._show(event)
 
-    def _show(self, event: Event) -> None:
+    def _show(self, event: Event) -> None:  # noqa: C901 - a table of kinds
         payload: dict[str, Any] = event.payload
         match event.kind:
             case "message" if event.turn_id not in self._own:
@@ -165,7 +165,9 @@ class Talk:
             case "text":
                 self._screen.piece(visible(payload["text"]))
             case "tool_call":
-                self._screen.line(f"  → {payload['tool']} {visible(str(payload['args'].get('command', payload['args'])))}")
+                self._screen.line(
+                    f"  → {payload['tool']} {visible(str(payload['args'].get('command', payload['args'])))}"
+                )
             case "approval" if self._asked is None:
                 self._ask_next()
             case "decision":

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import queue
 import sys
 import termios
 import threading
 from collections.abc import Generator
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
+
+if TYPE_CHECKING:
+    import io
 
 PROMPT: Final = "> "
 _CLEAR: Final = "\r\x1b[K"
@@ -24,6 +28,8 @@ class Lines:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._wanted = threading.Semaphore(0)
         self.reading = False
+        # Text of any encoding is taken; what is not UTF-8 in it is marked, and never ends the thread.
+        cast("io.TextIOWrapper[Any]", sys.stdin).reconfigure(errors="replace")
         threading.Thread(target=self._read, daemon=True).start()
 
     def want(self) -> None:
@@ -91,9 +97,9 @@ class Screen:
         """Nothing more for now: show what is being typed, or ask for a line."""
         if self._midline:
             return
-        if self._hidden:
+        if self._hidden and self._lines.reading:
             click.echo(PROMPT + _being_typed(), nl=False)
-            self._hidden = False
+        self._hidden = False
         self._lines.want()
 
     def _hide(self) -> None:
@@ -114,7 +120,7 @@ def _being_typed() -> str:
 def kept_terminal() -> Generator[None]:
     """Give the terminal back as it was, also when a line is being edited at the end."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - being imported, it edits what `input` reads
+        importlib.import_module("readline")  # being there, it edits what `input` reads
     before = termios.tcgetattr(sys.stdin.fileno())
     try:
         yield

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from app import wiring
 from app.cli.children import WorkerChild
-from app.cli.shared import visible
+from app.cli.shared import Refused, visible
 from app.exec.errors import SupervisorUnreachable
 from app.exec.model import Session
 from app.settings import Settings, plain_environment
@@ -80,7 +80,7 @@ class Tour:
         self._stack.close()
 
     def walk(self) -> dict[str, Any]:
-        """The whole tour; returns its facts. Raises click.ClickException when something does not come."""
+        """The whole tour; returns its facts. Raises Refused when something does not come."""
         facts: dict[str, Any] = {}
         self._a_message(facts)
         self._an_approval(facts)
@@ -196,7 +196,7 @@ class Tour:
     def _approve(self, request: Request) -> None:
         self._say(f"   ? {request.tool_name}: {request.display.get('command')}")
         if self._ask and not click.confirm("   run exactly this, once?", default=True):
-            raise click.ClickException("denied; the tour ends here, and nothing has run")
+            raise Refused("denied; the tour ends here, and nothing has run")
         self._where.database.write_now(
             approvals.decide, self._enqueuer, request.id, "approved", by="demo", surface="demo"
         )
@@ -242,9 +242,9 @@ class Tour:
             if found:
                 return found
             if self._workers and self._workers[-1].process.poll() is not None:
-                raise click.ClickException(f"the worker ended while waiting until {what}; see {self._where.home}")
+                raise Refused(f"the worker ended while waiting until {what}; see {self._where.home}")
             time.sleep(0.05)
-        raise click.ClickException(f"waited {PATIENCE_S:.0f} s until {what}, in vain (run with --keep to look)")
+        raise Refused(f"waited {PATIENCE_S:.0f} s until {what}, in vain (run with --keep to look)")
 
     async def _supervisor_pid(self) -> int:
         client = wiring.supervisor_client(self._settings, spawn=False)

@@ -35,6 +35,8 @@ class Ends:
         self._acknowledge = acknowledge
         self._recording: dict[SessionId, asyncio.Task[None]] = {}
         self._waiting: dict[SessionId, set[asyncio.Future[Session | None]]] = {}
+        self.inline: set[SessionId] = set()
+        """Sessions whose starting call waits for the end, so that recording it settles it."""
 
     def received(self, session_id: SessionId, end: SessionEnd) -> None:
         """Take an end; returns at once. The same end again while it is being recorded changes nothing."""
@@ -100,7 +102,7 @@ class Ends:
         while True:
             try:
                 reach("exit.finishing")
-                return await self._store.finish(session_id, end)
+                return await self._store.finish(session_id, end, told_inline=session_id in self.inline)
             except SessionNotFound:
                 log.warning("session %s has ended, but this database does not know it; left unacknowledged", session_id)
                 return None

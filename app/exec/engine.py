@@ -47,6 +47,8 @@ from app.exec.supervisor.crashpoints import reach
 log = logging.getLogger(__name__)
 
 GIVE_UP_S: Final = 15.0
+SHORT_S: Final = 0.1
+"""A foreground command that ends sooner is never recorded as running: that would be a commit for nobody."""
 """How long after its timeout the end of a foreground command is still waited for."""
 
 
@@ -249,6 +251,7 @@ class Engine:
         if session.end is not None or session.delivery is not Delivery.INLINE:
             return await self._told(session)
         ended = self._ends.expect(session.id)
+        self._ends.inline.add(session.id)
         try:
             session = await self._running(session, spec)
             if session.end is None:
@@ -257,9 +260,10 @@ class Engine:
                     return await self._handed_over(session)
                 session = end
         except asyncio.CancelledError:
-            self._do_later(self.store.hand_over(session.id))
+            self._do_later(self._left(session))
             raise
         finally:
+            self._ends.inline.discard(session.id)
             self._ends.forget(session.id, ended)
         return await self._told(session)
 
@@ -284,9 +288,21 @@ class Engine:
         if seen.pid is None:
             return await self._recovery.follow(session, seen) or session
         started_at = seen.started_at or self._clock()
-        await self.store.started(session.id, pid=seen.pid, started_at=started_at)
-        reach("started.recorded")
-        return replace(session, state=SessionState.RUNNING, pid=seen.pid, started_at=started_at)
+        session = replace(session, state=SessionState.RUNNING, pid=seen.pid, started_at=started_at)
+        if session.id in self._ends.inline:
+            asyncio.get_running_loop().call_later(SHORT_S, self._still_running, session)
+        else:
+            await self._note_running(session)
+        return session
+
+    def _still_running(self, session: Session) -> None:
+        if session.id in self._ends.inline and self.started:
+            self._do_later(self._note_running(session))
+
+    async def _note_running(self, session: Session) -> None:
+        if session.pid is not None and session.started_at is not None:
+            await self.store.started(session.id, pid=session.pid, started_at=session.started_at)
+            reach("started.recorded")
 
     async def _waited(
         self, ended: asyncio.Future[Session | None], timeout_s: float, yield_after: float | None
@@ -302,8 +318,14 @@ class Engine:
         finally:
             timer.cancel()
 
-    async def _handed_over(self, session: Session) -> Outcome:
+    async def _left(self, session: Session) -> None:
+        """Nobody waits for it any more: a callback tells its end."""
+        await self._note_running(session)
         await self.store.hand_over(session.id)
+
+    async def _handed_over(self, session: Session) -> Outcome:
+        self._ends.inline.discard(session.id)
+        await self._left(session)
         return await self._told(await self.store.get(session.id) or session)
 
     async def _told(self, session: Session) -> Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,18 +35,20 @@ class MemorySessionStore(SessionStore):
         self._limit = limit
         self._sessions: dict[SessionId, Session] = {}
         self._calls: dict[CallKey, _Call] = {}
+        self._live: Counter[str] = Counter()
 
     async def claim(self, session: Session) -> Session:
         existing = self._sessions.get(session.id)
         if existing is not None:
             return existing
-        live = sum(other.live for other in self._of(session.conversation_id))
+        live = self._live[session.conversation_id]
         if live >= self._limit:
             raise LimitReached(
                 f"this conversation has {live} live sessions and {self._limit} is the limit; "
                 "end one with process_kill first"
             )
         self._sessions[session.id] = session
+        self._live[session.conversation_id] += 1
         return session
 
     async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
@@ -54,7 +57,7 @@ class MemorySessionStore(SessionStore):
             running = replace(session, state=SessionState.RUNNING, pid=pid, started_at=started_at)
             self._sessions[session_id] = running
 
-    async def finish(self, session_id: SessionId, end: SessionEnd) -> Session:
+    async def finish(self, session_id: SessionId, end: SessionEnd, *, told_inline: bool = False) -> Session:
         session = self._sessions.get(session_id)
         if session is None:
             raise SessionNotFound(session_id)
@@ -62,9 +65,11 @@ class MemorySessionStore(SessionStore):
             if session.state is SessionState.LOST and end.state is not SessionState.LOST:
                 log.warning("session %s was given up as lost and has now ended: %s", session_id, end)
             return session
-        ended = replace(session, state=end.state, end=end)
+        settles = told_inline and session.delivery is Delivery.INLINE
+        ended = replace(session, state=end.state, end=end, delivery=Delivery.SETTLED if settles else session.delivery)
         self._tell(ended)
         self._sessions[session_id] = ended
+        self._live[session.conversation_id] -= 1
         return ended
 
     async def settle_inline(self, session_id: SessionId) -> bool:

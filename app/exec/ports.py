@@ -44,8 +44,10 @@ class SessionStore(Protocol):
         """Move a claimed session to `running`; repeating it, or an ended session, changes nothing."""
         ...
 
-    async def finish(self, session_id: SessionId, end: SessionEnd) -> Session:
+    async def finish(self, session_id: SessionId, end: SessionEnd, *, told_inline: bool = False) -> Session:
         """Record the end once and tell the sink if the delivery is `callback`; repeats return the first end.
+
+        `told_inline` says that a call waits for it: a delivery that is still `inline` becomes `settled` with it.
 
         Raises:
             SessionNotFound: No session has this id.

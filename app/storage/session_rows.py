@@ -48,6 +48,7 @@ ENDED: Final = (
     .where(_id)
     .values(
         state=sa.bindparam("new_state"),
+        delivery=sa.bindparam("new_delivery"),
         end=sa.bindparam("new_end", type_=sessions.c.end.type),
         ended_at=sa.bindparam("new_ended_at"),
     )

@@ -63,8 +63,8 @@ class SqlSessionStore(SessionStore):
     async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
         await self._database.write(started, session_id, pid=pid, started_at=started_at)
 
-    async def finish(self, session_id: SessionId, end: SessionEnd) -> Session:
-        return await self._database.write(finish, session_id, end, self._sink)
+    async def finish(self, session_id: SessionId, end: SessionEnd, *, told_inline: bool = False) -> Session:
+        return await self._database.write(finish, session_id, end, self._sink, told_inline=told_inline)
 
     async def settle_inline(self, session_id: SessionId) -> bool:
         return await self._database.write(settle_inline, session_id)
@@ -116,8 +116,17 @@ def started(conn: sa.Connection, session_id: SessionId, *, pid: int, started_at:
     conn.execute(rows.STARTED, {"key": session_id, "new_pid": pid, "new_started_at": started_at})
 
 
-def finish(conn: sa.Connection, session_id: SessionId, end: SessionEnd, sink: ExitSink | None = None) -> Session:
+def finish(
+    conn: sa.Connection,
+    session_id: SessionId,
+    end: SessionEnd,
+    sink: ExitSink | None = None,
+    *,
+    told_inline: bool = False,
+) -> Session:
     """Record the first end and tell the sink if the delivery is `callback`; later ends change nothing.
+
+    With `told_inline` a delivery that is still `inline` becomes `settled` in the same transaction.
 
     Raises:
         SessionNotFound: No session has this id.
@@ -129,8 +138,14 @@ def finish(conn: sa.Connection, session_id: SessionId, end: SessionEnd, sink: Ex
         if session.state is SessionState.LOST and end.state is not SessionState.LOST:
             log.warning("session %s was given up as lost and has now ended: %s", session_id, end)
         return session
-    ended = replace(session, state=end.state, end=end)
-    changes = {"new_state": end.state.value, "new_end": rows.end_to_json(end), "new_ended_at": end.ended_at}
+    settles = told_inline and session.delivery is Delivery.INLINE
+    ended = replace(session, state=end.state, end=end, delivery=Delivery.SETTLED if settles else session.delivery)
+    changes = {
+        "new_state": end.state.value,
+        "new_delivery": ended.delivery.value,
+        "new_end": rows.end_to_json(end),
+        "new_ended_at": end.ended_at,
+    }
     conn.execute(rows.ENDED, {"key": session_id, **changes})
     if sink is not None and ended.delivery is Delivery.CALLBACK:
         sink.ended(conn, ended)

@@ -215,6 +215,29 @@ def test_an_inline_end_is_told_only_when_handed_over(store: SessionStore, sink: 
     asyncio.run(run())
 
 
+def test_an_end_that_a_call_waits_for_is_settled_with_it(store: SessionStore, sink: RecordingSink) -> None:
+    async def run() -> None:
+        session = await store.claim(a_session(delivery=Delivery.INLINE))
+        ended = await store.finish(session.id, EXITED, told_inline=True)
+        assert ended.delivery is Delivery.SETTLED
+        assert not await store.hand_over(session.id)
+        assert sink.told == []
+
+    asyncio.run(run())
+
+
+def test_a_call_that_waits_for_an_end_handed_over_before_leaves_it_to_the_callback(
+    store: SessionStore, sink: RecordingSink
+) -> None:
+    async def run() -> None:
+        session = await store.claim(a_session(delivery=Delivery.INLINE))
+        assert await store.hand_over(session.id)
+        ended = await store.finish(session.id, EXITED, told_inline=True)
+        assert sink.told == [ended]
+
+    asyncio.run(run())
+
+
 def test_a_session_handed_over_while_live_is_told_when_it_ends(store: SessionStore, sink: RecordingSink) -> None:
     async def run() -> None:
         session = await store.claim(a_session(delivery=Delivery.INLINE))

@@ -42,11 +42,11 @@ class FailingStore(MemorySessionStore):
         super().__init__(**more)
         self.failures = failures
 
-    async def finish(self, session_id: SessionId, end: SessionEnd) -> Session:
+    async def finish(self, session_id: SessionId, end: SessionEnd, *, told_inline: bool = False) -> Session:
         if self.failures:
             self.failures -= 1
             raise ConnectionError("the database is away")
-        return await super().finish(session_id, end)
+        return await super().finish(session_id, end, told_inline=told_inline)
 
 
 async def claimed(engine: Engine, command: str, **changes: Any) -> tuple[Session, CallOrigin]:
@@ -149,10 +149,10 @@ async def test_ends_of_other_sessions_do_not_wait_for_one_that_fails(tmp_path: P
         stuck = await launch(engine, "read -r _; exit 1", keep_stdin_open=True)
         finish, gate = store.finish, asyncio.Event()
 
-        async def slow(session_id: SessionId, end: SessionEnd) -> Session:
+        async def slow(session_id: SessionId, end: SessionEnd, *, told_inline: bool = False) -> Session:
             if session_id == stuck.id:
                 await gate.wait()
-            return await finish(session_id, end)
+            return await finish(session_id, end, told_inline=told_inline)
 
         store.finish = slow
         await Sessions(engine, "talk").write(stuck.id, b"\n", origin(), tool="process_write")

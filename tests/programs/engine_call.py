@@ -17,14 +17,6 @@ from app.exec.supervisor.client import SupervisorClient
 from app.storage.db import Database
 from app.storage.sessions import SqlSessionStore
 
-ORIGIN = CallOrigin(
-    conversation_id="talk",
-    response_run_id="run",
-    response_timestamp="2026-01-02T03:04:05.000000+00:00",
-    call_index=0,
-    tool_call_id="call_1",
-)
-
 
 class FileSink(ExitSink):
     def __init__(self, path: Path) -> None:
@@ -43,7 +35,14 @@ async def main(home: Path, workspace: Path, url: str) -> None:
         spec = command_spec(
             command="echo x >> nonce; exit 7", background=True, workspace=engine.workspace, limits=engine.limits
         )
-        session = await engine.launch(spec, ORIGIN, grant_by_operator(proposal_for(spec, engine.backend), "test"))
+        origin = CallOrigin(
+            conversation_id="talk",
+            response_run_id=str(home),
+            response_timestamp="2026-01-02T03:04:05.000000+00:00",
+            call_index=0,
+            tool_call_id="call_1",
+        )
+        session = await engine.launch(spec, origin, grant_by_operator(proposal_for(spec, engine.backend), "test"))
         await engine.wait(session.id, up_to=20)
         await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]
     database.close()

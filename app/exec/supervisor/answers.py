@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from app.exec.errors import (
-    ExecError,
-    InvalidCommand,
-    LimitReached,
-    PtyError,
-    SessionNotFound,
-    SpawnFailed,
-    SupervisorUnreachable,
-    TaskCompleted,
-)
 from app.exec.supervisor.protocol import ExitRecord, Message
 
 
@@ -70,29 +60,3 @@ def known(status: Message) -> StartAnswer:
             return StartAnswer(outcome="start_failed", record=status["record"])
         case _:
             return StartAnswer(outcome="already", status=status)
-
-
-def checked(answer: Message, message: Message) -> Message:
-    if answer["ok"]:
-        return answer
-    raise _error(str(answer["error"]), str(answer["message"]), str(message.get("session_id", "")))
-
-
-_ERRORS: Final[dict[str, type[ExecError]]] = {
-    "descriptors": LimitReached,
-    "busy": LimitReached,
-    "no_pty": PtyError,
-    "no_stdin": InvalidCommand,
-    "bad_request": InvalidCommand,
-    "unknown_op": SupervisorUnreachable,
-    "unsupported_version": SupervisorUnreachable,
-    "malformed": SupervisorUnreachable,
-}
-
-
-def _error(code: str, text: str, session_id: str) -> ExecError:
-    if code == "not_found":
-        return SessionNotFound(session_id)
-    if code == "ended":
-        return TaskCompleted(session_id, "it is over")
-    return _ERRORS.get(code, SpawnFailed)(text)

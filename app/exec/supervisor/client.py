@@ -11,7 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
-from app.exec.errors import InputUnknown, SupervisorUnreachable
+from app.exec.errors import (
+    ExecError,
+    InputUnknown,
+    InvalidCommand,
+    LimitReached,
+    PtyError,
+    SessionNotFound,
+    SpawnFailed,
+    SupervisorUnreachable,
+    TaskCompleted,
+)
 from app.exec.supervisor import answers, launch
 from app.exec.supervisor.answers import Killed, StartAnswer, Written
 from app.exec.supervisor.connection import Connection, Lost
@@ -20,7 +30,6 @@ from app.exec.supervisor.protocol import VERSION, ExitRecord, Message, StartRequ
 __all__ = ["Killed", "StartAnswer", "SupervisorClient", "Written"]
 
 CONNECT_S: Final = 15.0
-_ATTEMPTS: Final = 8
 _NO_ANSWER_S: Final = 30.0
 
 
@@ -102,7 +111,7 @@ class SupervisorClient:
             raise
         try:
             hello: Message = {"op": "hello", "version": VERSION, "watch": self.on_exit is not None}
-            answer = await asyncio.wait_for(connection.ask(hello), 5.0)
+            answer = await connection.ask(hello, 5.0)
         except BaseException:
             connection.close()
             raise
@@ -152,10 +161,11 @@ class SupervisorClient:
 
     async def _ask(self, message: Message, *, limit_s: float = _NO_ANSWER_S) -> Message:
         """Ask until answered; only for what may be asked again."""
-        for _ in range(_ATTEMPTS):
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
             connection = await self._connected()
             try:
-                return await asyncio.wait_for(connection.ask(message), limit_s)
+                return await connection.ask(message, limit_s)
             except Lost:
                 continue
             except TimeoutError:
@@ -163,7 +173,7 @@ class SupervisorClient:
         raise SupervisorUnreachable("the supervisor ends again and again; its log is in the state directory")
 
     async def _act(self, message: Message, *, limit_s: float = _NO_ANSWER_S) -> Message:
-        return answers.checked(await self._ask(message, limit_s=limit_s), message)
+        return _checked(await self._ask(message, limit_s=limit_s), message)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -180,10 +190,11 @@ class SupervisorClient:
             SupervisorUnreachable: It is not known whether the command was started; `status` will tell.
         """
         message = {"op": "start", **request.to_wire()}
-        for _ in range(_ATTEMPTS):
+        until = time.monotonic() + _NO_ANSWER_S
+        while time.monotonic() < until:
             connection = await self._connected()
             try:
-                answer = await asyncio.wait_for(connection.ask(message), _NO_ANSWER_S)
+                answer = await connection.ask(message, _NO_ANSWER_S)
             except Lost:
                 status = await self.status(request.session_id)
                 if status["state"] != "unknown":
@@ -231,16 +242,16 @@ class SupervisorClient:
         message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
         connection = await self._connected()
         try:
-            answer = await asyncio.wait_for(connection.ask(message), _NO_ANSWER_S)
+            answer = await connection.ask(message, _NO_ANSWER_S)
         except (Lost, TimeoutError):
             again = await self._same(connection) if key else None
             if again is None:
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
             try:
-                answer = await asyncio.wait_for(again.ask(message), _NO_ANSWER_S)
+                answer = await again.ask(message, _NO_ANSWER_S)
             except (Lost, TimeoutError):
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
-        answer = answers.checked(answer, message)
+        answer = _checked(answer, message)
         return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
 
     async def _same(self, connection: Connection) -> Connection | None:
@@ -271,3 +282,29 @@ class SupervisorClient:
     async def stop(self) -> int:
         """Have supervisor and keeper end as soon as no session is left; returns how many there are."""
         return int((await self._act({"op": "stop"}))["live"])
+
+
+def _checked(answer: Message, message: Message) -> Message:
+    if answer["ok"]:
+        return answer
+    raise _error(str(answer["error"]), str(answer["message"]), str(message.get("session_id", "")))
+
+
+_ERRORS: Final[dict[str, type[ExecError]]] = {
+    "descriptors": LimitReached,
+    "busy": LimitReached,
+    "no_pty": PtyError,
+    "no_stdin": InvalidCommand,
+    "bad_request": InvalidCommand,
+    "unknown_op": SupervisorUnreachable,
+    "unsupported_version": SupervisorUnreachable,
+    "malformed": SupervisorUnreachable,
+}
+
+
+def _error(code: str, text: str, session_id: str) -> ExecError:
+    if code == "not_found":
+        return SessionNotFound(session_id)
+    if code == "ended":
+        return TaskCompleted(session_id, "it is over")
+    return _ERRORS.get(code, SpawnFailed)(text)

@@ -57,14 +57,22 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def ask(self, message: Message) -> Message:
-        if self._transport is None:
+    async def ask(self, message: Message, limit_s: float) -> Message:
+        """The answer to a request.
+
+        Raises:
+            Lost: The connection went first.
+            TimeoutError: No answer came in `limit_s` seconds.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
             raise Lost
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        self._transport.write(encode({**message, "id": number}))
+        transport.write(encode({**message, "id": number}))
         try:
-            return await future
+            async with asyncio.timeout(limit_s):
+                return await future
         finally:
             self._waiting.pop(number, None)

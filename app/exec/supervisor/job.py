@@ -62,7 +62,7 @@ class Job:
             "session_id": self.session_id,
             "pid": self.pid,
             "starttime": self.start,
-            "started_at": self.notes["started_at"],
+            "started_at": self.notes.get("started_at"),
             "background": self.notes["background"],
             "pty": self.notes["pty"] is not None,
             "adopted": self.adopted,

@@ -23,8 +23,8 @@ from app.exec.supervisor import crashpoints, daemon, layout, link, linux, procfs
 from app.exec.supervisor.diary import Diary
 
 _MAX_DEAD: Final = 10_000
-_BACKOFF_S: Final = (0.0, 0.0, 0.05, 0.2, 1.0, 5.0)
-_CALM_S: Final = 30.0
+_BACKOFF_S: Final = (0.0, 0.0, 0.05, 0.2, 1.0)
+_CALM_S: Final = 10.0
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
@@ -95,8 +95,8 @@ class Keeper:
                     poller.unregister(fd)
             status = self._reap()
             if status is not None:
-                while self._receive():
-                    pass
+                # What it said last is still to be read.
+                self._receive()
                 self._link.close()
                 return status
 
@@ -107,7 +107,7 @@ class Keeper:
             try:
                 got = link.receive(self._link)
             except BlockingIOError:
-                return self._child_lives()
+                return True
             if got is None:
                 return False
             message, fds = got
@@ -127,9 +127,6 @@ class Keeper:
                     link.send(self._link, {"op": "pong"})
                 case _:
                     self._diary.note("keeper", "unknown message")
-
-    def _child_lives(self) -> bool:
-        return os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def _drop(self, session: str, names: list[str] | None) -> None:
         held = self._held.get(session)

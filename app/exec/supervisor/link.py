@@ -67,8 +67,9 @@ def receive(link: socket.socket) -> tuple[Message, list[int]] | None:
     """
     try:
         data, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, MAX_FDS)
-    except ConnectionError:
-        return None
+    except ConnectionResetError:
+        # Said once when the other side went without having read everything; what it sent is still there.
+        data, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, MAX_FDS)
     return (cast("Message", json.loads(data)), fds) if data else None
 
 

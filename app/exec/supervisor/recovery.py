@@ -163,7 +163,8 @@ class _Recovery:
             return
         self._procs = self._look()
         # A process that is not there was reaped before, and the keeper has told or tells now.
-        self._dead += self._sup.keeper.catch_up()
+        late = self._sup.keeper.catch_up()
+        self._dead += late
         markers = {proc.pid: procfs.marker(proc.pid) for proc in self._procs if proc.alive}
         for name in self._pending:
             job = self._job(name, {})
@@ -175,6 +176,8 @@ class _Recovery:
             else:
                 self._connect(job)
                 self._lose(job, self._evidence(name))
+        for dead in late:
+            self._sup.told(dead)
 
     def _look(self) -> list[procfs.Proc]:
         own, procs = os.getsid(0), procfs.snapshot()

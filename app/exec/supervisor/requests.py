@@ -111,6 +111,10 @@ class Requests:
         except OSError as error:
             self._sup.diary.note("supervisor", f"{op} failed: {error.strerror}")
             peer.send({"id": number, "ok": False, **_failure(error)})
+        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            # A bug of ours; it harms this request only.
+            self._sup.diary.note("supervisor", f"{op} failed: {type(error).__name__}")
+            peer.send({"id": number, "ok": False, "error": "internal", "message": "the supervisor has a bug there"})
         else:
             if answer is not None:
                 peer.send({"id": number, "ok": True, **answer})

@@ -41,7 +41,7 @@ class Supervisor:
         self.stopping = False
         self.ended: Callable[[ExitRecord], None] = lambda _record: None
         self.changed: Callable[[], None] = lambda: None
-        self.keeper = link.Line(self.loop, legacy, self._told, self._keeper_gone)
+        self.keeper = link.Line(self.loop, legacy, self.told, self._keeper_gone)
         self.descriptors = spawn.raise_descriptor_limit()
         self._killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
         self._claim = f"{self.boot_id} {self.container_id} {self.keeper.pid}:{self.keeper.start}\n".encode()
@@ -330,7 +330,8 @@ class Supervisor:
 
     # -- the keeper ------------------------------------------------------------------------------
 
-    def _told(self, dead: link.Dead) -> None:
+    def told(self, dead: link.Dead) -> None:
+        """Take over a wait status from the keeper."""
         for job in self.jobs.values():
             if job.record is None and (job.pid, job.start) == (dead.pid, dead.start):
                 self.end(job, dead.code, dead.status)

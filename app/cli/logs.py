@@ -1,0 +1,181 @@
+"""`shellback logs`: what a process printed, also while it prints."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import click
+
+from app.cli.processes import ending, find_session
+from app.cli.shared import Refused, json_option, opened, print_json, visible
+
+if TYPE_CHECKING:
+    from app.exec.model import Session
+    from app.wiring import Place
+
+POLL_S: Final = 0.1
+CHUNK: Final = 256 * 1024
+
+
+@click.command()
+@click.argument("session_id", metavar="ID")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the process ends.")
+@click.option("--lines", "-n", type=click.IntRange(0, 1_000_000), default=200, show_default=True, help="How many.")
+@click.option("--stderr", "err", is_flag=True, help="The stream of errors, where it was kept apart.")
+@click.option("--raw", is_flag=True, help="The bytes as they are, control characters too.")
+@json_option
+def logs(session_id: str, follow: bool, lines: int, err: bool, raw: bool, as_json: bool) -> None:
+    """Show the last lines of what a process printed; ID may be the beginning of one.
+
+    What was dropped to keep a log within LOG_BYTES is said in its place.
+
+    \b
+      shellback logs xtmc            the last 200 lines
+      shellback logs -f -n 10 xtmc   the last 10, and what comes until it ends
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    if as_json and (follow or raw):
+        raise click.UsageError("--json shows text once; it goes with neither --follow nor --raw")
+    with opened() as where:
+        session = find_session(where, session_id)
+        log = _Log(where, session, err=err)
+        if as_json:
+            kept = _Kept()
+            log.copy(log.start_of(lines), kept)
+            print_json({"session_id": session.id, "state": session.state.value, "log": log.path, **kept.facts()})
+            return
+        shown = _Raw() if raw else _Shown()
+        offset = log.copy(log.start_of(lines), shown)
+        if follow:
+            _follow(where, session, log, offset, shown)
+
+
+def _follow(where: Place, session: Session, log: _Log, offset: int, to: _Printer) -> None:
+    from app.storage import sessions
+
+    while True:
+        current = where.database.read_now(sessions.get, session.id)
+        offset = log.copy(offset, to)
+        if current is None or not current.live:
+            break
+        time.sleep(POLL_S)
+    if current is not None:
+        click.echo(f"{to.after_line}{session.id} ended: {ending(current)}", err=True)
+
+
+class _Printer(Protocol):
+    after_line: str
+    """What takes a terminal to the beginning of a line."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def dropped(self, count: int) -> None: ...
+
+
+class _Raw:
+    after_line = ""
+
+    def write(self, data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def dropped(self, count: int) -> None:
+        click.echo(f"[{count:,} bytes were dropped here]", err=True)
+
+
+class _Shown:
+    after_line = ""
+
+    def __init__(self) -> None:
+        # A piece may end inside a character.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def write(self, data: bytes) -> None:
+        self.say(visible(self._decoder.decode(data)))
+
+    def dropped(self, count: int) -> None:
+        self.say(f"\n[{count:,} bytes were dropped here]\n")
+
+    def say(self, text: str) -> None:
+        click.echo(text, nl=False)
+        self.after_line = "" if text.endswith("\n") else "\n"
+
+
+class _Kept(_Shown):
+    """Text and counts, for a program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[str] = []
+        self._dropped = 0
+
+    def write(self, data: bytes) -> None:
+        self._parts.append(self._decoder.decode(data))
+
+    def dropped(self, count: int) -> None:
+        self._dropped += count
+
+    def facts(self) -> dict[str, object]:
+        return {"text": "".join(self._parts), "bytes_dropped_in_text": self._dropped}
+
+
+class _Log:
+    """The file of one stream, with its holes. Bytes are read before the table of holes, which is written first."""
+
+    def __init__(self, where: Place, session: Session, *, err: bool) -> None:
+        from app.exec.supervisor import layout
+
+        directory = Path(where.home) / layout.SESSIONS / session.id
+        if not directory.is_dir() and not session.live:
+            hours = where.settings.log_age_hours
+            raise Refused(f"the log of {session.id} is gone: logs are kept for {hours:g} hours (LOG_AGE_HOURS)")
+        if err and not session.separate_stderr:
+            raise Refused(f"session {session.id} has one log for both streams: leave --stderr out")
+        self.path = str(directory / (layout.ERR if err else layout.LOG))
+        self._holes = str(directory / (layout.ERR_HOLES if err else layout.HOLES))
+
+    def start_of(self, lines: int) -> int:
+        """Where the last `lines` lines begin."""
+        from app.exec.holes import holes_in, line_start, newlines_in
+
+        try:
+            with open(self.path, "rb") as file:
+                size = file.seek(0, 2)
+                holes = holes_in(self._holes)
+                total = newlines_in(file.fileno(), 0, size, holes)
+                file.seek(max(0, size - 1))
+                total += file.read(1) not in {b"", b"\n"}
+                first = max(0, total - lines)
+                return size if lines == 0 else line_start(file.fileno(), size, holes, first, in_hole="start")
+        except FileNotFoundError:
+            return 0
+
+    def copy(self, offset: int, to: _Printer) -> int:
+        """Hand over what there is from `offset` on and return where it ends."""
+        from app.exec.holes import exactly, holes_in, pieces
+
+        dropped = 0
+        try:
+            file = open(self.path, "rb")  # noqa: SIM115 - closed by the `with` below; missing is no error
+        except FileNotFoundError:
+            return offset
+        with file:
+            size = file.seek(0, 2)
+            while offset < size:
+                end = min(offset + CHUNK, size)
+                data = exactly(file.fileno(), offset, end)
+                for kind, start, stop, _ in pieces(offset, end, holes_in(self._holes)):
+                    if kind == "hole":
+                        dropped += stop - start
+                        continue
+                    if dropped:
+                        to.dropped(dropped)
+                        dropped = 0
+                    to.write(data[start - offset : stop - offset])
+                offset = end
+        if dropped:
+            to.dropped(dropped)
+        return offset

@@ -1,0 +1,308 @@
+"""The command line, each command as a program of its own beside a real worker."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from app.cli.main import COMMANDS, cli
+from app.exec.model import SessionState
+from app.storage.tables import workers
+from tests.commands import PROGRAM, Terminal, environment, facts, shellback
+from tests.stage import Stage, stage
+
+GATE = "touch up-{0}; while [ ! -e go-{0} ]; do sleep 0.02; done"
+"""Says that it runs by a file, and goes on when there is another one."""
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Stage]:
+    """One worker for the whole module; every test has conversations of its own."""
+    with stage(LOG_BYTES="65536") as made:
+        made.hire()
+        yield made
+
+
+@pytest.fixture
+def empty() -> Iterator[Stage]:
+    """A place without a worker."""
+    with stage() as made:
+        yield made
+
+
+def started(place: Stage, conversation: str, command: str) -> str:
+    """Have a command run in the background; its session's id."""
+    place.send(f"$ {command} &", conversation)
+    place.approve(conversation)
+    return place.session(command).id
+
+
+def until_file(place: Stage, name: str) -> None:
+    place.until(f"{name} is there", lambda: (place.workspace / name).exists())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_every_command_says_what_it_does(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    text = command.get_help(click.Context(command, info_name=name))
+    assert len(text.splitlines()) >= 5
+    assert "--help" in text
+
+
+@pytest.mark.parametrize("name", ["worker", "chat", "send", "approvals", "ps", "logs", "kill"])
+def test_help_of_everyday_commands_has_an_example(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    text = command.get_help(click.Context(command, info_name=name))
+    assert re.search(rf"\n +\S* ?.*shellback {name}", text)
+
+
+def test_send_wait_prints_the_answer_and_ends_with_0(place: Stage) -> None:
+    said = facts(shellback(place, "send", "-c", "answered", "--wait", "--json", "hello there"))
+    assert said["outcome"] == "answered"
+    assert "hello there" in said["answer"]
+    told = shellback(place, "send", "-c", "answered", "--wait", "-", typed="from a pipe\n")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "from a pipe" in told.stdout
+
+
+def test_send_wait_ends_with_3_while_a_call_waits_and_the_approved_call_runs_once(place: Stage) -> None:
+    text = "$ printf 'first\\nsecond\\n' >> twice.txt; exit 3"
+    said = facts(shellback(place, "send", "-c", "asked", "--wait", "--json", text), 3)
+    assert said["outcome"] == "pending_approval"
+    (request,) = said["approvals"]
+    assert request["command"] == text.removeprefix("$ ")
+    listed = facts(shellback(place, "approvals", "list", "-c", "asked", "--json"))
+    assert [one["id"] for one in listed] == [request["id"]]
+    shown = shellback(place, "approvals", "show", request["id"][:8])
+    assert request["command"] in shown.stdout
+    assert listed[0]["digest"] in shown.stdout
+    decided = facts(shellback(place, "approvals", "approve", request["id"], "--json"))
+    assert decided == {"id": request["id"], "state": "approved", "conversation": "asked"}
+    place.until("the answer", lambda: any("exit code 3" in text for text in place.answers(conversation="asked")))
+    assert (place.workspace / "twice.txt").read_text() == "first\nsecond\n"
+    found = facts(shellback(place, "ps", "--all", "-c", "asked", "--json"))["sessions"]
+    assert [(one["state"], one["end"]["exit_code"]) for one in found] == [("exited", 3)]
+    assert "exit 3" in shellback(place, "ps", "--all", "-c", "asked").stdout
+
+
+def test_a_denial_tells_the_agent_the_reason_and_nothing_runs(place: Stage) -> None:
+    shellback(place, "send", "-c", "denied", "--wait", "$ touch never.txt")
+    request = place.pending("denied")
+    kept = shellback(place, "send", "-c", "denied", "are you there?")
+    assert "1 call(s) wait for approval" in kept.stdout
+    denied = shellback(place, "approvals", "deny", request.id, "--reason", "not on a Friday")
+    assert denied.stdout == f"{request.id} denied\n"
+    place.until("the denial", lambda: any("not on a Friday" in text for text in place.answers(conversation="denied")))
+    assert not (place.workspace / "never.txt").exists()
+
+
+def test_send_interrupt_drops_what_waits_and_is_answered(place: Stage) -> None:
+    shellback(place, "send", "-c", "dropped", "--wait", "$ touch dropped.txt")
+    told = shellback(place, "send", "-c", "dropped", "--wait", "--interrupt", "something else")
+    assert told.returncode == 0, told.stderr
+    assert "something else" in told.stdout
+    assert place.read(lambda conn: place.requests()) == [] or not (place.workspace / "dropped.txt").exists()
+
+
+def test_send_wait_ends_with_4_when_the_conversation_is_set_aside(place: Stage) -> None:
+    from app.storage.tables import conversations
+
+    process = subprocess.Popen(
+        [*PROGRAM, "send", "-c", "aside", "--wait", "--json", "$ touch aside.txt"],
+        env=environment(place, {"SHELLBACK_HOME": str(place.home)}),
+        cwd=place.root,
+        stdout=subprocess.PIPE,
+    )
+    place.pending("aside")
+    place.write(
+        lambda conn: conn.execute(
+            conversations.update().where(conversations.c.id == "aside").values(blocked_reason="set_aside")
+        )
+    )
+    out, _ = process.communicate(timeout=60)
+    # It may have seen the approval first, which is as true.
+    assert process.returncode in {3, 4}
+    assert b"outcome" in out
+
+
+def test_logs_follow_a_process_to_its_end(place: Stage) -> None:
+    session = started(place, "followed", f"echo begin; {GATE.format('f')}; printf '\\033[31mend'; exit 7")
+    until_file(place, "up-f")
+    follower = subprocess.Popen(
+        [*PROGRAM, "logs", "-f", session[:10]],
+        env=environment(place, {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == b"begin\n"
+    (place.workspace / "go-f").touch()
+    out, err = follower.communicate(timeout=60)
+    assert out == rb"\x1b[31mend"
+    assert f"{session} ended: exit 7" in err.decode()
+    assert follower.returncode == 0
+    again = shellback(place, "logs", "-f", "-n", "1", session)
+    assert again.stdout == r"\x1b[31mend"
+    assert shellback(place, "logs", "--raw", "-n", "1", session).stdout == "\x1b[31mend"
+    assert facts(shellback(place, "logs", "--json", session))["text"] == "begin\n\x1b[31mend"
+
+
+def test_logs_say_what_was_dropped_and_where(place: Stage) -> None:
+    session = started(place, "holes", "seq 1 60000; exit 0")
+    place.until("its end", lambda: place.read(_ended, session))
+    lines = shellback(place, "logs", "-n", "100000", session).stdout.splitlines()
+    assert (lines[0], lines[-1]) == ("1", "60000")
+    dropped = [line for line in lines if "dropped here" in line]
+    assert len(dropped) == 1
+    count = int(re.sub(r"\D", "", dropped[0]))
+    shown = sum(len(line) + 1 for line in lines if line.isdigit())
+    total = sum(len(f"{n}\n") for n in range(1, 60001))
+    assert total - 10 <= count + shown <= total + 10  # the lines at the edges are cut
+    assert facts(shellback(place, "logs", "--json", "-n", "100000", session))["bytes_dropped_in_text"] == count
+
+
+def _ended(conn: object, session_id: str) -> bool:
+    from app.storage import sessions
+
+    found = sessions.get(conn, session_id)  # pyright: ignore[reportArgumentType]
+    return found is not None and not found.live
+
+
+def test_kill_ends_everything_a_process_started_and_the_agent_hears_of_it(place: Stage) -> None:
+    session = started(place, "killed", "sleep 1000 & touch up-k; sleep 1000")
+    until_file(place, "up-k")
+    done = shellback(place, "kill", session)
+    assert done.returncode == 0, done.stderr
+    wake = place.ended(f"EXEC_CALLBACK:{session}")
+    assert "signal" in wake["answer"]
+    ended = next(one for one in place.sessions() if one.id == session)
+    assert ended.state is SessionState.SIGNALED
+    assert ended.end is not None
+    assert ended.end.ended_by == "person"
+    again = shellback(place, "kill", session)
+    assert again.returncode == 2
+    assert "has ended already: signal" in again.stderr
+    assert "Nothing was signalled" in again.stderr
+
+
+def test_migrate_and_doctor_on_a_new_place(empty: Stage) -> None:
+    new = {"SHELLBACK_HOME": str(empty.root / "new")}
+    doctor = facts(shellback(empty, "doctor", "--json", **new))
+    assert doctor["ok"] is True
+    assert {one["name"] for one in doctor["checks"]} >= {"kernel", "gate", "model", "backend", "database", "supervisor"}
+    assert shellback(empty, "migrate", "--check", **new).returncode == 2
+    assert facts(shellback(empty, "migrate", "--json", **new))["after"] == "current"
+    assert facts(shellback(empty, "migrate", "--check", "--json", **new))["before"] == "current"
+
+
+def test_a_reader_that_goes_away_is_no_error(place: Stage) -> None:
+    for args in (["ps", "--all", "--json"], ["--help"], ["approvals", "list", "--all", "--json"]):
+        process = subprocess.Popen(
+            [*PROGRAM, *args], env=environment(place, {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        process.wait()
+
+
+def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(place: Stage) -> None:
+    with Terminal(place, "chat", "-c", "talk") as chat:
+        chat.until("Ctrl-D ends")
+        chat.type("hello there\n")
+        chat.until("You said: hello there")
+        chat.type(f"$ {GATE.format('c')}; exit 5 &\n")
+        chat.until("? execute wants to run")
+        chat.until("command: touch up-c")
+        chat.until("y runs exactly this")
+        chat.type("meanwhile\n")
+        chat.until("kept; it is heard after your y or n")
+        chat.type("y\n")
+        chat.until("You said: meanwhile")
+        until_file(place, "up-c")
+        chat.type("half a li")
+        chat.until("half a li")
+        (place.workspace / "go-c").touch()
+        chat.until("ended: exit code 5")
+        chat.until("> half a li")  # what was being typed is drawn again
+        chat.type("ne\n")
+        chat.until("You said: half a line")
+        chat.type("$ touch refused.txt\n")
+        chat.until("y runs exactly this")
+        chat.type("n not today\n")
+        chat.until("Denied by")
+        chat.type("\x04")
+        assert chat.ended() == 0
+    assert "Traceback" not in chat.shown
+    assert not (place.workspace / "refused.txt").exists()
+
+
+def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(place: Stage) -> None:
+    with Terminal(place, "chat", "-c", "later") as chat:
+        chat.until("Ctrl-D ends")
+        chat.type("$ echo later; exit 0\n")
+        chat.until("y runs exactly this")
+        chat.type("\x04")
+        assert chat.ended() == 3
+    assert "still wait for approval" in chat.shown
+    with Terminal(place, "chat", "-c", "later") as chat:
+        chat.until("command: echo later; exit 0")
+        chat.type("y\n")
+        chat.until("exit code 0")
+        chat.type("\x03")
+        assert chat.ended() == 130
+    assert "Traceback" not in chat.shown
+
+
+def test_chat_with_no_worker_has_one_of_its_own_and_ends_it(empty: Stage) -> None:
+    with Terminal(empty, "chat") as chat:
+        chat.until("a worker of its own")
+        chat.type("hello\n")
+        chat.until("You said: hello")
+        chat.type("\x04")
+        assert chat.ended() == 0
+    assert [row.stopped_at is not None for row in _workers(empty)] == [True]
+    for noise in ("INFO", "WARNING", "draining", "ready"):
+        assert noise not in chat.shown
+
+
+def test_a_worker_of_a_chat_that_was_killed_ends_too(empty: Stage) -> None:
+    with Terminal(empty, "chat") as chat:
+        chat.until("Ctrl-D ends")
+        chat.process.send_signal(signal.SIGKILL)
+        chat.process.wait()
+    empty.until("the worker has ended", lambda: _workers(empty)[0].stopped_at is not None)
+
+
+def test_chat_on_a_pipe_answers_line_by_line_and_ends_with_3_when_a_call_waits(place: Stage) -> None:
+    done = shellback(place, "chat", "-c", "pipe", typed="one\n\ntwo lines\\nin one\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("You said: one") < done.stdout.index("You said: two lines\nin one")
+    waits = shellback(place, "chat", "-c", "pipe", typed="$ touch pipe.txt\ny\n")
+    assert waits.returncode == 3
+    assert "touch pipe.txt" in waits.stdout
+    assert not (place.workspace / "pipe.txt").exists()
+
+
+def test_a_worker_drains_and_ends_with_0_when_it_is_told_to_stop(empty: Stage) -> None:
+    process = subprocess.Popen([*PROGRAM, "worker"], env=environment(empty, {}), stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert any(line == b"ready\n" for line in process.stderr)
+    process.send_signal(signal.SIGTERM)
+    assert b"draining" in process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 0
+    assert _workers(empty)[0].stopped_at is not None
+
+
+def _workers(place: Stage) -> list[object]:
+    return place.read(lambda conn: list(conn.execute(workers.select())))

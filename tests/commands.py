@@ -1,0 +1,118 @@
+"""Running `shellback` as people do: as a program of its own, on a pipe or on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from tests.stage import Stage
+
+PROGRAM = (sys.executable, "-P", "-m", "app")
+PATIENCE_S = 60.0
+Result = subprocess.CompletedProcess[str]
+
+
+def shellback(stage: Stage, *args: str, typed: str | bytes = "", **environ: str | None) -> Result:
+    """Run one command to its end in the stage's environment; a variable of None is left out."""
+    done = subprocess.run(
+        [*PROGRAM, *args],
+        input=typed.encode() if isinstance(typed, str) else typed,
+        capture_output=True,
+        env=environment(stage, environ),
+        cwd=stage.root,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return Result(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def facts(result: Result, code: int = 0) -> Any:
+    """What a command with `--json` printed, after it ended with `code`."""
+    assert result.returncode == code, result.stderr
+    return json.loads(result.stdout)
+
+
+def assert_refused(result: Result, *parts: str) -> None:
+    """It ended with 2, printed nothing, and said cause and remedy in a few lines without a trace."""
+    assert result.returncode == 2, (result.stdout, result.stderr)
+    assert result.stdout == ""
+    said = [line for line in result.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
+    assert said[0].startswith(("shellback: ", "Usage: ", "made the workspace"))
+    assert len(said) <= 5
+    assert "Traceback" not in result.stderr
+    for part in parts:
+        assert part in result.stderr
+
+
+def environment(stage: Stage, changes: Mapping[str, str | None]) -> dict[str, str]:
+    given: dict[str, str | None] = {**stage.environ, **changes}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class Terminal:
+    """A command on a terminal of its own: what it shows, and keys."""
+
+    def __init__(self, stage: Stage, *args: str, **environ: str | None) -> None:
+        self._ours, theirs = pty.openpty()
+        self.shown = ""
+        self._seen = 0
+        self.process = subprocess.Popen(
+            [*PROGRAM, *args],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={"TERM": "dumb", **environment(stage, environ)},
+            cwd=stage.root,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ours)
+
+    def type(self, keys: str) -> None:
+        """Press keys; `\\n` is Enter."""
+        os.write(self._ours, keys.encode())
+
+    def until(self, text: str) -> None:
+        """Wait until `text` appears after what was waited for before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (at := self.shown.find(text, self._seen)) < 0:
+            if time.monotonic() > deadline or not self._more():
+                raise AssertionError(f"{text!r} did not appear in:\n{self.shown}")
+        self._seen = at + len(text)
+
+    def ended(self) -> int:
+        """Wait for the end of the command; its exit code."""
+        while self._more():
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def _more(self) -> bool:
+        ready, _, _ = select.select([self._ours], [], [], PATIENCE_S)
+        data = b""
+        with contextlib.suppress(OSError):  # what a terminal without a program answers
+            data = os.read(self._ours, 65536) if ready else b""
+        self.shown += re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", data.decode("utf-8", "replace"))
+        return bool(data)
