@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from app.exec.supervisor import crashpoints
 from app.settings import Settings
 
 if TYPE_CHECKING:
+    from pydantic_ai.durable_exec.dbos import StepConfig
+
     from app.exec.backends.base import Backend
     from app.exec.model import Session
     from app.exec.supervisor.client import SupervisorClient
@@ -89,6 +91,19 @@ def backend(settings: Settings) -> Backend:
     from app.exec.backends.host import HostBackend
 
     return HostBackend(settings.workspace_root, exec_uid=settings.exec_uid)
+
+
+def _model_steps(worth_retrying: Callable[[BaseException], bool]) -> StepConfig:
+    from pydantic_ai.durable_exec.dbos import StepConfig
+
+    options: dict[str, Any] = {
+        "retries_allowed": True,
+        "max_attempts": 3,
+        "interval_seconds": 1.0,
+        # DBOS knows this option; the typed dictionary that passes it on does not list it.
+        "should_retry": worth_retrying,
+    }
+    return cast(StepConfig, options)
 
 
 def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
@@ -186,12 +201,7 @@ def worker(where: Place) -> Generator[Worker]:
                 DBOSDurability(
                     event_stream_handler=Telling(database),
                     parallel_execution_mode="sequential",
-                    model_step_config={
-                        "retries_allowed": True,
-                        "max_attempts": 3,
-                        "interval_seconds": 1.0,
-                        "should_retry": worth_retrying,
-                    },
+                    model_step_config=_model_steps(worth_retrying),
                 ),
             ],
             deps_type=TurnDeps,

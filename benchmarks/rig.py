@@ -22,7 +22,7 @@ from app.exec.engine import Engine
 from app.exec.errors import SupervisorUnreachable
 from app.exec.limits import Limits
 from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CallOrigin, Session, SessionId
+from app.exec.model import CallOrigin, Session
 from app.exec.outcome import Outcome
 from app.exec.policy import Grant, grant_by_operator
 from app.exec.ports import SessionStore
@@ -89,12 +89,12 @@ class Rig:
     def argv(self, command: str) -> tuple[str, ...]:
         """What the engine executes for a command."""
         spec, _, _ = self._call(command)
-        return self.engine.backend.plan(spec, SessionId("baseline")).argv
+        return self.engine.backend.plan(spec).argv
 
     def alike(self, command: str) -> dict[str, Any]:
         """How the engine executes it, for `subprocess` and asyncio: directory, environment, user, own session."""
         spec, _, _ = self._call(command)
-        plan = self.engine.backend.plan(spec, SessionId("baseline"))
+        plan = self.engine.backend.plan(spec)
         who: dict[str, Any] = {} if plan.uid is None else {"user": plan.uid, "group": plan.gid, "extra_groups": []}
         return {"cwd": plan.cwd, "env": plan.env, "start_new_session": True, "stdin": subprocess.DEVNULL, **who}
 

@@ -61,6 +61,10 @@ def environment(stage: Stage, changes: Mapping[str, str | None]) -> dict[str, st
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _control() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Terminal:
     """A command on a terminal of its own: what it shows, and keys."""
 
@@ -76,7 +80,7 @@ class Terminal:
             env={"TERM": "dumb", **environment(stage, environ)},
             cwd=stage.root,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_control,  # noqa: PLW1509 - nothing but one system call
         )
         os.close(theirs)
 

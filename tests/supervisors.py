@@ -4,55 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import select
 import signal
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 from app.exec.supervisor import layout, linux
-from app.exec.supervisor.client import Killed, StartAnswer, SupervisorClient, Written
-from app.exec.supervisor.protocol import SESSION_ID, ExitRecord, Message, StartRequest
+from app.exec.supervisor.client import StartAnswer, SupervisorClient
+from app.exec.supervisor.protocol import ExitRecord, StartRequest
 
 BOOT = linux.boot_id()
 UID = 65534 if os.geteuid() == 0 else None
 SOON = 20.0
-
-
-TOKEN = uuid.uuid4().hex[:8]
-"""Session ids are unique on a machine, by their marker; names in tests are not."""
-
-
-def own(name: str) -> str:
-    return f"{name}-{TOKEN}" if SESSION_ID.match(name) and len(name) < 100 else name
-
-
-class Client(SupervisorClient):
-    """Makes the names of a test unique on the way out; answers have the unique ones."""
-
-    async def start(self, request: StartRequest) -> StartAnswer:
-        return await super().start(dataclasses.replace(request, session_id=own(request.session_id)))
-
-    async def status(self, session_id: str) -> Message:
-        return await super().status(session_id if session_id.endswith(TOKEN) else own(session_id))
-
-    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
-        return await super().kill(own(session_id), grace_s=grace_s, ended_by=ended_by)
-
-    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
-        return await super().write(own(session_id), data, eof=eof, key=key)
-
-    async def resize(self, session_id: str, rows: int, cols: int) -> None:
-        await super().resize(own(session_id), rows, cols)
-
-    async def ack(self, session_id: str) -> bool:
-        return await super().ack(own(session_id))
-
-    async def abandon(self, session_id: str) -> Message:
-        return await super().abandon(own(session_id))
 
 
 class Rig:
@@ -68,13 +33,13 @@ class Rig:
         self.options: dict[str, Any] = {"crash_dir": str(self.crash), "idle_s": 3.0, **options}
         self.client = self.another()
 
-    def another(self) -> Client:
+    def another(self) -> SupervisorClient:
         """A client as after the restart of a worker."""
-        return Client(self.home, on_exit=self._exited, **self.options)
+        return SupervisorClient(self.home, on_exit=self._exited, **self.options)
 
     def _exited(self, record: ExitRecord) -> None:
         self.told.append(record)
-        name = record["session_id"].removesuffix(f"-{TOKEN}")
+        name = record["session_id"]
         future = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
         if not future.done():
             future.set_result(record)
@@ -105,14 +70,14 @@ class Rig:
         return (self.folder(name) / file).read_bytes()
 
     def folder(self, name: str) -> Path:
-        return self.home / layout.SESSIONS / own(name)
+        return self.home / layout.SESSIONS / name
 
     async def until_log(self, name: str, text: bytes) -> None:
         """Wait until the log has `text`: the command says when it is ready."""
         await until(lambda: text in self.log(name))
 
     async def live(self) -> list[str]:
-        return [row["session_id"].removesuffix(f"-{TOKEN}") for row in await self.client.list()]
+        return [row["session_id"] for row in await self.client.list()]
 
     async def pids(self) -> tuple[int, int]:
         """Supervisor and keeper."""

@@ -271,7 +271,7 @@ class Engine:
         """Start a claimed session; one that an earlier execution has started is read again, as it may have ended."""
         if spec is None or session.state is not SessionState.CLAIMED:
             return await self.store.get(session.id) or session
-        plan = self.backend.plan(spec, session.id)
+        plan = self.backend.plan(spec)
         reach("start.sent")
         try:
             seen = await self.supervised.start(session, spec, plan)

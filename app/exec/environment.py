@@ -12,7 +12,6 @@ from typing import Final
 
 from app.exec import limits
 from app.exec.errors import InvalidCommand
-from app.exec.supervisor.layout import MARKER
 
 CHILD_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -82,10 +81,11 @@ def check_env(given: Mapping[str, str]) -> None:
         raise InvalidCommand(f"env takes {size} bytes; at most {limits.ENV_BYTES} are accepted, use a file instead")
 
 
-def child_env(given: Mapping[str, str], *, home: str, user: str, session_id: str, pty: bool = False) -> dict[str, str]:
-    """Build the environment of one command: the base, `given` on top, our marker last.
+def child_env(given: Mapping[str, str], *, home: str, user: str, pty: bool = False) -> dict[str, str]:
+    """Build the environment of one command: the base, `given` on top.
 
-    Nothing of the calling process gets in. `given` is expected to have passed `check_env`.
+    Nothing of the calling process gets in; `given` is expected to have passed `check_env`. The supervisor
+    adds the session's marker.
     """
     return {
         "PATH": CHILD_PATH,
@@ -100,7 +100,6 @@ def child_env(given: Mapping[str, str], *, home: str, user: str, session_id: str
         "GIT_PAGER": "cat",
         "GIT_TERMINAL_PROMPT": "0",
         **given,
-        MARKER: session_id,
     }
 
 

@@ -300,7 +300,8 @@ def _grants(decided: Sequence[Request]) -> dict[Any, Approval]:
 
 def worth_retrying(error: BaseException) -> bool:
     """Whether another request may go better: the endpoint was away, busy or broken, not our words or our key."""
-    return isinstance(error, ModelAPIError) and not isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
+    refused = isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
+    return isinstance(error, ModelAPIError) and not refused
 
 
 def explain(error: Exception) -> str:

@@ -151,3 +151,17 @@ async def test_orphans_do_not_stay_as_zombies(tmp_path: Path) -> None:
         pid, _ = await sup.pids()
         children = Path(f"/proc/{pid}/task/{pid}/children")
         await until(lambda: not children.read_text())
+
+
+async def test_a_process_of_another_state_directory_with_the_same_session_id_is_left_alone(tmp_path: Path) -> None:
+    """As a copied state directory would have it: the same ids, other processes (G6)."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with rig(tmp_path / "one") as one, rig(tmp_path / "two") as two:
+        mine = await one.start("twin", "sleep 60")
+        theirs = await two.start("twin", "sleep 60")
+        assert mine.pid is not None
+        assert theirs.pid is not None
+        killed = await one.client.kill("twin", grace_s=0.2, ended_by="agent")
+        assert killed.survivors == ()
+        assert (await two.client.status("twin"))["state"] == "running"

@@ -86,17 +86,16 @@ def test_number_and_size_are_bounded() -> None:
 def test_nothing_of_ours_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUR_SECRET", "x")
     monkeypatch.setenv("LANG", "xx_XX")
-    built = child_env({"FOO": "1"}, home="/ws", user="nobody", session_id="xabc")
+    built = child_env({"FOO": "1"}, home="/ws", user="nobody")
     assert "OUR_SECRET" not in built
     assert os.environ["OUR_SECRET"] == "x"
     assert built["FOO"] == "1"
     assert (built["HOME"], built["USER"], built["LANG"], built["TERM"]) == ("/ws", "nobody", "C.UTF-8", "dumb")
-    assert built["SHELLBACK_SESSION"] == "xabc"
 
 
 def test_a_terminal_is_named_only_where_there_is_one() -> None:
-    assert child_env({}, home="/", user="u", session_id="x", pty=True)["TERM"] == "xterm-256color"
+    assert child_env({}, home="/", user="u", pty=True)["TERM"] == "xterm-256color"
 
 
 def test_an_accepted_variable_overrides_the_base() -> None:
-    assert child_env({"TERM": "vt100"}, home="/", user="u", session_id="x")["TERM"] == "vt100"
+    assert child_env({"TERM": "vt100"}, home="/", user="u")["TERM"] == "vt100"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from app.exec.model import CommandSpec, SessionId
+from app.exec.model import CommandSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,6 @@ class Backend(Protocol):
         """
         ...
 
-    def plan(self, spec: CommandSpec, session_id: SessionId) -> Plan:
+    def plan(self, spec: CommandSpec) -> Plan:
         """Say what to spawn for the command."""
         ...

@@ -12,7 +12,7 @@ from typing import Final
 from app.exec.backends.base import Plan
 from app.exec.environment import CHILD_PATH, child_env
 from app.exec.errors import BackendUnavailable, WorkspaceUnusable
-from app.exec.model import CommandSpec, SessionId
+from app.exec.model import CommandSpec
 
 EXEC_UID: Final = 65534
 """Whom commands run as when we are root."""
@@ -63,7 +63,7 @@ class HostBackend:
                 f"give it one that this user may write (for a new one: `install -d -o {self.uid} DIR`)"
             )
 
-    def plan(self, spec: CommandSpec, session_id: SessionId) -> Plan:
+    def plan(self, spec: CommandSpec) -> Plan:
         """See `Backend.plan`: bash without any start-up file, HOME is the workspace."""
         return Plan(
             argv=(self._bash or "/bin/bash", "--noprofile", "--norc", "-c", spec.command),
@@ -72,7 +72,6 @@ class HostBackend:
                 spec.env,
                 home=str(self.workspace),
                 user=self._user,
-                session_id=session_id,
                 pty=spec.pty is not None,
             ),
             uid=self.uid if self._drops else None,

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from app.exec.supervisor import layout, link, linux, recovery
+from app.exec.supervisor import layout, link, linux, procfs, recovery
 from app.exec.supervisor.diary import Diary
 from app.exec.supervisor.requests import Requests
 from app.exec.supervisor.supervisor import Supervisor
@@ -51,6 +51,7 @@ def main(config: Config, legacy: link.Legacy, ready: int) -> int:
     """
     linux.become_subreaper()
     linux.name_process("shellback-sup")
+    procfs.mark_for(config.home)
     diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY))
     folder = os.open(os.path.join(config.home, layout.SUPERVISOR), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if _lock(folder) is None:

@@ -35,4 +35,7 @@ EXIT: Final = "exit.json"
 ACKED: Final = "acked.json"
 
 MARKER: Final = "SHELLBACK_SESSION"
-"""Environment variable in every child, by which strays are found."""
+"""Environment variable in every child, by which strays are found: `SESSION_ID@HOME`.
+
+HOME names the state directory by device and inode: a copied one has the same session ids, and its
+supervisor must not take our processes for its own."""

@@ -46,8 +46,23 @@ def alive(pid: int, start: int) -> bool:
     return found is not None and found.alive and found.start == start
 
 
+_home = ""
+
+
+def mark_for(home: str) -> None:
+    """Mark commands as those of this state directory, and take only such for ours, from now on."""
+    global _home  # noqa: PLW0603 - one state directory per process, set once at its start
+    found = os.stat(home)
+    _home = f"@{found.st_dev:x}.{found.st_ino:x}"
+
+
+def mark(session_id: str) -> str:
+    """The marker of a session's processes."""
+    return session_id + _home
+
+
 def marker(pid: int) -> str | None:
-    """The session whose marker is in the environment the process was executed with."""
+    """The session of ours whose marker is in the environment the process was executed with."""
     try:
         with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
             data = b"\0" + file.readall()
@@ -57,7 +72,8 @@ def marker(pid: int) -> str | None:
     if found < 0:
         return None
     begin = found + len(_MARK)
-    return data[begin : data.index(b"\0", begin)].decode("ascii", "replace")
+    session_id, at, home = data[begin : data.index(b"\0", begin)].decode("ascii", "replace").partition("@")
+    return session_id if at + home == _home else None
 
 
 def snapshot(since: int = 0) -> list[Proc]:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Final
 
 from app.exec import pty_spawn
-from app.exec.supervisor import layout, linux
+from app.exec.supervisor import layout, linux, procfs
 from app.exec.supervisor.protocol import StartRequest
 
 _SOFT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -93,7 +93,7 @@ class _Command:
     """A request in the form in which the kernel wants it."""
 
     def __init__(self, request: StartRequest) -> None:
-        env = {**request.env, layout.MARKER: request.session_id}
+        env = {**request.env, layout.MARKER: procfs.mark(request.session_id)}
         self.argv = [os.fsencode(word) for word in request.argv]
         self.env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         self.cwd = request.cwd
