@@ -94,8 +94,6 @@ def backend(settings: Settings) -> Backend:
 
 
 def _model_steps(worth_retrying: Callable[[BaseException], bool]) -> StepConfig:
-    from pydantic_ai.durable_exec.dbos import StepConfig
-
     options: dict[str, Any] = {
         "retries_allowed": True,
         "max_attempts": 3,
@@ -103,7 +101,7 @@ def _model_steps(worth_retrying: Callable[[BaseException], bool]) -> StepConfig:
         # DBOS knows this option; the typed dictionary that passes it on does not list it.
         "should_retry": worth_retrying,
     }
-    return cast(StepConfig, options)
+    return cast("StepConfig", options)
 
 
 def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
@@ -145,14 +143,15 @@ def worker(where: Place) -> Generator[Worker]:
     from app.storage.sessions import SqlSessionStore
     from app.work.approvals import consume_call, consume_claim
     from app.work.callbacks import CallbackSink
+    from app.work.claims import Wakes
     from app.work.deps import TurnDeps
     from app.work.hearing import Hearing
-    from app.work.mailbox import Wakes, take
+    from app.work.mailbox import take
     from app.work.queues import DbosEnqueuer
     from app.work.sweep import Sweep, undelivered
     from app.work.telling import Telling
     from app.work.turn import Budget, TurnRunner, worth_retrying
-    from app.work.worker import Worker, WorkerConfig
+    from app.work.worker import Worker, WorkerConfig, application_version
 
     settings, database = where.settings, where.database
     # SQLite has one worker, so its executor id never depends on a name: a restart takes everything up.
@@ -242,7 +241,7 @@ def worker(where: Place) -> Generator[Worker]:
             ),
             database,
             runner,
-            Sweep(database, enqueuer, client, engine, where.host_id),
+            Sweep(database, enqueuer, client, engine, where.host_id, (executor_id, application_version())),
             engine,
             cleanup,
             lock.still_held,

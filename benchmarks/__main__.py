@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -104,9 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, _stopped)
     if given.child:
-        (bench,) = chosen(benches(), [given.child])
-        print(json.dumps({name: asdict(reading) for name, reading in bench.run(options).items()}))
-        return 0
+        return run_here(given.child, options)
     selected = chosen(benches(), given.only)
     if given.list:
         for figure in (figure for bench in selected for figure in bench.figures):
@@ -120,6 +119,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             for result in judge(bench, lambda bench=bench: in_process_of_its_own(bench, inside))
         ]
     return finish(results, options, given.json)
+
+
+def run_here(name: str, options: Options) -> int:
+    """Run one benchmark in this process and print its readings as one line of JSON."""
+    bench = next(bench for bench in benches() if bench.name == name)
+    try:
+        readings = bench.run(options)
+    except Exception:  # noqa: BLE001 - whatever it was, the parent counts it as missed
+        traceback.print_exc(limit=-3)
+        return 1
+    print(json.dumps({figure: asdict(reading) for figure, reading in readings.items()}))
+    return 0
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,14 +25,16 @@ PATIENCE_S = 60.0
 Result = subprocess.CompletedProcess[str]
 
 
-def shellback(stage: Stage, *args: str, typed: str | bytes = "", **environ: str | None) -> Result:
+def shellback(
+    stage: Stage, *args: str, typed: str | bytes = "", cwd: Path | None = None, **environ: str | None
+) -> Result:
     """Run one command to its end in the stage's environment; a variable of None is left out."""
     done = subprocess.run(
         [*PROGRAM, *args],
         input=typed.encode() if isinstance(typed, str) else typed,
         capture_output=True,
         env=environment(stage, environ),
-        cwd=stage.root,
+        cwd=cwd or stage.root,
         timeout=PATIENCE_S,
         check=False,
     )

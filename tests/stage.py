@@ -68,8 +68,7 @@ class Stage:
 
     def close(self) -> None:
         for worker in self.workers:
-            if worker.process.poll() is None:
-                worker.kill()
+            worker.kill()
         asyncio.run(self._end_supervisor())
         self.stack.close()
 

@@ -135,23 +135,17 @@ def deny(request_id: str, reason: str | None, as_json: bool) -> None:
 
 
 def _decide(request_id: str, decision: Decision, note: str | None, *, as_json: bool) -> None:
-    with opened() as where:
-        request = decide_at(where, request_id, decision, note=note, surface="cli")
-    facts: dict[str, Any] = {"id": request.id, "state": request.state, "conversation": request.conversation_id}
-    if as_json:
-        print_json(facts)
-    elif request.state == decision:
-        click.echo(f"{request.id} {request.state}")
-    else:
-        raise Refused(f"{request.id} is {request.state}: it was not decided in time. Nothing runs")
-
-
-def decide_at(where: Any, request_id: str, decision: Decision, *, note: str | None, surface: str) -> Request:
-    """Record a decision in the name of whoever runs this program."""
     from app import wiring
     from app.work import approvals as requests
 
-    with wiring.enqueuing(where) as enqueuer:
-        return where.database.write_now(
-            requests.decide, enqueuer, request_id, decision, by=me(), surface=surface, note=note
+    with opened() as where, wiring.enqueuing(where) as enqueuer:
+        request = where.database.write_now(
+            requests.decide, enqueuer, request_id, decision, by=me(), surface="cli", note=note
         )
+    facts: dict[str, Any] = {"id": request.id, "state": request.state, "conversation": request.conversation_id}
+    if as_json:
+        print_json(facts)
+    if request.state != decision:
+        raise Refused(f"{request.id} is {request.state}: it was not decided in time. Nothing runs")
+    if not as_json:
+        click.echo(f"{request.id} {request.state}")

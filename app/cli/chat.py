@@ -45,11 +45,11 @@ def chat(conversation: str, interrupt: bool) -> None:
         if not worker_lives(where):
             make_default(settings)
             wiring.backend(settings).check()
-        with a_worker(where) as ours:
+        with a_worker(where) as ours, wiring.enqueuing(where) as enqueuer:
             person = sys.stdin.isatty() and sys.stdout.isatty()
             if person:
                 _greet(conversation, settings, ours=ours is not None)
-            talk = Talk(where, conversation, by=me(), interrupt=interrupt, child=ours)
+            talk = Talk(where, enqueuer, conversation, by=me(), interrupt=interrupt, child=ours)
             code = talk.with_a_person() if person else talk.with_a_pipe()
             if person and ours is not None:
                 click.echo("stopping the worker; a turn that runs ends first, processes live on")

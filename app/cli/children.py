@@ -28,7 +28,8 @@ class WorkerChild:
     """A worker process of ours, which ends when we do. What it logs goes to a file in the state directory."""
 
     def __init__(self, where: Place, environ: Mapping[str, str] | None = None, argv: Sequence[str] = WORKER) -> None:
-        self._log: IO[bytes] = _log_file(where.home / "worker.log")
+        self._path = where.home / "worker.log"
+        self._log: IO[bytes] = _log_file(self._path)
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,  # its end, however we end, is what the child is told by
@@ -64,9 +65,9 @@ class WorkerChild:
         self._ready.wait(READY_S)
         if not self._listens or self.process.poll() is not None:
             self.stop()
-            refusals = [text for text in self._tail if text.startswith("shellback: ")]
-            said = refusals or self._tail or ["nothing was said"]
-            raise Refused("the worker did not start: " + "\n".join(said).removeprefix("shellback: "))
+            refusals = [text.removeprefix("shellback: ") for text in self._tail if text.startswith("shellback: ")]
+            last = self._tail[-1] if self._tail else "it said nothing"
+            raise Refused("the worker did not start: " + (refusals[0] if refusals else f"{last} (see {self._path})"))
 
     def stop(self) -> None:
         """Let it drain and end; a worker that does not is killed. Twice is fine."""

@@ -18,9 +18,9 @@ MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 @click.command()
 @json_option
 def doctor(as_json: bool) -> None:
-    """Look at everything a worker needs and say what is wrong and what to do; changes nothing.
+    """Look at everything a worker needs and say what is wrong and what to do.
 
-    Exit code 0 when nothing fails, 2 otherwise.
+    It changes nothing, except that it makes the state directory. Exit code 0 when nothing fails, 2 otherwise.
     """
     from app.checks import all_checks
 

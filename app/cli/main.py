@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -82,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> Any:
         if text is None:
             raise
         click.echo(f"shellback: {text}", err=True)
+        with contextlib.suppress(OSError):
+            sys.stdout.close()  # what it could not write, it would try to write again at the end
         sys.exit(CANNOT)
 
 

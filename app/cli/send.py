@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from app.storage.db import Database
     from app.work.sending import Sent
 
-NO_WORKER: Final = "no worker of this host runs; start one with `shellback worker`"
+NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shellback worker`"
 
 
 @click.command()

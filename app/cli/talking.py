@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app import wiring
-from app.cli.approvals import decide_at, wanted
+from app.cli.approvals import wanted
 from app.cli.children import worker_lives
 from app.cli.following import Events
 from app.cli.shared import PENDING, SET_ASIDE, Refused, visible
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from app.cli.children import WorkerChild
     from app.wiring import Place
     from app.work.approvals import Decision, Request
+    from app.work.queues import Enqueuer
     from app.work.sending import Sent
     from app.work.stream import Event
 
@@ -32,8 +32,18 @@ HOW: Final = "  y runs exactly this, once; n, or n and a reason, denies it; anyt
 class Talk:
     """Sends, asks and shows. Whatever it is doing, ending it ends nothing of the conversation."""
 
-    def __init__(self, where: Place, conversation: str, *, by: str, interrupt: bool, child: WorkerChild | None) -> None:
+    def __init__(
+        self,
+        where: Place,
+        enqueuer: Enqueuer,
+        conversation: str,
+        *,
+        by: str,
+        interrupt: bool,
+        child: WorkerChild | None,
+    ) -> None:
         self._where = where
+        self._enqueuer = enqueuer
         self._conversation = conversation
         self._by = by
         self._interrupt = interrupt
@@ -94,16 +104,15 @@ class Talk:
             self._screen.line(f"  {error}")
 
     def _send(self, line: str) -> Sent:
-        with wiring.enqueuing(self._where) as enqueuer:
-            sent = self._where.database.write_now(
-                sending.send,
-                enqueuer,
-                self._conversation,
-                line.replace("\\n", "\n"),
-                host_id=self._where.host_id,
-                interrupt=self._interrupt,
-                by=self._by,
-            )
+        sent = self._where.database.write_now(
+            sending.send,
+            self._enqueuer,
+            self._conversation,
+            line.replace("\\n", "\n"),
+            host_id=self._where.host_id,
+            interrupt=self._interrupt,
+            by=self._by,
+        )
         self._own.add(sent.item_id)
         return sent
 
@@ -118,7 +127,9 @@ class Talk:
 
     def _decide(self, request_id: str, decision: Decision, note: str | None) -> None:
         try:
-            decide_at(self._where, request_id, decision, note=note, surface="chat")
+            self._where.database.write_now(
+                approvals.decide, self._enqueuer, request_id, decision, by=self._by, surface="chat", note=note
+            )
         finally:
             self._ask_next()
 

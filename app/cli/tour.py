@@ -14,16 +14,15 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import click
-import sqlalchemy as sa
 
 from app import wiring
+from app.cli import facts as facts_of
 from app.cli.children import WorkerChild
 from app.cli.shared import Refused, visible
 from app.exec.errors import SupervisorUnreachable
 from app.exec.model import Session
 from app.settings import Settings, plain_environment
 from app.storage import sessions as session_rows
-from app.storage.tables import mailbox, turns
 from app.work import approvals, sending
 from app.work.approvals import Request
 from app.work.items import Priority
@@ -87,7 +86,7 @@ class Tour:
         self._a_wake_past_a_backlog(facts)
         self._two_kills(facts)
         facts["sessions"] = [self._session_facts(session) for session in self._sessions()]
-        facts["items"] = self._read(_items)
+        facts["items"] = self._read(facts_of.items)
         facts["callbacks"] = [item for item in facts["items"] if item["type"] == "EXEC_CALLBACK"]
         facts["checks"]["one callback per background process"] = sorted(
             item["id"] for item in facts["callbacks"]
@@ -124,17 +123,17 @@ class Tour:
         self._approve(self._request("tour"))
         build = self._until("the build runs", lambda: self._session("build.sh", live=True))
         busy = [self._send(f"busy-{n}", CHATTER, Priority.LOW) for n in range(2)]
-        self._until("both slots are busy", lambda: self._read(_running, busy) == len(busy))
+        self._until("both slots are busy", lambda: self._read(facts_of.running, busy) == len(busy))
         low = [self._send(f"low-{n}", "Low, when there is time.", Priority.LOW) for n in range(6)]
         normal = [self._send(f"normal-{n}", "Normal.", Priority.NORMAL) for n in range(2)]
         self._say(f"   session {build.id} runs; 2 turns busy, {len(low)} LOW and {len(normal)} NORMAL items wait")
         wake = f"EXEC_CALLBACK:{build.id}"
-        done = self._until("the wake is answered", lambda: self._read(_turn, wake, ended=True))
+        done = self._until("the wake is answered", lambda: self._read(facts_of.turn, wake, ended=True))
         still = [item for item in low if self._started(item) is None]
         self._say(_quoted("woken", done["answer"]))
         self._say(f"   {len(still)} LOW items were still waiting when the wake was answered")
         for item in (*low, *normal):
-            self._until("the backlog is done", lambda item=item: self._read(_turn, item, ended=True))
+            self._until("the backlog is done", lambda item=item: self._read(facts_of.turn, item, ended=True))
         starts = {item: self._started(item) or 0.0 for item in (wake, *normal, *low)}
         order = sorted(starts, key=starts.__getitem__)
         kinds = ["wake" if item == wake else "normal" if item in normal else "low" for item in order]
@@ -156,7 +155,9 @@ class Tour:
         self._say(f"   killed worker {self._workers[-1].process.pid} and supervisor {supervisor}; a new worker starts")
         lives = session.pid is not None and Path(f"/proc/{session.pid}").exists()
         self._hire()
-        done = self._until("the wake is answered", lambda: self._read(_turn, f"EXEC_CALLBACK:{session.id}", ended=True))
+        done = self._until(
+            "the wake is answered", lambda: self._read(facts_of.turn, f"EXEC_CALLBACK:{session.id}", ended=True)
+        )
         ended = self._read(session_rows.get, session.id)
         end = ended.end if ended else None
         self._say(f"   process {session.pid} lived on: {lives}", _quoted("woken", done["answer"]))
@@ -166,7 +167,7 @@ class Tour:
         facts["checks"]["command ran once"] = nonce == "begun\n"
         facts["checks"]["real exit code after the kills"] = end is not None and end.exit_code == 7
         facts["checks"]["one answer names it"] = (
-            sum("exit code 7" in (row["answer"] or "") for row in self._read(_items)) == 1
+            sum("exit code 7" in (row["answer"] or "") for row in self._read(facts_of.items)) == 1
         )
 
     def _hire(self) -> None:
@@ -204,7 +205,7 @@ class Tour:
 
     def _answer(self, item_id: str, conversation: str = "tour") -> str:
         def look() -> str | None:
-            turn = self._read(_last_answered, conversation, item_id)
+            turn = self._read(facts_of.last_answered, conversation, item_id)
             return str(turn) if turn else None
 
         return self._until("the answer", look)
@@ -213,7 +214,7 @@ class Tour:
         return self._read(session_rows.find)
 
     def _started(self, item_id: str) -> float | None:
-        turn = self._read(_turn, item_id, ended=False)
+        turn = self._read(facts_of.turn, item_id, ended=False)
         return turn["started_at"] if turn else None
 
     def _session(self, part: str, *, live: bool) -> Session | None:
@@ -281,48 +282,3 @@ def _kill_now(pid: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     finally:
         os.close(pidfd)
-
-
-def _turn(conn: sa.Connection, turn_id: str, *, ended: bool) -> dict[str, Any] | None:
-    query = sa.select(turns).where(turns.c.id == turn_id)
-    if ended:
-        query = query.where(turns.c.outcome.is_not(None))
-    row = conn.execute(query).mappings().one_or_none()
-    return None if row is None else dict(row)
-
-
-def _last_answered(conn: sa.Connection, conversation: str, item_id: str) -> str | None:
-    """The answer of the newest turn that ended after the item was put, and is not older than it."""
-    asked = conn.execute(sa.select(turns.c.created_at).where(turns.c.id == item_id)).scalar_one()
-    heard = conn.execute(sa.select(mailbox.c.state).where(mailbox.c.dedupe_key == item_id)).scalar_one()
-    query = (
-        sa.select(turns.c.answer)
-        .where(turns.c.conversation_id == conversation, turns.c.answer.is_not(None), turns.c.ended_at >= asked)
-        .order_by(turns.c.ended_at.desc())
-        .limit(1)
-    )
-    return conn.execute(query).scalar_one_or_none() if heard == "heard" else None
-
-
-def _running(conn: sa.Connection, ids: list[str]) -> int:
-    query = sa.select(sa.func.count()).where(
-        turns.c.id.in_(ids), turns.c.started_at.is_not(None), turns.c.outcome.is_(None)
-    )
-    return conn.execute(query).scalar_one()
-
-
-def _items(conn: sa.Connection) -> list[dict[str, Any]]:
-    query = sa.select(turns).order_by(turns.c.started_at)
-    return [
-        {
-            "id": row.id,
-            "type": row.item_type,
-            "priority": row.priority,
-            "conversation": row.conversation_id,
-            "started_at": row.started_at,
-            "ended_at": row.ended_at,
-            "outcome": row.outcome,
-            "answer": row.answer,
-        }
-        for row in conn.execute(query)
-    ]

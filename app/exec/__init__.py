@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from app.exec.model import CommandSpec, Session, SessionEnd, SessionState
     from app.exec.outcome import Outcome
     from app.exec.supervisor.client import SupervisorClient
-    from app.exec.toolset import ExecTools, toolset
+    from app.exec.toolset import ExecTools, exec_toolset
 
 __all__ = (
     "CommandSpec",
@@ -36,7 +36,7 @@ __all__ = (
     "SessionState",
     "SupervisorClient",
     "cleanup_exec_logs",
-    "toolset",
+    "exec_toolset",
 )
 
 _HOMES = {
@@ -50,7 +50,7 @@ _HOMES = {
     "model": ("CommandSpec", "Session", "SessionEnd", "SessionState"),
     "outcome": ("Outcome",),
     "supervisor.client": ("SupervisorClient",),
-    "toolset": ("ExecTools", "toolset"),
+    "toolset": ("ExecTools", "exec_toolset"),
 }
 
 

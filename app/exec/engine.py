@@ -47,9 +47,9 @@ from app.exec.supervisor.crashpoints import reach
 log = logging.getLogger(__name__)
 
 GIVE_UP_S: Final = 15.0
+"""How long after its timeout the end of a foreground command is still waited for."""
 SHORT_S: Final = 0.1
 """A foreground command that ends sooner is never recorded as running: that would be a commit for nobody."""
-"""How long after its timeout the end of a foreground command is still waited for."""
 
 
 class Engine:
@@ -346,7 +346,12 @@ class Engine:
     def _do_later(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        task.add_done_callback(self._done_later)
+
+    def _done_later(self, task: asyncio.Task[Any]) -> None:
+        self._later.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("left to the next sweep: %s", error)
 
 
 def _give_up(future: asyncio.Future[Session | None]) -> None:

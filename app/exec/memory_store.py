@@ -93,7 +93,15 @@ class MemorySessionStore(SessionStore):
         found = [session for session in self._of(conversation_id) if live is None or session.live == live]
         return sorted(found, key=lambda session: (session.created_at, session.id))
 
-    async def begin_call(self, key: CallKey, session_id: SessionId, tool: str) -> dict[str, object] | None:
+    async def begin_call(
+        self,
+        key: CallKey,
+        session_id: SessionId,
+        tool: str,
+        *,
+        turn_id: str = "",  # noqa: ARG002 - without a queue there are no turns to be overtaken
+        epoch: int = 0,  # noqa: ARG002
+    ) -> dict[str, object] | None:
         call = self._calls.get(key)
         if call is None:
             self._calls[key] = _Call(session_id, tool)

@@ -34,17 +34,6 @@ class SessionState(StrEnum):
 
 
 LIVE_STATES: Final = frozenset({SessionState.CLAIMED, SessionState.RUNNING})
-TRANSITIONS: Final[dict[SessionState, frozenset[SessionState]]] = {
-    SessionState.CLAIMED: frozenset(SessionState) - {SessionState.CLAIMED},
-    SessionState.RUNNING: frozenset(
-        {SessionState.EXITED, SessionState.SIGNALED, SessionState.TIMED_OUT, SessionState.LOST}
-    ),
-    SessionState.EXITED: frozenset(),
-    SessionState.SIGNALED: frozenset(),
-    SessionState.TIMED_OUT: frozenset(),
-    SessionState.START_FAILED: frozenset(),
-    SessionState.LOST: frozenset(),
-}
 
 
 class Evidence(StrEnum):

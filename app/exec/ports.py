@@ -73,10 +73,15 @@ class SessionStore(Protocol):
         """Sessions, oldest first; of one conversation, or all; live, ended, or both."""
         ...
 
-    async def begin_call(self, key: CallKey, session_id: SessionId, tool: str) -> dict[str, object] | None:
+    async def begin_call(
+        self, key: CallKey, session_id: SessionId, tool: str, *, turn_id: str = "", epoch: int = 0
+    ) -> dict[str, object] | None:
         """Note that a changing call is about to act. None: it is new. `{}`: begun before, outcome not known.
 
         Anything else is the recorded outcome of an earlier execution of the same call.
+
+        Raises:
+            StaleTurn: Epoch and turn no longer hold the conversation (SQL store only).
         """
         ...
 

@@ -122,7 +122,7 @@ class Sessions:
             raise InvalidCommand(f"data has {len(data)} bytes; at most {limits.STDIN_BYTES} are accepted in one call")
         check_input(session)
         key = call_key(origin)
-        before = await self._engine.store.begin_call(key, session.id, tool)
+        before = await self._engine.store.begin_call(key, session.id, tool, turn_id=origin.turn_id, epoch=origin.epoch)
         if before is not None:
             return _written(session, before)
         if session.end is not None:
@@ -167,7 +167,9 @@ class Sessions:
         """
         session = await self.get(session_id)
         key = call_key(origin)
-        before = await self._engine.store.begin_call(key, session.id, "process_kill")
+        before = await self._engine.store.begin_call(
+            key, session.id, "process_kill", turn_id=origin.turn_id, epoch=origin.epoch
+        )
         if before is None and session.end is not None:
             before = dict[str, object](ended=how_it_ended(session.end))
             await self._engine.store.end_call(key, before)

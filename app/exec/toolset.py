@@ -105,7 +105,7 @@ class ExecTools:
                     check_input(session, terminal=tool == "process_send_keys")
 
 
-def toolset(engine: Engine, *, policy: Policy | None = None, enabled: bool = True) -> AbstractToolset[Any]:
+def exec_toolset(engine: Engine, *, policy: Policy | None = None, enabled: bool = True) -> AbstractToolset[Any]:
     """The exec tools for any Pydantic AI agent, with approval, for an engine that the caller starts and stops."""
     return ExecTools(engine, policy=policy, enabled=enabled).toolset()
 

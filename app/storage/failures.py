@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,8 @@ from app.storage.url import shown
 
 _ABORTED: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _BROKEN: Final = frozenset({"57P01", "57P02", "57P03", "53300"})  # shutdown, crash, starting, too many connections
+
+_ROOM: Final = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def _sqlite_failure(cause: object, url: sa.URL) -> Failure | None:  # noqa: PLR0
         return Failure(
             DatabaseLocked(f"{where} is locked by another process for too long: end what holds it, then repeat")
         )
-    if code == sqlite3.SQLITE_FULL:
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_room(url)):
         return Failure(DatabaseFull(f"the disk that holds {where} is full: make room, then repeat"))
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
         return Failure(
@@ -55,6 +58,15 @@ def _sqlite_failure(cause: object, url: sa.URL) -> Failure | None:  # noqa: PLR0
     if str(cause).startswith(("no such table", "no such column")):
         return Failure(SchemaBehind(f"{where} lacks tables of this version ({cause}): run `shellback migrate`"))
     return None
+
+
+def _no_room(url: sa.URL) -> bool:
+    # A full disk also comes as an I/O error, from the files that SQLite keeps beside the database.
+    try:
+        found = os.statvfs(os.path.dirname(str(url.database)))
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < _ROOM
 
 
 def _postgres_failure(cause: object, url: sa.URL, *, broken: bool) -> Failure | None:  # noqa: PLR0911

@@ -78,8 +78,12 @@ class SqlSessionStore(SessionStore):
     async def list(self, *, conversation_id: str | None = None, live: bool | None = None) -> Sequence[Session]:
         return await self._database.read(find, conversation_id=conversation_id, live=live)
 
-    async def begin_call(self, key: CallKey, session_id: SessionId, tool: str) -> dict[str, object] | None:
-        return await self._database.write(begin_call, key, session_id, tool, self._within_call)
+    async def begin_call(
+        self, key: CallKey, session_id: SessionId, tool: str, *, turn_id: str = "", epoch: int = 0
+    ) -> dict[str, object] | None:
+        return await self._database.write(
+            begin_call, key, session_id, tool, self._within_call, turn_id=turn_id, epoch=epoch
+        )
 
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         await self._database.write(end_call, key, outcome)
@@ -97,7 +101,7 @@ def claim(
         StaleTurn: The session names an epoch and its turn no longer holds the conversation.
         LimitReached: The conversation has `limit` live sessions.
     """
-    _hold_conversation(conn, session)
+    _hold(conn, session.conversation_id, session.turn_id, session.epoch)
     room = conn.execute(rows.ROOM, {"key": session.id, "conversation": session.conversation_id}).one()
     if room.known and (existing := get(conn, session.id)) is not None:
         return existing
@@ -185,9 +189,23 @@ def find(conn: sa.Connection, *, conversation_id: str | None = None, live: bool 
 
 
 def begin_call(
-    conn: sa.Connection, key: CallKey, session_id: SessionId, tool: str, within: WithinCall | None = None
+    conn: sa.Connection,
+    key: CallKey,
+    session_id: SessionId,
+    tool: str,
+    within: WithinCall | None = None,
+    *,
+    turn_id: str = "",
+    epoch: int = 0,
 ) -> dict[str, object] | None:
-    """Note that a call is about to act: None when it is new, `{}` when begun before, else its outcome."""
+    """Note that a call is about to act: None when it is new, `{}` when begun before, else its outcome.
+
+    Raises:
+        StaleTurn: The call names an epoch and its turn no longer holds the conversation.
+    """
+    if epoch > 0:
+        conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": session_id}).scalar_one()
+        _hold(conn, conversation_id, turn_id, epoch)
     row = {"call_key": key, "session_id": session_id, "tool": tool, "created_at": time.time()}
     if insert_new(conn, calls, row):
         if within is not None:
@@ -228,12 +246,13 @@ def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto:
     return start, end
 
 
-def _hold_conversation(conn: sa.Connection, session: Session) -> None:
-    row = conn.execute(rows.HOLDER, {"key": session.conversation_id}).one_or_none()
-    if session.epoch > 0 and (row is None or (row.claimed_by, row.epoch) != (session.turn_id, session.epoch)):
-        raise StaleTurn(session.conversation_id, session.turn_id, session.epoch)
+def _hold(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> None:
+    """Lock the conversation, or its name where it has no row; an epoch above 0 has to be the one that holds it."""
+    row = conn.execute(rows.HOLDER, {"key": conversation_id}).one_or_none()
+    if epoch > 0 and (row is None or (row.claimed_by, row.epoch) != (turn_id, epoch)):
+        raise StaleTurn(conversation_id, turn_id, epoch)
     if row is None:
-        lock_name(conn, f"sessions of {session.conversation_id}")
+        lock_name(conn, f"sessions of {conversation_id}")
 
 
 def _held(conn: sa.Connection, session_id: SessionId) -> Session | None:

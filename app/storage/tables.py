@@ -66,7 +66,7 @@ mailbox: Final = sa.Table(
     metadata,
     sa.Column("id", BigId, primary_key=True, autoincrement=True),
     sa.Column("conversation_id", sa.String(200), nullable=False),
-    sa.Column("kind", sa.String(32), nullable=False),  # message, decision, exit, turn_failed
+    sa.Column("kind", sa.String(32), nullable=False),  # message, exit, turn_failed
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("dedupe_key", sa.String(200), unique=True),
     sa.Column("payload", sa.JSON, nullable=False),
@@ -91,7 +91,7 @@ turns: Final = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("started_at", sa.Float),
     sa.Column("ended_at", sa.Float, index=True),
-    sa.Column("outcome", sa.String(32)),  # answered, pending_approval, nothing, busy, failed, set_aside
+    sa.Column("outcome", sa.String(32)),  # answered, pending_approval, nothing, busy, failed, gone
     sa.Column("answer", sa.Text),
     sa.Column("error", sa.Text),
 )
@@ -103,7 +103,7 @@ approvals: Final = sa.Table(
     sa.Column("conversation_id", sa.String(200), nullable=False),
     sa.Column("turn_id", sa.String(200), nullable=False),
     sa.Column("call_key", sa.String(64), nullable=False, unique=True),
-    sa.Column("tool_call_id", sa.String(200), nullable=False),
+    sa.Column("tool_call_id", sa.Text, nullable=False),
     sa.Column("tool_name", sa.String(100), nullable=False),
     sa.Column("args", sa.JSON, nullable=False),
     sa.Column("display", sa.JSON, nullable=False),
@@ -119,21 +119,12 @@ approvals: Final = sa.Table(
     sa.Index("ix_approvals_conversation_id_state", "conversation_id", "state"),
 )
 
-verdicts: Final = sa.Table(
-    "verdicts",
-    metadata,
-    sa.Column("call_key", sa.String(64), primary_key=True),
-    sa.Column("conversation_id", sa.String(200), nullable=False),
-    sa.Column("verdict", sa.JSON, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-)
-
 sessions: Final = sa.Table(
     "sessions",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
     sa.Column("conversation_id", sa.String(200), nullable=False),
-    sa.Column("tool_call_id", sa.String(200), nullable=False),
+    sa.Column("tool_call_id", sa.Text, nullable=False),
     sa.Column("turn_id", sa.String(200), nullable=False),
     sa.Column("epoch", sa.Integer, nullable=False),
     sa.Column("host_id", sa.String(64), nullable=False),

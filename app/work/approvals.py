@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -22,7 +21,7 @@ import sqlalchemy as sa
 from app.exec.errors import CommandDenied
 from app.exec.model import CallKey, Session
 from app.exec.supervisor.crashpoints import reach
-from app.storage.tables import approvals
+from app.storage.tables import approvals, turns
 from app.work import mailbox, stream
 from app.work.errors import ApprovalSettled, UnknownApproval
 from app.work.items import ItemType, Priority, epoch_item
@@ -72,7 +71,7 @@ class Proposed:
 
 def ask(
     conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, proposed: list[Proposed], *, ttl_s: float
-) -> list[Request]:
+) -> None:
     """Write one request per call; the caller blocks the conversation in the same transaction."""
     now = time.time()
     for call in proposed:
@@ -100,13 +99,6 @@ def ask(
             {"id": request["id"], "tool": call.tool_name, **call.display},
         )
     reach("approval.recorded")
-    return of_turn(conn, turn_id)
-
-
-def of_turn(conn: sa.Connection, turn_id: str) -> list[Request]:
-    """The requests that one turn ended with, in the order of its calls."""
-    query = sa.select(approvals).where(approvals.c.turn_id == turn_id).order_by(approvals.c.created_at, approvals.c.id)
-    return [_request(row) for row in conn.execute(query).mappings()]
 
 
 def get(conn: sa.Connection, request_id: str) -> Request:
@@ -208,10 +200,11 @@ def supersede(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, 
     return len(pending)
 
 
-def expire(conn: sa.Connection, enqueuer: Enqueuer) -> int:
-    """Deny what nobody decided in time; returns how many.
+def overdue(conn: sa.Connection) -> list[str]:
+    """Requests that nobody decided in time; whoever finds them decides each as expired, on its own.
 
-    A clock that jumped forward expires early, one that jumped back is overruled when the request is used.
+    A clock that jumped forward expires early. One that jumped back is overruled by `decide`, which
+    takes no approval after the time that was written down.
     """
     query = (
         sa.select(approvals.c.id)
@@ -219,10 +212,7 @@ def expire(conn: sa.Connection, enqueuer: Enqueuer) -> int:
         .order_by(approvals.c.created_at)
         .limit(100)
     )
-    late = [row.id for row in conn.execute(query)]
-    for request_id in late:
-        decide(conn, enqueuer, request_id, "expired", by="clock", surface="sweep", note="nobody decided in time")
-    return len(late)
+    return list(conn.execute(query).scalars())
 
 
 def consume_claim(conn: sa.Connection, session: Session) -> None:
@@ -265,20 +255,22 @@ def consume(conn: sa.Connection, request_id: str, user: str, digest: str) -> Non
         raise CommandDenied(f"approval {request_id} is {state} or was given for something else; nothing was started")
 
 
-def decided(conn: sa.Connection, conversation_id: str, tool_call_ids: Collection[str]) -> list[Request]:
-    """The settled requests for calls that a conversation is paused at, newest first.
+def asked_last(conversation_id: str) -> sa.ScalarSelect[Any]:
+    """The turn that asked last, by epoch: neither clocks nor tool call ids, which come again, tell them apart."""
+    return (
+        sa.select(approvals.c.turn_id)
+        .join(turns, turns.c.id == approvals.c.turn_id)
+        .where(approvals.c.conversation_id == conversation_id)
+        .order_by(turns.c.epoch.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
 
-    Tool call ids come again in later responses, so only the newest request of each counts.
-    """
-    query = (
-        sa.select(approvals)
-        .where(
-            approvals.c.conversation_id == conversation_id,
-            approvals.c.state != "pending",
-            approvals.c.tool_call_id.in_(tool_call_ids),
-        )
-        .order_by(approvals.c.created_at.desc(), approvals.c.id)
-        .limit(4 * len(tool_call_ids))
+
+def decided(conn: sa.Connection, conversation_id: str) -> list[Request]:
+    """The settled requests of the turn that asked last: what a paused conversation is resumed with."""
+    query = sa.select(approvals).where(
+        approvals.c.turn_id == asked_last(conversation_id), approvals.c.state != "pending"
     )
     return [_request(row) for row in conn.execute(query).mappings()]
 

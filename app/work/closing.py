@@ -14,13 +14,16 @@ from app.exec.supervisor.crashpoints import reach
 from app.storage.db import Database
 from app.storage.history import SqlConversationStore, write_record_in
 from app.storage.tables import conversations, turns
-from app.work import approvals, mailbox, stream
+from app.work import approvals, claims, mailbox, stream
 from app.work.queues import Enqueuer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """What a turn leaves behind. `answer` is what the person reads; None while calls wait for approval."""
+    """What a turn leaves behind. `answer` is what the person reads; None while calls wait for approval.
+
+    `heard` are the mailbox rows that the history has; other rows the turn took become unread again.
+    """
 
     conversation_id: str
     turn_id: str
@@ -30,6 +33,7 @@ class Closing:
     error: str | None = None
     proposed: tuple[approvals.Proposed, ...] = ()
     told: frozenset[SessionId] = field(default_factory=frozenset[SessionId])
+    heard: frozenset[int] = field(default_factory=frozenset[int])
     ttl_s: float = 3600.0
 
 
@@ -55,7 +59,7 @@ def close(
     conversation = mailbox.held(conn, closing.conversation_id, closing.turn_id, closing.epoch)
     if record is not None:
         write_record_in(conn, record, new_entries, expected_revision)
-    mailbox.hear(conn, closing.conversation_id, closing.turn_id, frozenset(closing.told))
+    mailbox.hear(conn, closing.conversation_id, closing.turn_id, closing.heard, closing.told)
     if closing.proposed:
         approvals.ask(
             conn, closing.conversation_id, closing.turn_id, closing.epoch, list(closing.proposed), ttl_s=closing.ttl_s
@@ -72,7 +76,7 @@ def close(
     if closing.answer is not None:
         kind = "answer" if closing.outcome == "answered" else "failed"
         stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
-    mailbox.release(conn, enqueuer, conversation, blocked="approval" if closing.proposed else None)
+    claims.release(conn, enqueuer, conversation, blocked="approval" if closing.proposed else None)
     return closing.outcome
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from app.exec.model import CallKey, SessionId
 from app.exec.policy import Approval
+from app.work.mailbox import Letter
 
 
 @dataclass(slots=True, kw_only=True)
@@ -14,7 +15,8 @@ class TurnDeps:
 
     `gate` was read once, in the turn's first step. `approvals` are the decisions this turn was
     resumed with. `told` collects sessions whose end a tool result has told the agent. `looks` counts
-    looks into the mailbox: the first step of a turn is look 0.
+    looks into the mailbox: the first step of a turn is look 0. `letters` is what they brought.
+    `began_at` is when the turn began, as its first step recorded it; `seconds` is what it has.
     """
 
     conversation_id: str
@@ -24,6 +26,9 @@ class TurnDeps:
     approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
     told: set[SessionId] = field(default_factory=set[SessionId])
     looks: int = 0
+    began_at: float = 0.0
+    seconds: float = 1800.0
+    letters: list[Letter] = field(default_factory=list[Letter])
 
     def approval_for(self, key: CallKey) -> Approval | None:
         """The person's yes to this call, if there is one."""

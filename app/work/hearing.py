@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dbos import DBOS
 from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.exceptions import ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
+from pydantic_ai.exceptions import AgentRunError, ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import RunContext, ToolDefinition
 
 from app.exec.model import LIVE_STATES, SessionId
+from app.exec.supervisor.crashpoints import reach
 from app.storage.errors import StaleTurn
 from app.work.deps import TurnDeps
 from app.work.mailbox import Letter
@@ -25,6 +27,10 @@ OURS: Final = frozenset({"exec", "process"})
 LIVE: Final = frozenset(state.value for state in LIVE_STATES)
 SIGNALS: Final = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
 """Exceptions by which a tool answers; they are results and are recorded as such."""
+
+
+class OutOfTime(AgentRunError):
+    """Raised before a model request when the turn has used up its seconds. The clock was read in a step."""
 
 
 class Fenced(BaseException):
@@ -69,12 +75,15 @@ class Hearing(AbstractCapability[TurnDeps]):
         ctx.deps.looks += 1
         look = ctx.deps.looks
 
-        async def take() -> list[Letter]:
-            return await self._take(ctx.deps, look)
+        async def take() -> tuple[list[Letter], float]:
+            return await self._take(ctx.deps, look), time.time()
 
-        letters = await recorded("mailbox", take)
+        letters, now = await recorded("mailbox", take)
         if letters:
+            ctx.deps.letters += letters
             ctx.enqueue(*texts_of(letters))
+        if now - ctx.deps.began_at > ctx.deps.seconds:
+            raise OutOfTime(f"{ctx.deps.seconds:g} s")
         return request_context
 
     async def wrap_tool_execute(
@@ -97,6 +106,7 @@ class Hearing(AbstractCapability[TurnDeps]):
                 return False, answer
 
         answered, result = await recorded(f"tool.{call.tool_name}", act)
+        reach("tool.returned")
         if not answered:
             raise result
         ctx.deps.told.update(_ends_in(result))

@@ -1,4 +1,4 @@
-"""What a conversation has to hear, and the claim that makes one turn at a time read it.
+"""What a conversation has to hear: rows that are put, taken by a turn, and heard when it closes.
 
 Every function is a part of the caller's transaction and locks the conversation's row before it
 looks at anything else: without that a row put between a turn's last look and its release is
@@ -8,17 +8,16 @@ never read on Postgres.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from app.exec.supervisor.crashpoints import reach
 from app.storage.errors import StaleTurn
 from app.storage.rows import insert_new
-from app.storage.tables import approvals, conversations, mailbox, turns
-from app.work import stream
-from app.work.items import BY_A_PERSON, ItemType, Priority, WorkItem, epoch_item
+from app.storage.tables import approvals, conversations, mailbox
+from app.work.items import WorkItem
 from app.work.queues import Enqueuer
 
 ROWS_PER_TURN: Final = 100
@@ -28,32 +27,12 @@ Kind = Literal["message", "exit", "turn_failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wakes:
-    """How often a conversation may be woken without a person (design section 2)."""
-
-    per_hour: int = 30
-    chain: int = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
     """One mailbox row as a turn hears it."""
 
     id: int
     kind: str
-    priority: int
     payload: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What came of an item's attempt to claim its conversation.
-
-    `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once.
-    """
-
-    epoch: int | None = None
-    outcome: str | None = None
 
 
 def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
@@ -120,106 +99,12 @@ def add_row(
     )
 
 
-def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes) -> Entry:
-    """Claim the conversation for the turn of `item` and raise its epoch.
-
-    The first act of every execution, outside any recorded step: an execution that a newer one has
-    overtaken carries an old epoch, and nothing it does afterwards counts.
-    """
-    turn = conn.execute(sa.select(turns).where(turns.c.id == item.id)).one_or_none()
-    if turn is not None and turn.outcome is not None:
-        return Entry(outcome=turn.outcome)
-    conversation = lock(conn, item.conversation_id)
-    if conversation is None:
-        return _end_at_once(conn, item, "gone")
-    held = conversation.state == "claimed" and conversation.claimed_by != item.id
-    if held or not _admitted(conn, conversation, item):
-        return _end_at_once(conn, item, "busy")
-    first = turn is None or turn.executions == 0
-    by_person = item.type in BY_A_PERSON
-    chain = 0 if by_person else conversation.chain + (1 if first else 0)
-    if first and not by_person and _worn_out(conn, item.conversation_id, chain, wakes):
-        _block(conn, item.conversation_id, "wake_limit")
-        stream.note(
-            conn,
-            item.conversation_id,
-            item.id,
-            0,
-            "blocked",
-            {
-                "reason": "wake_limit",
-                "text": "woken too often without a person; the news is kept until somebody writes",
-            },
-        )
-        return _end_at_once(conn, item, "busy")
-    epoch = conversation.epoch + 1
-    now = time.time()
-    conn.execute(
-        sa.update(conversations)
-        .where(conversations.c.id == item.conversation_id)
-        .values(
-            state="claimed",
-            blocked_reason=None,
-            claimed_by=item.id,
-            claimed_at=now,
-            epoch=epoch,
-            chain=chain,
-            failures=0 if item.type is ItemType.CHAT else conversations.c.failures,
-        )
-    )
-    conn.execute(
-        sa.update(turns)
-        .where(turns.c.id == item.id)
-        .values(
-            executor_id=executor_id,
-            epoch=epoch,
-            executions=turns.c.executions + 1,
-            started_at=sa.func.coalesce(turns.c.started_at, now),
-        )
-    )
-    return Entry(epoch=epoch)
-
-
-def _end_at_once(conn: sa.Connection, item: WorkItem, outcome: str) -> Entry:
-    now = time.time()
-    conn.execute(sa.update(turns).where(turns.c.id == item.id).values(outcome=outcome, started_at=now, ended_at=now))
-    return Entry(outcome=outcome)
-
-
-def _admitted(conn: sa.Connection, conversation: sa.Row[Any], item: WorkItem) -> bool:
-    if conversation.state != "blocked":
-        return True
-    if conversation.blocked_reason == "approval":
-        return item.type is ItemType.APPROVAL and not undecided(conn, item.conversation_id)
-    return item.type in BY_A_PERSON
-
-
 def undecided(conn: sa.Connection, conversation_id: str) -> int:
     """How many calls of the conversation wait for a decision."""
     query = sa.select(sa.func.count()).where(
         approvals.c.conversation_id == conversation_id, approvals.c.state == "pending"
     )
     return conn.execute(query).scalar_one()
-
-
-def _worn_out(conn: sa.Connection, conversation_id: str, chain: int, wakes: Wakes) -> bool:
-    if chain > wakes.chain:
-        return True
-    query = sa.select(sa.func.count()).where(
-        turns.c.conversation_id == conversation_id,
-        turns.c.item_type.not_in([kind.value for kind in BY_A_PERSON]),
-        turns.c.started_at > time.time() - 3600,
-        sa.or_(turns.c.outcome.is_(None), turns.c.outcome.not_in(["busy", "nothing", "gone"])),
-    )
-    return conn.execute(query).scalar_one() >= wakes.per_hour
-
-
-def _block(conn: sa.Connection, conversation_id: str, reason: str) -> None:
-    conn.execute(
-        sa.update(conversations)
-        .where(conversations.c.id == conversation_id)
-        .values(state="blocked", blocked_reason=reason, claimed_by=None, claimed_at=None)
-    )
 
 
 def held(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> sa.Row[Any]:
@@ -255,13 +140,20 @@ def take(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, st
             .where(mailbox.c.id.in_([row.id for row in rows]))
             .values(state="taken", taken_by=turn_id, taken_step=step)
         )
-    return [Letter(id=row.id, kind=row.kind, priority=row.priority, payload=row.payload) for row in rows]
+    return [Letter(id=row.id, kind=row.kind, payload=row.payload) for row in rows]
 
 
-def hear(conn: sa.Connection, conversation_id: str, turn_id: str, told: frozenset[str]) -> None:
-    """Settle what the turn took, and the unread exits of sessions that the agent has been told about."""
+def hear(
+    conn: sa.Connection, conversation_id: str, turn_id: str, heard: Collection[int], told: Collection[str]
+) -> None:
+    """Settle the rows `heard`, and unread exits of sessions that the agent was `told` of; the rest is unread again.
+
+    What the turn has taken but its history does not have was taken by an execution that came no further.
+    """
     settled = {"state": "heard", "heard_at": time.time()}
-    conn.execute(sa.update(mailbox).where(mailbox.c.taken_by == turn_id, mailbox.c.state == "taken").values(settled))
+    if heard:
+        conn.execute(sa.update(mailbox).where(mailbox.c.taken_by == turn_id, mailbox.c.id.in_(heard)).values(settled))
+    give_back(conn, turn_id)
     if told:
         conn.execute(
             sa.update(mailbox)
@@ -275,61 +167,9 @@ def hear(conn: sa.Connection, conversation_id: str, turn_id: str, told: frozense
 
 
 def give_back(conn: sa.Connection, turn_id: str) -> None:
-    """Make what a failed turn took unread again."""
+    """Make what a turn has taken and not settled unread again."""
     conn.execute(
         sa.update(mailbox)
         .where(mailbox.c.taken_by == turn_id, mailbox.c.state == "taken")
         .values(state="unread", taken_by=None, taken_step=None)
     )
-
-
-def release(
-    conn: sa.Connection,
-    enqueuer: Enqueuer,
-    conversation: sa.Row[Any],
-    *,
-    blocked: str | None = None,
-    follow: ItemType = ItemType.FOLLOW_UP,
-) -> None:
-    """Let go of a claimed conversation; unread rows get one item, unless it becomes blocked."""
-    reach("turn.closing")
-    conn.execute(
-        sa.update(conversations)
-        .where(conversations.c.id == conversation.id)
-        .values(
-            state="blocked" if blocked else "free",
-            blocked_reason=blocked,
-            claimed_by=None,
-            claimed_at=None,
-        )
-    )
-    if not blocked:
-        follow_up(conn, enqueuer, conversation, kind=follow)
-
-
-def follow_up(
-    conn: sa.Connection,
-    enqueuer: Enqueuer,
-    conversation: sa.Row[Any],
-    *,
-    kind: ItemType = ItemType.FOLLOW_UP,
-    suffix: str = "",
-) -> bool:
-    """Enqueue one item for the unread rows of `conversation`, as urgent as the most urgent of them."""
-    unread = conn.execute(
-        sa.select(mailbox.c.priority, mailbox.c.payload).where(
-            mailbox.c.conversation_id == conversation.id, mailbox.c.state == "unread"
-        )
-    ).all()
-    if not unread:
-        return False
-    item = epoch_item(
-        kind,
-        conversation.id,
-        conversation.epoch,
-        priority=Priority(min(row.priority for row in unread)),
-        waiting=any(row.payload.get("waiting") for row in unread),
-        suffix=suffix,
-    )
-    enqueuer.put(conn, item, host_id=conversation.host_id)
-    return True

@@ -64,11 +64,13 @@ def send(  # noqa: PLR0913 - what a message is
     stream.note(conn, conversation_id, item.id, 0, "message", {"text": text, "by": by})
     if interrupt:
         approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="send --interrupt")
+    pending = mailbox.undecided(conn, conversation_id)
+    blocked = conversation.blocked_reason if conversation.state == "blocked" else None
     return Sent(
         item_id=item.id,
         conversation_id=conversation_id,
-        pending_approvals=mailbox.undecided(conn, conversation_id),
-        blocked=conversation.blocked_reason if conversation.state == "blocked" else None,
+        pending_approvals=pending,
+        blocked=None if blocked == "approval" and not pending else blocked,
         event=event,
     )
 

@@ -8,6 +8,7 @@ looks again under the conversation's lock, so that two sweeps, or a sweep and a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,11 @@ import sqlalchemy as sa
 from app.exec.model import Delivery, SessionId, SessionState
 from app.exec.supervisor.crashpoints import reach
 from app.storage.db import Database
+from app.storage.tables import approvals as approval_rows
 from app.storage.tables import conversations, mailbox, sessions, turns, workers
-from app.work import approvals, stream
+from app.work import approvals, claims, stream
 from app.work import mailbox as box
+from app.work.errors import ApprovalSettled
 from app.work.items import ItemType
 from app.work.queues import Enqueuer
 
@@ -65,26 +68,59 @@ class Status:
 
 
 class Sweep:
-    """Runs one comparison at a time; constructed by wiring, called by the worker."""
+    """Runs one comparison at a time; constructed by wiring, called by the worker `me` (executor id, version)."""
 
     def __init__(
-        self, database: Database, enqueuer: Enqueuer, client: DBOSClient, processes: Processes, host_id: str
+        self,
+        database: Database,
+        enqueuer: Enqueuer,
+        client: DBOSClient,
+        processes: Processes,
+        host_id: str,
+        me: tuple[str, str],
     ) -> None:
         self._db = database
         self._enqueuer = enqueuer
         self._client = client
         self._processes = processes
         self._host_id = host_id
+        self._me = me
 
     async def once(self) -> None:
-        """Compare and repair. Raises what the database raises; the next sweep begins anew."""
+        """Compare and repair, each thing on its own: what cannot be done now is logged and tried by the next sweep."""
         reach("sweep.scanning")
-        await self._db.write(approvals.expire, self._enqueuer)
-        await self._free_dead_turns()
-        await self._wake_the_forgotten()
-        await self._processes.reconcile()
-        await self._settle_what_dead_turns_left()
+        for repair in (
+            self._expire_approvals,
+            self._free_dead_turns,
+            self._wake_the_forgotten,
+            self._prune_events,
+            self._processes.reconcile,
+            self._settle_what_dead_turns_left,
+        ):
+            try:
+                await repair()
+            except Exception:
+                log.exception("a part of the sweep failed; the next one tries again")
+
+    async def _prune_events(self) -> None:
         await self._db.write(stream.prune)
+
+    async def _expire_approvals(self) -> None:
+        for request_id in await self._db.read(approvals.overdue):
+            with contextlib.suppress(ApprovalSettled):
+                await self._db.write(
+                    approvals.decide,
+                    self._enqueuer,
+                    request_id,
+                    "expired",
+                    by="clock",
+                    surface="sweep",
+                    note="nobody decided in time",
+                )
+
+    async def _alive(self) -> set[tuple[str, str]]:
+        # We are, whatever a clock that jumped makes of our heartbeat.
+        return await self._db.read(_alive) | {self._me}
 
     async def _statuses(self, ids: Sequence[str]) -> Mapping[str, Status]:
         if not ids:
@@ -100,23 +136,25 @@ class Sweep:
     async def _free_dead_turns(self) -> None:
         claimed = await self._db.read(_claimed, self._host_id)
         statuses = await self._statuses([row.claimed_by for row in claimed])
-        alive = await self._db.read(_alive)
+        alive = await self._alive()
         for row in claimed:
             reason = _why_dead(statuses.get(row.claimed_by), alive)
             if reason is None:
                 continue
+            came = await self._db.write(_fail_if_still, self._enqueuer, row.id, row.claimed_by, row.epoch, reason)
+            if came is None:
+                continue
+            log.warning("freed conversation %s: %s; %s", row.id, reason, came, extra={"conversation": row.id})
+            # Only now: cancelled before, a turn that a worker has just taken up again would die of it.
             status = statuses.get(row.claimed_by)
             if status is not None and status.status in WAITING:
                 await asyncio.to_thread(self._client.cancel_workflow, row.claimed_by)
-            came = await self._db.write(_fail_if_still, self._enqueuer, row.id, row.claimed_by, row.epoch, reason)
-            if came:
-                log.warning("freed conversation %s: %s; %s", row.id, reason, came, extra={"conversation": row.id})
 
     async def _wake_the_forgotten(self) -> None:
         forgotten = await self._db.read(_with_unread_rows, self._host_id)
         waiting = await self._db.read(_open_items, [row.id for row in forgotten])
         statuses = await self._statuses([item for items in waiting.values() for item in items])
-        alive = await self._db.read(_alive)
+        alive = await self._alive()
         for row in forgotten:
             items = [statuses[item] for item in waiting.get(row.id, []) if item in statuses]
             if any(_will_run(status, alive) for status in items):
@@ -168,6 +206,8 @@ def _why_dead(status: Status | None, alive: set[tuple[str, str]]) -> str | None:
             return "it ended without closing"
         case "PENDING" if (status.executor_id, status.version) not in alive:
             return "no living worker runs its version"
+        case _ if not _will_run(status, alive):
+            return "it waits for a version that no living worker runs"
         case _:
             return None
 
@@ -191,12 +231,26 @@ def _fail_if_still(
 def fail(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], *, reason: str) -> str:
     """Free a conversation whose turn died: its rows are unread again and a new item tries, or it is set aside.
 
-    `conversation` is the locked row, still claimed by the dead turn. Returns `retried` or `set_aside`.
+    `conversation` is the locked row, still claimed by the dead turn. Returns `retried`, `set_aside`, or
+    `released` for a turn that had closed after all.
     """
     turn_id, failures = conversation.claimed_by, conversation.failures + 1
     box.give_back(conn, turn_id)
+    died = conn.execute(
+        sa.update(turns)
+        .where(turns.c.id == turn_id, turns.c.outcome.is_(None))
+        .values(outcome="failed", error=reason, ended_at=time.time())
+    )
+    if not died.rowcount:
+        claims.release(conn, enqueuer, conversation)
+        return "released"
+    # Nobody waits for these any more; an end that is recorded already is handed over by the next sweep.
     conn.execute(
-        sa.update(turns).where(turns.c.id == turn_id).values(outcome="failed", error=reason, ended_at=time.time())
+        sa.update(sessions)
+        .where(
+            sessions.c.turn_id == turn_id, sessions.c.delivery == Delivery.INLINE.value, sessions.c.end.is_(sa.null())
+        )
+        .values(delivery=Delivery.CALLBACK.value)
     )
     conn.execute(sa.update(conversations).where(conversations.c.id == conversation.id).values(failures=failures))
     aside = failures >= STRIKES
@@ -215,7 +269,7 @@ def fail(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], *, 
         payload={"reason": reason, "started": _started_by(conn, turn_id)},
         dedupe_key=f"turn_failed:{conversation.id}:{conversation.epoch}",
     )
-    box.release(conn, enqueuer, conversation, blocked="set_aside" if aside else None, follow=ItemType.RETRY)
+    claims.release(conn, enqueuer, conversation, blocked="set_aside" if aside else None, follow=ItemType.RETRY)
     return "set_aside" if aside else "retried"
 
 
@@ -235,7 +289,14 @@ def _with_unread_rows(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]
         )
         .exists()
     )
-    resumable = sa.and_(conversations.c.state == "blocked", conversations.c.blocked_reason == "approval")
+    pending = (
+        sa.select(approval_rows.c.id)
+        .where(approval_rows.c.conversation_id == conversations.c.id, approval_rows.c.state == "pending")
+        .exists()
+    )
+    resumable = sa.and_(
+        conversations.c.state == "blocked", conversations.c.blocked_reason == "approval", sa.not_(pending)
+    )
     query = (
         sa.select(conversations)
         .where(
@@ -267,7 +328,7 @@ def _wake_if_still(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str
             return False
         approvals.resume(conn, enqueuer, row, suffix)
         return True
-    return row.state == "free" and box.follow_up(conn, enqueuer, row, suffix=suffix)
+    return row.state == "free" and claims.follow_up(conn, enqueuer, row, suffix=suffix)
 
 
 def undelivered(conn: sa.Connection) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterable
 from typing import Any, Final
@@ -19,8 +20,11 @@ from pydantic_ai.messages import (
 from pydantic_ai.tools import RunContext
 
 from app.storage.db import Database
+from app.storage.errors import StorageError
 from app.work import stream
 from app.work.deps import TurnDeps
+
+log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 0.1
 SHOWN_CHARS: Final = 2_000
@@ -66,4 +70,8 @@ class Telling:
 
     async def _note(self, ctx: RunContext[TurnDeps], kind: str, payload: dict[str, Any]) -> None:
         deps = ctx.deps
-        await self._db.write(stream.note, deps.conversation_id, deps.turn_id, deps.epoch, kind, payload)
+        try:
+            await self._db.write(stream.note, deps.conversation_id, deps.turn_id, deps.epoch, kind, payload)
+        except StorageError as error:
+            # Who watches misses a piece; the turn must not die of that.
+            log.warning("an event was not written: %s", error, extra={"work_item": deps.turn_id})

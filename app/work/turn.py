@@ -7,6 +7,7 @@ The order of its steps is its shape: a replay matches them by position. Change t
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -21,7 +22,6 @@ from pydantic_ai.exceptions import (
     ModelAPIError,
     ModelQuotaExceededError,
     ModelRequestRejectedError,
-    RunTimedOut,
     UsageLimitExceeded,
     UserError,
 )
@@ -42,13 +42,14 @@ from app.exec.policy import Approval
 from app.exec.supervisor.crashpoints import reach
 from app.storage.db import Database
 from app.storage.history import read_record_in
-from app.work import approvals, mailbox
+from app.work import approvals, claims, mailbox
 from app.work.approvals import Proposed, Request
+from app.work.claims import Entry, Wakes
 from app.work.closing import Closing, TurnStore, close, outcome_of
 from app.work.deps import TurnDeps
-from app.work.hearing import Fenced, recorded
+from app.work.hearing import Fenced, OutOfTime, recorded
 from app.work.items import ItemType, WorkItem
-from app.work.mailbox import Entry, Letter, Wakes
+from app.work.mailbox import Letter
 from app.work.prompt import texts_of
 from app.work.queues import Enqueuer
 
@@ -76,6 +77,7 @@ class Begun:
 
     gate: bool
     record: ConversationRecord | None
+    at: float = 0.0
     letters: list[Letter] = field(default_factory=list[Letter])
     decided: list[Request] = field(default_factory=list[Request])
 
@@ -121,6 +123,9 @@ class TurnRunner:
             turn_id=item.id,
             epoch=epoch,
             gate=begun.gate,
+            began_at=begun.at,
+            seconds=self.budget.seconds,
+            letters=list(begun.letters),
         )
         store = TurnStore(self.database, self.enqueuer, begun.record)
         conversation = await store.load(item.conversation_id) or Conversation(conversation_id=item.conversation_id)
@@ -133,7 +138,7 @@ class TurnRunner:
                 result = await self._run_agent(conversation, begun.letters, results, deps)
             except (AgentRunError, UserError, dbos_error.DBOSMaxStepRetriesExceeded) as error:
                 cause = error.errors[-1] if isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded) else error
-                return await self._close_with_error(item, store, conversation, list(messages), begun, deps, cause)
+                return await self._close_with_error(item, store, conversation, list(messages), deps, cause)
         return await self._close(item, store, result, deps)
 
     async def _run_agent(
@@ -154,7 +159,6 @@ class TurnRunner:
                 request_limit=spent.requests + self.budget.requests,
                 total_tokens_limit=spent.total_tokens + self.budget.tokens,
             ),
-            timeout=self.budget.seconds,
         )
 
     async def _close_without_news(self, item: WorkItem, epoch: int) -> str:
@@ -179,6 +183,7 @@ class TurnRunner:
                 answer=None if proposed else str(output),
                 proposed=proposed,
                 told=frozenset(deps.told),
+                heard=_ids(deps.letters),
                 ttl_s=self.approval_ttl_s,
             )
             await store.save(result)
@@ -192,7 +197,6 @@ class TurnRunner:
         store: TurnStore,
         conversation: Conversation,
         messages: list[ModelMessage],
-        begun: Begun,
         deps: TurnDeps,
         error: Exception,
     ) -> str:
@@ -206,9 +210,11 @@ class TurnRunner:
             answer=text,
             error=f"{type(error).__name__}: {error}"[:4_000],
             told=frozenset(deps.told),
+            heard=_ids(deps.letters),
         )
-        kept = messages or [*conversation.messages, ModelRequest(parts=[UserPromptPart(texts_of(begun.letters))])]
-        conversation.messages = _mended(kept, text)
+        before = len(conversation.messages)
+        new = messages[before:] if len(messages) > before else []
+        conversation.messages = _mended([*conversation.messages, *new], _unheard(new, deps.letters), text)
         conversation.deferred_tool_requests = None
 
         async def act() -> str:
@@ -239,19 +245,19 @@ class TurnRunner:
 
 
 def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes) -> Entry:
-    return mailbox.enter(conn, item, executor_id=executor_id, wakes=wakes)
+    return claims.enter(conn, item, executor_id=executor_id, wakes=wakes)
 
 
 def _begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
     letters = mailbox.take(conn, item.conversation_id, item.id, epoch, BEGIN_STEP)
     record = read_record_in(conn, item.conversation_id)
-    paused = record.deferred_tool_requests if record is not None else None
-    calls = [call.tool_call_id for call in paused.approvals] if paused is not None else []
+    paused = record is not None and record.deferred_tool_requests is not None
     return Begun(
         gate=gate,
+        at=time.time(),
         record=record,
         letters=letters,
-        decided=approvals.decided(conn, item.conversation_id, calls) if calls else [],
+        decided=approvals.decided(conn, item.conversation_id) if paused else [],
     )
 
 
@@ -260,16 +266,14 @@ def _outcome(conn: sa.Connection, turn_id: str) -> str:
 
 
 def _results(conversation: Conversation, decided: Sequence[Request]) -> DeferredToolResults | None:
-    """Answers for every call the conversation is paused at; the newest request of a call is the one that counts."""
+    """Answers for every call the conversation is paused at."""
     deferred = conversation.deferred_tool_requests
     if deferred is None or not deferred.approvals:
         return None
-    newest: dict[str, Request] = {}
-    for request in decided:
-        newest.setdefault(request.tool_call_id, request)
+    by_call = {request.tool_call_id: request for request in decided}
     results = DeferredToolResults()
     for call in deferred.approvals:
-        request = newest.get(call.tool_call_id)
+        request = by_call.get(call.tool_call_id)
         results.approvals[call.tool_call_id] = (
             ToolApproved() if request and request.state in {"approved", "used"} else ToolDenied(_refusal(request))
         )
@@ -309,14 +313,28 @@ def explain(error: Exception) -> str:
     match error:
         case UsageLimitExceeded():
             return f"I stopped: this turn's budget is used up ({error}). Write again to go on with a new budget."
-        case RunTimedOut():
+        case OutOfTime():
             return "I stopped: this turn's time is used up. Processes go on; write again to go on."
         case _:
             return f"The model could not answer ({type(error).__name__}: {str(error)[:500]}). Write again to retry."
 
 
-def _mended(messages: Sequence[ModelMessage], text: str) -> list[ModelMessage]:
-    """A history that the next run accepts: every call answered, the failure said by the agent."""
+def _ids(letters: Sequence[Letter]) -> frozenset[int]:
+    return frozenset(letter.id for letter in letters)
+
+
+def _unheard(messages: Sequence[ModelMessage], letters: Sequence[Letter]) -> list[str]:
+    """Texts the run was given that its messages do not have: it was stopped before they were put there."""
+    had: set[object] = set()
+    for message in messages:
+        for part in message.parts:
+            if isinstance(part, UserPromptPart):
+                had |= {part.content} if isinstance(part.content, str) else {str(piece) for piece in part.content}
+    return [text for text in texts_of(letters) if text not in had]
+
+
+def _mended(messages: Sequence[ModelMessage], unheard: list[str], text: str) -> list[ModelMessage]:
+    """A history that the next run accepts: every call answered, all news in it, the failure said by the agent."""
     kept = list(messages)
     last = kept[-1] if kept else None
     if isinstance(last, ModelResponse):
@@ -335,4 +353,6 @@ def _mended(messages: Sequence[ModelMessage], text: str) -> list[ModelMessage]:
                     ]
                 )
             )
+    if unheard:
+        kept.append(ModelRequest(parts=[UserPromptPart(unheard)]))
     return [*kept, ModelResponse(parts=[TextPart(text)])]

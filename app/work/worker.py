@@ -114,20 +114,21 @@ class Worker:
         await self._cleanup()
         self._loops = [
             asyncio.create_task(self._every(config.sweep_s, "sweep", self._sweep.once, first_s=0.5)),
-            asyncio.create_task(self._every(HEARTBEAT_S, "heartbeat", self._beat)),
             asyncio.create_task(self._every(3600.0, "log clean-up", self._cleanup, first_s=3600.0)),
+            asyncio.create_task(self._every(HEARTBEAT_S, "heartbeat", self._beat)),
         ]
         log.info("worker %s ready, version %s", config.executor_id, self._version)
 
     async def stop(self) -> None:
         """Stop listening, give running turns `drain_s` to end, and go; the next start takes up what is cut off."""
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
-        self._loops = []
+        beat = self._loops[-1:]
+        await _cancelled(self._loops[:-1])
         if self._launched:
             self._launched = False
+            # The heart beats on: until they have ended, our turns are those of a living worker.
             await asyncio.to_thread(_destroy_dbos, self._config.drain_s)
+        await _cancelled(beat)
+        self._loops = []
         await self._engine.stop()
         with contextlib.suppress(Exception):
             await self._db.write(_unregister, self._config.executor_id)
@@ -159,6 +160,12 @@ class Worker:
             "run_migrations": False,
             "log_level": "WARNING",
         }
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _turn_of(runner: TurnRunner) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:

@@ -18,7 +18,6 @@ _TABLES = (
     "mailbox",
     "turns",
     "approvals",
-    "verdicts",
     "sessions",
     "calls",
     "workers",
@@ -97,7 +96,7 @@ def upgrade() -> None:
         sa.Column("conversation_id", sa.String(200), nullable=False),
         sa.Column("turn_id", sa.String(200), nullable=False),
         sa.Column("call_key", sa.String(64), nullable=False, unique=True),
-        sa.Column("tool_call_id", sa.String(200), nullable=False),
+        sa.Column("tool_call_id", sa.Text, nullable=False),
         sa.Column("tool_name", sa.String(100), nullable=False),
         sa.Column("args", sa.JSON, nullable=False),
         sa.Column("display", sa.JSON, nullable=False),
@@ -113,17 +112,10 @@ def upgrade() -> None:
         sa.Index("ix_approvals_conversation_id_state", "conversation_id", "state"),
     )
     op.create_table(
-        "verdicts",
-        sa.Column("call_key", sa.String(64), primary_key=True),
-        sa.Column("conversation_id", sa.String(200), nullable=False),
-        sa.Column("verdict", sa.JSON, nullable=False),
-        sa.Column("created_at", sa.Float, nullable=False),
-    )
-    op.create_table(
         "sessions",
         sa.Column("id", sa.String(64), primary_key=True),
         sa.Column("conversation_id", sa.String(200), nullable=False),
-        sa.Column("tool_call_id", sa.String(200), nullable=False),
+        sa.Column("tool_call_id", sa.Text, nullable=False),
         sa.Column("turn_id", sa.String(200), nullable=False),
         sa.Column("epoch", sa.Integer, nullable=False),
         sa.Column("host_id", sa.String(64), nullable=False),

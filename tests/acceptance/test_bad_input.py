@@ -91,13 +91,32 @@ def test_a_postgres_that_nobody_migrated_names_the_command_that_does(place: Stag
     assert facts(shellback(place, "ps", "--json", DATABASE_URL=empty_postgres_url))["sessions"] == []
 
 
-def test_a_database_that_stays_locked_is_named_and_the_message_is_not_half_kept(place: Stage, sqlite_url: str) -> None:
-    conn = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+@pytest.fixture(scope="module", autouse=True)
+def locked_out(place: Stage, sqlite_template: Path) -> Iterator[subprocess.Popen[str]]:
+    """A `send` to a database that somebody holds. It waits half a minute, so it begins with the module."""
+    path = place.root / "locked.db"
+    shutil.copyfile(sqlite_template, path)
+    conn = sqlite3.connect(path, isolation_level=None)
     conn.execute("BEGIN IMMEDIATE")
-    assert_refused(shellback(place, "send", "-c", "locked", "hi", DATABASE_URL=sqlite_url), "locked by another process")
-    conn.execute("ROLLBACK")
-    assert conn.execute("SELECT count(*) FROM mailbox").fetchone() == (0,)
-    conn.close()
+    process = subprocess.Popen(
+        [*PROGRAM, "send", "-c", "locked", "hi"],
+        env=environment(place, {"DATABASE_URL": f"sqlite:///{path}"}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        conn.close()
+
+
+def test_a_database_that_stays_locked_is_named(locked_out: subprocess.Popen[str]) -> None:
+    out, err = locked_out.communicate(timeout=60)
+    done = subprocess.CompletedProcess([], locked_out.returncode, out, err)
+    assert_refused(done, "locked.db is locked by another process", "then repeat")
 
 
 def test_a_state_directory_that_cannot_be_trusted_or_used_is_refused(place: Stage) -> None:
@@ -134,11 +153,12 @@ def test_a_workspace_that_commands_cannot_write_is_refused_with_the_uid(place: S
 
 
 def test_the_default_workspace_is_made_and_said_so(place: Stage) -> None:
-    done = shellback(place, "chat", WORKSPACE_ROOT=None, SHELLBACK_HOME=str(place.root / "other"), typed="")
+    here = place.root / "here"
+    here.mkdir()
+    done = shellback(place, "chat", cwd=here, WORKSPACE_ROOT=None, SUPERVISOR_IDLE_SECONDS="0.1")
     assert done.returncode == 0, done.stderr
-    made = place.root / "workspace"
-    assert made.is_dir()
-    assert made.exists()
+    assert f"made the workspace {here / 'workspace'}" in done.stderr
+    assert (here / "workspace").stat().st_uid == (EXEC_UID if os.geteuid() == 0 else os.geteuid())
 
 
 @pytest.mark.parametrize(
@@ -148,9 +168,8 @@ def test_the_default_workspace_is_made_and_said_so(place: Stage) -> None:
         ("no-such-model", "allowed is 'offline' or PROVIDER:NAME"),
     ],
 )
-def test_a_model_that_cannot_be_used_stops_the_worker_and_the_chat(place: Stage, model: str, said: str) -> None:
-    assert_refused(shellback(place, "worker", MODEL=model), said)
-    assert_refused(shellback(place, "chat", MODEL=model), said)
+def test_a_model_that_cannot_be_used_stops_worker_and_chat(place: Stage, model: str, said: str) -> None:
+    assert_refused(shellback(place, "worker" if ":" in model else "chat", MODEL=model), said)
     checks = facts(shellback(place, "doctor", "--json", MODEL=model), 2)["checks"]
     assert next(said in one["text"] for one in checks if one["name"] == "model")
 
@@ -161,6 +180,7 @@ def test_a_closed_gate_is_said_where_one_would_look(place: Stage) -> None:
     assert (gate["state"], gate["remedy"]) == ("warn", "set ENABLE_EXECUTE=true")
     with Terminal(place, "chat", ENABLE_EXECUTE=None) as chat:
         chat.until("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
+        chat.until("> ")
         chat.type("\x04")
         assert chat.ended() == 0
 
@@ -258,10 +278,11 @@ def test_a_full_disk_is_named_and_the_message_is_not_half_kept(place: Stage) -> 
         f"{{ head -c 4m /dev/zero > {home}/filler; {' '.join(PROGRAM)} send -c full - < {place.root}/long; }}"
     )
     (place.root / "long").write_text("x" * 100_000)
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
-        unavailable("no private mount namespace here: a small file system cannot be mounted")
+    private = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
+    if subprocess.run([*private, "mount", "-t", "tmpfs", "none", home], capture_output=True, check=False).returncode:
+        pytest.skip("no small file system can be mounted here in a namespace of its own")
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script],
+        [*private, "sh", "-c", script],
         env=environment(place, {"SHELLBACK_HOME": str(home)}),
         capture_output=True,
         text=True,

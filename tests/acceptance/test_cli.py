@@ -194,7 +194,7 @@ def test_kill_ends_everything_a_process_started_and_the_agent_hears_of_it(place:
 
 
 def test_migrate_and_doctor_on_a_new_place(empty: Stage) -> None:
-    new = {"SHELLBACK_HOME": str(empty.root / "new")}
+    new: dict[str, Any] = {"SHELLBACK_HOME": str(empty.root / "new")}
     doctor = facts(shellback(empty, "doctor", "--json", **new))
     assert doctor["ok"] is True
     assert {one["name"] for one in doctor["checks"]} >= {"kernel", "gate", "model", "backend", "database", "supervisor"}

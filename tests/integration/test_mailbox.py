@@ -12,12 +12,13 @@ import sqlalchemy as sa
 from app.storage.db import Database
 from app.storage.errors import StaleTurn
 from app.storage.tables import conversations, turns
-from app.work import approvals, mailbox, sending
+from app.storage.tables import mailbox as rows
+from app.work import approvals, claims, mailbox, sending
 from app.work.approvals import Proposed
+from app.work.claims import Entry, Wakes
 from app.work.closing import Closing, close
 from app.work.errors import ApprovalSettled, InvalidRequest, UnknownApproval
 from app.work.items import ItemType, Priority, WorkItem, callback_item
-from app.work.mailbox import Entry, Wakes
 from app.work.sweep import fail
 from tests.items import NotedEnqueuer, committed
 
@@ -35,14 +36,19 @@ def send(db: Database, queue: NotedEnqueuer, text: str = "hello", **more: Any) -
 
 
 def enter(db: Database, item: WorkItem, **wakes: int) -> Entry:
-    return db.write_now(mailbox.enter, item, executor_id="w1", wakes=Wakes(**wakes))
+    return db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes(**wakes))
 
 
 def finish(db: Database, queue: NotedEnqueuer, item: WorkItem, epoch: int | None, **more: Any) -> str:
     assert epoch is not None
     facts: dict[str, Any] = {"outcome": "answered", "answer": "done", **more}
+    facts.setdefault("heard", frozenset(db.read_now(taken_by, item.id)))
     closing = Closing(conversation_id="c1", turn_id=item.id, epoch=epoch, **facts)
     return db.write_now(close, queue, closing, None, [], None)
+
+
+def taken_by(conn: sa.Connection, turn_id: str) -> list[int]:
+    return list(conn.execute(sa.select(rows.c.id).where(rows.c.taken_by == turn_id)).scalars())
 
 
 def take(db: Database, item: WorkItem, epoch: int | None, step: int = 0) -> list[str]:
@@ -203,7 +209,8 @@ def test_an_approval_is_used_once_and_only_for_its_digest(database: Database, qu
 
 def test_nobody_deciding_in_time_is_a_denial_that_resumes(database: Database, queue: NotedEnqueuer) -> None:
     request = ask(database, queue, ttl_s=-1)
-    assert database.write_now(approvals.expire, queue) == 1
+    assert database.read_now(approvals.overdue) == [request.id]
+    decide(database, queue, request.id, "expired")
     assert database.read_now(approvals.get, request.id).state == "expired"
     assert queue.items[-1].type is ItemType.APPROVAL
 
@@ -321,3 +328,106 @@ def test_puts_against_releases_leave_nothing_unread_without_an_item(database: Da
 
 def _open(conn: sa.Connection) -> list[str]:
     return list(conn.execute(sa.select(turns.c.id).where(turns.c.outcome.is_(None))).scalars())
+
+
+def test_items_that_have_nothing_to_tell_end_without_a_claim_and_wear_nothing_out(
+    database: Database, queue: NotedEnqueuer
+) -> None:
+    callbacks = [exit_news(database, queue, f"s{number}") for number in range(10)]
+    entry = enter(database, callbacks[0], chain=2)
+    take(database, callbacks[0], entry.epoch)
+    finish(database, queue, callbacks[0], entry.epoch)
+    assert {enter(database, callback, chain=2).outcome for callback in callbacks[1:]} == {"nothing"}
+    assert (state_of(database).state, state_of(database).chain) == ("free", 1)
+
+
+def test_a_message_heard_through_a_follow_up_is_a_persons_and_begins_a_new_chain(
+    database: Database, queue: NotedEnqueuer
+) -> None:
+    callback = exit_news(database, queue, "s0")
+    entry = enter(database, callback, chain=1)
+    take(database, callback, entry.epoch)
+    assert enter(database, send(database, queue, "listen")).outcome == "busy"
+    finish(database, queue, callback, entry.epoch)
+    follow = queue.items[-1]
+    assert follow.type is ItemType.FOLLOW_UP
+    entry = enter(database, follow, chain=1)
+    assert take(database, follow, entry.epoch) == ["listen"]
+
+
+def test_a_clock_that_decides_is_no_person(database: Database, queue: NotedEnqueuer) -> None:
+    request = ask(database, queue, ttl_s=-1)
+    decide(database, queue, request.id, "expired")
+    enter(database, queue.items[-1])
+    assert state_of(database).chain == 1
+
+
+def test_rows_the_history_does_not_have_are_unread_again_after_the_closing(
+    database: Database, queue: NotedEnqueuer
+) -> None:
+    item = send(database, queue, "one")
+    entry = enter(database, item)
+    assert take(database, item, entry.epoch) == ["one"]
+    exit_news(database, queue, "s1")
+    assert take(database, item, entry.epoch, 1) == ["exit"]
+    first = database.read_now(taken_by, item.id)[:1]
+    finish(database, queue, item, entry.epoch, heard=frozenset(first))
+    follow = queue.items[-1]
+    assert (follow.type, follow.priority) == (ItemType.FOLLOW_UP, Priority.HIGH)
+    assert take(database, follow, enter(database, follow).epoch) == ["exit"]
+
+
+def test_a_closed_turn_never_claims_again_however_late_its_other_execution_looks(
+    postgres_url: str, queue: NotedEnqueuer
+) -> None:
+    """The second execution waits for the row while the first closes; then it has to see that it is closed."""
+    db = Database(postgres_url)
+    try:
+        item = send(db, queue)
+        entry = enter(db, item)
+        take(db, item, entry.epoch)
+        outcomes: list[str | None] = []
+
+        def closing_slowly(conn: sa.Connection) -> None:
+            mailbox.lock(conn, "c1")
+            late = threading.Thread(target=lambda: outcomes.append(enter(db, item).outcome))
+            late.start()
+            late.join(0.5)
+            assert late.is_alive()
+            late_ones.append(late)
+            closing = Closing(
+                conversation_id="c1",
+                turn_id=item.id,
+                epoch=entry.epoch or 0,
+                outcome="answered",
+                answer="done",
+                heard=frozenset(taken_by(conn, item.id)),
+            )
+            close(conn, queue, closing, None, [], None)
+
+        late_ones: list[threading.Thread] = []
+        db.write_now(closing_slowly)
+        late_ones[0].join()
+        assert outcomes == ["answered"]
+        assert state_of(db).state == "free"
+    finally:
+        db.close()
+
+
+def test_the_newest_decision_counts_whatever_the_clock_said(database: Database, queue: NotedEnqueuer) -> None:
+    """Tool call ids come again: an old yes must not answer for a new no."""
+    old = ask(database, queue)
+    decide(database, queue, old.id, "approved")
+    resumed = queue.items[-1]
+    entry = enter(database, resumed)
+    again = replace(PROPOSED, call_key="k2")
+    finish(database, queue, resumed, entry.epoch, outcome="pending_approval", answer=None, proposed=(again,))
+    new = database.read_now(approvals.find, state="pending")[0]
+    decide(database, queue, new.id, "denied")
+
+    def turn_the_clock_back(conn: sa.Connection) -> None:
+        conn.execute(sa.text("update approvals set created_at = created_at - 3600 where call_key = 'k2'"))
+
+    database.write_now(turn_the_clock_back)
+    found = database.read_now(approvals.decided, "c1")
+    assert [(request.call_key, request.state) for request in found] == [("k2", "denied")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import hashlib
 import json
 import os
@@ -16,6 +17,8 @@ from app.exec.supervisor import layout
 from tests.supervisors import end, gone, rig, until
 
 pytestmark = pytest.mark.anyio
+
+PIDFD_GETFD = 438
 
 
 @pytest.mark.parametrize(("script", "code", "number"), [("exit 137", 137, None), ("kill -9 $$", None, 9)])
@@ -206,15 +209,85 @@ async def test_a_session_of_another_boot_is_lost_and_nothing_is_signalled(
     tmp_path: Path, field: str, evidence: str
 ) -> None:
     async with rig(tmp_path) as sup:
-        answer = await sup.start("a", "exec sleep 60")
+        answer = await sup.start("a", "exec env -i /bin/sh -c 'echo ready; exec sleep 60'")
+        await sup.until_log("a", b"ready")
         folder = sup.folder("a")
         row = json.loads((folder / "started").read_text().split("\n", 1)[1])
         (folder / "running.json").write_text(json.dumps({**row, field: "another"}))
         await sup.kill_supervisor()
         record = await sup.exit("a")
         assert (record["state"], record["evidence"]) == ("lost", evidence)
+        await sup.client.kill("a", grace_s=0, ended_by="agent")
         os.kill(answer.pid or 0, 0)
         await end(answer.pid or 0)
+
+
+async def test_a_command_started_after_a_restart_inherits_nothing_that_was_kept(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "echo ready; read line", pty=(24, 80))
+        await sup.until_log("a", b"ready")
+        await sup.kill_supervisor()
+        await sup.run("b", "for fd in /proc/$$/fd/*; do test ${fd##*/} -le 2 || readlink $fd; done", pty=(24, 80))
+        assert not [line for line in sup.log("b").splitlines() if b"ptmx" in line or b"pipe" in line]
+
+
+async def test_the_status_is_that_of_the_main_process_and_not_of_a_descendant(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        sup.arm("supervisor.forked")
+        await sup.start("a", "setsid sleep 2 & exit 3")
+        assert (await sup.exit("a"))["exit_code"] == 3
+
+
+async def test_a_slow_keeper_still_has_the_status(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        answer = await sup.start("a", "read line; exit 7", keep_stdin_open=True)
+        await sup.kill_supervisor()
+        _, keeper = await sup.pids()
+        os.kill(keeper, signal.SIGSTOP)
+        await sup.client.write("a", b"\n")
+        assert await gone(answer.pid or 0)
+        await asyncio.sleep(1.5)  # longer than the supervisor waits for a status that was told
+        os.kill(keeper, signal.SIGCONT)
+        assert (await sup.exit("a"))["exit_code"] == 7
+
+
+async def test_a_session_that_cannot_be_taken_over_stops_no_other(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        folder = sup.folder("x")
+        (folder / "log").mkdir(parents=True)
+        (folder / "started").write_text("claim\n")
+        await sup.start("a", "read line; exit 2", keep_stdin_open=True)
+        await sup.kill_supervisor()
+        await sup.client.write("a", b"\n")
+        assert (await sup.exit("a"))["exit_code"] == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to take another process's descriptor")
+async def test_a_lock_that_an_unfinished_child_inherited_does_not_end_the_keeper(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "read line; exit 2", keep_stdin_open=True)
+        pid, keeper = await sup.pids()
+        held = f"/proc/{pid}/fd"
+        name = next(fd for fd in os.listdir(held) if os.readlink(f"{held}/{fd}").endswith(layout.SUPERVISOR_LOCK))
+        pidfd = os.pidfd_open(pid)
+        inherited = ctypes.CDLL(None).syscall(PIDFD_GETFD, pidfd, int(name), 0)
+        os.close(pidfd)
+        assert inherited >= 0
+        try:
+            await end(pid)
+            assert (await sup.pids())[1] == keeper
+            await sup.client.write("a", b"\n")
+            assert (await sup.exit("a"))["exit_code"] == 2
+        finally:
+            os.close(inherited)
+
+
+async def test_without_a_keeper_both_are_replaced_although_a_worker_stays(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        pid, keeper = await sup.pids()
+        await end(keeper)
+        assert await gone(pid)
+        assert (await sup.run("a", "exit 2", background=True))["exit_code"] == 2
 
 
 async def test_an_end_that_the_disk_has_no_room_for_outlives_the_supervisor(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from app.exec.errors import InvalidCommand, SessionNotFound, TaskCompleted
 from app.exec.supervisor.protocol import StartRequest
-from tests.supervisors import BOOT, UID, rig
+from tests.supervisors import BOOT, UID, rig, until
 
 pytestmark = pytest.mark.anyio
 
@@ -172,6 +172,19 @@ async def test_end_of_file_on_a_terminal(tmp_path: Path) -> None:
         assert (await sup.exit("a"))["exit_code"] == 6
 
 
+async def test_end_of_file_behind_an_unfinished_line_on_a_terminal(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "cat; exit 6", pty=(24, 80), stdin=b"typed", timeout_s=10)
+        assert (await sup.exit("a"))["exit_code"] == 6
+
+
+async def test_a_terminal_that_nobody_has_open_for_a_while_is_still_read(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        script = "exec </dev/null >/dev/null 2>&1; sleep 0.3; echo late > /dev/tty; exit 5"
+        record = await sup.run("a", script, pty=(24, 80))
+        assert (record["exit_code"], sup.log("a")) == (5, b"late\r\n")
+
+
 async def test_streams_apart(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         record = await sup.run("a", "echo out; echo err >&2", separate_stderr=True)
@@ -219,6 +232,26 @@ async def test_an_acknowledged_end_is_told_no_more(tmp_path: Path) -> None:
         assert [record["session_id"] for record in sup.told] == ["b"]
         assert (await sup.client.status("a"))["record"]["exit_code"] == 1
         assert not (sup.folder("a") / "exit.json").exists()
+
+
+async def test_an_end_is_acknowledged_only_once_it_is_written(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        sup.arm("supervisor.record_written", "error 28")
+        await sup.run("a", "exit 4")
+        assert not await sup.client.ack("a")
+        await until((sup.folder("a") / "exit.json").exists)
+        assert (await sup.client.status("a"))["record"]["exit_code"] == 4
+        assert await sup.client.ack("a")
+
+
+async def test_a_damaged_record_that_was_acknowledged_harms_nobody(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.run("a", "exit 1")
+        await sup.client.ack("a")
+        (sup.folder("a") / "acked.json").write_bytes(b"")
+        before = await sup.pids()
+        assert (await sup.client.status("a"))["state"] == "lost"
+        assert await sup.pids() == before
 
 
 async def test_a_request_that_is_not_one_is_refused(tmp_path: Path) -> None:

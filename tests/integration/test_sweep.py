@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from app.exec.model import SessionId
 from app.storage.db import Database
 from app.storage.tables import conversations, mailbox, sessions, turns, workers
+from app.work import claims, sending
 from app.work import mailbox as box
-from app.work import sending
+from app.work.claims import Wakes
 from app.work.items import WorkItem
-from app.work.mailbox import Wakes
 from app.work.sweep import Sweep
 from tests.items import NotedEnqueuer
 
@@ -71,13 +71,13 @@ class Bench:
         self.client = FakeClient(self.queue)
         self.processes = FakeProcesses()
         client: Any = self.client
-        self.sweep = Sweep(db, self.queue, client, self.processes, HOST)
+        self.sweep = Sweep(db, self.queue, client, self.processes, HOST, ("me", "v9"))
 
     def claimed(self) -> WorkItem:
         """A conversation whose turn took its message and has been silent for a while."""
         sent = self.db.write_now(sending.send, self.queue, "c1", "hello", host_id=HOST)
         item = next(item for item in self.queue.items if item.id == sent.item_id)
-        entry = self.db.write_now(box.enter, item, executor_id="w1", wakes=Wakes())
+        entry = self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes())
         assert entry.epoch is not None
         self.db.write_now(box.take, "c1", item.id, entry.epoch, 0)
         self.age()
@@ -162,11 +162,21 @@ async def test_what_a_dead_turn_waited_for_is_handed_over_and_what_it_never_star
         lambda conn: conn.execute(sa.insert(sessions), [_row(item, "s1", "running"), _row(item, "s2", "claimed")])
     )
     await bench.sweep.once()
-    assert bench.processes.handed == []
     bench.age()
     await bench.sweep.once()
-    assert sorted(bench.processes.handed) == ["s1", "s2"]
+    deliveries = bench.db.read_now(lambda conn: conn.execute(sa.select(sessions.c.delivery)).scalars().all())
+    assert list(deliveries) == ["callback", "callback"]
     assert bench.processes.abandoned == ["s2"]
+
+
+async def test_an_end_that_a_dead_turn_was_never_told_is_handed_over(bench: Bench) -> None:
+    item = bench.claimed()
+    row = {**_row(item, "s1", "exited"), "end": {"state": "exited"}, "ended_at": 0.0}
+    bench.db.write_now(lambda conn: conn.execute(sa.insert(sessions), [row]))
+    await bench.sweep.once()
+    bench.age()
+    await bench.sweep.once()
+    assert bench.processes.handed == ["s1"]
 
 
 def _row(item: WorkItem, session_id: str, state: str) -> dict[str, Any]:
@@ -185,3 +195,33 @@ def _row(item: WorkItem, session_id: str, state: str) -> dict[str, Any]:
         "state": state,
         "created_at": 0.0,
     }
+
+
+async def test_a_turn_that_waits_for_a_version_nobody_runs_is_tried_again(bench: Bench) -> None:
+    bench.worker("v2")
+    item = bench.claimed()
+    bench.client.found[item.id] = Found(item.id, "ENQUEUED", app_version="v1")
+    await bench.sweep.once()
+    assert bench.client.cancelled == [item.id]
+    assert bench.state() == "free"
+
+
+async def test_our_own_turns_are_those_of_a_living_worker_whatever_the_clock_says(bench: Bench) -> None:
+    """No heartbeat of ours is young enough: the machine slept."""
+    item = bench.claimed()
+    bench.client.found[item.id] = Found(item.id, "PENDING", "me", "v9")
+    await bench.sweep.once()
+    assert bench.state() == "claimed"
+    assert bench.client.cancelled == []
+
+
+async def test_a_part_of_the_sweep_that_fails_does_not_keep_the_others_from_their_work(bench: Bench) -> None:
+    item = bench.claimed()
+    bench.client.found[item.id] = Found(item.id, "ERROR")
+
+    async def broken() -> None:
+        raise ConnectionError("the supervisor is away")
+
+    bench.processes.reconcile = broken
+    await bench.sweep.once()
+    assert bench.state() == "free"

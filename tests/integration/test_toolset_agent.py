@@ -27,7 +27,7 @@ from app.exec.identity import call_key, origins_in
 from app.exec.model import CallKey
 from app.exec.policy import TOOLS, Approval
 from app.exec.sessions import Sessions
-from app.exec.toolset import ExecTools, toolset
+from app.exec.toolset import ExecTools, exec_toolset
 from tests.execs import Told, launch, printed, running_engine
 
 pytestmark = pytest.mark.anyio
@@ -77,7 +77,7 @@ def returns(messages: Sequence[ModelMessage]) -> list[Any]:
 
 async def converse(engine: Engine, script: Script, deps: Deps | None = None) -> list[Any]:
     """Run the script to its end, approving whatever asks."""
-    agent = Agent(FunctionModel(script), toolsets=[toolset(engine)], output_type=OUTPUT, deps_type=object)
+    agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT, deps_type=object)
     given = deps or Deps()
     result = await agent.run("go", deps=given)
     while isinstance(result.output, DeferredToolRequests):
@@ -113,7 +113,9 @@ async def test_an_approved_command_runs_and_its_result_has_text_and_metadata(tmp
 async def test_nothing_runs_before_the_approval(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         agent = Agent(
-            FunctionModel(Script(("execute", {"command": "touch ran"}))), toolsets=[toolset(engine)], output_type=OUTPUT
+            FunctionModel(Script(("execute", {"command": "touch ran"}))),
+            toolsets=[exec_toolset(engine)],
+            output_type=OUTPUT,
         )
         result = await agent.run("go")
         assert isinstance(result.output, DeferredToolRequests)
@@ -132,7 +134,7 @@ async def test_reading_tools_run_without_asking(tmp_path: Path) -> None:
             ("process_log", {"session_id": session.id}),
             ("process_poll", {"session_id": session.id}),
         )
-        agent = Agent(FunctionModel(script), toolsets=[toolset(engine)], deps_type=object)
+        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], deps_type=object)
         result = await agent.run("go", deps=Deps())
         listed, polled, logged, again = returns(result.all_messages())
     (row,) = listed.content
@@ -159,7 +161,7 @@ async def test_the_same_call_id_in_every_response_is_a_new_command_each_time(tmp
 async def test_an_approved_call_that_is_executed_again_runs_once(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         script = Script(("execute", {"command": "echo x >> n; rmdir gone", "cwd": "."}))
-        agent = Agent(FunctionModel(script), toolsets=[toolset(engine)], output_type=OUTPUT)
+        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
         pending = await agent.run("go", conversation_id="talk")
         assert isinstance(pending.output, DeferredToolRequests)
         history = ModelMessagesTypeAdapter.dump_json(pending.all_messages())
@@ -179,7 +181,7 @@ async def test_a_command_that_removed_its_own_directory_still_has_its_result_on_
         outcome = await converse(engine, Script(("execute", {"command": "mkdir -m 777 d"})))
         assert outcome[0].metadata["exit_code"] == 0
         script = Script(("execute", {"command": "rmdir ../d && echo x >> ../n", "cwd": "d"}))
-        agent = Agent(FunctionModel(script), toolsets=[toolset(engine)], output_type=OUTPUT)
+        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
         pending = await agent.run("go", conversation_id="talk")
         history = pending.all_messages_json()
         for _ in range(2):
@@ -195,7 +197,7 @@ async def test_what_is_not_what_was_approved_does_not_run(tmp_path: Path) -> Non
     async with running_engine(tmp_path) as engine:
         deps = Deps()
         script = Script(("execute", {"command": "touch ran"}))
-        agent = Agent(FunctionModel(script), toolsets=[toolset(engine)], output_type=OUTPUT, deps_type=object)
+        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT, deps_type=object)
         pending = await agent.run("go", deps=deps)
         (origin,) = origins_in(pending.all_messages(), "talk", ["call_1"])
         deps.approvals[call_key(origin)] = Approval("a1", "0" * 64)
@@ -214,7 +216,7 @@ async def test_an_approval_that_is_not_on_record_runs_nothing(tmp_path: Path) ->
     async with running_engine(tmp_path) as engine:
         agent = Agent(
             FunctionModel(Script(("execute", {"command": "touch ran"}))),
-            toolsets=[toolset(engine)],
+            toolsets=[exec_toolset(engine)],
             output_type=OUTPUT,
             deps_type=object,
         )
@@ -314,7 +316,7 @@ async def test_without_a_recorded_gate_the_tools_are_off_by_default(tmp_path: Pa
 async def test_every_tool_describes_all_its_parameters_and_has_its_category(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         script = Script()
-        agent = Agent(FunctionModel(script), toolsets=[toolset(engine)], output_type=OUTPUT)
+        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
         await agent.run("go")
         assert script.seen is not None
         for tool in script.seen.function_tools:
@@ -332,7 +334,7 @@ async def test_a_foreign_session_is_an_unknown_one(tmp_path: Path) -> None:
             for tool in ("process_poll", "process_log", "process_kill"):
                 agent = Agent(
                     FunctionModel(Script((tool, {"session_id": wanted}))),
-                    toolsets=[toolset(engine)],
+                    toolsets=[exec_toolset(engine)],
                     output_type=OUTPUT,
                     deps_type=object,
                 )

@@ -14,7 +14,7 @@ from app.exec.backends.host import HostBackend
 from app.exec.engine import Engine
 from app.exec.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
 from app.exec.memory_store import MemorySessionStore
-from app.exec.toolset import toolset
+from app.exec.toolset import exec_toolset
 from tests.execs import Told, launch, places, running_engine, unstarted_engine
 from tests.integration.test_toolset_agent import OUTPUT, Deps, Script, converse, returns
 
@@ -23,7 +23,9 @@ pytestmark = pytest.mark.anyio
 
 async def refusal(engine: Engine, tool: str, args: dict[str, Any]) -> str:
     """What the model is told at once; fails if a person would be asked instead."""
-    agent = Agent(FunctionModel(Script((tool, args))), toolsets=[toolset(engine)], output_type=OUTPUT, deps_type=object)
+    agent = Agent(
+        FunctionModel(Script((tool, args))), toolsets=[exec_toolset(engine)], output_type=OUTPUT, deps_type=object
+    )
     result = await agent.run("go", deps=Deps())
     assert not isinstance(result.output, DeferredToolRequests)
     (answer,) = returns(result.all_messages())
@@ -122,7 +124,7 @@ async def test_many_live_sessions_are_warned_about(tmp_path: Path, monkeypatch: 
 async def test_arguments_of_the_wrong_kind_are_for_the_model_to_correct(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         script = Script(("execute", {"command": 7}), ("process_list", {}))
-        agent = Agent(FunctionModel(script), toolsets=[toolset(engine)], output_type=OUTPUT, deps_type=object)
+        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT, deps_type=object)
         result = await agent.run("go", deps=Deps())
         assert result.output == "done"
 

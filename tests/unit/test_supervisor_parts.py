@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.exec.supervisor import launch, layout, linux, procfs, spawn
-from app.exec.supervisor.kill import Target, members
+from app.exec.supervisor.kill import Killer, Target, members
 from app.exec.supervisor.logfile import LogFile
-from app.exec.supervisor.protocol import MAX_FRAME, Decoder, Message, ProtocolError, StartRequest, encode
+from app.exec.supervisor.loop import Loop
+from app.exec.supervisor.protocol import MAX_FRAME, Decoder, Message, ProtocolError, Refused, StartRequest, encode
 from app.exec.supervisor.records import Records
 from app.exec.supervisor.spare import Spares
 
@@ -78,19 +79,78 @@ def test_a_tree_has_its_session_its_marked_and_what_is_below_and_nobody_else() -
         proc(16, 1, 10, start=50),
     ]
     markers: dict[int, str | None] = {12: "mine", 14: "other"}
-    assert members(Target("mine", 10, 100), procs, markers, {1}) == [10, 11, 12, 13]
-    assert members(Target("mine", 10, 100), procs, markers, {1, 12}) == [10, 11]
+    assert members(Target("mine", 10, 100, 100), procs, markers, {1}) == [10, 11, 12, 13]
+    assert members(Target("mine", 10, 100, 100), procs, markers, {1, 12}) == [10, 11]
 
 
 def test_a_number_that_was_given_to_another_process_is_not_ours() -> None:
     procs = [proc(10, 1, 10, start=900), proc(11, 10, 10, start=901), proc(12, 1, 12, start=500)]
-    assert members(Target("mine", 10, 100), procs, {12: "mine"}, set()) == [12]
+    assert members(Target("mine", 10, 100, 100), procs, {12: "mine"}, set()) == [12]
+
+
+def test_a_number_whose_new_leader_has_gone_too_is_not_ours_without_a_witness() -> None:
+    target = Target("mine", 10, 100, 200)
+    assert members(target, [proc(31, 1, 10, start=901)], {}, set()) == []
+    assert members(target, [proc(30, 1, 10, start=200), proc(31, 1, 10, start=901)], {}, set()) == [30, 31]
+
+
+def test_a_tree_is_ended_although_looking_fails_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [OSError(errno.EMFILE, "no descriptor")] * 3
+    snapshot = procfs.snapshot
+
+    def look(since: int = 0) -> list[procfs.Proc]:
+        if failures:
+            raise failures.pop()
+        return snapshot(since)
+
+    monkeypatch.setattr(procfs, "snapshot", look)
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    found = procfs.read(child.pid)
+    assert found is not None
+    loop = Loop()
+    told: list[list[int]] = []
+
+    def done(survivors: list[int]) -> None:
+        told.append(survivors)
+        loop.stop()
+
+    loop.after(10, loop.stop)
+    Killer(loop, set).kill(Target("a", child.pid, found.start, found.start), 0, lambda: None, done)
+    loop.run()
+    assert (told, child.wait()) == ([[]], -9)
+
+
+def test_a_deadline_in_a_thousand_years_does_not_stop_the_loop() -> None:
+    loop = Loop()
+    loop.after(3e10, loop.stop)
+    loop.post(loop.stop)
+    loop.run()
+
+
+def test_a_process_that_proc_hides_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(*_: object, **__: object) -> int:
+        raise PermissionError(errno.EPERM, "hidepid")
+
+    monkeypatch.setattr("builtins.open", hidden)
+    assert procfs.read(1) is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"argv": ["\ud800"]}, {"cwd": "/\0"}, {"env": {"A": "\ud800"}}]
+    + [{"uid": number} for number in (-1, 2**32 - 1, 2**32)]
+    + [{"groups": [number]} for number in (-1, 2**32 - 1, 2**32)],
+)
+def test_a_start_that_no_kernel_could_be_given_is_refused_before_it_is_claimed(field: Message) -> None:
+    whole = StartRequest(session_id="a", argv=("true",), env={}, cwd="/", boot_id="b").to_wire()
+    with pytest.raises(Refused):
+        StartRequest.from_wire({**whole, **field})
 
 
 @pytest.mark.parametrize("pid", [0, 1])
 def test_the_first_processes_are_never_a_target(pid: int) -> None:
     procs = [proc(1, 0, 1, start=0), proc(2, 0, 0, start=0), proc(30, 1, 1), proc(31, 0, 0)]
-    assert members(Target("mine", pid, 0), procs, {}, {0, 1}) == []
+    assert members(Target("mine", pid, 0, 100), procs, {}, {0, 1}) == []
 
 
 @pytest.fixture
@@ -114,9 +174,12 @@ def fill(log: LogFile, data: bytes) -> None:
     os.close(read)
 
 
-def test_without_punching_the_end_is_dropped_and_on_record(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSPC])
+def test_without_punching_the_end_is_dropped_and_on_record(
+    records: Records, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no")
+        raise OSError(number, "no")
 
     monkeypatch.setattr(linux, "punch_hole", refuse)
     log = LogFile(records, "a", (layout.LOG, layout.HOLES), 1 << 16)
@@ -161,6 +224,19 @@ def test_a_claim_is_given_once(records: Records) -> None:
     assert records.claim("a", b"y") is None
     assert records.claimed_by("a") == b"x\n"
     assert records.claimed_by("nobody") is None
+
+
+def test_a_claim_that_could_not_be_written_may_be_made_again(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match="full"):
+            records.claim("b", b"x\n")
+    claim = records.claim("b", b"y\n")
+    assert claim is not None
+    os.close(claim)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")

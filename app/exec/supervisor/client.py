@@ -99,7 +99,10 @@ class SupervisorClient:
                 raise SupervisorUnreachable(f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s")
             if not self._spawn:
                 raise SupervisorUnreachable(f"no supervisor runs in {self._home}")
-            await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
+            try:
+                await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
+            except OSError as error:
+                raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
 
     async def _greet(self) -> Connection:
         socket = launch.connect(self._folder)

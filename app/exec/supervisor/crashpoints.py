@@ -18,7 +18,6 @@ POINTS: Final = (
     # worker side, in the order of a background session's life
     "turn.entered",
     "turn.begun",
-    "verdict.recorded",
     "approval.recorded",
     "claim.before",
     "claim.committed",

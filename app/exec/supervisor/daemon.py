@@ -34,8 +34,9 @@ def _lock(folder_fd: int) -> int | None:
     lock = os.open(layout.SUPERVISOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
     for _ in range(100):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            # Not flock: a child of ours that has not executed yet would keep it when we die.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             time.sleep(0.02)
         else:
             return lock

@@ -69,7 +69,8 @@ class Input:
             raise Refused("busy", f"{PENDING} writes are waiting")
         write = _Write(data, eof, key, [told])
         if eof and self._terminal:
-            end = pty_spawn.end_of_file(self._fd)
+            # Behind an unfinished line the first only hands that line over.
+            end = pty_spawn.end_of_file(self._fd) * (1 if data[-1:] in {b"", b"\n"} else 2)
             write.data, write.extra = data + end, len(end)
         self._queue.append(write)
         if len(self._queue) == 1:

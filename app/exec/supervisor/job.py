@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.exec.supervisor import procfs
 from app.exec.supervisor.inputs import Input
 from app.exec.supervisor.kill import Target
 from app.exec.supervisor.logfile import LogFile
@@ -17,12 +18,19 @@ TIMEOUT = "timeout"
 ITSELF = "itself"
 
 
+def target_of(record: ExitRecord) -> Target:
+    """The tree of a session that has ended, as far as it can still be told from strangers."""
+    pid, start = record["pid"] or 0, record["starttime"] or 0
+    return Target(record["session_id"], pid, start, start + int(record["duration_s"] * procfs.TICKS))
+
+
 @dataclass(slots=True)
 class Job:
     """A session while it has a process or an open stream.
 
     `notes` is what a later supervisor needs and is kept in `running.json`; `start` is in ticks since
-    boot, `began` in seconds since boot. An adopted job is not our child: the keeper waits for it.
+    boot, `began` in seconds since boot; `over` once the process has gone. An adopted job is not our
+    child: the keeper waits for it.
     """
 
     session_id: str
@@ -36,11 +44,14 @@ class Job:
     input: Input | None = None
     timer: Timer | None = None
     ended_by: str = ITSELF
+    over: bool = False
     record: ExitRecord | None = None
 
     @property
     def target(self) -> Target:
-        return Target(self.session_id, self.pid, self.start)
+        if self.record is not None:
+            return target_of(self.record)
+        return Target(self.session_id, self.pid, self.start, procfs.ticks())
 
     def running(self, boot_id: str, container_id: str) -> Message:
         """Content of `running.json`."""

@@ -21,10 +21,14 @@ from typing import Final
 
 from app.exec.supervisor import crashpoints, daemon, layout, link, linux, procfs, spawn
 from app.exec.supervisor.diary import Diary
+from app.exec.supervisor.protocol import Message
 
 _MAX_DEAD: Final = 10_000
 _BACKOFF_S: Final = (0.0, 0.0, 0.05, 0.2, 1.0)
 _CALM_S: Final = 10.0
+_SEND_AGAIN_MS: Final = 10
+_NO_ROOM: Final = 71
+"""Instead of an exit status, where no supervisor could be forked."""
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
@@ -39,6 +43,7 @@ class Keeper:
         self._diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY))
         self._held: dict[str, link.Held] = {}
         self._dead: deque[link.Dead] = deque(maxlen=_MAX_DEAD)
+        self._unsent: deque[Message] = deque(maxlen=_MAX_DEAD)
         self._number = 0
         self._link: socket.socket | None = None
         self._child = 0
@@ -54,21 +59,31 @@ class Keeper:
         failures, status = 0, 1
         while status != 0:
             began = time.monotonic()
-            self._fork(ready)
-            ready = -1
-            status = self._serve()
+            if self._fork(ready):
+                ready, status = -1, self._serve()
+            else:
+                status = _NO_ROOM
             failures = 0 if time.monotonic() - began > _CALM_S else failures + 1
-            if status == daemon.LOCKED:
+            if status == daemon.LOCKED and not self._held and not self._dead:
                 return status
             if status:
                 self._diary.note("keeper", f"supervisor ended with {status}, start {failures} follows")
                 time.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
         return 0
 
-    def _fork(self, ready: int) -> None:
-        ours, theirs = link.pair()
+    def _fork(self, ready: int) -> bool:
+        """Start a supervisor; False where the machine has no room for one now."""
+        try:
+            ours, theirs = link.pair()
+        except OSError:
+            return False
         keeper = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            return False
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -81,6 +96,8 @@ class Keeper:
             os.close(ready)
         ours.setblocking(False)
         self._link, self._child = ours, pid
+        self._unsent.clear()
+        return True
 
     def _serve(self) -> int:
         poller = select.poll()
@@ -88,11 +105,12 @@ class Keeper:
         assert self._link is not None
         poller.register(self._link, select.POLLIN)
         while True:
-            for fd, _ in poller.poll():
+            for fd, _ in poller.poll(_SEND_AGAIN_MS if self._unsent else None):
                 if fd == self._bell:
                     os.read(self._bell, 4096)
                 elif not self._receive():
                     poller.unregister(fd)
+            self._send()
             status = self._reap()
             if status is not None:
                 # What it said last is still to be read.
@@ -124,7 +142,8 @@ class Keeper:
                     self._dead = deque((dead for dead in self._dead if dead.number not in numbers), _MAX_DEAD)
                 case "ping":
                     # Whatever was reaped before has been told before.
-                    link.send(self._link, {"op": "pong"})
+                    self._unsent.append({"op": "pong"})
+                    self._send()
                 case _:
                     self._diary.note("keeper", "unknown message")
 
@@ -162,15 +181,19 @@ class Keeper:
             start, sid = (proc.start, proc.sid) if proc is not None else (0, 0)
             dead = self._remember(info.si_pid, start, sid, info.si_code, info.si_status)
             crashpoints.reach("keeper.reaped")
-            self._tell(dead)
+            self._unsent.append({"op": "ended", "dead": asdict(dead)})
+            self._send()
 
-    def _tell(self, dead: link.Dead) -> None:
+    def _send(self) -> None:
+        """Send what the supervisor takes now, in order; one that follows it gets every status anyway."""
         try:
-            if self._link is not None:
-                link.send(self._link, {"op": "ended", "dead": asdict(dead)})
+            while self._unsent and self._link is not None:
+                link.send(self._link, self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            return
         except OSError:
-            # The next supervisor gets it with everything else.
-            self._diary.note("keeper", "a wait status is kept for the next supervisor")
+            self._unsent.clear()
 
 
 def main() -> None:

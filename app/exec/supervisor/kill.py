@@ -7,10 +7,12 @@ start time was compared. Looking happens in a thread; one look serves every tree
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from app.exec.supervisor import procfs
@@ -18,36 +20,49 @@ from app.exec.supervisor.loop import IN, Loop, Timer, now
 
 _LAST_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 0.25
+_NO_LOOK_S: Final = 0.02
 
 Done = Callable[[list[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The main process of a tree and the marker its members carry."""
+    """The main process of a tree and the marker its members carry.
+
+    `known` is the last tick at which the main process was there, so that its number was its session's.
+    """
 
     session_id: str
     pid: int
     start: int
+    known: int
 
 
 def members(target: Target, procs: list[procfs.Proc], markers: dict[int, str | None], spare: set[int]) -> list[int]:
     """Pids of the living processes of a tree.
 
-    Its own are the main process, its process group and session while their number has not been
-    given to another process, every bearer of the marker, and everything below these.
+    Its own are its session, while that is still the one that the main process led, every bearer of
+    the marker, and everything below these.
     """
-    reused = any(proc.pid == target.pid and proc.start != target.start for proc in procs)
+    held = holds_number(target, procs)
     roots: set[int] = set()
     for proc in procs:
         if proc.start < target.start or proc.pid in spare:
             continue
-        if markers.get(proc.pid) == target.session_id or (
-            not reused and target.pid > 1 and target.pid in {proc.pid, proc.pgid, proc.sid}
-        ):
+        if markers.get(proc.pid) == target.session_id or (held and proc.sid == target.pid):
             roots.add(proc.pid)
     tree = procfs.with_descendants(roots, procs) - spare
     return [proc.pid for proc in procs if proc.pid in tree and proc.pid > 1 and proc.alive]
+
+
+def holds_number(target: Target, procs: list[procfs.Proc]) -> bool:
+    """Whether the session of that number is the target's: someone has been in it since it was.
+
+    Without such a witness the number may have been given to a stranger, whose leader may be gone too.
+    """
+    return target.pid > 1 and any(
+        proc.sid == target.pid and target.start <= proc.start <= target.known for proc in procs
+    )
 
 
 @dataclass(slots=True)
@@ -73,6 +88,9 @@ class Killer:
         self._looking = False
         self._wanted: set[str] = set()
         self._markers: dict[tuple[int, int], str | None] = {}
+        self._todo: queue.SimpleQueue[tuple[set[str], int]] = queue.SimpleQueue()
+        # Started now: there may be no room for a thread when a tree has to be ended for that.
+        threading.Thread(target=self._run, name="look", daemon=True).start()
 
     def kill(self, target: Target, grace_s: float, first: Callable[[], None], done: Done) -> None:
         """End a tree; `first()` is called before the first signal, which may never be sent.
@@ -113,9 +131,20 @@ class Killer:
             self._looking = True
             wanted, self._wanted = self._wanted, set()
             since = min(self._ladders[name].target.start for name in wanted)
-            threading.Thread(target=self._scan, args=(wanted, since), daemon=True).start()
+            self._todo.put((wanted, since))
+
+    def _run(self) -> None:
+        while True:
+            wanted, since = self._todo.get()
+            try:
+                self._scan(wanted, since)
+            except OSError:
+                # No descriptor just now: a start lowers our limit for a moment.
+                time.sleep(_NO_LOOK_S)
+                self._todo.put((wanted, since))
 
     def _scan(self, wanted: set[str], since: int) -> None:
+        began = procfs.ticks()
         procs = procfs.snapshot(since)
         known: dict[tuple[int, int], str | None] = {}
         markers: dict[int, str | None] = {}
@@ -123,11 +152,12 @@ class Killer:
             key = proc.pid, proc.start
             # A process that dropped the marker by a later exec keeps the one that was seen.
             known[key] = markers[proc.pid] = procfs.marker(proc.pid) or self._markers.get(key)
-        self._loop.post(lambda: self._looked(wanted, procs, markers, known))
+        self._loop.post(lambda: self._looked(wanted, began, procs, markers, known))
 
     def _looked(
         self,
         wanted: set[str],
+        began: int,
         procs: list[procfs.Proc],
         markers: dict[int, str | None],
         known: dict[tuple[int, int], str | None],
@@ -140,6 +170,8 @@ class Killer:
             ladder = self._ladders.get(name)
             if ladder is not None:
                 found = members(ladder.target, procs, markers, spare)
+                if holds_number(ladder.target, procs):
+                    ladder.target = replace(ladder.target, known=max(began, ladder.target.known))
                 self._step(ladder, [(pid, starts[pid]) for pid in found])
         if not self._ladders:
             self._markers = {}
@@ -171,7 +203,11 @@ class Killer:
             return
         fd = ladder.waiting.get(pid)
         if fd is None:
-            fd = procfs.open_pidfd(pid, start)
+            try:
+                fd = procfs.open_pidfd(pid, start)
+            except OSError:
+                # Too many at once; the next look finds it again.
+                return
             if fd is None:
                 return
             ladder.waiting[pid] = fd

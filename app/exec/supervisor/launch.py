@@ -120,8 +120,9 @@ def _spawn(home: Path, crash_dir: str | None, idle_s: float) -> None:
         assert first.stdout is not None
         assert first.stderr is not None
         first.wait()
-        readable, _, _ = select.select([first.stdout], [], [], START_S)
-        said = os.read(first.stdout.fileno(), 100) if readable else b""
+        poller = select.poll()
+        poller.register(first.stdout, select.POLLIN)
+        said = os.read(first.stdout.fileno(), 100) if poller.poll(START_S * 1000) else b""
         if said.startswith((b"ready", b"busy")):
             return
         os.set_blocking(first.stderr.fileno(), False)

@@ -10,7 +10,7 @@ from app.exec.supervisor import crashpoints, layout
 from app.exec.supervisor.diary import Diary
 from app.exec.supervisor.loop import Loop
 from app.exec.supervisor.protocol import ExitRecord, Message
-from app.exec.supervisor.records import ABANDONED, Records
+from app.exec.supervisor.records import ABANDONED, Records, Unreadable
 from app.exec.supervisor.syncer import Syncer
 
 _RETRY_S: Final = 1.0
@@ -66,8 +66,9 @@ class Ledger:
             self._loop.after(_RETRY_S, self._retry)
 
     def acknowledge(self, name: str) -> bool:
-        """Tell this end no more; False if there was nothing to tell."""
-        if self.ended.pop(name, None) is None:
+        """Tell this end no more; False if there was nothing to tell, or it has not been written yet."""
+        # One that is not on disk stays: the next supervisor would know of a start without an end.
+        if name in self._unwritten or self.ended.pop(name, None) is None:
             return False
         with contextlib.suppress(FileNotFoundError):
             self._records.rename(name, layout.EXIT, layout.ACKED)
@@ -79,7 +80,10 @@ class Ledger:
         record = self.ended.get(name)
         if record is not None:
             return {"state": record["state"], "record": record}
-        acknowledged = self._records.read(name, layout.ACKED)
+        try:
+            acknowledged = self._records.read(name, layout.ACKED)
+        except Unreadable:
+            return None
         if acknowledged is not None:
             return {"state": acknowledged["state"], "record": acknowledged, "acknowledged": True}
         claim = self._records.claimed_by(name)

@@ -8,6 +8,7 @@ and `pong`.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,6 +71,9 @@ def receive(link: socket.socket) -> tuple[Message, list[int]] | None:
     except ConnectionResetError:
         # Said once when the other side went without having read everything; what it sent is still there.
         data, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, MAX_FDS)
+    for fd in fds:
+        # What is held must not reach a command that a later supervisor starts by fork and exec.
+        os.set_inheritable(fd, False)
     return (cast("Message", json.loads(data)), fds) if data else None
 
 

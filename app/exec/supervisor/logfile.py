@@ -13,7 +13,6 @@ from app.exec.supervisor.records import Records
 WOULD_BLOCK: Final = -1
 _CHUNK: Final = 1 << 18
 _RETRY_S: Final = 0.5
-_NO_PUNCH: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
 
 
 class LogFile:
@@ -160,9 +159,7 @@ class LogFile:
     def _punch(self, start: int, end: int) -> bool:
         try:
             linux.punch_hole(self._fd, start, end - start)
-        except OSError as error:
-            if error.errno not in _NO_PUNCH:
-                raise
+        except OSError:
             return False
         return True
 

@@ -15,6 +15,8 @@ IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
 GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
+_LONGEST_S: Final = 30.0
+
 Ready = Callable[[int], None]
 
 
@@ -95,7 +97,8 @@ class Loop:
             if timer.call is not None:
                 left = when - now()
                 if left > 0:
-                    return left
+                    # epoll does not count time asleep, and takes no more than some weeks.
+                    return min(left, _LONGEST_S)
                 heapq.heappop(timers)
                 timer.call()
                 if self._stopped:

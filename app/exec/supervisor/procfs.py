@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -34,11 +35,17 @@ def read(pid: int) -> Proc | None:
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             fields = file.read(1024).rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        # The last: another user's, where /proc hides those.
         return None
     if len(fields) < 20:
         return None
     return Proc(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def ticks() -> int:
+    """Now, in the unit of start times."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
 
 
 def alive(pid: int, start: int) -> bool:
@@ -87,17 +94,13 @@ def snapshot(since: int = 0) -> list[Proc]:
     return found
 
 
-def children(path_or_fd: str | int) -> list[int]:
-    """Pids in a `children` file of /proc; [] where it cannot be read."""
-    if isinstance(path_or_fd, int):
-        data = os.pread(path_or_fd, 1 << 16, 0)
-    else:
-        try:
-            with open(path_or_fd, "rb", buffering=0) as file:
-                data = file.readall()
-        except OSError:
-            return []
-    return [int(pid) for pid in data.split()]
+def children(pid: int) -> list[int]:
+    """Pids of the children of a process's first thread; of all its threads where the kernel lists none."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
+            return [int(child) for child in file.readall().split()]
+    except OSError:
+        return [proc.pid for proc in snapshot() if proc.ppid == pid]
 
 
 def with_descendants(roots: Iterable[int], procs: Iterable[Proc]) -> set[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -121,24 +122,27 @@ class StartRequest:
         """
         argv = cast("list[object]", field_of(message, "argv", list))
         env = cast("dict[str, object]", field_of(message, "env", dict))
-        words = tuple(word for word in argv if isinstance(word, str) and "\0" not in word)
+        words = tuple(word for word in argv if isinstance(word, str) and _encodes(word))
         if not words or len(words) != len(argv):
-            raise Refused("bad_request", "argv is not a list of strings without NUL")
+            raise Refused("bad_request", "argv is not a list of strings that the kernel could be given")
         for name, value in env.items():
-            if not name or "=" in name or "\0" in name or not isinstance(value, str) or "\0" in value:
+            if not name or "=" in name or not _encodes(name) or not isinstance(value, str) or not _encodes(value):
                 raise Refused("bad_request", "env is not a table of names without '=' to values without NUL")
-        groups = cast("list[object]", message.get("groups", []))
+        cwd = field_of(message, "cwd", str)
+        if not _encodes(cwd):
+            raise Refused("bad_request", "cwd is not a path")
+        groups = cast("list[object]", field_of({"groups": [], **message}, "groups", list))
         stdin = message.get("stdin")
         pty = message.get("pty")
         return cls(
             session_id=session_id(message),
             argv=words,
             env=cast("dict[str, str]", env),
-            cwd=field_of(message, "cwd", str),
+            cwd=cwd,
             boot_id=field_of(message, "boot_id", str),
             uid=optional_id(message, "uid"),
             gid=optional_id(message, "gid"),
-            groups=tuple(group for group in groups if isinstance(group, int)),
+            groups=tuple(_id(group) for group in groups),
             pty=None if pty is None else size_of(pty),
             stdin=None if stdin is None else bytes_of(stdin),
             keep_stdin_open=bool(message.get("keep_stdin_open")),
@@ -173,7 +177,21 @@ def number_of(message: Message, name: str, default: float) -> float:
 
 
 def optional_id(message: Message, name: str) -> int | None:
-    return None if message.get(name) is None else int(number_of(message, name, 0))
+    return None if message.get(name) is None else _id(message[name])
+
+
+def _id(value: object) -> int:
+    # The last number means "as it is" to the kernel, and those above it wrap around to root.
+    if not isinstance(value, int) or not 0 <= value < (1 << 32) - 1:
+        raise Refused("bad_request", "not the id of a user or group")
+    return value
+
+
+def _encodes(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def size_of(value: object) -> tuple[int, int]:

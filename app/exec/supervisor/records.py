@@ -15,7 +15,7 @@ MAX_BYTES: Final = 1 << 20
 ABANDONED: Final = b"abandoned\n"
 
 
-class Unreadable(Exception):
+class Unreadable(ValueError):
     """Raised for a file that is there and is not a JSON object."""
 
 
@@ -46,7 +46,9 @@ class Records:
         try:
             os.write(fd, content)
         except BaseException:
+            # Nothing has been begun, and whoever is refused may ask again.
             os.close(fd)
+            self.remove(session_id, layout.STARTED)
             raise
         return fd
 
@@ -98,14 +100,14 @@ class Records:
         data = self._read(f"{session_id}/{name}")
         try:
             value: object = json.loads(data) if data else []
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         rows = cast("list[object]", value) if isinstance(value, list) else []
         return [cast("Message", row) for row in rows if isinstance(row, dict)]
 
     def _read(self, path: str) -> bytes | None:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self.fd)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.fd)
         except FileNotFoundError:
             return None
         try:
@@ -150,7 +152,7 @@ class Records:
 def _object(data: bytes, name: str) -> Message:
     try:
         value: object = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Unreadable(name) from error
     if not isinstance(value, dict):
         raise Unreadable(name)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
+from collections.abc import Generator
 from typing import Final, cast
 
 from app.exec.supervisor import channels, layout, link, procfs
@@ -26,11 +28,7 @@ def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
     """Bring every session that was not acknowledged to where it is now."""
     recovery = _Recovery(supervisor, legacy)
     for name in supervisor.records.sessions():
-        try:
-            recovery.settle(name)
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            # One damaged session does not stop the others; whoever asks for it hears that it is lost.
-            supervisor.diary.note("supervisor", f"{name}: cannot be taken over: {type(error).__name__}")
+        recovery.settle(name)
     recovery.settle_pending()
     recovery.close_rest()
 
@@ -46,6 +44,11 @@ class _Recovery:
         self._procs: list[procfs.Proc] = []
 
     def settle(self, name: str) -> None:
+        """Settle what is on record; what is only claimed is left to `settle_pending`."""
+        with self._contained(name):
+            self._settle_recorded(name)
+
+    def _settle_recorded(self, name: str) -> None:
         files = self._records.names(name)
         if layout.ACKED in files:
             self._linger(name)
@@ -130,6 +133,8 @@ class _Recovery:
         if row["boot_id"] != self._sup.boot_id or row["container_id"] != self._sup.container_id:
             same = row["boot_id"] == self._sup.boot_id
             job.notes.pop("began", None)
+            # Its number means nothing here, and must never be signalled.
+            job.pid = job.start = 0
             self._connect(job)
             self._lose(job, "container_restarted" if same else "machine_rebooted")
             return True
@@ -167,29 +172,49 @@ class _Recovery:
         self._dead += late
         markers = {proc.pid: procfs.marker(proc.pid) for proc in self._procs if proc.alive}
         for name in self._pending:
-            job = self._job(name, {})
-            found = self._find(name, markers)
-            if found is not None:
-                job.pid, job.start = found
-                self._note_start(job)
-                self._settle(job)
-            else:
-                self._connect(job)
-                self._lose(job, self._evidence(name))
+            with self._contained(name):
+                self._settle_claimed(name, markers)
         for dead in late:
             self._sup.told(dead)
 
+    def _settle_claimed(self, name: str, markers: dict[int, str | None]) -> None:
+        job = self._job(name, {})
+        found = self._find(name, markers)
+        if found is not None:
+            job.pid, job.start = found
+            self._note_start(job)
+            self._settle(job)
+        else:
+            self._connect(job)
+            self._lose(job, self._evidence(name))
+
+    @contextlib.contextmanager
+    def _contained(self, name: str) -> Generator[None]:
+        """One damaged session does not stop the others; whoever asks for it hears that it is lost."""
+        try:
+            yield
+        except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            self._sup.diary.note("supervisor", f"{name}: cannot be taken over: {type(error).__name__}")
+
     def _look(self) -> list[procfs.Proc]:
-        own, procs = os.getsid(0), procfs.snapshot()
+        procs = procfs.snapshot()
         for _ in range(100):
-            if not any(
-                proc.ppid == self._sup.keeper.pid and proc.sid == own and proc.pid != os.getpid() for proc in procs
-            ):
+            if not self._unborn(procs):
                 break
             # The last supervisor died within a fork: its child is not yet what it is to become.
             time.sleep(0.01)
             procs = procfs.snapshot()
+        for proc in self._unborn(procs):
+            # Held up by a file system: it must not run after it was told that it never began.
+            pidfd = procfs.open_pidfd(proc.pid, proc.start)
+            if pidfd is not None:
+                procfs.send(pidfd, signal.SIGKILL)
+                os.close(pidfd)
         return procs
+
+    def _unborn(self, procs: list[procfs.Proc]) -> list[procfs.Proc]:
+        own, keeper = os.getsid(0), self._sup.keeper.pid
+        return [proc for proc in procs if proc.ppid == keeper and proc.sid == own and proc.pid != os.getpid()]
 
     def _note_start(self, job: Job) -> None:
         if "began" not in job.notes:
@@ -198,11 +223,14 @@ class _Recovery:
             self._records.write(job.session_id, layout.RUNNING, job.running(self._sup.boot_id, self._sup.container_id))
 
     def _find(self, name: str, markers: dict[int, str | None]) -> tuple[int, int] | None:
+        fitting = self._fitting(name)
         marked = [proc for proc in self._procs if markers.get(proc.pid) == name and proc.pid == proc.sid]
         if marked:
-            first = min(marked, key=lambda proc: proc.start)
-            return first.pid, first.start
-        fitting = self._fitting(name)
+            first = min((proc.start, proc.pid) for proc in marked)
+            # Its descendants bear the marker too: what may be it and came before them goes first.
+            fitting = {(pid, start) for pid, start in fitting if (start, pid) < first}
+            if not fitting:
+                return first[1], first[0]
         return fitting.pop() if len(fitting) == 1 else None
 
     def _fitting(self, name: str) -> set[tuple[int, int]]:

@@ -12,8 +12,7 @@ from typing import Final
 
 from app.exec import pty_spawn
 from app.exec.supervisor import peers
-from app.exec.supervisor.job import Job
-from app.exec.supervisor.kill import Target
+from app.exec.supervisor.job import Job, target_of
 from app.exec.supervisor.loop import IN, Timer
 from app.exec.supervisor.peers import Peer
 from app.exec.supervisor.protocol import (
@@ -34,6 +33,8 @@ from app.exec.supervisor.supervisor import Supervisor
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _MOMENT_S: Final = 0.05
+_KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
+"""What workers can read in a record; any other word they would stumble over each time it is told."""
 
 
 class Requests:
@@ -111,7 +112,7 @@ class Requests:
         except OSError as error:
             self._sup.diary.note("supervisor", f"{op} failed: {error.strerror}")
             peer.send({"id": number, "ok": False, **_failure(error)})
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
+        except Exception as error:  # noqa: BLE001 - whoever asks again after a crash would cause the next
             # A bug of ours; it harms this request only.
             self._sup.diary.note("supervisor", f"{op} failed: {type(error).__name__}")
             peer.send({"id": number, "ok": False, "error": "internal", "message": "the supervisor has a bug there"})
@@ -149,6 +150,8 @@ class Requests:
         name, number = session_id(message), message.get("id")
         grace = number_of(message, "grace_s", 2.0)
         who = field_of(message, "ended_by", str)
+        if who not in _KILLERS:
+            raise Refused("bad_request", f"ended_by is none of {', '.join(sorted(_KILLERS))}")
         job = self._sup.jobs.get(name)
 
         def done(survivors: list[int]) -> None:
@@ -165,8 +168,7 @@ class Requests:
             raise Refused("not_found", f"no session {name}")
         if record["boot_id"] != self._sup.boot_id or record.get("starttime") is None:
             return {"killed": True, "survivors": []}
-        target = Target(name, record["pid"], record["starttime"])
-        self._sup.kill_rest(target, grace, done)
+        self._sup.kill_rest(target_of(record), grace, done)
         return None
 
     def _list(self) -> Message:
@@ -224,22 +226,20 @@ class Requests:
 
     def _rest(self) -> None:
         """Start or stop counting the time in which nobody needs us."""
-        wanted = bool(self._sup.jobs or self._sup.ledger.behind or self._peers)
+        needed = bool(self._sup.jobs or self._sup.ledger.behind)
+        wanted = needed or bool(self._peers)
         if self._idle is not None:
-            if not wanted:
-                return
             self._idle.cancel()
             self._idle = None
-        if self._sup.stopping and not self._sup.jobs and not self._sup.ledger.behind:
+        # Without a keeper there is no background work: clients that stay are better off with a new pair.
+        if not needed and (self._sup.stopping or self._sup.keeper.pid is None):
             self._idle = self._loop.after(_MOMENT_S, self._leave)
-        elif not wanted:
-            idle = _MOMENT_S if self._sup.keeper.pid is None else self._idle_s
-            if idle > 0:
-                self._idle = self._loop.after(idle, self._leave)
+        elif not wanted and self._idle_s > 0:
+            self._idle = self._loop.after(self._idle_s, self._leave)
 
     def _leave(self) -> None:
         self._idle = None
-        if not self._sup.stopping:
+        if not self._sup.stopping and self._sup.keeper.pid is not None:
             self._accept()
             if self._peers or self._sup.jobs:
                 self._rest()

@@ -30,7 +30,8 @@ class Spares:
         self._ready: collections.deque[str] = collections.deque()
         self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
         shutil.rmtree(self._path, ignore_errors=True)
-        os.mkdir(self._path, 0o700)
+        with contextlib.suppress(OSError):
+            os.mkdir(self._path, 0o700)
         for _ in range(_COUNT):
             self._wanted.put(None)
         threading.Thread(target=self._run, name="spares", daemon=True).start()

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +18,7 @@ TURN: Final = 1 << 20
 """Bytes that one stream may move before others get their turn."""
 _PIPE: Final = 1 << 20
 _HEAVY: Final = 1 << 15
+_PAUSE_S: Final = 0.1
 
 
 class Pipe:
@@ -80,12 +82,15 @@ class Screen(Pipe):
     """The master of a command's terminal.
 
     What is read goes into a pipe, whose ends the keeper holds too, and from there to the log: a
-    kill between the two moves loses nothing.
+    kill between the two moves loses nothing. A terminal that nobody has open is the end of it, unless
+    `lasts()`: its main process may open it again.
     """
 
-    def __init__(self, master: int, inner: tuple[int, int], log: LogFile) -> None:
+    def __init__(self, master: int, inner: tuple[int, int], log: LogFile, lasts: Callable[[], bool]) -> None:
         super().__init__(master, log)
         self._inner, self._inner_in = inner
+        self._lasts = lasts
+        self._paused = False
         self._splices = True
 
     def move(self, limit: int) -> int:
@@ -96,13 +101,26 @@ class Screen(Pipe):
         except BlockingIOError:
             return WOULD_BLOCK
         except OSError as error:
-            # A terminal without its other side answers EIO: the end.
             if error.errno != errno.EIO:
                 raise
-            return 0
+            return WOULD_BLOCK if self._pause() else 0
         while self.log.take(self._inner, TURN) > 0:
             pass
         return count
+
+    def _pause(self) -> bool:
+        if self._loop is None or not self._lasts():
+            return False
+        if not self._paused:
+            self._paused = True
+            self._loop.forget(self.fd)
+            self._loop.after(_PAUSE_S, self._resume)
+        return True
+
+    def _resume(self) -> None:
+        self._paused = False
+        if self._loop is not None and self.open:
+            self._loop.watch(self.fd, self._readable, IN)
 
     def _read(self, limit: int) -> int:
         if self._splices:
@@ -112,7 +130,8 @@ class Screen(Pipe):
                 if error.errno != errno.EINVAL:
                     raise
                 self._splices = False
-        data = os.read(self.fd, limit)
+        # No more than an empty pipe takes at once, however small it is.
+        data = os.read(self.fd, min(limit, select.PIPE_BUF))
         return os.write(self._inner_in, data) if data else 0
 
     def fd_to_grow(self) -> int:

@@ -46,8 +46,6 @@ class Supervisor:
         self._killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
         self._claim = f"{self.boot_id} {self.container_id} {self.keeper.pid}:{self.keeper.start}\n".encode()
         self.records.spares = Spares(home, self.records.fd, self._claim)
-        own = os.getpid()
-        self._orphans = os.open(f"/proc/self/task/{own}/children", os.O_RDONLY | os.O_CLOEXEC)
 
     # -- starting --------------------------------------------------------------------------------
 
@@ -144,7 +142,7 @@ class Supervisor:
                 job.logs[-1].resume()
         if channels.MASTER in ours:
             inner = ours.pop(channels.INNER), ours.pop(channels.INNER_IN)
-            job.streams.append(Screen(ours.pop(channels.MASTER), inner, job.logs[0]))
+            job.streams.append(Screen(ours.pop(channels.MASTER), inner, job.logs[0], lambda: not job.over))
         for name, log in zip((channels.OUT, channels.ERR), job.logs, strict=False):
             if name in ours:
                 job.streams.append(Pipe(ours.pop(name), log))
@@ -212,6 +210,10 @@ class Supervisor:
     def _ended_untold(self, job: Job) -> None:
         if job.record is not None:
             return
+        if self.keeper.pid is not None and (found := procfs.read(job.pid)) is not None and found.start == job.start:
+            # Still to be reaped: the keeper is slow.
+            self.expect_end(job)
+            return
         status = linux.exit_info(job.pidfd) if job.pidfd >= 0 else None
         if status is None:
             self.lose(job, "supervisor_killed")
@@ -223,9 +225,7 @@ class Supervisor:
 
     def end(self, job: Job, code: int, status: int) -> None:
         """Record the end that the kernel reported."""
-        for stream in job.streams:
-            if stream.open:
-                stream.drain(_LAST_DRAIN)
+        self._drain(job)
         survivors = self._survivors(job)
         exited = code == os.CLD_EXITED
         state = "timed_out" if job.ended_by == TIMEOUT else "exited" if exited else "signaled"
@@ -234,10 +234,14 @@ class Supervisor:
 
     def lose(self, job: Job, evidence: str) -> None:
         """Record that the end is not known, and why."""
+        self._drain(job)
+        self._finish(job, job.end(self.boot_id, state="lost", evidence=evidence, ended_by=ITSELF))
+
+    def _drain(self, job: Job) -> None:
+        job.over = True
         for stream in job.streams:
             if stream.open:
                 stream.drain(_LAST_DRAIN)
-        self._finish(job, job.end(self.boot_id, state="lost", evidence=evidence, ended_by=ITSELF))
 
     def _finish(self, job: Job, record: ExitRecord) -> None:
         job.record = record
@@ -256,9 +260,9 @@ class Supervisor:
 
     def _survivors(self, job: Job) -> list[int]:
         # Orphans are given to our first thread, which starts nothing itself: usually there are none.
-        orphans = procfs.children(self._orphans)
+        orphans = procfs.children(os.getpid())
         if job.adopted and self.keeper.pid is not None:
-            orphans += procfs.children(f"/proc/{self.keeper.pid}/task/{self.keeper.pid}/children")
+            orphans += procfs.children(self.keeper.pid)
         if not orphans:
             return []
         found: list[int] = []

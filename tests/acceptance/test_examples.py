@@ -1,0 +1,43 @@
+"""What the README shows runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from app.settings import plain_environment
+from tests.stage import stage
+
+PROJECT = Path(__file__).parents[2]
+EXAMPLE = PROJECT / "examples" / "own_agent.py"
+
+
+def test_an_agent_of_ones_own_asks_and_runs_without_a_queue() -> None:
+    with stage() as place:
+        place.settings = place.settings.model_copy(
+            update={"shellback_home": place.root / "state"}
+        )  # ends its supervisor
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE)],
+            cwd=place.root,
+            env=plain_environment(),
+            input="y\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "{'command': 'uname -sm'} [y/n]" in done.stdout
+    assert "Linux" in done.stdout
+    assert "[exit code 0" in done.stdout
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    readme = (PROJECT / "README.md").read_text()
+    shown = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert shown is not None
+    assert textwrap.indent(shown[1], "    ") in EXAMPLE.read_text()
