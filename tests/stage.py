@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from app import wiring
 from app.cli.children import WorkerChild
 from app.exec.errors import SupervisorUnreachable
 from app.exec.model import Session
 from app.settings import Settings, plain_environment
+from app.storage import history
 from app.storage import sessions as session_rows
 from app.storage.tables import mailbox, turns
 from app.work import approvals, sending
@@ -165,6 +167,16 @@ class Stage:
             f"a session of {part!r}",
             lambda: next((s for s in self.sessions() if part in s.command and s.pid is not None), None),
         )
+
+    def history(self, conversation: str = "c1") -> str:
+        """All that the history of a conversation holds, as JSON text."""
+
+        def look(conn: sa.Connection) -> str:
+            record = history.read_record_in(conn, conversation)
+            entries = history.read_history_in(conn, record.head_id) if record is not None else []
+            return ModelMessagesTypeAdapter.dump_json([entry.message for entry in entries]).decode()
+
+        return self.read(look)
 
     def callbacks(self) -> list[str]:
         """Ids of EXEC_CALLBACK workflows, counted in DBOS's own table."""

@@ -90,3 +90,19 @@ def test_a_worker_that_is_told_to_stop_lets_its_turn_end(loop: Stage) -> None:
     loop.workers[-1].stop()
     assert loop.ended(item)["outcome"] == "answered"
     assert loop.workers[-1].process.returncode == 0
+
+
+def test_a_message_that_waited_behind_an_approval_is_in_the_history_though_the_resumed_turn_runs_out_of_time(
+    sqlite_url: str,
+) -> None:
+    with stage(sqlite_url, TURN_MAX_SECONDS="1") as loop:
+        loop.hire()
+        loop.send("$ sleep 2; echo slept")
+        request = loop.pending()
+        loop.send("remember the milk")
+        loop.decide(request)
+        answer = loop.until("the turn says that its time is up", lambda: next(iter(loop.answers()), None))
+        assert "time is used up" in answer
+        loop.until("the conversation is at rest", loop.at_rest)
+        assert "remember the milk" in loop.history()
+        assert "slept" in loop.history()

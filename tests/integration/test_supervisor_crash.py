@@ -80,6 +80,9 @@ async def test_a_kill_at_each_point_of_an_end(tmp_path: Path, point: str, pty: t
         assert b"bye" in sup.log("a")
         assert (await sup.client.status("a"))["record"] == record
         assert (await sup.pids())[0] != before
+        pid, _ = await sup.pids()
+        await sup.client.stop()
+        assert await gone(pid)
 
 
 @pytest.mark.parametrize("pty", [None, (24, 80)])

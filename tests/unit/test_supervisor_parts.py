@@ -142,7 +142,10 @@ def test_a_process_that_proc_hides_is_not_there(monkeypatch: pytest.MonkeyPatch)
     + [{"groups": [number]} for number in (-1, 2**32 - 1, 2**32)],
 )
 def test_a_start_that_no_kernel_could_be_given_is_refused_before_it_is_claimed(field: Message) -> None:
-    whole = StartRequest(session_id="a", argv=("true",), env={}, cwd="/", boot_id="b").to_wire()
+    (whole,) = Decoder(MAX_FRAME).feed(
+        encode(StartRequest(session_id="a", argv=("true",), env={}, cwd="/", boot_id="b").to_wire())
+    )
+    assert StartRequest.from_wire(whole)
     with pytest.raises(Refused):
         StartRequest.from_wire({**whole, **field})
 

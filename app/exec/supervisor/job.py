@@ -21,7 +21,8 @@ ITSELF = "itself"
 def target_of(record: ExitRecord) -> Target:
     """The tree of a session that has ended, as far as it can still be told from strangers."""
     pid, start = record["pid"] or 0, record["starttime"] or 0
-    return Target(record["session_id"], pid, start, start + int(record["duration_s"] * procfs.TICKS))
+    # Less the tick of the end, in which the number may already have been given away.
+    return Target(record["session_id"], pid, start, start + int(record["duration_s"] * procfs.TICKS) - 1)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, cast
@@ -98,6 +99,7 @@ class Line:
         self._socket = legacy.line
         self._ended = ended
         self._gone = gone
+        self._asked: deque[Callable[[], None]] = deque()
         self._socket.setblocking(False)
         loop.watch(self._socket.fileno(), self._ready, IN)
 
@@ -160,6 +162,14 @@ class Line:
             self._socket.setblocking(False)
         return dead
 
+    def when_told(self, then: Callable[[], None]) -> None:
+        """Call `then` once everything the keeper has reaped up to now has been told, or it is gone."""
+        if self.pid is None:
+            then()
+            return
+        self._asked.append(then)
+        self.send_soon({"op": "ping"})
+
     def _ready(self, _events: int) -> None:
         while self.pid is not None:
             try:
@@ -170,9 +180,13 @@ class Line:
                 self._lose()
             elif got[0]["op"] == "ended":
                 self._ended(Dead(**got[0]["dead"]))
+            elif self._asked:
+                self._asked.popleft()()
 
     def _lose(self) -> None:
         if self.pid is not None:
             self.pid = None
             self._loop.forget(self._socket.fileno())
             self._gone()
+            while self._asked:
+                self._asked.popleft()()

@@ -142,7 +142,9 @@ class Supervisor:
                 job.logs[-1].resume()
         if channels.MASTER in ours:
             inner = ours.pop(channels.INNER), ours.pop(channels.INNER_IN)
-            job.streams.append(Screen(ours.pop(channels.MASTER), inner, job.logs[0], lambda: not job.over))
+            job.streams.append(
+                Screen(ours.pop(channels.MASTER), inner, job.logs[0], lambda: job.record is None and not job.over)
+            )
         for name, log in zip((channels.OUT, channels.ERR), job.logs, strict=False):
             if name in ours:
                 job.streams.append(Pipe(ours.pop(name), log))
@@ -213,6 +215,11 @@ class Supervisor:
         if self.keeper.pid is not None and (found := procfs.read(job.pid)) is not None and found.start == job.start:
             # Still to be reaped: the keeper is slow.
             self.expect_end(job)
+            return
+        self.keeper.when_told(lambda: self._ended_unknown(job))
+
+    def _ended_unknown(self, job: Job) -> None:
+        if job.record is not None:
             return
         status = linux.exit_info(job.pidfd) if job.pidfd >= 0 else None
         if status is None:
