@@ -141,6 +141,10 @@ class SupervisorPort(Protocol):
         """Write input, at most once for a key."""
         ...
 
+    async def written(self, session_id: str, key: str) -> Written | None:
+        """What the write with this key did; None if this supervisor has served none."""
+        ...
+
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
         """Change the size of the terminal."""
         ...

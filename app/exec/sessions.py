@@ -5,15 +5,24 @@ Whatever changes something is keyed by its call: a repeat returns what was recor
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Final, cast
 
 from app.exec import limits
 from app.exec.engine import Engine
-from app.exec.errors import InputUnknown, InvalidCommand, PtyError, SupervisorUnreachable, TaskCompleted
+from app.exec.errors import (
+    InputUnknown,
+    InvalidCommand,
+    LimitReached,
+    PtyError,
+    SessionNotFound,
+    SupervisorUnreachable,
+    TaskCompleted,
+)
 from app.exec.identity import call_key
-from app.exec.model import CallOrigin, EndedBy, Session, SessionState, WindowSize
+from app.exec.model import CallKey, CallOrigin, EndedBy, Session, SessionState, WindowSize
 from app.exec.output import Slice
 from app.exec.render import how_it_ended
 
@@ -124,7 +133,7 @@ class Sessions:
         key = call_key(origin)
         before = await self._engine.store.begin_call(key, session.id, tool, turn_id=origin.turn_id, epoch=origin.epoch)
         if before is not None:
-            return _written(session, before)
+            return _written(session, before or await self._recalled(session, key))
         if session.end is not None:
             await self._engine.store.end_call(key, {"ended": how_it_ended(session.end)})
             raise TaskCompleted(session.id, how_it_ended(session.end))
@@ -133,12 +142,24 @@ class Sessions:
         except TaskCompleted as error:
             await self._engine.store.end_call(key, {"ended": error.end})
             raise
+        except (InvalidCommand, LimitReached) as error:
+            await self._engine.store.end_call(key, {"refused": str(error)})
+            raise
         except SupervisorUnreachable:
             raise InputUnknown(
                 f"the supervisor of session {session.id} went away; not known whether the input arrived"
             ) from None
         await self._engine.store.end_call(key, outcome)
         return _written(session, outcome)
+
+    async def _recalled(self, session: Session, key: CallKey) -> dict[str, object]:
+        """What the supervisor remembers of a write whose worker died before it could record the outcome."""
+        outcome = None
+        with contextlib.suppress(TaskCompleted, SessionNotFound, SupervisorUnreachable):
+            outcome = await self._engine.supervised.written(session.id, key=key)
+        if outcome is not None:
+            await self._engine.store.end_call(key, outcome)
+        return outcome or {}
 
     async def resize(self, session_id: str, size: WindowSize) -> None:
         """Change the size of a terminal; repeating it changes nothing.
@@ -201,6 +222,8 @@ class Sessions:
 def _written(session: Session, outcome: dict[str, object]) -> int:
     if "ended" in outcome:
         raise TaskCompleted(session.id, str(outcome["ended"]))
+    if "refused" in outcome:
+        raise InvalidCommand(str(outcome["refused"]))
     if "accepted" not in outcome:
         raise InputUnknown(
             f"not known whether the input arrived at session {session.id}; it is not written a second time, "

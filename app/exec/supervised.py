@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,6 +26,8 @@ from app.exec.model import (
 from app.exec.ports import SupervisorPort
 from app.exec.supervisor.client import StartAnswer
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,11 @@ class Supervised:
         """
         return asdict(await self._port.write(session_id, data, eof=eof, key=key))
 
+    async def written(self, session_id: SessionId, *, key: CallKey) -> dict[str, object] | None:
+        """What an earlier write with this key did; None where nobody remembers one."""
+        outcome = await self._port.written(session_id, key)
+        return None if outcome is None else asdict(outcome)
+
     async def resize(self, session_id: SessionId, size: WindowSize) -> None:
         """Change the size of the terminal.
 
@@ -145,21 +154,25 @@ class Supervised:
 
 
 def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
-    """The exit record as the rest of the system sees it."""
-    evidence = record["evidence"]
-    return SessionEnd(
-        state=SessionState(record["state"]),
-        exit_code=record["exit_code"],
-        signal=record["signal"],
-        errno=record["errno"],
-        evidence=None if evidence is None else Evidence(evidence),
-        ended_by=EndedBy(record["ended_by"]),
-        ended_at=record["ended_at"],
-        duration_s=record["duration_s"],
-        bytes_total=record["bytes_total"],
-        bytes_dropped=record["bytes_dropped"],
-        survivors=tuple(record["survivors"]),
-    )
+    """The exit record as the rest of the system sees it; one that cannot be read says so, and nothing else."""
+    try:
+        evidence = record["evidence"]
+        return SessionEnd(
+            state=SessionState(record["state"]),
+            exit_code=record["exit_code"],
+            signal=record["signal"],
+            errno=record["errno"],
+            evidence=None if evidence is None else Evidence(evidence),
+            ended_by=EndedBy(record["ended_by"]),
+            ended_at=record["ended_at"],
+            duration_s=record["duration_s"],
+            bytes_total=record["bytes_total"],
+            bytes_dropped=record["bytes_dropped"],
+            survivors=tuple(record["survivors"]),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        log.error("an exit record of another version or none at all: %r", error)  # noqa: TRY400 - no trace for bad input
+        return SessionEnd(state=SessionState.LOST, evidence=Evidence.RECORD_UNREADABLE, ended_at=time.time())
 
 
 def _seen(session_id: SessionId, status: Message) -> Seen | None:

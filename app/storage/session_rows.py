@@ -5,7 +5,8 @@ The statements are built once, because building one costs more than running it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -15,6 +16,9 @@ from app.storage.tables import calls, conversations, sessions
 
 LIVE: Final = [state.value for state in LIVE_STATES]
 _COLUMNS: Final = tuple(field.name for field in fields(Session))
+_values_of: Final = attrgetter(*_COLUMNS)
+_END: Final = tuple(field.name for field in fields(SessionEnd))
+_end_values_of: Final = attrgetter(*_END)
 _key: Final[sa.BindParameter[str]] = sa.bindparam("key")
 _id: Final = sessions.c.id == _key
 
@@ -28,7 +32,10 @@ HOLDER: Final = (
 )
 """Who holds the conversation `key`, its row locked."""
 
+_held: Final = conversations.c.id == sa.bindparam("conversation")
 ROOM: Final = sa.select(
+    sa.select(conversations.c.claimed_by).where(_held).scalar_subquery().label("claimed_by"),
+    sa.select(conversations.c.epoch).where(_held).scalar_subquery().label("epoch"),
     sa.select(sa.func.count())
     .select_from(sessions)
     .where(sessions.c.conversation_id == sa.bindparam("conversation"), sessions.c.state.in_(LIVE))
@@ -36,7 +43,7 @@ ROOM: Final = sa.select(
     .label("live"),
     sa.exists().where(_id).label("known"),
 )
-"""How many live sessions a conversation has, and whether one with this id exists."""
+"""Who holds a conversation, how many live sessions it has, and whether one with this id exists."""
 
 STARTED: Final = (
     sessions.update()
@@ -45,14 +52,19 @@ STARTED: Final = (
 )
 ENDED: Final = (
     sessions.update()
-    .where(_id)
+    .where(_id, sessions.c.end.is_(sa.null()))
     .values(
         state=sa.bindparam("new_state"),
-        delivery=sa.bindparam("new_delivery"),
+        delivery=sa.case(
+            (sessions.c.delivery == Delivery.INLINE.value, sa.bindparam("inline_becomes")), else_=sessions.c.delivery
+        ),
         end=sa.bindparam("new_end", type_=sessions.c.end.type),
         ended_at=sa.bindparam("new_ended_at"),
     )
+    .returning(*sessions.c)
 )
+"""End a session that has not ended; no row comes back from any other."""
+
 DELIVERED: Final = (
     sessions.update()
     .where(_id, sessions.c.delivery == Delivery.INLINE.value)
@@ -70,7 +82,8 @@ CALLED: Final = (
 
 def end_to_json(end: SessionEnd) -> dict[str, Any]:
     """The end as portable JSON."""
-    return asdict(end) | {"survivors": list(end.survivors)}
+    # Not `asdict`, which copies deeply: an end is on the way of every call.
+    return dict(zip(_END, _end_values_of(end), strict=True)) | {"survivors": list(end.survivors)}
 
 
 def end_from_json(value: dict[str, Any]) -> SessionEnd:
@@ -87,10 +100,12 @@ def end_from_json(value: dict[str, Any]) -> SessionEnd:
 
 def to_row(session: Session) -> dict[str, Any]:
     """The session's columns."""
-    values: dict[str, Any] = {name: getattr(session, name) for name in _COLUMNS if name != "end"}
+    values: dict[str, Any] = dict(zip(_COLUMNS, _values_of(session), strict=True))
     # psycopg stores an enum by its name, so it gets the plain value.
     values |= {"state": session.state.value, "delivery": session.delivery.value}
-    if session.end is not None:
+    if session.end is None:
+        del values["end"]  # as JSON it would be `null`, which is not NULL
+    else:
         values |= {"end": end_to_json(session.end), "ended_at": session.end.ended_at}
     return values
 

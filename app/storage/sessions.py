@@ -101,8 +101,10 @@ def claim(
         StaleTurn: The session names an epoch and its turn no longer holds the conversation.
         LimitReached: The conversation has `limit` live sessions.
     """
-    _hold(conn, session.conversation_id, session.turn_id, session.epoch)
+    if conn.dialect.name != "sqlite":
+        _hold(conn, session.conversation_id)
     room = conn.execute(rows.ROOM, {"key": session.id, "conversation": session.conversation_id}).one()
+    _fence((room.claimed_by, room.epoch), session.conversation_id, session.turn_id, session.epoch)
     if room.known and (existing := get(conn, session.id)) is not None:
         return existing
     if room.live >= limit:
@@ -135,22 +137,18 @@ def finish(
     Raises:
         SessionNotFound: No session has this id.
     """
-    session = _held(conn, session_id)
-    if session is None:
-        raise SessionNotFound(session_id)
-    if session.end is not None:
-        if session.state is SessionState.LOST and end.state is not SessionState.LOST:
-            log.warning("session %s was given up as lost and has now ended: %s", session_id, end)
-        return session
-    settles = told_inline and session.delivery is Delivery.INLINE
-    ended = replace(session, state=end.state, end=end, delivery=Delivery.SETTLED if settles else session.delivery)
+    if conn.dialect.name != "sqlite" and sink is not None:
+        _lock_conversation_of(conn, session_id)
     changes = {
         "new_state": end.state.value,
-        "new_delivery": ended.delivery.value,
+        "inline_becomes": (Delivery.SETTLED if told_inline else Delivery.INLINE).value,
         "new_end": rows.end_to_json(end),
         "new_ended_at": end.ended_at,
     }
-    conn.execute(rows.ENDED, {"key": session_id, **changes})
+    row = conn.execute(rows.ENDED, {"key": session_id, **changes}).mappings().one_or_none()
+    if row is None:
+        return _ended_before(conn, session_id, end)
+    ended = rows.from_row(row)
     if sink is not None and ended.delivery is Delivery.CALLBACK:
         sink.ended(conn, ended)
     return ended
@@ -205,7 +203,7 @@ def begin_call(
     """
     if epoch > 0:
         conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": session_id}).scalar_one()
-        _hold(conn, conversation_id, turn_id, epoch)
+        _fence(_hold(conn, conversation_id), conversation_id, turn_id, epoch)
     row = {"call_key": key, "session_id": session_id, "tool": tool, "created_at": time.time()}
     if insert_new(conn, calls, row):
         if within is not None:
@@ -246,25 +244,43 @@ def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto:
     return start, end
 
 
-def _hold(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> None:
-    """Lock the conversation, or its name where it has no row; an epoch above 0 has to be the one that holds it."""
+def _hold(conn: sa.Connection, conversation_id: str) -> tuple[str | None, int | None]:
+    """Lock the conversation, or its name where it has no row; which turn and epoch hold it."""
     row = conn.execute(rows.HOLDER, {"key": conversation_id}).one_or_none()
-    if epoch > 0 and (row is None or (row.claimed_by, row.epoch) != (turn_id, epoch)):
-        raise StaleTurn(conversation_id, turn_id, epoch)
     if row is None:
         lock_name(conn, f"sessions of {conversation_id}")
+        return None, None
+    return row.claimed_by, row.epoch
+
+
+def _fence(holder: tuple[str | None, int | None], conversation_id: str, turn_id: str, epoch: int) -> None:
+    """Refuse an epoch above 0 that is not the one that holds the conversation."""
+    if epoch > 0 and holder != (turn_id, epoch):
+        raise StaleTurn(conversation_id, turn_id, epoch)
+
+
+def _ended_before(conn: sa.Connection, session_id: SessionId, end: SessionEnd) -> Session:
+    session = get(conn, session_id)
+    if session is None:
+        raise SessionNotFound(session_id)
+    if session.state is SessionState.LOST and end.state is not SessionState.LOST:
+        log.warning("session %s was given up as lost and has now ended: %s", session_id, end)
+    return session
 
 
 def _held(conn: sa.Connection, session_id: SessionId) -> Session | None:
     if conn.dialect.name == "sqlite":
         return get(conn, session_id)
-    # The sink takes the conversation's lock; taken after the session's it could meet a claim head on.
-    conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": session_id}).scalar_one_or_none()
-    if conversation_id is None:
-        return None
-    lock_row(conn, conversations, conversation_id)
+    _lock_conversation_of(conn, session_id)
     row = lock_row(conn, sessions, session_id)
     return None if row is None else rows.from_row(row)
+
+
+def _lock_conversation_of(conn: sa.Connection, session_id: SessionId) -> None:
+    # The sink takes this lock; taken after the session's it could meet a claim head on.
+    conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": session_id}).scalar_one_or_none()
+    if conversation_id is not None:
+        lock_row(conn, conversations, conversation_id)
 
 
 def _deliver(conn: sa.Connection, session_id: SessionId, delivery: Delivery) -> Delivery | None:

@@ -15,7 +15,7 @@ from app.exec.engine import Engine
 from app.exec.errors import SupervisorUnreachable
 from app.exec.identity import session_id as session_id_of
 from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CallOrigin, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
+from app.exec.model import CallKey, CallOrigin, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
 from app.exec.sessions import Sessions
 from app.exec.supervisor.client import SupervisorClient
 from tests.execs import (
@@ -303,3 +303,25 @@ async def test_an_end_whose_acknowledgement_failed_is_acknowledged_by_reconcilin
         assert await client.unacknowledged() == []
         await client.close()
     assert len(told.sessions) == 1
+
+
+async def test_input_whose_outcome_was_not_recorded_is_recalled_and_not_written_twice(tmp_path: Path) -> None:
+    """The worker died between the write and its record; the supervisor, which lives, remembers the call."""
+    async with running_engine(tmp_path) as engine:
+        session = await launch(engine, "cat", keep_stdin_open=True)
+        call = origin()
+        record, store = engine.store.end_call, engine.store
+
+        async def dies(key: CallKey, outcome: dict[str, object]) -> None:
+            raise ConnectionError("the worker is gone")
+
+        store.end_call = dies
+        with pytest.raises(ConnectionError):
+            await Sessions(engine, "talk").write(session.id, b"once\n", call, tool="process_write")
+        store.end_call = record
+        assert await Sessions(engine, "talk").write(session.id, b"once\n", call, tool="process_write") == 5
+        await printed(engine, session.id, "once")
+        await Sessions(engine, "talk").write(session.id, b"", origin(), tool="process_write", eof=True)
+        ended = await engine.wait(session.id, up_to=10)
+        assert ended.end is not None
+        assert ended.end.bytes_total == 5

@@ -86,6 +86,7 @@ async def test_living_descendants_are_named_and_may_be_ended_later(tmp_path: Pat
         script = f"(setsid sleep {seconds} &) ; sleep {seconds} > /dev/null 2>&1 & exit 2"
         record = await sup.run("a", script)
         assert record["exit_code"] == 2
+        await until(lambda: len(sleepers(seconds)) == 2)  # a fork that has not executed yet is a survivor too
         assert sorted(record["survivors"]) == sorted(sleepers(seconds))
         assert len(record["survivors"]) == 2
         assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed

@@ -56,8 +56,9 @@ async def test_the_middle_of_a_long_log_is_dropped_and_on_record(tmp_path: Path,
         check(sup.log("a"), rows)
         assert record["bytes_total"] == LINES * 100
         assert record["bytes_dropped"] == sum(row["end"] - row["start"] for row in rows)
-        assert CAP <= record["bytes_total"] - record["bytes_dropped"] <= 2 * CAP
-        assert (sup.folder("a") / layout.LOG).stat().st_blocks * 512 <= 2 * CAP
+        assert CAP * 7 // 8 <= record["bytes_total"] - record["bytes_dropped"] <= CAP
+        # Blocks at the edges of a hole stay.
+        assert (sup.folder("a") / layout.LOG).stat().st_blocks * 512 <= CAP + 4 * 4096
 
 
 async def test_a_child_cannot_truncate_its_log(tmp_path: Path) -> None:

@@ -257,6 +257,20 @@ class SupervisorClient:
         answer = _checked(answer, message)
         return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
 
+    async def written(self, session_id: str, key: str) -> Written | None:
+        """What the write with this key did, None if this supervisor has served none. Writes nothing.
+
+        Raises:
+            TaskCompleted: The session has ended.
+            SessionNotFound: No such session.
+        """
+        message: Message = {"op": "write", "session_id": session_id, "data": "", "key": key, "again": True}
+        answer = await self._ask(message)
+        if not answer["ok"] and answer["error"] == "not_known":
+            return None
+        answer = _checked(answer, message)
+        return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
+
     async def _same(self, connection: Connection) -> Connection | None:
         """A new connection to the same process, which remembers the keys it has served."""
         try:

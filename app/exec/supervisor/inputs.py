@@ -49,11 +49,11 @@ class Input:
         self._queue: deque[_Write] = deque()
         self._outcomes: OrderedDict[str, Outcome] = OrderedDict()
 
-    def write(self, data: bytes, *, eof: bool, key: str, told: Told) -> None:
-        """Write and tell the outcome, at most WAIT_S later.
+    def write(self, data: bytes, *, eof: bool, key: str, told: Told, again: bool = False) -> None:
+        """Write and tell the outcome, at most WAIT_S later; `again` only tells that of an earlier write.
 
         Raises:
-            Refused: Input has been closed, or too many writes wait.
+            Refused: Input has been closed, too many writes wait, or there was no earlier write.
         """
         known = self._outcomes.get(key) if key else None
         if known is not None:
@@ -63,6 +63,8 @@ class Input:
             if key and write.key == key:
                 write.told.append(told)
                 return
+        if again:
+            raise Refused("not_known", "no write with this key has been served")
         if not self._open:
             raise Refused("no_stdin", "the session's input is closed")
         if len(self._queue) >= PENDING:

@@ -27,7 +27,7 @@ class LogFile:
         self._session_id = session_id
         self._name, self._table = names
         self._cap = cap
-        self._slack = max(1 << 16, min(cap // 16, 4 << 20))
+        self._slack = min(cap // 16, 4 << 20)
         self._splices = True
         self._punches = True
         self._dirty = 0
@@ -53,14 +53,16 @@ class LogFile:
         """Move at most `limit` bytes out of `pipe`; 0 at its end, WOULD_BLOCK when it is empty."""
         if self._dirty or (self._cap and not self._punches and self.size - self.dropped >= self._cap):
             return self._take_or_drop(pipe, limit)
+        if self._cap and self._punches:
+            if self.size - self.dropped >= self._cap:
+                self._trim()
+            limit = min(limit, max(1, self._cap - (self.size - self.dropped)))
         try:
             moved = self._splice(pipe, limit) if self._splices else self._copy(pipe, limit)
         except BlockingIOError:
             return WOULD_BLOCK
         except OSError:
             return self._drop(pipe, limit)
-        if self._cap and self.size - self.dropped > self._cap + self._slack:
-            self._trim()
         return moved
 
     def _splice(self, pipe: int, limit: int) -> int:
@@ -121,7 +123,7 @@ class LogFile:
         self.dropped += len(data)
 
     def _trim(self) -> None:
-        start, end = self._cap // 2, self.size - self._cap // 2
+        start, end = self._cap // 2, self.size - (self._cap // 2 - self._slack)
         lines, at = 0, start
         before: list[tuple[int, int, int]] = []
         after: list[tuple[int, int, int]] = []

@@ -195,6 +195,7 @@ class Requests:
             eof=bool(message.get("eof")),
             key=key if isinstance(key, str) else "",
             told=lambda outcome: peer.send({"id": number, "ok": True, **outcome}),
+            again=bool(message.get("again")),
         )
         return None
 

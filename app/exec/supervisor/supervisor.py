@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -107,10 +108,19 @@ class Supervisor:
             return self._not_started(job, failure.errno or errno.EIO)
         made.close_child()
         crashpoints.reach("supervisor.forked")
-        proc = procfs.read(job.pid)
-        job.start = proc.start if proc is not None else 0
-        job.pidfd = os.pidfd_open(job.pid)
         self.jobs[job.session_id] = job
+        try:
+            proc = procfs.read(job.pid)
+            job.start = proc.start if proc is not None else 0
+            job.pidfd = os.pidfd_open(job.pid)
+        except OSError as failure:
+            self.diary.note("supervisor", f"{job.session_id}: cannot be watched and is killed: {failure.strerror}")
+            # Our own child and not reaped, so the number is still its own.
+            os.kill(job.pid, signal.SIGKILL)  # noqa: TID251
+            info = os.waitid(os.P_PID, job.pid, os.WEXITED)
+            assert info is not None
+            self.end(job, info.si_code, info.si_status)
+            return {"outcome": "already", "status": self.status(job.session_id)}
         try:
             os.write(claim, json.dumps(job.running(self.boot_id, self.container_id), separators=(",", ":")).encode())
         except OSError as error:
