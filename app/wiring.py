@@ -222,6 +222,7 @@ def worker(where: Place) -> Generator[Worker]:
         )
 
         async def cleanup() -> object:
+            engine.registry.cleanup(settings.log_age_hours)
             return await cleanup_exec_logs(
                 store,
                 engine.links,

@@ -43,6 +43,18 @@ SUPERVISOR_POINTS = [
     "supervisor.rung",
     "supervisor.reaped",
 ]
+BOTH_POINTS = [
+    "claim.committed",
+    "start.sent",
+    "start.answered",
+    "started.recorded",
+    "tool.returned",
+    "turn.closing",
+    "exit.received",
+    "exit.finishing",
+    "exit.committed",
+    "wake.entered",
+]
 MAY_BE_LOST = {"supervisor.marked", "supervisor.held"}
 """Killed after the mark and before the fork: it never started, and that is what is said."""
 
@@ -108,7 +120,7 @@ def test_a_supervisor_killed_at(loop: Stage, point: str) -> None:
         assert_exactly_once(loop, session_id, 8)
 
 
-@pytest.mark.parametrize("point", ["start.answered", "started.recorded", "exit.received", "wake.entered"])
+@pytest.mark.parametrize("point", BOTH_POINTS)
 def test_worker_and_supervisor_killed_together_at(loop: Stage, point: str) -> None:
     """The worker kills the supervisor, then itself, both with kill -9."""
     loop.hire()
