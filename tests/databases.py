@@ -85,6 +85,10 @@ def postgres_binaries() -> Path | None:
 def unprivileged() -> dict[str, Any]:
     """How `subprocess` runs a program that refuses root."""
     if os.geteuid() != 0:
+        try:
+            pwd.getpwuid(os.geteuid())
+        except KeyError:
+            unavailable(f"initdb needs a user name, and uid {os.geteuid()} has none")
         return {}
     try:
         account = pwd.getpwuid(65534)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -22,11 +23,15 @@ EXEC: Final = "exec"
 
 
 class LogLinks:
-    """Links to the logs of one workspace. A link that cannot be made is logged; the log itself is elsewhere."""
+    """Links to the logs of one workspace. A link that cannot be made is logged; the log itself is elsewhere.
+
+    Any thread may call it.
+    """
 
     def __init__(self, workspace: Path, sessions: Path) -> None:
         self._workspace = workspace
         self.sessions = sessions
+        self._lock = threading.RLock()
         self._fd: int | None = None
         self._identity: tuple[int, int] | None = None
 
@@ -40,14 +45,15 @@ class LogLinks:
         if separate_stderr:
             names.append((f"{session_id}.err", layout.ERR))
         try:
-            for name, target in names:
-                self._link(f"{self.sessions}/{session_id}/{target}", name)
+            with self._lock:
+                for name, target in names:
+                    self._link(f"{self.sessions}/{session_id}/{target}", name)
         except OSError as error:
             log.warning("no link to the log of session %s in the workspace: %s", session_id, error)
 
     def remove(self, session_id: str) -> None:
         """Remove the links of a session, if they are there."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._lock:
             fd = self._directory()
             for name in (f"{session_id}.log", f"{session_id}.err"):
                 with contextlib.suppress(FileNotFoundError):
@@ -55,9 +61,10 @@ class LogLinks:
 
     def close(self) -> None:
         """Let go of the directory; using the object again opens it again."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
 
     def _link(self, target: str, name: str) -> None:
         with contextlib.suppress(FileExistsError):

@@ -27,6 +27,7 @@ from tests.execs import (
     spec,
     unstarted_engine,
 )
+from tests.supervisors import until
 
 pytestmark = pytest.mark.anyio
 
@@ -135,7 +136,7 @@ async def test_the_log_is_linked_in_the_workspace_and_ignored_by_git(tmp_path: P
         outcome = await run(engine, "echo hello")
         link = engine.workspace / ".tmp" / "exec" / f"{outcome.session.id}.log"
         assert str(link) == outcome.session.log_path
-        assert link.is_symlink()
+        await until(link.is_symlink)
         assert link.read_text() == "hello\n"
         assert (engine.workspace / ".tmp" / ".gitignore").read_text() == "*\n"
 

@@ -98,7 +98,9 @@ async def test_the_child_starts_clean(tmp_path: Path) -> None:
     lines = text.splitlines()
     assert lines[:2] == ["0022", "4"]
     assert "SigBlk:\t0000000000000000" in lines
-    assert "SigIgn:\t0000000000000000" in lines
+    ignored = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
+    # 32 and 33 are the C library's own: nobody can set them, so what some shell left ignored stays so.
+    assert ignored & ~(1 << 31 | 1 << 32) == 0
     assert "SECRET=yes" in lines
     assert any(line.startswith("SHELLBACK_SESSION=a@") for line in lines)
     if UID is not None:
