@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import sqlalchemy as sa
@@ -25,6 +24,7 @@ from app.storage.errors import DatabaseLocked, OutcomeUnknown
 from app.storage.failures import failure_of
 from app.storage.kept import KeptConnection
 from app.storage.url import normalised, shown
+from app.storage.writer import Writer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,14 +52,15 @@ class Database:
         if self.dialect == "sqlite":
             self._writer, self._reader = sqlite_engines(self.url, readers=READERS, lock_timeout_s=lock_timeout_s)
             self._kept: KeptConnection | None = KeptConnection(self._writer, timeout_s=lock_timeout_s)
-            self._write_threads = ThreadPoolExecutor(1, "db-write")
-            self._read_threads = ThreadPoolExecutor(READERS, "db-read")
+            self._write_thread: Writer | None = Writer("db-write")
+            self._threads = ThreadPoolExecutor(READERS, "db-read")
         else:
             self._writer, self._reader = postgres_engines(
                 self.url, connections=CONNECTIONS, lock_timeout_s=lock_timeout_s
             )
             self._kept = None
-            self._write_threads = self._read_threads = ThreadPoolExecutor(CONNECTIONS, "db")
+            self._write_thread = None
+            self._threads = ThreadPoolExecutor(CONNECTIONS, "db")
 
     def __repr__(self) -> str:
         return f"Database({shown(self.url)!r})"
@@ -81,13 +82,12 @@ class Database:
             DatabaseLocked: A lock was not free in time.
             DatabaseFull: The disk is full.
         """
-        run = partial(contextvars.copy_context().run, self.write_now, fn, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._write_threads, run)
+        run = self._pooled if self._write_thread is None else self._write_thread.run
+        return await run(lambda: self.write_now(fn, *args, **kwargs))
 
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `fn(conn, *args)` in a read-only transaction; raises as `write` does."""
-        run = partial(contextvars.copy_context().run, self.read_now, fn, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._read_threads, run)
+        return await self._pooled(lambda: self.read_now(fn, *args, **kwargs))
 
     def write_now(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`write` in the calling thread, for the command line and for threads of DBOS."""
@@ -99,12 +99,17 @@ class Database:
 
     def close(self) -> None:
         """Wait for running transactions, then close every thread and connection; queued ones never begin."""
-        for threads in {self._write_threads, self._read_threads}:
-            threads.shutdown(wait=True, cancel_futures=True)
+        if self._write_thread is not None:
+            self._write_thread.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
         if self._kept is not None:
             self._kept.close()
         self._writer.dispose()
         self._reader.dispose()
+
+    async def _pooled(self, fn: Callable[[], T]) -> T:
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, fn)
 
     def _retried(self, source: sa.Engine | KeptConnection, fn: Callable[[sa.Connection], T]) -> T:
         attempt = 1

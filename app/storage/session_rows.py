@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from app.exec.model import LIVE_STATES, Delivery, EndedBy, Evidence, Session, SessionEnd, SessionState
 from app.storage.tables import calls, conversations, sessions
 
+_TABLE: Final = tuple(column.name for column in sessions.c)
 LIVE: Final = [state.value for state in LIVE_STATES]
 _COLUMNS: Final = tuple(field.name for field in fields(Session))
 _values_of: Final = attrgetter(*_COLUMNS)
@@ -23,6 +24,7 @@ _key: Final[sa.BindParameter[str]] = sa.bindparam("key")
 _id: Final = sessions.c.id == _key
 
 GET: Final = sa.select(sessions).where(_id)
+GET_LOCKED: Final = GET.with_for_update()
 CONVERSATION_OF: Final = sa.select(sessions.c.conversation_id).where(_id)
 DELIVERY_OF: Final = sa.select(sessions.c.delivery).where(_id)
 INSERT: Final = sessions.insert()
@@ -32,13 +34,18 @@ HOLDER: Final = (
 )
 """Who holds the conversation `key`, its row locked."""
 
+# Single values, because a list is expanded again by every execution.
+_is_live: Final = sessions.c.state.in_([sa.literal(state) for state in LIVE])
 _held: Final = conversations.c.id == sa.bindparam("conversation")
 ROOM: Final = sa.select(
     sa.select(conversations.c.claimed_by).where(_held).scalar_subquery().label("claimed_by"),
     sa.select(conversations.c.epoch).where(_held).scalar_subquery().label("epoch"),
     sa.select(sa.func.count())
     .select_from(sessions)
-    .where(sessions.c.conversation_id == sa.bindparam("conversation"), sessions.c.state.in_(LIVE))
+    .where(
+        sessions.c.conversation_id == sa.bindparam("conversation"),
+        _is_live,
+    )
     .scalar_subquery()
     .label("live"),
     sa.exists().where(_id).label("known"),
@@ -56,7 +63,11 @@ ENDED: Final = (
     .values(
         state=sa.bindparam("new_state"),
         delivery=sa.case(
-            (sessions.c.delivery == Delivery.INLINE.value, sa.bindparam("inline_becomes")), else_=sessions.c.delivery
+            (
+                sessions.c.delivery == Delivery.INLINE.value,
+                sa.bindparam("inline_becomes", type_=sessions.c.delivery.type),
+            ),
+            else_=sessions.c.delivery,
         ),
         end=sa.bindparam("new_end", type_=sessions.c.end.type),
         ended_at=sa.bindparam("new_ended_at"),
@@ -110,10 +121,11 @@ def to_row(session: Session) -> dict[str, Any]:
     return values
 
 
-def from_row(row: sa.RowMapping) -> Session:
-    """The session that `to_row` wrote."""
-    values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
-    values |= {"state": SessionState(row["state"]), "delivery": Delivery(row["delivery"])}
-    if row["end"] is not None:
-        values["end"] = end_from_json(row["end"])
+def from_row(row: sa.Row[Any]) -> Session:
+    """The session that `to_row` wrote, from all its columns in their order."""
+    values: dict[str, Any] = dict(zip(_TABLE, row, strict=True))
+    del values["ended_at"]
+    values |= {"state": SessionState(values["state"]), "delivery": Delivery(values["delivery"])}
+    if values["end"] is not None:
+        values["end"] = end_from_json(values["end"])
     return Session(**values)

@@ -145,7 +145,7 @@ def finish(
         "new_end": rows.end_to_json(end),
         "new_ended_at": end.ended_at,
     }
-    row = conn.execute(rows.ENDED, {"key": session_id, **changes}).mappings().one_or_none()
+    row = conn.execute(rows.ENDED, {"key": session_id, **changes}).one_or_none()
     if row is None:
         return _ended_before(conn, session_id, end)
     ended = rows.from_row(row)
@@ -172,7 +172,7 @@ def hand_over(conn: sa.Connection, session_id: SessionId, sink: ExitSink | None 
 
 def get(conn: sa.Connection, session_id: SessionId) -> Session | None:
     """The session, or None."""
-    row = conn.execute(rows.GET, {"key": session_id}).mappings().one_or_none()
+    row = conn.execute(rows.GET, {"key": session_id}).one_or_none()
     return None if row is None else rows.from_row(row)
 
 
@@ -183,7 +183,7 @@ def find(conn: sa.Connection, *, conversation_id: str | None = None, live: bool 
         query = query.where(sessions.c.conversation_id == conversation_id)
     if live is not None:
         query = query.where(sessions.c.state.in_(rows.LIVE) if live else sessions.c.state.not_in(rows.LIVE))
-    return [rows.from_row(row) for row in conn.execute(query).mappings()]
+    return [rows.from_row(row) for row in conn.execute(query)]
 
 
 def begin_call(
@@ -272,7 +272,7 @@ def _held(conn: sa.Connection, session_id: SessionId) -> Session | None:
     if conn.dialect.name == "sqlite":
         return get(conn, session_id)
     _lock_conversation_of(conn, session_id)
-    row = lock_row(conn, sessions, session_id)
+    row = conn.execute(rows.GET_LOCKED, {"key": session_id}).one_or_none()
     return None if row is None else rows.from_row(row)
 
 

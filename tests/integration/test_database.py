@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import sqlite3
 import stat
@@ -121,6 +122,67 @@ def test_closing_lets_a_running_transaction_end(database_url: str) -> None:
     again = Database(database_url)
     assert again.read_now(call_keys) == ["k1"]
     again.close()
+
+
+def test_closing_refuses_writes_that_wait_for_their_turn_and_later_ones(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    running, go_on = threading.Event(), threading.Event()
+
+    def slow(conn: sa.Connection) -> None:
+        add_call(conn, "running")
+        running.set()
+        go_on.wait()
+
+    async def run() -> None:
+        first = asyncio.create_task(database.write(slow))
+        await asyncio.to_thread(running.wait)
+        second = asyncio.create_task(database.write(add_call, "waiting"))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(asyncio.to_thread(database.close))
+        while True:
+            try:
+                await asyncio.wait_for(database.write(add_call, "late"), 0.01)
+            except TimeoutError:
+                continue  # not closing yet: it waited, and was taken back
+            except RuntimeError:
+                break
+        go_on.set()
+        await closing
+        await first
+        with pytest.raises(RuntimeError, match="closed"):
+            await second
+
+    asyncio.run(run())
+    again = Database(sqlite_url)
+    assert again.read_now(call_keys) == ["running"]
+    again.close()
+
+
+def test_writes_of_several_loops_share_the_thread_and_see_their_own_context(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    name: contextvars.ContextVar[str] = contextvars.ContextVar("name")
+
+    def add_own(conn: sa.Connection, number: int) -> str:
+        add_call(conn, f"{name.get()}{number}")
+        return threading.current_thread().name
+
+    async def run(own: str) -> set[str]:
+        name.set(own)
+        return set(await asyncio.gather(*(database.write(add_own, number) for number in range(3))))
+
+    threads: set[str] = set()
+
+    def loop_of(own: str) -> None:
+        threads.update(asyncio.run(run(own)))
+
+    loops = [threading.Thread(target=loop_of, args=(own,)) for own in "ab"]
+    for loop in loops:
+        loop.start()
+    for loop in loops:
+        loop.join()
+    assert threads == {"db-write"}
+    assert database.read_now(call_keys) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    database.close()
 
 
 def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database, database_url: str) -> None:
