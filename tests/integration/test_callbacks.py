@@ -18,6 +18,10 @@ from tests.sessions import EXITED, a_session
 ENDED = replace(a_session(delivery=Delivery.CALLBACK), state=EXITED.state, end=EXITED)
 
 
+def counted(conn: sa.Connection, query: sa.Select[tuple[int]]) -> int:
+    return conn.execute(query).scalar_one()
+
+
 def test_one_end_delivered_twice_is_one_row_and_one_item_with_high_priority(database: Database) -> None:
     queue = NotedEnqueuer()
     sink = CallbackSink(queue, "host1", lambda session: {"session_id": session.id, "exit_code": 3})
@@ -41,8 +45,6 @@ def test_news_that_is_rolled_back_leaves_nothing_behind(database: Database) -> N
 
     with pytest.raises(ConnectionError):
         database.write_now(broken)
-    counts = [
-        database.read_now(lambda conn, t=table: conn.execute(sa.select(sa.func.count()).select_from(t)).scalar_one())
-        for table in (mailbox, events)
-    ]
-    assert counts == [0, 0]
+    for table in (mailbox, events):
+        query = sa.select(sa.func.count()).select_from(table)
+        assert database.read_now(counted, query) == 0
