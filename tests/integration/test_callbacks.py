@@ -18,7 +18,7 @@ from tests.sessions import EXITED, a_session
 ENDED = replace(a_session(delivery=Delivery.CALLBACK), state=EXITED.state, end=EXITED)
 
 
-def counted(conn: sa.Connection, query: sa.Select[tuple[int]]) -> int:
+def counted(conn: sa.Connection, query: sa.Select[int]) -> int:
     return conn.execute(query).scalar_one()
 
 
