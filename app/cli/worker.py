@@ -16,6 +16,7 @@ from app.cli.workspace import make_default
 
 if TYPE_CHECKING:
     from app.settings import Settings
+    from app.storage.errors import ExecutorTaken
     from app.work.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def worker(while_stdin: bool) -> None:
             _announce(settings)
             asyncio.run(_serve(built, while_stdin=while_stdin))
     except ExecutorTaken as taken:
-        raise Refused(_taken(taken)) from None
+        raise Refused(_taken(taken, settings)) from None
 
 
 def _announce(settings: Settings) -> None:
@@ -63,13 +64,15 @@ def _announce(settings: Settings) -> None:
         log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
 
 
-def _taken(taken: object) -> str:
-    from app.storage.errors import ExecutorTaken
-
-    assert isinstance(taken, ExecutorTaken)
+def _taken(taken: ExecutorTaken, settings: Settings) -> str:
     host = os.uname().nodename if taken.host == "this host" else taken.host
     who = f"process {taken.pid} on {host}" if taken.pid is not None else f"a process on {host}"
-    return f"a worker with the name {taken.name!r} runs already: {who}. Stop it, or set WORKER_NAME to another name"
+    remedy = (
+        "Stop it: SQLite has one worker. On Postgres each worker of a host has a WORKER_NAME of its own"
+        if settings.database_url.startswith("sqlite")
+        else "Stop it, or set WORKER_NAME to another name"
+    )
+    return f"a worker with the name {taken.name!r} runs already: {who}. {remedy}"
 
 
 async def _serve(built: Worker, *, while_stdin: bool) -> None:
