@@ -215,7 +215,7 @@ class Stage:
     def read(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return self.where.database.read_now(fn, *args, **kwargs)
 
-    def until(self, what: str, look: Callable[[], T | None], *, watch: bool = True) -> T:
+    def until(self, what: str, look: Callable[[], T | None]) -> T:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             found = look()

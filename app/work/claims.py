@@ -64,7 +64,7 @@ def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes
             return _end_at_once(conn, item, "nothing")
         chain = 0 if "message" in unread or _person_behind(conn, item) else chain + 1
         if chain and _worn_out(conn, item.conversation_id, chain, wakes):
-            _block(conn, item.conversation_id, "wake_limit")
+            _let_go(conn, item.conversation_id, blocked="wake_limit")
             told = {"reason": "wake_limit", "text": WORN_OUT}
             stream.note(conn, item.conversation_id, item.id, 0, "blocked", told)
             return _end_at_once(conn, item, "busy")
@@ -141,11 +141,11 @@ def _worn_out(conn: sa.Connection, conversation_id: str, chain: int, wakes: Wake
     return conn.execute(query).scalar_one() >= wakes.per_hour
 
 
-def _block(conn: sa.Connection, conversation_id: str, reason: str) -> None:
+def _let_go(conn: sa.Connection, conversation_id: str, *, blocked: str | None) -> None:
     conn.execute(
         sa.update(conversations)
         .where(conversations.c.id == conversation_id)
-        .values(state="blocked", blocked_reason=reason, claimed_by=None, claimed_at=None)
+        .values(state="blocked" if blocked else "free", blocked_reason=blocked, claimed_by=None, claimed_at=None)
     )
 
 
@@ -159,16 +159,7 @@ def release(
 ) -> None:
     """Let go of a claimed conversation; unread rows get one item, unless it becomes blocked."""
     reach("turn.closing")
-    conn.execute(
-        sa.update(conversations)
-        .where(conversations.c.id == conversation.id)
-        .values(
-            state="blocked" if blocked else "free",
-            blocked_reason=blocked,
-            claimed_by=None,
-            claimed_at=None,
-        )
-    )
+    _let_go(conn, conversation.id, blocked=blocked)
     if not blocked:
         follow_up(conn, enqueuer, conversation, kind=follow)
 

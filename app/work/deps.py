@@ -23,11 +23,11 @@ class TurnDeps:
     turn_id: str
     epoch: int
     gate: bool
+    began_at: float
+    seconds: float
     approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
     told: set[SessionId] = field(default_factory=set[SessionId])
     looks: int = 0
-    began_at: float = 0.0
-    seconds: float = 1800.0
     letters: list[Letter] = field(default_factory=list[Letter])
 
     def approval_for(self, key: CallKey) -> Approval | None:

@@ -13,7 +13,6 @@ from typing import Final
 
 IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
-GONE: Final = select.EPOLLHUP | select.EPOLLERR
 
 _LONGEST_S: Final = 30.0
 
