@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,10 +47,13 @@ def test_a_call_cut_off_anywhere_runs_once_and_its_end_is_told_once(tmp_path: Pa
     workspace, home = places(tmp_path)
     url = f"sqlite:///{home}/db.sqlite"
     schema.migrate(url)
+    with closing(sqlite3.connect(home / "db.sqlite")) as file:
+        file.execute("CREATE TABLE told (session TEXT, code INTEGER)")
     (home / "crash").mkdir()
     (home / "crash" / point).write_text("kill self")
     assert call(home, workspace, url) == -9
     assert call(home, workspace, url) == 0
     assert (workspace / "nonce").read_text() == "x\n"
-    assert [line.split()[1] for line in (home / "told").read_text().splitlines()] == ["7"]
+    with closing(sqlite3.connect(home / "db.sqlite")) as file:
+        assert file.execute("SELECT code FROM told").fetchall() == [(7,)]
     assert asyncio.run(unacknowledged(home)) == 0

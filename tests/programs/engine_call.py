@@ -6,6 +6,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from app.exec.backends.host import HostBackend
 from app.exec.commands import command_spec, proposal_for
 from app.exec.engine import Engine
@@ -18,18 +20,18 @@ from app.storage.db import Database
 from app.storage.sessions import SqlSessionStore
 
 
-class FileSink(ExitSink):
-    def __init__(self, path: Path) -> None:
-        self._path = path
+class TableSink(ExitSink):
+    """Tells each end as a row of the store's own transaction: what a kill rolls back was never told."""
 
     def ended(self, tx: object, session: Session) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{session.id} {session.end and session.end.exit_code}\n")
+        assert isinstance(tx, sa.Connection)
+        code = session.end and session.end.exit_code
+        tx.execute(sa.text("INSERT INTO told (session, code) VALUES (:id, :code)"), {"id": session.id, "code": code})
 
 
 async def main(home: Path, workspace: Path, url: str) -> None:
     database = Database(url)
-    store = SqlSessionStore(database, sink=FileSink(home / "told"))
+    store = SqlSessionStore(database, sink=TableSink())
     engine = Engine(store, SupervisorClient(home, idle_s=1.0), HostBackend(workspace), home=home)
     async with engine:
         spec = command_spec(
