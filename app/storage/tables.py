@@ -35,6 +35,8 @@ conversations: Final = sa.Table(
     sa.Column("chain", sa.Integer, nullable=False, server_default="0"),  # turns since a person spoke
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("claimed_at", sa.Float),
+    sa.Column("stop_turn", sa.String(200)),  # the turn that a person wants to end at its next step
+    sa.Column("stop_by", sa.String(100)),
 )
 
 history_records: Final = sa.Table(
@@ -91,9 +93,10 @@ turns: Final = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("started_at", sa.Float),
     sa.Column("ended_at", sa.Float, index=True),
-    sa.Column("outcome", sa.String(32)),  # answered, pending_approval, nothing, busy, failed, gone
+    sa.Column("outcome", sa.String(32)),  # answered, pending_approval, nothing, busy, failed, stopped, gone
     sa.Column("answer", sa.Text),
     sa.Column("error", sa.Text),
+    sa.Column("traceparent", sa.String(64)),  # W3C trace context of whoever sent the item
 )
 
 approvals: Final = sa.Table(
@@ -151,6 +154,7 @@ sessions: Final = sa.Table(
     sa.Column("poll_offset", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("end", sa.JSON),  # SessionEnd, once
     sa.Column("ended_at", sa.Float),
+    sa.Column("traceparent", sa.String(64)),  # W3C trace context of the call that started it
     sa.Index("ix_sessions_conversation_id_state", "conversation_id", "state"),
 )
 
@@ -188,4 +192,21 @@ events: Final = sa.Table(
     sa.Column("payload", sa.JSON, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False, index=True),
     sa.Index("ix_events_conversation_id_id", "conversation_id", "id"),
+)
+
+notices: Final = sa.Table(
+    "notices",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("kind", sa.String(32), nullable=False),  # approval, alarm, set_aside
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("dedupe_key", sa.String(200), nullable=False, unique=True),
+    sa.Column("payload", sa.JSON, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False, server_default="waiting"),  # waiting, sent, given_up
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("error", sa.Text),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("due_at", sa.Float, nullable=False),
+    sa.Column("sent_at", sa.Float),
+    sa.Index("ix_notices_state_due_at", "state", "due_at"),
 )
