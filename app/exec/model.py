@@ -162,6 +162,7 @@ class Session:
     started_at: float | None = None
     poll_offset: int = 0
     end: SessionEnd | None = None
+    traceparent: str | None = None
 
     @property
     def live(self) -> bool:
