@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.exec.supervisor import launch, layout, linux, procfs, spawn
+from app.exec.supervisor import launch, layout, link, linux, procfs, spawn
 from app.exec.supervisor.kill import Killer, Target, members
 from app.exec.supervisor.logfile import LogFile
 from app.exec.supervisor.loop import Loop
@@ -282,3 +284,37 @@ def test_a_spare_directory_is_given_once_and_never_over_another(tmp_path: Path) 
     os.write(claim, b"{}")
     os.close(claim)
     assert (made.claim("second", b"claim\n"), made.running("second")) == (None, {})
+
+
+def test_what_a_busy_keeper_does_not_take_yet_reaches_it_in_order() -> None:
+    loop = Loop()
+    ours, keepers = link.pair()
+    line = link.Line(loop, link.Legacy(os.getpid(), ours), lambda _dead: None, lambda: None)
+    numbers = itertools.count()
+    taken: list[int] = []
+
+    def send() -> None:
+        line.send_soon({"op": "forget", "numbers": [next(numbers)]})
+
+    def drain() -> None:
+        with contextlib.suppress(BlockingIOError):
+            while (got := link.receive(keepers)) is not None:
+                taken.extend(got[0]["numbers"])
+
+    def drain_between() -> None:
+        drain()
+        if len(taken) < 5_000:
+            loop.after(0.001, drain_between)
+        else:
+            loop.stop()
+
+    with ours, keepers:
+        keepers.setblocking(False)
+        for _ in range(4_999):
+            send()
+        drain()
+        assert 0 < len(taken) < 4_999
+        send()  # there is room for it now, and older ones wait
+        loop.after(0, drain_between)
+        loop.run()
+    assert taken == list(range(5_000))

@@ -1,8 +1,8 @@
 """Messages between keeper and supervisor, with descriptors, over one sequenced-packet socket.
 
 To the keeper: `hold` (session, names of the descriptors that come along, notes), `drop` (session,
-names, or all), `forget` (numbers of wait statuses), `ping`. From it: `ended`
-and `pong`.
+names, or all), `forget` (numbers of wait statuses), `ping`. From it: `ended`,
+`pong`, and the orders of whoever runs it as a service: `end` and `retire`.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class Line:
         self._ended = ended
         self._gone = gone
         self._asked: deque[Callable[[], None]] = deque()
+        self._unsent: deque[Message] = deque()
+        self.ordered: Callable[[str], None] = lambda _order: None
         self._socket.setblocking(False)
         loop.watch(self._socket.fileno(), self._ready, IN)
 
@@ -123,13 +125,20 @@ class Line:
             self._lose()
 
     def send_soon(self, message: Message) -> None:
-        """Send now or when the keeper reads again."""
+        """Send now or when the keeper reads again, in the order of the calls."""
         if self.pid is None:
             return
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
         try:
-            send(self._socket, message)
+            while self._unsent and self.pid is not None:
+                send(self._socket, self._unsent[0])
+                self._unsent.popleft()
         except BlockingIOError:
-            self._loop.after(0.01, lambda: self.send_soon(message))
+            self._loop.after(0.01, self._send_unsent)
         except ConnectionError:
             self._lose()
 
@@ -154,8 +163,10 @@ class Line:
                     self._lose()
                 elif got[0]["op"] == "pong":
                     break
-                else:
+                elif got[0]["op"] == "ended":
                     dead.append(Dead(**got[0]["dead"]))
+                else:
+                    self._order_later(got[0]["op"])
         except TimeoutError:
             pass
         finally:
@@ -180,13 +191,20 @@ class Line:
                 self._lose()
             elif got[0]["op"] == "ended":
                 self._ended(Dead(**got[0]["dead"]))
+            elif got[0]["op"] != "pong":
+                self._order_later(got[0]["op"])
             elif self._asked:
                 self._asked.popleft()()
+
+    def _order_later(self, order: str) -> None:
+        # While a supervisor recovers, there is nobody yet to carry it out.
+        self._loop.after(0.0, lambda: self.ordered(order))
 
     def _lose(self) -> None:
         if self.pid is not None:
             self.pid = None
             self._loop.forget(self._socket.fileno())
+            self._unsent.clear()
             self._gone()
             while self._asked:
                 self._asked.popleft()()
