@@ -39,6 +39,15 @@ def running(conn: sa.Connection, ids: list[str]) -> int:
     return conn.execute(query).scalar_one()
 
 
+def at_rest(conn: sa.Connection, conversation: str) -> bool:
+    """Whether every item of a conversation has an outcome and all its news has been heard."""
+    mine = turns.c.conversation_id == conversation
+    unread = sa.and_(mailbox.c.conversation_id == conversation, mailbox.c.state != "heard")
+    return not conn.execute(
+        sa.select(sa.or_(sa.exists().where(mine, turns.c.outcome.is_(None)), sa.exists().where(unread)))
+    ).scalar_one()
+
+
 def items(conn: sa.Connection) -> list[dict[str, Any]]:
     """Every work item, in the order in which they started."""
     query = sa.select(turns).order_by(turns.c.started_at)
