@@ -9,13 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 UV ?= uv
-LOCK := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo test check bench lock clean
+.PHONY: help setup demo test check bench chaos chaos-quick lock clean
 
 help: ## list what can be made
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 setup: $(STAMP) ## make .venv with everything, from the locked versions
 
@@ -33,6 +33,12 @@ check: $(STAMP) ## lint, format, types, and which module may import which
 
 bench: $(STAMP) ## figures beside their baselines; fails by name when one misses
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+chaos: $(STAMP) ## kill -9 everywhere, counted from outside (hours); fails when anything is lost or doubled; ARGS=--help
+	@$(BIN)/python -m chaos $(ARGS)
+
+chaos-quick: $(STAMP) ## a part of it, in minutes
+	@$(BIN)/python -m chaos --quick $(ARGS)
 
 lock: ## make the two lock files anew (needs uv)
 	$(LOCK) --upgrade -o requirements.lock

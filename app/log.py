@@ -1,31 +1,70 @@
 """Log set-up: lines for people or one JSON object a line, with ids as fields of their own.
 
-Ids go in by `extra`: `log.info("turn closed", extra={"conversation": name, "work_item": item})`.
-Whatever is in a field, a record stays on one line, a traceback aside.
+Ids are set once around what concerns them, `with about(conversation=name, work_item=item): ...`, and then
+are on every line written inside, those of libraries too, in tasks and database threads begun there. A
+field of one line only goes in by `extra`, and wins. Whatever is in a field, a record stays on one line, a
+traceback aside. docs/observability.md has the names.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
+from collections.abc import Generator, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Final, Literal, TextIO
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# What DBOS adds to its own lines: one of its names is ours, one is always the same, one the trace has.
+_OTHERS: Final = {"operationUUID": "work_item", "executorID": "executor"}
+_LEFT_OUT: Final = frozenset({"applicationID", "applicationVersion", "traceId"})
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+_about: ContextVar[Mapping[str, object]] = ContextVar("about", default=_NOTHING)
+_everywhere: Final[dict[str, object]] = {}
+
+
+@contextlib.contextmanager
+def about(**ids: object) -> Generator[None]:
+    """Put these fields on every line written inside the block, in addition to those of blocks around it."""
+    token = _about.set({**_about.get(), **ids})
+    try:
+        yield
+    finally:
+        _about.reset(token)
 
 
 def configure(level: str = "INFO", form: Literal["text", "json"] = "text", stream: TextIO | None = None) -> None:
     """Send every record of `level` and above to `stream` (stderr by default), and to nowhere else."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    handler.addFilter(_with_ids)
     root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-    root.addHandler(handler)
+    # DBOS gives its logger a handler of its own unless it has one.
+    for logger in (root, logging.getLogger("dbos")):
+        for old in logger.handlers[:]:
+            logger.removeHandler(old)
+        logger.addHandler(handler)
+    logging.getLogger("dbos").propagate = False
     root.setLevel(level)
-    for chatty in ("alembic", "httpx2", "httpx", "openai", "anthropic"):
+    for chatty in ("alembic", "dbos", "httpx2", "httpx", "openai", "anthropic"):
         logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
+
+
+def process_wide(**ids: object) -> None:
+    """Have these fields, and those of no earlier call, on every line in JSON; lines for people go without."""
+    _everywhere.clear()
+    _everywhere.update(ids)
+
+
+def _with_ids(record: logging.LogRecord) -> bool:
+    # In the thread and task that wrote the line, so that these are its ids.
+    record.__dict__.update({name: value for name, value in _about.get().items() if name not in record.__dict__})
+    return True
 
 
 class TextLines(logging.Formatter):
@@ -33,7 +72,9 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the traceback below it if there is one."""
-        fields = "".join(f" {name}={_short(value)}" for name, value in _fields(record).items())
+        fields = "".join(
+            f" {name}={_short(value)}" for name, value in _fields(record).items() if name not in _everywhere
+        )
         line = f"{_timestamp(record)} {record.levelname:<7} {record.name}: {_one_line(record.getMessage())}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -49,14 +90,18 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry |= {name: value for name, value in _fields(record).items() if name not in entry}
+        entry |= {name: value for name, value in (_everywhere | _fields(record)).items() if name not in entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD and value is not None}
+    found: dict[str, object] = {}
+    for name, value in vars(record).items():
+        if name not in _STANDARD and name not in _LEFT_OUT and value is not None:
+            found.setdefault(_OTHERS.get(name, name), value)
+    return found
 
 
 def _timestamp(record: logging.LogRecord) -> str:

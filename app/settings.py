@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from dotenv import dotenv_values
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from app.exec import limits
 
@@ -68,13 +68,16 @@ def _seconds(default: float, low: float, high: float, unit: str = "seconds") -> 
     return _setting(default, f"{unit} from {low:g} to {high:g}", ge=low, le=high, allow_inf_nan=False)
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything an operator can set; `.env.example` says what each one does."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
     enable_execute: bool = _setting(default=False, allowed="true or false")
+    agent: str = _setting("", "MODULE:ATTRIBUTE, or the path of an agent spec (.yaml, .yml, .json)")
     model: str = _setting("offline", "offline, or a Pydantic AI model: PROVIDER:NAME")
+    model_base_url: str = _setting("", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True)
+    model_timeout: float = _seconds(600.0, 0.5, 3600)
     offline_seconds: float = _seconds(0.0, 0, 60)
     backend: Literal["auto", "host"] = _setting("auto", "auto or host")
     exec_uid: int = _count(65534, 1, 2**32 - 2)
@@ -97,6 +100,7 @@ class Settings(BaseSettings):
     wakes_per_hour: int = _count(30, 1, 3600)
     chain_turns: int = _count(8, 1, 1000)
     sweep_seconds: float = _seconds(10.0, 0.1, 60)
+    drain_seconds: int = _count(30, 0, 3600)
 
     foreground_timeout: float = _seconds(
         limits.FOREGROUND_TIMEOUT_S, limits.FOREGROUND_TIMEOUT_MIN_S, limits.FOREGROUND_TIMEOUT_MAX_S
@@ -105,6 +109,10 @@ class Settings(BaseSettings):
     sessions_per_conversation: int = _count(limits.SESSIONS_PER_CONVERSATION, 1, limits.SESSIONS_PER_CONVERSATION)
     log_bytes: int = _count(limits.LOG_BYTES, 65536, limits.LOG_BYTES)
     log_age_hours: float = _seconds(limits.LOG_AGE_HOURS, 0.1, 8760, unit="hours")
+    log_total_bytes: int = _count(limits.LOG_TOTAL_BYTES, 0, 2**50)
+    retain_days: int = _count(30, 1, 36_500)
+    retain_conversations_days: int = _count(90, 0, 36_500)
+    supervisor: Literal["auto", "external"] = _setting("auto", "auto or external")
     supervisor_idle_seconds: float = _seconds(60.0, 0.1, 86400)
 
     worker_name: str = _setting("", "up to 60 letters, digits, dots, dashes, underscores", pattern=r"^[\w.-]{0,60}$")
@@ -112,6 +120,17 @@ class Settings(BaseSettings):
         "INFO", "DEBUG, INFO, WARNING, ERROR or CRITICAL"
     )
     log_format: Literal["text", "json"] = _setting("text", "text or json")
+    otel_exporter_otlp_endpoint: str = _setting(
+        "", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True
+    )
+    otel_sdk_disabled: bool = _setting(default=False, allowed="true or false")
+    telemetry_content: bool = _setting(default=False, allowed="true or false")
+    notify_command: str = _setting(
+        "", "a program and its arguments, quoted as for a shell, which does not run it", secret=True
+    )
+    notify_webhook: str = _setting(
+        "", "http:// or https:// and an address, where NOTIFY_COMMAND is not set", secret=True
+    )
     shellback_crash_points: Path | None = _setting(None, "an absolute directory (tests only)")
 
     @classmethod
@@ -134,18 +153,6 @@ class Settings(BaseSettings):
         except ValidationError as error:
             raise SettingsError(tuple(_problems(cls, error))) from None
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` hands over, so that `Settings(...)` in a test depends on nothing around it."""
-        return (init_settings,)
-
     @field_validator("shellback_home", "workspace_root", "shellback_crash_points", mode="before")
     @classmethod
     def _absolute(cls, value: object) -> object:
@@ -157,6 +164,25 @@ class Settings(BaseSettings):
             return Path(value).expanduser().absolute()
         except RuntimeError as error:  # ~name of nobody
             raise ValueError(str(error)) from None
+
+    @field_validator("notify_command")
+    @classmethod
+    def _words(cls, value: str) -> str:
+        if value and (not shlex.split(value) or "\0" in value):
+            raise ValueError("names no program")
+        return value
+
+    @field_validator("notify_webhook")
+    @classmethod
+    def _address(cls, value: str, info: ValidationInfo) -> str:
+        if not value:
+            return value
+        parts = urlsplit(value)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not value.isprintable() or " " in value:
+            raise ValueError("no address of a web server")
+        if parts.port == 0 or info.data.get("notify_command"):
+            raise ValueError("one of the two")
+        return value
 
     @field_validator("log_level", mode="before")
     @classmethod
@@ -180,9 +206,19 @@ class Settings(BaseSettings):
         return f"sqlite:///{Path(path).expanduser().absolute()}" + (f"?{query}" if query else "")
 
     @property
+    def telemetry_endpoint(self) -> str:
+        """Where traces and metrics go, empty for nowhere."""
+        return "" if self.otel_sdk_disabled else self.otel_exporter_otlp_endpoint
+
+    @property
     def shown_database(self) -> str:
         """The database's address for people, without its password."""
         return shown_url(self.database_url)
+
+
+def words(command: str) -> list[str]:
+    """A command line as the words that a shell would make of it."""
+    return shlex.split(command)
 
 
 def plain_environment() -> dict[str, str]:
@@ -190,9 +226,46 @@ def plain_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
 
 
+def plain_terminal() -> bool:
+    """Whether whoever started us wants text without colours, by NO_COLOR or the kind of terminal."""
+    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where settings come from: `of` names the source of each, `passed_on` what else `.env` gives to this process.
+
+    `doubtful` maps names in `.env` that are no settings to the setting that was probably meant.
+    """
+
+    of: Mapping[str, str]
+    passed_on: tuple[str, ...]
+    doubtful: Mapping[str, str]
+
+
+def origins() -> Origins:
+    """Where each setting that `Settings.load()` gives comes from, without any value.
+
+    Raises:
+        SettingsError: `.env` cannot be read.
+    """
+    import difflib
+
+    known = {name.upper() for name in Settings.model_fields}
+    found = {name for name, value in _dotenv().items() if value and value.strip()}
+    around = {name for name, value in os.environ.items() if value.strip()}
+    others = sorted(found - known)
+    close = {name: difflib.get_close_matches(name.upper(), known, 1, 0.8) for name in others}
+    return Origins(
+        of={n: "environment" if n in around else DOTENV if n in found else "default" for n in known},
+        passed_on=tuple(others),
+        doubtful={name: guesses[0] for name, guesses in close.items() if guesses},
+    )
+
+
 def shown_url(url: str) -> str:
     """Take every password out of a database address, also out of one that cannot be parsed."""
-    scheme, separator, rest = url.rpartition("://")
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     if "@" in rest:
         credentials, _, place = rest.rpartition("@")
         user, colon, _ = credentials.partition(":")
@@ -200,11 +273,19 @@ def shown_url(url: str) -> str:
     return re.sub(r"(?i)(\b\w*pass\w*\s*=\s*)[^&\s]+", r"\1***", f"{scheme}{separator}{rest}")
 
 
-def _surroundings(settings: type[Settings]) -> Mapping[str, str]:
+def _dotenv() -> Mapping[str, str | None]:
     try:
-        found = dotenv_values(DOTENV, interpolate=False, encoding="utf-8") if Path(DOTENV).is_file() else {}
+        if not Path(DOTENV).is_file():
+            return {}
+        from dotenv import dotenv_values
+
+        return dotenv_values(DOTENV, interpolate=False, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError((Problem(DOTENV, str(error), "a readable file in UTF-8, or none"),)) from None
+
+
+def _surroundings(settings: type[Settings]) -> Mapping[str, str]:
+    found = _dotenv()
     known = {name.upper() for name in settings.model_fields}
     for name, value in found.items():
         if value and name not in known:
@@ -226,6 +307,9 @@ def _problems(settings: type[Settings], error: ValidationError) -> list[Problem]
         field = settings.model_fields.get(name)
         allowed = field.description or "" if field is not None else "no such setting"
         value = shown_url(str(detail["input"]))[:200]
+        if name in {"notify_command", "notify_webhook"}:
+            scheme, separator, _ = value.partition("://")
+            value = f"{scheme}://***" if separator and name == "notify_webhook" else "***"  # the rest may hold a key
         if name == "backend" and value in _COMING:
             allowed += f" ({value} is not available in this version)"
         found.append(Problem(name.upper(), value, allowed))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+import hashlib
+import logging
+import platform
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from app.exec.supervisor import crashpoints
-from app.settings import Settings
+from app.log import process_wide
+from app.settings import Settings, plain_environment, words
 
 if TYPE_CHECKING:
+    from pydantic_ai import Agent
+    from pydantic_ai.capabilities import AbstractCapability
     from pydantic_ai.durable_exec.dbos import StepConfig
 
     from app.exec.backends.base import Backend
@@ -19,8 +25,19 @@ if TYPE_CHECKING:
     from app.exec.supervisor.client import SupervisorClient
     from app.storage.db import Database
     from app.work.mailbox import Letter
+    from app.work.notices import Outbox
+    from app.work.notifier import Notifier
     from app.work.queues import Enqueuer
+    from app.work.retention import Retention
+    from app.work.stopping import Wish
     from app.work.worker import Worker
+
+
+EXTERNAL_WAIT_S: Final = 30.0
+"""How long a worker waits for a supervisor that is not its own to start."""
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -35,6 +52,13 @@ class Place:
     def home(self) -> Path:
         """The state directory."""
         return self.settings.shellback_home
+
+    @property
+    def executor_id(self) -> str:
+        """The id of the worker that these settings describe."""
+        # SQLite has one worker, so its executor id never depends on a name: a restart takes everything up.
+        name = "worker" if self.database.dialect == "sqlite" else self.settings.worker_name or "worker"
+        return f"{self.host_id}.{name}"
 
 
 @contextlib.contextmanager
@@ -72,7 +96,7 @@ def enqueuing(where: Place) -> Generator[Enqueuer]:
     with _dbos_client(where) as client:
         from app.work.queues import DbosEnqueuer
 
-        yield DbosEnqueuer(client)
+        yield DbosEnqueuer(client, traced=bool(where.settings.telemetry_endpoint))
 
 
 @contextlib.contextmanager
@@ -86,11 +110,65 @@ def _dbos_client(where: Place) -> Generator[Any]:
         client.destroy()
 
 
+@contextlib.contextmanager
+def retention(where: Place, *, rows_s: float | None = None) -> Generator[Retention]:
+    """What prunes this host's part of the database; `rows_s` seconds instead of `RETAIN_DAYS`."""
+    with _dbos_client(where) as client:
+        yield _retention(where, client, rows_s)
+
+
+def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retention:
+    from app.exec.links import LogLinks
+    from app.exec.logs import remove_session
+    from app.exec.supervisor import layout
+    from app.work.retention import DAY_S, Ages, Retention
+
+    settings = where.settings
+    links = LogLinks(settings.workspace_root, where.home / layout.SESSIONS)
+    ages = Ages(
+        rows=settings.retain_days * DAY_S if rows_s is None else rows_s,
+        logs=settings.log_age_hours * 3600,
+        conversations=settings.retain_conversations_days * DAY_S,
+    )
+    return Retention(where.database, client, lambda name: remove_session(links, name), where.host_id, ages)
+
+
 def backend(settings: Settings) -> Backend:
     """The backend that settings name; `auto` takes what works here, which for now is the host."""
     from app.exec.backends.host import HostBackend
 
     return HostBackend(settings.workspace_root, exec_uid=settings.exec_uid)
+
+
+def agent_with(settings: Settings, capabilities: Sequence[AbstractCapability[Any]]) -> Agent[Any, Any]:
+    """The agent that settings name, with its model and these capabilities; what can be wrong with either is known.
+
+    Raises:
+        AgentUnavailable: `AGENT` cannot be used.
+        ModelUnavailable: The model cannot be used.
+    """
+    from app.agent.builtin import build_agent, choose_model
+    from app.agent.endpoint import Endpoint
+    from app.agent.errors import ModelUnavailable
+    from app.agent.loading import extended, load_agent
+    from app.work.deps import TurnDeps
+
+    own = load_agent(settings.agent) if settings.agent else None
+    model = own.model if own is not None and "model" not in settings.model_fields_set else None
+    if model is not None and not isinstance(model, str) and settings.model_base_url:
+        raise ModelUnavailable(
+            "MODEL_BASE_URL is set, and AGENT brings a model that has an address already. Set MODEL as well, name the"
+            " agent's model by a string and give it defer_model_check=True, or take MODEL_BASE_URL away"
+        )
+    if model is None or isinstance(model, str):
+        model = choose_model(
+            model or settings.model, base_url=settings.model_base_url, offline_seconds=settings.offline_seconds
+        )
+    endpoint = Endpoint(model, seconds=settings.model_timeout)
+    log.info("agent %s, model %s", settings.agent or "built-in", endpoint.model_id)
+    if own is None:
+        return build_agent(endpoint, capabilities, deps_type=TurnDeps)
+    return extended(own, endpoint, capabilities, deps_type=TurnDeps)
 
 
 def _model_steps(worth_retrying: Callable[[BaseException], bool]) -> StepConfig:
@@ -105,13 +183,15 @@ def _model_steps(worth_retrying: Callable[[BaseException], bool]) -> StepConfig:
 
 
 def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
-    """A client of the host's supervisor; with `spawn` it starts one where none answers."""
+    """A client of the host's supervisor; with `spawn` it starts one where none answers, or waits for another."""
     from app.exec.supervisor.client import SupervisorClient
 
     crash = settings.shellback_crash_points
+    external = settings.supervisor == "external"
     return SupervisorClient(
         settings.shellback_home,
-        spawn=spawn,
+        spawn=spawn and not external,
+        wait_s=EXTERNAL_WAIT_S if spawn and external else 0.0,
         crash_dir=str(crash) if crash else None,
         idle_s=settings.supervisor_idle_seconds,
     )
@@ -123,6 +203,21 @@ def arm_crash_points(settings: Settings) -> None:
     crashpoints.arm_from(str(crash) if crash else None)
 
 
+def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
+    """Where notices are put, and who sends them: nobody, unless settings name a target."""
+    from app.work.notices import SILENT, Outbox
+    from app.work.notifier import Command, Notifier, Webhook
+
+    settings = where.settings
+    if settings.notify_webhook:
+        notifier = Notifier(where.database, Webhook(settings.notify_webhook))
+    elif settings.notify_command:
+        notifier = Notifier(where.database, Command(words(settings.notify_command), plain_environment()))
+    else:
+        return SILENT, ()
+    return Outbox(host=platform.node(), on=True, ring=notifier.ring), (notifier,)
+
+
 @contextlib.contextmanager
 def worker(where: Place) -> Generator[Worker]:
     """A worker of this host, not started; holds its executor id until the end.
@@ -131,7 +226,6 @@ def worker(where: Place) -> Generator[Worker]:
         ExecutorTaken: A worker with the same name lives.
         ModelUnavailable: The model cannot be used.
     """
-    from app.agent.builtin import build_agent, choose_model
     from app.exec.callback_text import callback_payload
     from app.exec.capability import ExecCapability
     from app.exec.engine import Engine
@@ -139,29 +233,32 @@ def worker(where: Place) -> Generator[Worker]:
     from app.exec.logs import cleanup_exec_logs
     from app.exec.toolset import ExecTools
     from app.storage.executor_lock import hold_executor
-    from app.storage.host import boot_id
+    from app.storage.host import process_space
     from app.storage.sessions import SqlSessionStore
+    from app.telemetry.watches import watches as chosen
     from app.work.approvals import consume_call, consume_claim
     from app.work.callbacks import CallbackSink
     from app.work.claims import Wakes
     from app.work.deps import TurnDeps
+    from app.work.failures import worth_retrying
     from app.work.hearing import Hearing
-    from app.work.mailbox import take
     from app.work.queues import DbosEnqueuer
+    from app.work.stop_watch import StopWatch
+    from app.work.stopping import look, wish_for
     from app.work.sweep import Sweep, undelivered
     from app.work.telling import Telling
-    from app.work.turn import Budget, TurnRunner, worth_retrying
+    from app.work.turn import Budget, TurnRunner
     from app.work.worker import Worker, WorkerConfig, application_version
 
     settings, database = where.settings, where.database
-    # SQLite has one worker, so its executor id never depends on a name: a restart takes everything up.
-    name = "worker" if database.dialect == "sqlite" else settings.worker_name or "worker"
-    executor_id = f"{where.host_id}.{name}"
+    executor_id = where.executor_id
+    process_wide(host=where.host_id, executor=executor_id)
     lock = hold_executor(executor_id, home=where.home, database=database)
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
         client = stack.enter_context(_dbos_client(where))
-        enqueuer = DbosEnqueuer(client)
+        watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
+        enqueuer = DbosEnqueuer(client, traced=watches.traced)
 
         def payload_of(session: Session) -> dict[str, object]:
             return callback_payload(session, engine.output(session))
@@ -184,27 +281,35 @@ def worker(where: Place) -> Generator[Worker]:
                 foreground_timeout_s=settings.foreground_timeout,
                 log_bytes=settings.log_bytes,
             ),
+            watch=watches.sessions,
         )
         tools = ExecTools(engine)
+        outbox, notifiers = _notifying(where)
 
-        async def take_news(deps: TurnDeps, step: int) -> list[Letter]:
-            return await database.write(take, deps.conversation_id, deps.turn_id, deps.epoch, step)
+        async def take_news(deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+            return await database.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step)
+
+        async def wished(deps: TurnDeps) -> Wish | None:
+            return await database.read(wish_for, deps.conversation_id, deps.turn_id)
 
         from pydantic_ai.durable_exec.dbos import DBOSDurability
 
-        agent = build_agent(
-            choose_model(settings.model, offline_seconds=settings.offline_seconds),
+        agent = agent_with(
+            settings,
             [
+                *watches.capabilities,
                 ExecCapability(tools),
-                Hearing(take_news),
+                Hearing(take_news, wished),
                 DBOSDurability(
                     event_stream_handler=Telling(database),
                     parallel_execution_mode="sequential",
                     model_step_config=_model_steps(worth_retrying),
                 ),
             ],
-            deps_type=TurnDeps,
         )
+        # A turn of another agent is not replayed but set aside. Two may have one name, and a name any length.
+        named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
+        version = application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
         runner = TurnRunner(
             database=database,
             enqueuer=enqueuer,
@@ -219,6 +324,8 @@ def worker(where: Place) -> Generator[Worker]:
             ),
             wakes=Wakes(per_hour=settings.wakes_per_hour, chain=settings.chain_turns),
             approval_ttl_s=settings.approval_ttl,
+            outbox=outbox,
+            watch=watches.turns,
         )
 
         async def cleanup() -> object:
@@ -227,6 +334,7 @@ def worker(where: Place) -> Generator[Worker]:
                 store,
                 engine.links,
                 max_age_hours=settings.log_age_hours,
+                total_bytes=settings.log_total_bytes,
                 undelivered=await database.read(undelivered),
             )
 
@@ -234,16 +342,30 @@ def worker(where: Place) -> Generator[Worker]:
             WorkerConfig(
                 executor_id=executor_id,
                 host_id=where.host_id,
-                boot_id=boot_id(),
+                boot_id=process_space(),
                 system_database_url=settings.database_url,
                 turn_slots=settings.turn_slots,
                 wake_slots=settings.wake_slots,
                 sweep_s=settings.sweep_seconds,
+                traced=watches.traced,
+                drain_s=settings.drain_seconds,
+                version=version,
             ),
             database,
             runner,
-            Sweep(database, enqueuer, client, engine, where.host_id, (executor_id, application_version())),
+            Sweep(
+                database,
+                enqueuer,
+                client,
+                engine,
+                where.host_id,
+                (executor_id, version),
+                watches.turns,
+                outbox,
+            ),
             engine,
             cleanup,
             lock.still_held,
+            _retention(where, client).once,
+            beside=(StopWatch(database, engine, where.host_id), *notifiers),
         )

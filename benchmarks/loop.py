@@ -71,10 +71,11 @@ class Stage:
     def write(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return self.place.database.write_now(fn, *args, **kwargs)
 
-    def send(self, conversation: str, text: str) -> str:
+    def send(self, conversation: str, text: str, *, waiting: bool = True) -> str:
         from app.work import sending
 
-        sent = self.write(sending.send, self.enqueuer, conversation, text, host_id=self.place.host_id, by="benchmark")
+        more = {"host_id": self.place.host_id, "by": "benchmark", "waiting": waiting}
+        sent = self.write(sending.send, self.enqueuer, conversation, text, **more)
         return sent.item_id
 
     def turns(self, *ids: str) -> dict[str, Any]:
@@ -84,8 +85,10 @@ class Stage:
         query = sa.select(turns).where(turns.c.id.in_(ids))
         return {row.id: row for row in self.read(_rows, query)}
 
-    def until(self, what: str, look: Callable[[], T | None], every_s: float = 0.05) -> T:
-        until = time.monotonic() + PATIENCE_S
+    def until(
+        self, what: str, look: Callable[[], T | None], every_s: float = 0.05, patience_s: float = PATIENCE_S
+    ) -> T:
+        until = time.monotonic() + patience_s
         while time.monotonic() < until:
             found = look()
             if found:
@@ -93,7 +96,7 @@ class Stage:
             if self.worker.process.poll() is not None:
                 raise RuntimeError(f"the worker ended while waiting until {what}")
             time.sleep(every_s)
-        raise TimeoutError(f"waited {PATIENCE_S:.0f} s until {what}")
+        raise TimeoutError(f"waited {patience_s:.0f} s until {what}")
 
 
 def _rows(conn: sa.Connection, query: sa.Select[Any]) -> list[sa.Row[Any]]:

@@ -18,6 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from click.testing import CliRunner
+
+from app.cli.main import cli
 from tests.stage import Stage
 
 PROGRAM = (sys.executable, "-P", "-m", "app")
@@ -39,6 +42,18 @@ def shellback(
         check=False,
     )
     return Result(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def told(stage: Stage, *args: str, **environ: str | None) -> Result:
+    """What a command that only reads prints, called within this process, which is ten times as quick.
+
+    For what is told; how the program ends is for `shellback`.
+    """
+    with contextlib.chdir(stage.root):
+        done = CliRunner().invoke(cli, args, env=environment(stage, environ), prog_name="shellback")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Result(args, done.exit_code, done.stdout, done.stderr)
 
 
 def facts(result: Result, code: int = 0) -> Any:
@@ -74,6 +89,7 @@ class Terminal:
     def __init__(self, stage: Stage, *args: str, **environ: str | None) -> None:
         self._ours, theirs = pty.openpty()
         self.shown = ""
+        self.raw = ""
         self._seen = 0
         self.process = subprocess.Popen(
             [*PROGRAM, *args],
@@ -121,5 +137,6 @@ class Terminal:
         data = b""
         with contextlib.suppress(OSError):  # what a terminal without a program answers
             data = os.read(self._ours, 65536) if ready else b""
+        self.raw += data.decode("utf-8", "replace")
         self.shown += re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", data.decode("utf-8", "replace"))
         return bool(data)

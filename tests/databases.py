@@ -14,7 +14,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -82,13 +83,17 @@ def postgres_binaries() -> Path | None:
     return next((path for path in found if (path / "initdb").exists() and (path / "postgres").exists()), None)
 
 
+class NoPostgres(Exception):
+    """Raised where no private Postgres can be started; says why."""
+
+
 def unprivileged() -> dict[str, Any]:
     """How `subprocess` runs a program that refuses root."""
     if os.geteuid() != 0:
         try:
             pwd.getpwuid(os.geteuid())
         except KeyError:
-            unavailable(f"initdb needs a user name, and uid {os.geteuid()} has none")
+            raise NoPostgres(f"initdb needs a user name, and uid {os.geteuid()} has none") from None
         return {}
     try:
         account = pwd.getpwuid(65534)
@@ -100,9 +105,24 @@ def unprivileged() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
     """A Postgres of this test process alone, its template database migrated; gone at the end."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(serving_postgres())
+        except NoPostgres as error:
+            unavailable(str(error))
+        yield server
+
+
+@contextmanager
+def serving_postgres() -> Generator[PostgresServer]:
+    """A private Postgres, its template database migrated; gone at the end.
+
+    Raises:
+        NoPostgres: Its programs are missing, or it cannot be run as this user.
+    """
     binaries = postgres_binaries()
     if binaries is None:
-        unavailable("no Postgres: neither /usr/lib/postgresql/*/bin nor PATH has initdb and postgres")
+        raise NoPostgres("no Postgres: neither /usr/lib/postgresql/*/bin nor PATH has initdb and postgres")
     # Short, because a unix socket's path has room for 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="sbpg", dir="/tmp"))
     try:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import Refused, age, json_option, me, opened, print_json, table, utf8, visible
+from app.cli.completing import conversation_option, request_ids
+from app.cli.shared import Refused, age, json_option, me, opened, print_json, table_lines, utf8, visible
+from app.cli.watching import watch, watch_option
 
 if TYPE_CHECKING:
     from app.work.approvals import Decision, Request
@@ -30,25 +33,42 @@ def approvals() -> None:
 
 
 @approvals.command("list")
-@click.option("--conversation", "-c", metavar="NAME", help="Only of one conversation.")
+@conversation_option
 @click.option("--all", "everything", is_flag=True, help="Also what is decided, used or expired.")
+@watch_option
 @json_option
-def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
-    """List requests that wait for a decision."""
+def list_(conversation: str | None, everything: bool, watching: bool, as_json: bool) -> None:
+    """List requests that wait for a decision.
+
+    With --watch it goes on until Ctrl-C: in place on a terminal, else a line (with --json an object) for each
+    request that is new, has changed, or is gone from the list.
+    """
     from app.work import approvals as requests
 
     with opened() as where:
-        found = where.database.read_now(
-            requests.find, conversation_id=conversation, state=None if everything else "pending"
-        )
+
+        def look() -> list[Request]:
+            return where.database.read_now(
+                requests.find, conversation_id=conversation, state=None if everything else "pending"
+            )
+
+        if watching:
+            watch(look, lambda one: one.id, _listed, lambda one: visible(_line(one)), as_json=as_json)
+        found = look()
     if as_json:
         print_json([asdict(request) for request in found])
         return
+    for line in _listed(found):
+        click.echo(line)
+    if found:
+        click.echo("`shellback approvals show ID` shows all of it")
+
+
+def _listed(found: Sequence[Request]) -> list[str]:
     if not found:
-        click.echo("nothing waits for approval")
-        return
+        return ["nothing waits for approval"]
     now = time.time()
-    table(
+    return table_lines(
         [
             {
                 "id": request.id,
@@ -62,11 +82,15 @@ def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
         ],
         {"id": "ID", "conversation": "CONVERSATION", "state": "STATE", "left": "LEFT", "tool": "TOOL", "what": "WHAT"},
     )
-    click.echo("`shellback approvals show ID` shows all of it")
+
+
+def _line(one: Request) -> str:
+    what = one.display.get("command") or one.args
+    return f"{one.id}  {one.conversation_id}  {one.state}  {one.tool_name}  {what}".replace("\n", "⏎ ")
 
 
 @approvals.command()
-@click.argument("request_id", metavar="ID")
+@click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @json_option
 def show(request_id: str, as_json: bool) -> None:
     """Show one request whole: nothing is cut, control characters are made visible."""
@@ -102,7 +126,8 @@ def _indented(key: str, value: object) -> list[str]:
 
 def whole(request: Request) -> str:
     """Everything there is about a request, in lines."""
-    lines = [f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"]
+    head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
+    lines = [visible(head)]
     for key, value in request.display.items():
         lines += _indented(key, value)
     lines.append(f"    digest: {request.digest}")
@@ -118,7 +143,7 @@ def whole(request: Request) -> str:
 
 
 @approvals.command()
-@click.argument("request_id", metavar="ID")
+@click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @json_option
 def approve(request_id: str, as_json: bool) -> None:
     """Let exactly this call run, once."""
@@ -126,7 +151,7 @@ def approve(request_id: str, as_json: bool) -> None:
 
 
 @approvals.command()
-@click.argument("request_id", metavar="ID")
+@click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @click.option("--reason", metavar="TEXT", help="What the agent is told.")
 @json_option
 def deny(request_id: str, reason: str | None, as_json: bool) -> None:

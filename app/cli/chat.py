@@ -28,7 +28,8 @@ def chat(conversation: str, interrupt: bool) -> None:
     Without a terminal it reads one message a line, waits for each answer, and asks nothing. Exit code 0
     at the end, 3 if a call waits for approval, 4 if the conversation is set aside.
 
-    In a message, \\n begins a new line.
+    In a message, \\n begins a new line. Ctrl-C stops the turn that runs; a second one, or one while
+    nothing runs, leaves.
 
     \b
       ENABLE_EXECUTE=true shellback chat
@@ -58,7 +59,8 @@ def chat(conversation: str, interrupt: bool) -> None:
 
 def _greet(conversation: str, settings: Settings, *, ours: bool) -> None:
     worker = "a worker of its own" if ours else "the worker that runs"
-    click.echo(f"conversation {conversation}, {worker}, model {settings.model}; Ctrl-D ends")
+    answers = f"agent {settings.agent}" if settings.agent else f"model {settings.model}"
+    click.echo(f"conversation {conversation}, {worker}, {answers}; Ctrl-D ends")
     if settings.enable_execute:
         click.echo(f"commands run in {settings.workspace_root}, each after you said yes")
     else:

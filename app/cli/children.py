@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from app.wiring import Place
 
 READY_S: Final = 60.0
-STOP_S: Final = 40.0
+STOP_S: Final = 10.0
+"""What a worker gets to end beyond the time in which it drains."""
 LOG_BYTES: Final = 4 * 1024 * 1024
 """A worker's log that has grown beyond this is put aside as `worker.log.1` at the next start."""
 # -P: a directory `app` where the user happens to be is not ours.
@@ -29,6 +30,7 @@ class WorkerChild:
 
     def __init__(self, where: Place, environ: Mapping[str, str] | None = None, argv: Sequence[str] = WORKER) -> None:
         self._path = where.home / "worker.log"
+        self._stop_s = where.settings.drain_seconds + STOP_S
         self._log: IO[bytes] = _log_file(self._path)
         self.process = subprocess.Popen(
             argv,
@@ -74,7 +76,7 @@ class WorkerChild:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(STOP_S)
+                self.process.wait(self._stop_s)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         self._clean_up()
@@ -104,7 +106,7 @@ def worker_lives(where: Place) -> bool:
     """Whether a worker of this host has been heard of lately and its process is there."""
     import sqlalchemy as sa
 
-    from app.storage.host import boot_id
+    from app.storage.host import boot_id, process_space
     from app.storage.tables import workers
     from app.work.sweep import HEARTBEAT_DEAD_S
 
@@ -116,7 +118,13 @@ def worker_lives(where: Place) -> bool:
         )
         return [(row.pid, row.boot_id) for row in conn.execute(query)]
 
-    return any(boot == boot_id() and Path(f"/proc/{pid}").exists() for pid, boot in where.database.read_now(ask))
+    def there(pid: int, space: str) -> bool:
+        if space == process_space():
+            return Path(f"/proc/{pid}").exists()
+        # In another container the number is somebody else's; what is left is that it was heard of since this boot.
+        return space.partition("/")[0] == boot_id()
+
+    return any(there(pid, space) for pid, space in where.database.read_now(ask))
 
 
 @contextlib.contextmanager

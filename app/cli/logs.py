@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 
+from app.cli.completing import session_ids
+from app.cli.moments import MOMENT
 from app.cli.processes import ending, find_session
 from app.cli.shared import Refused, json_option, opened, print_json, visible
 
@@ -22,33 +25,43 @@ CHUNK: Final = 256 * 1024
 
 
 @click.command()
-@click.argument("session_id", metavar="ID")
+@click.argument("session_id", metavar="ID", shell_complete=session_ids)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the process ends.")
-@click.option("--lines", "-n", type=click.IntRange(0, 1_000_000), default=200, show_default=True, help="How many.")
+@click.option("--lines", "-n", type=click.IntRange(0, 1_000_000), help="How many; 200, or with --since all.")
+@click.option(
+    "--since", type=MOMENT, metavar="DURATION|TIME", help="Only what was printed since: 90s, 10m, 2h, or a time."
+)
 @click.option("--stderr", "err", is_flag=True, help="The stream of errors, where it was kept apart.")
 @click.option("--raw", is_flag=True, help="The bytes as they are, control characters too.")
 @json_option
-def logs(session_id: str, follow: bool, lines: int, err: bool, raw: bool, as_json: bool) -> None:
+def logs(
+    session_id: str, follow: bool, lines: int | None, since: float | None, err: bool, raw: bool, as_json: bool
+) -> None:
     """Show the last lines of what a process printed; ID may be the beginning of one.
 
-    What was dropped to keep a log within LOG_BYTES is said in its place.
+    What was dropped to keep a log within LOG_BYTES is said in its place. Times are kept to about a second, more
+    coarsely for a process that prints for hours on end: --since may begin a little early, and misses nothing.
 
     \b
       shellback logs xtmc            the last 200 lines
       shellback logs -f -n 10 xtmc   the last 10, and what comes until it ends
+      shellback logs -f --since 5m xtmc
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if as_json and (follow or raw):
         raise click.UsageError("--json shows text once; it goes with neither --follow nor --raw")
     with opened() as where:
         session = find_session(where, session_id)
         log = _Log(where, session, err=err)
+        start = log.start_of(200 if lines is None and since is None else lines)
+        if since is not None:
+            start = max(start, log.since(since))
         if as_json:
             kept = _Kept()
-            log.copy(log.start_of(lines), kept)
+            log.copy(start, kept)
             print_json({"session_id": session.id, "state": session.state.value, "log": log.path, **kept.facts()})
             return
         shown = _Raw() if raw else _Shown()
-        offset = log.copy(log.start_of(lines), shown)
+        offset = log.copy(start, shown)
         if follow:
             _follow(where, session, log, offset, shown)
 
@@ -137,10 +150,24 @@ class _Log:
         self.path = str(directory / (layout.ERR if err else layout.LOG))
         self._holes = str(directory / (layout.ERR_HOLES if err else layout.HOLES))
 
-    def start_of(self, lines: int) -> int:
-        """Where the last `lines` lines begin."""
+    def since(self, moment: float) -> int:
+        """Where to begin to read so as to miss nothing printed at `moment` or later."""
+        from app.exec.supervisor import layout
+        from app.exec.supervisor.times import offset_since
+
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return 0
+        # The clock of the file system is the coarse one of the kernel.
+        return found.st_size if found.st_mtime + 0.1 < moment else offset_since(self.path + layout.TIMES, moment)
+
+    def start_of(self, lines: int | None) -> int:
+        """Where the last `lines` lines begin; None is all of them."""
         from app.exec.holes import holes_in, line_start, newlines_in
 
+        if lines is None:
+            return 0
         try:
             with open(self.path, "rb") as file:
                 size = file.seek(0, 2)

@@ -24,6 +24,8 @@ def migrate(check: bool, as_json: bool) -> None:
         if check:
             schema.require_current(where.database)
         else:
+            if before is schema.SchemaState.BEHIND:
+                click.echo(f"migrating {settings.shown_database} …", err=True)
             schema.migrate(settings.database_url)
         after = schema.check(where.database)
     if as_json:

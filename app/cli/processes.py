@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.shared import Refused, age, json_option, load_settings, opened, print_json, table
+from app.cli.completing import conversation_option, session_ids
+from app.cli.shared import Refused, age, json_option, load_settings, opened, print_json, table_lines, visible
+from app.cli.watching import watch, watch_option
 
 if TYPE_CHECKING:
     from app.exec.model import Session
@@ -18,30 +20,46 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--conversation", "-c", metavar="NAME", help="Only of one conversation.")
+@conversation_option
 @click.option("--all", "everything", is_flag=True, help="Also what has ended.")
+@watch_option
 @json_option
-def ps(conversation: str | None, everything: bool, as_json: bool) -> None:
+def ps(conversation: str | None, everything: bool, watching: bool, as_json: bool) -> None:
     """List processes that the agents started, and conversations whose news waits behind a block.
 
     \b
       shellback ps                 what runs
       shellback ps --all -c build  also what has ended, of one conversation
+      shellback ps --watch         in place on a terminal; else a line for each change
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     with opened() as where:
         from app.storage import sessions
 
-        found = where.database.read_now(sessions.find, conversation_id=conversation, live=None if everything else True)
-        waiting = where.database.read_now(_behind_blocks)
-    if as_json:
-        print_json({"sessions": [asdict(session) for session in found], "blocked": waiting})
-        return
-    if found:
-        table([_row(session) for session in found], _COLUMNS)
-    else:
-        click.echo("no processes" if everything else "no running processes (--all shows those that ended)")
-    for row in waiting:
-        click.echo(f"{row['unread']} unread in {row['conversation']}, blocked: {row['reason']}")
+        def look() -> list[Session]:
+            return where.database.read_now(
+                sessions.find, conversation_id=conversation, live=None if everything else True
+            )
+
+        def lines(found: Sequence[Session]) -> list[str]:
+            none = "no processes" if everything else "no running processes (--all shows those that ended)"
+            waiting = where.database.read_now(_behind_blocks)
+            return [
+                *(table_lines([_row(session) for session in found], _COLUMNS) if found else [none]),
+                *(
+                    f"{row['unread']} unread in {visible(row['conversation'])}, blocked: {row['reason']}"
+                    for row in waiting
+                ),
+            ]
+
+        if watching:
+            watch(look, lambda one: one.id, lines, _line, as_json=as_json)
+        found = look()
+        if as_json:
+            blocked = where.database.read_now(_behind_blocks)
+            print_json({"sessions": [asdict(session) for session in found], "blocked": blocked})
+            return
+        for line in lines(found):
+            click.echo(line)
 
 
 _COLUMNS = {
@@ -53,6 +71,11 @@ _COLUMNS = {
     "age": "AGE",
     "command": "COMMAND",
 }
+
+
+def _line(one: Session) -> str:
+    end = "" if one.end is None else f"  {ending(one)}"
+    return visible(f"{one.id}  {one.conversation_id}  {one.state.value}{end}  {one.command}").replace("\n", "⏎ ")
 
 
 def _row(session: Session) -> dict[str, Any]:
@@ -100,21 +123,23 @@ def find_session(where: Place, given: str) -> Session:
     Raises:
         Refused: None or several do, or it belongs to another host.
     """
+    from app.exec.model import SessionId
     from app.storage import sessions
 
-    matching = [s for s in where.database.read_now(sessions.find) if given and s.id.startswith(given)]
-    exact = [s for s in matching if s.id == given] or matching
-    if not exact:
+    matching = where.database.read_now(sessions.ids, given, limit=100) if given else []
+    if len(matching) > 1 and given not in matching:
+        raise Refused(f"{given!r} is the beginning of {len(matching)} sessions: give more of it")
+    name = SessionId(given if given in matching else "".join(matching))
+    session = where.database.read_now(sessions.get, name)
+    if session is None:
         raise Refused(f"no session {given!r}: `shellback ps --all` lists them")
-    if len(exact) > 1:
-        raise Refused(f"{given!r} is the beginning of {len(exact)} sessions: give more of it")
-    if exact[0].host_id != where.host_id:
-        raise Refused(f"session {exact[0].id} runs on host {exact[0].host_id}: do it there, or with its SHELLBACK_HOME")
-    return exact[0]
+    if session.host_id != where.host_id:
+        raise Refused(f"session {session.id} runs on host {session.host_id}: do it there, or with its SHELLBACK_HOME")
+    return session
 
 
 @click.command()
-@click.argument("session_id", metavar="ID")
+@click.argument("session_id", metavar="ID", shell_complete=session_ids)
 @json_option
 def kill(session_id: str, as_json: bool) -> None:
     """End a process and everything it started: SIGTERM, two seconds later SIGKILL. The agent hears of it.
@@ -124,6 +149,8 @@ def kill(session_id: str, as_json: bool) -> None:
     \b
       shellback kill xtmc
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    import asyncio
+
     settings = load_settings()
     with opened(settings) as where:
         session = find_session(where, session_id)

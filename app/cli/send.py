@@ -120,7 +120,7 @@ def _from_stdin() -> str:
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
-    elif facts.get("outcome") in {"answered", "failed"}:
+    elif facts.get("outcome") in {"answered", "failed", "stopped"}:
         click.echo(visible(facts["answer"]))
     elif facts.get("outcome") == "pending_approval":
         for request in facts["approvals"]:

@@ -8,10 +8,13 @@ import getpass
 import json
 import os
 import sys
+import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
+
+from app.exec.plain_text import visible
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -36,17 +39,17 @@ class Refused(click.ClickException):
 
 def known_error(error: Exception) -> str | None:
     """The text of an error that names its cause and remedy itself; None for a bug, which deserves its trace."""
+    from app.agent.errors import AgentError
     from app.exec.errors import ExecError
     from app.settings import SettingsError
     from app.storage.errors import StorageError
     from app.work.errors import WorkError
 
-    known: tuple[type[Exception], ...] = (ExecError, SettingsError, StorageError, WorkError)
-    module = sys.modules.get("app.agent.builtin")
-    if module is not None:
-        known = (*known, module.ModelUnavailable)
+    known: tuple[type[Exception], ...] = (AgentError, ExecError, SettingsError, StorageError, WorkError)
     if isinstance(error, known):
         return str(error)
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return f"{error.object[:100]!a} is not UTF-8: give it as UTF-8 text"
     return _surroundings(error) or _in_a_driver(error)
 
 
@@ -118,18 +121,53 @@ def opened(settings: Settings | None = None) -> Generator[Place]:
         yield where
 
 
+def write_any_text(**how: str) -> None:
+    """Let standard output take every text: what its encoding does not have is written as an escape."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # a file of text that Python opened has it
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace", **how)
+
+
 def print_json(value: object) -> None:
-    """One JSON document on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=str))
+    """One JSON document on a line of standard output, in UTF-8 whatever the terminal has."""
+    # Half a surrogate pair, which only JSON can hold, becomes its escape again.
+    click.echo(json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace"))
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Print rows under headings; `columns` maps keys to headings. Values are cut to what a terminal line holds."""
+    for line in table_lines(rows, columns):
+        click.echo(line)
+
+
+def table_lines(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
+    """The lines of `table`; the words of a state carry their colour."""
     shown = [[_cell(row.get(key)) for key in columns] for row in rows]
     widths = [max([len(head), *(len(cells[i]) for cells in shown)]) for i, head in enumerate(columns.values())]
-    click.echo("  ".join(head.ljust(width) for head, width in zip(columns.values(), widths, strict=True)).rstrip())
+    lines = ["  ".join(head.ljust(width) for head, width in zip(columns.values(), widths, strict=True)).rstrip()]
     for cells in shown:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        padded[-1] = padded[-1].rstrip()
+        lines.append("  ".join(map(coloured, padded)).rstrip())
+    return lines
+
+
+_COLOURS: Final = {
+    **dict.fromkeys(("running", "alive", "approved", "used"), "green"),
+    **dict.fromkeys(("pending", "blocked", "silent", "CRITICAL", "HIGH"), "yellow"),
+    **dict.fromkeys(("lost", "dead", "set_aside", "failed", "alarm", "denied", "start_failed", "timed_out"), "red"),
+}
+
+
+def coloured(text: str) -> str:
+    """Text with the colour of the state that it names, if it is one; without any where NO_COLOR asks for that.
+
+    `click.echo` takes colours out again where there is no terminal.
+    """
+    from app.settings import plain_terminal
+
+    colour = _COLOURS.get(text.strip())
+    return text if colour is None or plain_terminal() else click.style(text, fg=colour)
 
 
 def _cell(value: object) -> str:
@@ -139,12 +177,9 @@ def _cell(value: object) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def visible(text: str) -> str:
-    """Text with every control character but newline and tab made visible, so that output cannot drive a terminal."""
-    return "".join(
-        char if char in "\n\t" or (char.isprintable() and ord(char) not in range(0x200B, 0x2070)) else ascii(char)[1:-1]
-        for char in text
-    )
+def stamp(moment: float) -> str:
+    """A moment for people: date and time here, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
 
 
 def age(seconds: float) -> str:

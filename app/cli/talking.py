@@ -11,9 +11,9 @@ from app.cli.approvals import wanted
 from app.cli.children import worker_lives
 from app.cli.following import Events
 from app.cli.shared import PENDING, SET_ASIDE, Refused, visible
-from app.cli.terminal import PROMPT, Lines, Screen, kept_terminal
+from app.cli.terminal import PROMPT, Interrupts, Lines, Screen, kept_terminal
 from app.cli.waiting import Waiting
-from app.work import approvals, sending, stream
+from app.work import approvals, sending, stopping, stream
 from app.work.errors import WorkError
 
 if TYPE_CHECKING:
@@ -56,9 +56,13 @@ class Talk:
         self._looked = time.monotonic()
 
     def with_a_person(self) -> int:
-        """Until Ctrl-D; returns 0, or 3 while calls wait for approval."""
+        """Until Ctrl-D; returns 0, or 3 while calls wait for approval.
+
+        Ctrl-C stops the turn that runs; when none runs, or when it is being stopped, it ends the program.
+        """
         self._person = True
-        with kept_terminal():
+        interrupts = Interrupts()
+        with kept_terminal(), interrupts.caught():
             lines = Lines(prompt=PROMPT)
             self._screen = Screen(lines, person=True)
             self._ask_next()
@@ -66,6 +70,8 @@ class Talk:
                 self._show_news()
                 self._screen.rest()
                 self._look_for_the_worker()
+                if interrupts.taken():
+                    self._stop()
                 if lines.wait(LOOK_S):
                     line = lines.taken()
                     if line is None:
@@ -88,6 +94,13 @@ class Talk:
                 return code
             if line.strip():
                 code = self._answer_to(self._send(line.strip()))
+
+    def _stop(self) -> None:
+        database = self._where.database
+        if not database.read_now(stopping.stoppable, self._conversation):
+            raise KeyboardInterrupt
+        database.write_now(stopping.stop, self._enqueuer, self._conversation, by=self._by)
+        self._screen.line("  stopping at the next step; Ctrl-C again leaves")
 
     def _take(self, line: str) -> None:
         word, _, reason = line.partition(" ")
@@ -190,7 +203,9 @@ class Talk:
                 self._screen.line(f"  ! process {payload['session_id']} ended: {_end(payload)}")
             case "answer":
                 self._screen.end_line()
-            case "failed" | "alarm" | "blocked":
+            case "stopping" if payload["by"] != self._by:
+                self._screen.line(f"  {visible(str(payload['by']))} stops the turn")
+            case "failed" | "stopped" | "alarm" | "blocked":
                 self._screen.line(visible(payload["text"]))
             case _:
                 pass

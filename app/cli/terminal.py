@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import queue
+import signal
 import sys
 import termios
 import threading
@@ -114,6 +115,33 @@ def _being_typed() -> str:
     except ImportError:
         return ""
     return readline.get_line_buffer()
+
+
+class Interrupts:
+    """Ctrl-C as a wish to look at. A second one, before the first was looked at, raises KeyboardInterrupt at once."""
+
+    def __init__(self) -> None:
+        self._wished = False
+
+    def taken(self) -> bool:
+        """Whether there was one since the last time."""
+        wished, self._wished = self._wished, False
+        return wished
+
+    @contextlib.contextmanager
+    def caught(self) -> Generator[None]:
+        """Within the block Ctrl-C is taken down instead of raised."""
+
+        def note(_number: int, _frame: object) -> None:
+            if self._wished:
+                raise KeyboardInterrupt
+            self._wished = True
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from app.work.approvals import Request
     from app.work.sending import Sent
 
-Fate = Literal["answered", "failed", "pending_approval", "set_aside"]
+Fate = Literal["answered", "failed", "stopped", "pending_approval", "set_aside"]
 
 
 class Waiting:
@@ -33,7 +33,11 @@ class Waiting:
         heard = sending.heard(conn, self._sent.item_id, self._sent.conversation_id)
         if heard.answer is not None and heard.outcome is not None:
             self.answer = heard.answer
-            return "failed" if heard.outcome == "failed" else "answered"
+            match heard.outcome:
+                case "failed" | "stopped" as fate:
+                    return fate
+                case _:
+                    return "answered"
         if heard.blocked == "approval":
             # Decided calls leave it blocked until their turn begins; then nobody is waited for.
             self.requests = approvals.find(conn, conversation_id=self._sent.conversation_id, state="pending")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 @click.option("--while-stdin", is_flag=True, hidden=True, help="Stop when standard input ends, as if told to.")
 def worker(while_stdin: bool) -> None:
     """Run turns for this host until SIGTERM or Ctrl-C, then let running turns end and go.
+
+    Turns get DRAIN_SECONDS for that; a second SIGTERM or Ctrl-C cuts them off at once. What is cut off,
+    the next worker continues.
 
     Says "ready" on standard error when it listens. One worker serves a host; a second one with the
     same name is refused.
@@ -59,7 +63,7 @@ def _announce(settings: Settings) -> None:
 
     backend = wiring.backend(settings)
     log.info("backend %s: %s", backend.name, backend.description)
-    log.info("workspace %s, model %s, database %s", backend.workspace, settings.model, settings.shown_database)
+    log.info("workspace %s, database %s", backend.workspace, settings.shown_database)
     if not settings.enable_execute:
         log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")
 
@@ -78,22 +82,45 @@ def _taken(taken: ExecutorTaken, settings: Settings) -> str:
 async def _serve(built: Worker, *, while_stdin: bool) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+
+    def told(number: signal.Signals) -> None:
+        if stop.is_set():
+            with contextlib.suppress(OSError):
+                click.echo("stopped at once: the next worker continues what was cut off", err=True)
+            os._exit(128 + number)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, told, number)
     if while_stdin:
         loop.add_reader(sys.stdin.fileno(), _stop_at_its_end, stop)
+    ends = [asyncio.create_task(stop.wait()), asyncio.create_task(built.fallen.wait())]
     try:
-        await built.start()
-        click.echo("ready", err=True)
-        waits = [asyncio.create_task(stop.wait()), asyncio.create_task(built.fallen.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        click.echo("draining: running turns end first", err=True)
+        if await _started(built, ends):
+            click.echo("ready", err=True)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            click.echo("draining: running turns end first", err=True)
     finally:
+        for end in ends:
+            end.cancel()
         if while_stdin:
             loop.remove_reader(sys.stdin.fileno())
         await built.stop()
+    if built.fallen.is_set():
+        raise Refused("this worker no longer holds its executor id (the database was away, perhaps): start it again")
+
+
+async def _started(built: Worker, ends: list[asyncio.Task[Literal[True]]]) -> bool:
+    """Start, unless told to stop before that is done: a supervisor that is not there may take a while."""
+    start = asyncio.create_task(built.start())
+    await asyncio.wait([start, *ends], return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        await asyncio.wait([start])
+    if start.cancelled():
+        return False
+    start.result()
+    return True
 
 
 def _stop_at_its_end(stop: asyncio.Event) -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Final
 
 from app.exec.errors import ExecError, SessionNotFound
 from app.exec.exec_registry import ExecRegistry
-from app.exec.model import Session, SessionEnd, SessionId
-from app.exec.ports import SessionStore
+from app.exec.model import Session, SessionEnd, SessionId, SessionState
+from app.exec.ports import SessionStore, SessionWatch, Unwatched
 from app.exec.supervisor.crashpoints import reach
+from app.log import about
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +30,18 @@ class Ends:
     """Records ends and wakes who waits for them."""
 
     def __init__(
-        self, store: SessionStore, registry: ExecRegistry, acknowledge: Callable[[SessionId], Awaitable[None]]
+        self,
+        store: SessionStore,
+        registry: ExecRegistry,
+        acknowledge: Callable[[SessionId], Awaitable[None]],
+        watch: SessionWatch | None = None,
+        forgotten: Callable[[SessionId], bool] = lambda _: False,
     ) -> None:
         self._store = store
         self._registry = registry
         self._acknowledge = acknowledge
+        self._watch = watch or Unwatched()
+        self._forgotten = forgotten
         self._recording: dict[SessionId, asyncio.Task[None]] = {}
         self._waiting: dict[SessionId, set[asyncio.Future[Session | None]]] = {}
         self.inline: set[SessionId] = set()
@@ -42,8 +51,10 @@ class Ends:
         """Take an end; returns at once. The same end again while it is being recorded changes nothing."""
         reach("exit.received")
         if session_id not in self._recording:
-            task = asyncio.get_running_loop().create_task(self._record(session_id, end), name=f"end {session_id}")
-            self._recording[session_id] = task
+            # In a context of its own: the connection that brings ends may have been opened by any turn.
+            self._recording[session_id] = asyncio.get_running_loop().create_task(
+                self._record(session_id, end), name=f"end {session_id}", context=Context()
+            )
 
     def recording(self, session_id: SessionId) -> bool:
         """Whether an end of the session is on its way to the store."""
@@ -66,9 +77,28 @@ class Ends:
     def tell(self, session: Session) -> None:
         """Wake who waits for a session that the store has as ended."""
         self._registry.mark_exited(session)
+        self._watch.ended(session)
+        ids = {"session": session.id, "conversation": session.conversation_id, "work_item": session.turn_id or None}
+        log.log(
+            logging.WARNING if session.state is SessionState.LOST else logging.INFO,
+            "process ended: %s",
+            session.end.evidence if session.end and session.end.evidence else session.state,
+            extra=ids,
+        )
         for future in self._waiting.get(session.id, ()):
             if not future.done():
                 future.set_result(session)
+
+    def give_up(self, session_id: SessionId) -> None:
+        """Wake who waits for a session that has not ended."""
+        for future in self._waiting.get(session_id, ()):
+            if not future.done():
+                future.set_result(None)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody waits for anything."""
+        return bool(self._waiting)
 
     async def settled(self) -> None:
         """Wait until every end received so far is recorded and acknowledged, or given back."""
@@ -82,20 +112,23 @@ class Ends:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _record(self, session_id: SessionId, end: SessionEnd) -> None:
-        try:
-            session = await self._finished(session_id, end)
-            if session is None:
-                return
-            reach("exit.committed")
-            self.tell(session)
-            # Whoever waits goes first: the acknowledgement is in nobody's way.
-            await asyncio.sleep(0)
-            await self._acknowledge(session_id)
-            reach("exit.acked")
-        except (ExecError, OSError) as error:
-            log.warning("the end of session %s is recorded but not acknowledged yet: %s", session_id, error)
-        finally:
-            self._recording.pop(session_id, None)
+        with about(session=session_id):
+            try:
+                session = await self._finished(session_id, end)
+                if session is None:
+                    if self._forgotten(session_id):
+                        await self._acknowledge(session_id)
+                    return
+                reach("exit.committed")
+                self.tell(session)
+                # Whoever waits goes first: the acknowledgement is in nobody's way.
+                await asyncio.sleep(0)
+                await self._acknowledge(session_id)
+                reach("exit.acked")
+            except (ExecError, OSError) as error:
+                log.warning("the end of session %s is recorded but not acknowledged yet: %s", session_id, error)
+            finally:
+                self._recording.pop(session_id, None)
 
     async def _finished(self, session_id: SessionId, end: SessionEnd) -> Session | None:
         delay = FIRST_DELAY_S
@@ -104,7 +137,10 @@ class Ends:
                 reach("exit.finishing")
                 return await self._store.finish(session_id, end, told_inline=session_id in self.inline)
             except SessionNotFound:
-                log.warning("session %s has ended, but this database does not know it; left unacknowledged", session_id)
+                if not self._forgotten(session_id):
+                    log.warning(
+                        "session %s has ended, but this database does not know it; left unacknowledged", session_id
+                    )
                 return None
             except Exception as error:  # noqa: BLE001 - whatever keeps the store from it, the end must not be lost
                 log.warning("the end of session %s is not recorded yet: %s; again in %.2f s", session_id, error, delay)

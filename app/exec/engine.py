@@ -38,11 +38,12 @@ from app.exec.model import (
 from app.exec.outcome import Outcome
 from app.exec.output import OutputLog
 from app.exec.policy import Grant
-from app.exec.ports import SessionStore, SupervisorPort
+from app.exec.ports import SessionStore, SessionWatch, SupervisorPort, Unwatched
 from app.exec.recovery import Recovery
 from app.exec.supervised import Supervised
 from app.exec.supervisor import layout
 from app.exec.supervisor.crashpoints import reach
+from app.log import about
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Engine:
         host_id: str = "local",
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
+        watch: SessionWatch | None = None,
     ) -> None:
         self.store = store
         self.backend = backend
@@ -77,7 +79,8 @@ class Engine:
         self._sessions = f"{home}/{layout.SESSIONS}"
         self._host_id = host_id
         self._clock = clock
-        self._ends = Ends(store, self.registry, self.supervised.acknowledge)
+        self._watch = watch or Unwatched()
+        self._ends = Ends(store, self.registry, self.supervised.acknowledge, self._watch, self.links.forgotten)
         self._recovery = Recovery(store, self.supervised, self._ends, host_id)
         self._unsure: set[SessionId] = set()
         self._later: set[asyncio.Task[Any]] = set()
@@ -136,7 +139,8 @@ class Engine:
             SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
         """
         session = await self._claimed(spec, origin, grant, Delivery.INLINE)
-        return await self._joined(session, spec, yield_after)
+        with about(session=session.id):
+            return await self._joined(session, spec, yield_after)
 
     async def launch(self, spec: CommandSpec, origin: CallOrigin, grant: Grant) -> Session:
         """Start a command in the background and return its session at once; a callback tells its end.
@@ -150,7 +154,8 @@ class Engine:
             SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
         """
         session = await self._claimed(spec, origin, grant, Delivery.CALLBACK)
-        return session if session.end is not None else await self._running(session, spec)
+        with about(session=session.id):
+            return session if session.end is not None else await self._running(session, spec)
 
     async def recorded(self, origin: CallOrigin) -> Session | None:
         """The session that an earlier execution of this call has started, or None."""
@@ -185,6 +190,15 @@ class Engine:
     async def hand_over(self, session_id: SessionId) -> bool:
         """Let a callback tell the end that nobody waits for any more; whether it will."""
         return await self.store.hand_over(session_id)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a call waits for the end of any session."""
+        return self._ends.awaited
+
+    def give_up(self, session_id: SessionId) -> None:
+        """Let every call that waits for this session return now; one that started it leaves it to a callback."""
+        self._ends.give_up(session_id)
 
     async def abandon(self, session_id: SessionId) -> None:
         """Make sure that a claimed session which never started never will; one that has is left to run.
@@ -248,6 +262,7 @@ class Engine:
             approval_id=grant.approval_id,
             digest=grant.digest,
             created_at=self._clock(),
+            traceparent=self._watch.context(),
         )
 
     async def _joined(self, session: Session, spec: CommandSpec | None, yield_after: float | None) -> Outcome:
@@ -264,7 +279,8 @@ class Engine:
                     return await self._handed_over(session)
                 session = end
         except asyncio.CancelledError:
-            self._do_later(self._left(session))
+            if self.started:  # else nobody is left to do it: a repeat of the call waits again, as after a crash
+                self._do_later(self._left(session))
             raise
         finally:
             self._ends.inline.discard(session.id)
@@ -292,6 +308,7 @@ class Engine:
             return await self._recovery.follow(session, seen) or session
         started_at = seen.started_at or self._clock()
         session = replace(session, state=SessionState.RUNNING, pid=seen.pid, started_at=started_at)
+        self._watch.started(session)
         if session.id in self._ends.inline:
             asyncio.get_running_loop().call_later(SHORT_S, self._still_running, session)
         else:

@@ -14,6 +14,7 @@ ExecError
 │   ├── BackendUnavailable        the backend cannot run here (also RuntimeError)
 │   ├── SpawnFailed               nothing could be started (also RuntimeError)
 │   ├── SupervisorUnreachable     the supervisor does not answer
+│   │   └── SupervisorAbsent      there is none, and none was to be started
 │   ├── WorkspaceUnusable         missing, or not writable by the uid that runs commands
 │   └── LimitReached              a stated bound is used up
 └── for us (a bug)
@@ -92,6 +93,10 @@ class SpawnFailed(ExecError, RuntimeError):
 
 class SupervisorUnreachable(ExecError, RuntimeError):
     """Raised when the supervisor neither answers nor can be started."""
+
+
+class SupervisorAbsent(SupervisorUnreachable):
+    """Raised when no supervisor runs, to somebody who only wanted to speak to one that does."""
 
 
 class WorkspaceUnusable(ExecError, RuntimeError):

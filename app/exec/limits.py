@@ -38,6 +38,8 @@ PTY_ROWS: Final = 40
 PTY_COLS: Final = 120
 
 LOG_AGE_HOURS: Final = 168.0
+LOG_TOTAL_BYTES: Final = 2 * 1024**3
+"""Bytes on disk of all logs of a host together: those of 32 sessions that print without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,10 @@ class LogLinks:
         self._fd: int | None = None
         self._identity: tuple[int, int] | None = None
 
+    def forgotten(self, session_id: str) -> bool:
+        """Whether nothing of a session is on disk: one that the store does not know either was pruned."""
+        return not (self.sessions / session_id).is_dir()
+
     def path(self, session_id: str) -> str:
         """Where the link of a session is."""
         return f"{self._workspace}/{TMP}/{EXEC}/{session_id}.log"

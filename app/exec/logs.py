@@ -1,16 +1,43 @@
-"""Old logs go, at start-up and from time to time; never one that somebody may still need."""
+"""Old logs go, and the oldest when all together take too much room; never one that somebody may still need.
+
+A log that goes for its age goes with the session's directory. One that goes for its room is emptied: the whole
+of it becomes a range that was dropped, so every reader says how much there was instead of showing nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import logging
+import os
 import shutil
 import time
 from collections.abc import Collection
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from app.exec import limits
+from app.exec.holes import holes_in, newlines_in
 from app.exec.links import LogLinks
-from app.exec.model import Session
+from app.exec.model import Delivery, SessionId
 from app.exec.ports import SessionStore
+from app.exec.supervisor import layout, linux
+
+log = logging.getLogger(__name__)
+
+STILL_S: Final = 60.0
+"""A log that was written to since, or whose session has ended since, is not emptied: somebody is about to read it."""
+_STREAMS: Final = ((layout.LOG, layout.HOLES), (layout.ERR, layout.ERR_HOLES))
+
+
+class Kept(NamedTuple):
+    """A session's directory: when its end was recorded, if it was, else when it began; allocated bytes."""
+
+    session_id: SessionId
+    at: float
+    log_bytes: int
+    all_bytes: int
 
 
 async def cleanup_exec_logs(
@@ -18,25 +45,143 @@ async def cleanup_exec_logs(
     links: LogLinks,
     *,
     max_age_hours: float = limits.LOG_AGE_HOURS,
+    total_bytes: int = 0,
     undelivered: Collection[str] = (),
     now: float | None = None,
 ) -> list[str]:
-    """Delete the logs of sessions that ended more than `max_age_hours` ago; returns their ids.
+    """Delete the logs of sessions that ended more than `max_age_hours` ago, then empty the oldest beyond `total_bytes`.
 
-    The log of a session that may still run, or whose id is in `undelivered`, stays. The session itself
-    stays in the store. Cancelling leaves some deleted and the others whole.
+    Returns the ids of both. Only directories that are there are looked at, so the cost is that of the logs kept, not of
+    the sessions that ever were. The log of a session that may still run, whose end somebody waits for or has yet
+    to hear (`undelivered`), stays. The session itself stays in the store. `total_bytes` 0 is no bound; what counts
+    are allocated blocks. What cannot be read or removed is logged and left. Cancelling leaves some done and the
+    others whole.
     """
-    before = (time.time() if now is None else now) - max_age_hours * 3600
-    old = [session for session in await store.list(live=False) if _goes(session, before, undelivered)]
-    deleted: list[str] = []
-    for session in old:
-        directory = links.sessions / session.id
-        if directory.is_dir():
-            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-            deleted.append(session.id)
-        links.remove(session.id)
-    return deleted
+    at = time.time() if now is None else now
+    before = at - max_age_hours * 3600
+    kept = await asyncio.to_thread(kept_logs, links.sessions)
+    gone: list[str] = []
+    for one in kept:
+        goes = one.at < before and await _goes(store, one, before, undelivered)
+        if goes and await asyncio.to_thread(remove_session, links, one.session_id):
+            gone.append(one.session_id)
+    if not total_bytes:
+        return gone
+    left = [one for one in kept if one.session_id not in gone]
+    room = sum(one.all_bytes for one in left)
+    for one in left:
+        if room <= total_bytes:
+            break
+        goes = one.log_bytes and await _goes(store, one, at - STILL_S, undelivered)
+        if goes and await asyncio.to_thread(_emptied, links.sessions / one.session_id, at - STILL_S):
+            gone.append(one.session_id)
+            # What it had, not what the file says now: some file systems count blocks a while later.
+            room -= one.log_bytes
+    return gone
 
 
-def _goes(session: Session, before: float, undelivered: Collection[str]) -> bool:
-    return session.end is not None and session.end.ended_at < before and session.id not in undelivered
+def _emptied(directory: Path, before: float) -> bool:
+    try:
+        return empty_logs(directory, before)
+    except OSError as error:
+        log.warning("the log in %s stays, it cannot be emptied: %s", directory, error.strerror)
+        return False
+
+
+async def _goes(store: SessionStore, kept: Kept, before: float, undelivered: Collection[str]) -> bool:
+    """Whether nobody may need the session's log any more."""
+    session = await store.get(kept.session_id)
+    return (
+        session is not None
+        and session.end is not None
+        and session.end.ended_at < before
+        and session.delivery is not Delivery.INLINE
+        and session.id not in undelivered
+    )
+
+
+def kept_logs(sessions: Path) -> list[Kept]:
+    """Every session's directory, oldest first; one that cannot be read is logged and left out."""
+    found: list[Kept] = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(sessions) as directories:
+        for directory in directories:
+            try:
+                if directory.is_dir(follow_symlinks=False):
+                    found.append(_kept(directory))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("%s cannot be read and is left alone: %s", directory.path, error.strerror)
+    return sorted(found, key=lambda one: one.at)
+
+
+def _kept(directory: os.DirEntry[str]) -> Kept:
+    status = directory.stat(follow_symlinks=False)
+    at, log_bytes, all_bytes = status.st_mtime, 0, status.st_blocks * 512
+    with os.scandir(directory.path) as files:
+        for file in files:
+            status = file.stat(follow_symlinks=False)
+            all_bytes += status.st_blocks * 512
+            if file.name in {layout.LOG, layout.ERR}:
+                log_bytes += status.st_blocks * 512
+            elif file.name in {layout.ACKED, layout.EXIT}:
+                at = status.st_mtime
+    return Kept(SessionId(directory.name), at, log_bytes, all_bytes)
+
+
+def remove_session(links: LogLinks, session_id: str) -> bool:
+    """Remove what is on disk of an ended session; whether nothing is there now.
+
+    An exit record that the supervisor has yet to hear acknowledged keeps the directory: without it the end
+    would be told again to somebody who has forgotten the session. What cannot be removed is logged.
+    """
+    directory = links.sessions / session_id
+    try:
+        if (directory / layout.EXIT).exists():
+            return False
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        pass  # gone before, or another worker of this host removes it at the same time
+    except OSError as error:
+        log.warning("%s cannot be removed and is left alone: %s", directory, error.strerror or error)
+        return False
+    links.remove(session_id)
+    return not directory.exists()
+
+
+def empty_logs(directory: Path, before: float) -> bool:
+    """Give the blocks of logs back that were not written to since `before`; whether one of the session has none now."""
+    emptied = False
+    for name, table in _STREAMS:
+        try:
+            fd = os.open(directory / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        try:
+            status = os.fstat(fd)
+            if status.st_blocks and status.st_mtime >= before:
+                continue
+            if status.st_blocks:
+                _note_dropped(fd, status.st_size, directory / table)
+                _punch(fd, status.st_size)
+            emptied = True
+        finally:
+            os.close(fd)
+    return emptied
+
+
+def _note_dropped(fd: int, size: int, table: Path) -> None:
+    """Put the whole log into the table of what was dropped; like everybody who writes it, before the bytes go."""
+    newlines = newlines_in(fd, 0, size, holes_in(str(table)))
+    draft = table.with_name(table.name + ".emptied")  # the supervisor may be at its own draft
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps([{"start": 0, "end": size, "newlines": newlines}]))
+    draft.replace(table)
+
+
+def _punch(fd: int, size: int) -> None:
+    try:
+        linux.punch_hole(fd, 0, size)
+    except OSError:  # a file system without holes in files
+        os.ftruncate(fd, 0)
+        os.ftruncate(fd, size)

@@ -63,6 +63,10 @@ class OutputLog:
         self._holes_path = os.path.join(directory, layout.ERR_HOLES if err else layout.HOLES)
         self._session_id = session_id
 
+    def exists(self) -> bool:
+        """Whether the log is there; that of an ended session goes for its age."""
+        return os.path.exists(self._path)
+
     def size(self) -> int:
         """Bytes written so far, dropped ones included."""
         try:
@@ -142,7 +146,7 @@ class OutputLog:
         holes = holes_in(self._holes_path)
         for _ in range(5):
             total = newlines_in(fd, 0, size, holes)
-            if size and os.pread(fd, 1, size - 1) != b"\n":
+            if size and not any(hole.end >= size for hole in holes) and os.pread(fd, 1, size - 1) != b"\n":
                 total += 1
             first = max(0, total + offset) if offset < 0 else offset
             start = line_start(fd, size, holes, first, in_hole="start")
@@ -179,6 +183,17 @@ class OutputLog:
         return start + whole_characters(os.pread(fd, end - start, start))
 
     def _sliced(self, size: int, start: int, end: int, parts: list[tuple[int, int]], fd: int) -> Slice:
+        emptied = next((hole for hole in holes_in(self._holes_path) if hole.start <= 0 and hole.end >= size > 0), None)
+        if emptied is not None:
+            counted = f"{size:,} bytes with {emptied.newlines:,} line ends"
+            return Slice(
+                text=f"[the log was emptied to make room on the disk: {counted} were dropped, not readable]\n",
+                start=start,
+                end=end,
+                bytes_total=size,
+                bytes_dropped=size,
+                dropped_lines=emptied.newlines,
+            )
         raw = [exactly(fd, part_start, part_end) for part_start, part_end in parts]
         holes = holes_in(self._holes_path)
         texts: list[str] = []

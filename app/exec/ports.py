@@ -94,6 +94,32 @@ class SessionStore(Protocol):
         ...
 
 
+class SessionWatch(Protocol):
+    """Told about processes. Neither raises nor waits."""
+
+    def context(self) -> str | None:
+        """What a process that the running call starts is to be known by: a W3C `traceparent`, or None."""
+        ...
+
+    def started(self, session: Session) -> None:
+        """The process of `session` runs."""
+        ...
+
+    def ended(self, session: Session) -> None:
+        """The end of `session` is recorded. Told again when a worker died before it could acknowledge it."""
+        ...
+
+
+class Unwatched(SessionWatch):
+    """Nobody is told."""
+
+    def context(self) -> str | None: ...
+
+    def started(self, session: Session) -> None: ...
+
+    def ended(self, session: Session) -> None: ...
+
+
 class SupervisorPort(Protocol):
     """The process that outlives us and holds the commands, in its own wire types; `SupervisorClient` is one.
 

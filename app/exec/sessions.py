@@ -23,7 +23,7 @@ from app.exec.errors import (
 )
 from app.exec.identity import call_key
 from app.exec.model import CallKey, CallOrigin, EndedBy, Session, SessionState, WindowSize
-from app.exec.output import Slice
+from app.exec.output import OutputLog, Slice
 from app.exec.render import how_it_ended
 
 ENDED_LISTED: Final = 100
@@ -101,7 +101,7 @@ class Sessions:
         if not 1 <= limit <= 10_000:
             raise InvalidCommand(f"limit is {limit}; it must be 1 to 10000 lines")
         session = await self.get(session_id)
-        return session, await self._engine.output(session).lines(offset, limit)
+        return session, await self._log(session).lines(offset, limit)
 
     async def log_bytes(self, session_id: str, offset: int, limit: int) -> tuple[Session, Slice]:
         """Bytes of the log, exactly; where the range ends inside a character it ends before it.
@@ -115,7 +115,16 @@ class Sessions:
         if not 1 <= limit <= limits.RESULT_CHARS:
             raise InvalidCommand(f"byte_limit is {limit}; it must be 1 to {limits.RESULT_CHARS}")
         session = await self.get(session_id)
-        return session, await self._engine.output(session).bytes(offset, limit)
+        return session, await self._log(session).bytes(offset, limit)
+
+    def _log(self, session: Session) -> OutputLog:
+        log = self._engine.output(session)
+        if session.end is not None and session.end.bytes_total and not log.exists():
+            raise InvalidCommand(
+                f"the log of session {session.id} is gone for its age; it had {session.end.bytes_total:,} bytes. "
+                "Run the command again if they are needed"
+            )
+        return log
 
     async def write(self, session_id: str, data: bytes, origin: CallOrigin, *, tool: str, eof: bool = False) -> int:
         """Write to a terminal or an open stdin once; returns the bytes taken. Cancelling may leave it unknown.

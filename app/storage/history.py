@@ -22,7 +22,7 @@ from pydantic_ai.conversation_store import (
 from pydantic_ai.usage import RunUsage
 
 from app.storage.db import Database
-from app.storage.history_garbage import delete_unreachable
+from app.storage.history_garbage import DELETING, delete_unreachable
 from app.storage.rows import insert_new, lock_name, lock_name_shared
 from app.storage.tables import history_entries as entries
 from app.storage.tables import history_records as records
@@ -36,7 +36,6 @@ _ENTRY_COLUMNS: Final = (
     # As text: base64 and the like are read back only by Pydantic's own JSON parser.
     sa.cast(entries.c.message, sa.Text).label("message"),
 )
-_DELETING: Final = "shellback history"
 
 
 class SqlConversationStore(ConversationStore):
@@ -118,7 +117,7 @@ def write_record_in(
         ConversationConflict: Another revision is stored, or an entry the record hangs on is gone.
             Nothing was written, or must not be: roll back.
     """
-    lock_name_shared(conn, _DELETING)
+    lock_name_shared(conn, DELETING)
     values = _row(record)
     if expected_revision is None:
         written = insert_new(conn, records, values)
@@ -141,7 +140,7 @@ def delete_record_in(conn: sa.Connection, conversation_id: str, expected_revisio
         ConversationConflict: No record with this revision is stored.
     """
     # Against a fork that is about to share an entry which is deleted here.
-    lock_name(conn, _DELETING)
+    lock_name(conn, DELETING)
     deleted = conn.execute(
         records.delete()
         .where(records.c.conversation_id == conversation_id, records.c.revision == expected_revision)

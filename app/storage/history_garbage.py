@@ -11,11 +11,27 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from app.storage.rows import lock_name
 from app.storage.tables import history_entries as entries
 from app.storage.tables import history_records as records
 
+DELETING: Final = "shellback history"
+"""Name of the lock that keeps a fork from sharing an entry which is being deleted."""
 _BATCH: Final = 500
 """Values in one statement; every database has a bound for them."""
+
+
+def delete_histories(conn: sa.Connection, conversation_ids: Sequence[str]) -> None:
+    """Delete the histories of these conversations, where they have any; their entries that others share stay."""
+    lock_name(conn, DELETING)
+    gone = conn.execute(
+        records.delete()
+        .where(records.c.conversation_id.in_(conversation_ids))
+        .returning(records.c.head_id, records.c.branches)
+    ).all()
+    tips = [tip for record in gone for tip in (record.head_id, *record.branches) if tip is not None]
+    if tips:
+        delete_unreachable(conn, tips)
 
 
 def delete_unreachable(conn: sa.Connection, tips: Sequence[str]) -> None:

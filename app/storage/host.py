@@ -12,6 +12,7 @@ from typing import Final
 from app.storage.errors import HomeUnusable
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_PID_SPACE: Final = Path("/proc/self/ns/pid")
 _HOST_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
@@ -62,6 +63,11 @@ def host_id(home: Path) -> str:
 def boot_id() -> str:
     """The id of this boot of the machine; another one means that every process of ours is gone."""
     return _BOOT_ID.read_text().strip()
+
+
+def process_space() -> str:
+    """Where a pid of ours means something: this boot, and the PID namespace that this process is in."""
+    return f"{boot_id()}/{_PID_SPACE.stat().st_ino}"
 
 
 def _create(path: Path, text: str) -> None:

@@ -186,6 +186,12 @@ def find(conn: sa.Connection, *, conversation_id: str | None = None, live: bool 
     return [rows.from_row(row) for row in conn.execute(query)]
 
 
+def ids(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
+    """Ids of sessions that begin with `prefix`, the newest first."""
+    query = sa.select(sessions.c.id).where(sessions.c.id.startswith(prefix, autoescape=True))
+    return list(conn.execute(query.order_by(sessions.c.created_at.desc()).limit(limit)).scalars())
+
+
 def begin_call(
     conn: sa.Connection,
     key: CallKey,

@@ -76,7 +76,7 @@ mailbox: Final = sa.Table(
     sa.Column("taken_by", sa.String(200)),
     sa.Column("taken_step", sa.Integer),
     sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("heard_at", sa.Float),
+    sa.Column("heard_at", sa.Float, index=True),
     sa.Index("ix_mailbox_conversation_id_state", "conversation_id", "state"),
 )
 
@@ -97,6 +97,8 @@ turns: Final = sa.Table(
     sa.Column("answer", sa.Text),
     sa.Column("error", sa.Text),
     sa.Column("traceparent", sa.String(64)),  # W3C trace context of whoever sent the item
+    # Not a partial one, of open turns: SQLAlchemy loads both dialects for that, a twelfth of a short command's time.
+    sa.Index("ix_turns_outcome_conversation_id", "outcome", "conversation_id"),
 )
 
 approvals: Final = sa.Table(
@@ -114,7 +116,7 @@ approvals: Final = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),  # pending, approved, denied, expired, superseded, used
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float, nullable=False),
-    sa.Column("decided_at", sa.Float),
+    sa.Column("decided_at", sa.Float, index=True),
     sa.Column("decided_by", sa.String(100)),
     sa.Column("surface", sa.String(32)),
     sa.Column("note", sa.Text),
@@ -128,7 +130,7 @@ sessions: Final = sa.Table(
     sa.Column("id", sa.String(64), primary_key=True),
     sa.Column("conversation_id", sa.String(200), nullable=False),
     sa.Column("tool_call_id", sa.Text, nullable=False),
-    sa.Column("turn_id", sa.String(200), nullable=False),
+    sa.Column("turn_id", sa.String(200), nullable=False, index=True),
     sa.Column("epoch", sa.Integer, nullable=False),
     sa.Column("host_id", sa.String(64), nullable=False),
     sa.Column("boot_id", sa.String(64), nullable=False),
@@ -153,7 +155,7 @@ sessions: Final = sa.Table(
     sa.Column("started_at", sa.Float),
     sa.Column("poll_offset", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("end", sa.JSON),  # SessionEnd, once
-    sa.Column("ended_at", sa.Float),
+    sa.Column("ended_at", sa.Float, index=True),
     sa.Column("traceparent", sa.String(64)),  # W3C trace context of the call that started it
     sa.Index("ix_sessions_conversation_id_state", "conversation_id", "state"),
 )
@@ -165,7 +167,7 @@ calls: Final = sa.Table(
     sa.Column("session_id", sa.String(64), nullable=False, index=True),
     sa.Column("tool", sa.String(100), nullable=False),
     sa.Column("outcome", sa.JSON),  # None until the call has acted
-    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False, index=True),
 )
 
 workers: Final = sa.Table(

@@ -25,6 +25,7 @@ from app.storage.tables import approvals, turns
 from app.work import mailbox, stream
 from app.work.errors import ApprovalSettled, UnknownApproval
 from app.work.items import ItemType, Priority, epoch_item
+from app.work.notices import SILENT, Outbox
 from app.work.queues import Enqueuer
 
 Decision = Literal["approved", "denied", "expired", "superseded"]
@@ -70,13 +71,21 @@ class Proposed:
 
 
 def ask(
-    conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, proposed: list[Proposed], *, ttl_s: float
+    conn: sa.Connection,
+    conversation_id: str,
+    turn_id: str,
+    epoch: int,
+    proposed: list[Proposed],
+    *,
+    ttl_s: float,
+    outbox: Outbox = SILENT,
 ) -> None:
     """Write one request per call; the caller blocks the conversation in the same transaction."""
     now = time.time()
     for call in proposed:
+        request_id = f"a{uuid.uuid4().hex[:11]}"
         request = {
-            "id": f"a{uuid.uuid4().hex[:11]}",
+            "id": request_id,
             "conversation_id": conversation_id,
             "turn_id": turn_id,
             "call_key": call.call_key,
@@ -96,9 +105,16 @@ def ask(
             turn_id,
             epoch,
             "approval",
-            {"id": request["id"], "tool": call.tool_name, **call.display},
+            {"id": request_id, "tool": call.tool_name, **call.display},
         )
+        asked = {"id": request_id, "tool": call.tool_name, "display": call.display}
+        outbox.put(conn, "approval", conversation_id, call.call_key, _wanted(request_id, call), asked)
     reach("approval.recorded")
+
+
+def _wanted(request_id: str, call: Proposed) -> str:
+    command = f": {call.display['command']}" if "command" in call.display else ""
+    return f"{call.tool_name} waits for approval as {request_id}{command}"
 
 
 def get(conn: sa.Connection, request_id: str) -> Request:
@@ -192,11 +208,19 @@ def resume(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], s
     enqueuer.put(conn, item, host_id=conversation.host_id)
 
 
-def supersede(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, by: str, surface: str) -> int:
-    """Deny what is pending because the person said something else instead; returns how many."""
+def supersede(
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation_id: str,
+    *,
+    by: str,
+    surface: str,
+    note: str = "a new message came instead",
+) -> int:
+    """Deny what is pending because the person wants something else instead; returns how many."""
     pending = find(conn, conversation_id=conversation_id, state="pending")
     for request in pending:
-        decide(conn, enqueuer, request.id, "superseded", by=by, surface=surface, note="a new message came instead")
+        decide(conn, enqueuer, request.id, "superseded", by=by, surface=surface, note=note)
     return len(pending)
 
 

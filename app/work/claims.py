@@ -18,7 +18,9 @@ from app.work import stream
 from app.work.approvals import asked_last
 from app.work.items import BY_A_PERSON, ItemType, Priority, WorkItem, epoch_item
 from app.work.mailbox import lock, undecided
+from app.work.notices import SILENT, Outbox
 from app.work.queues import Enqueuer
+from app.work.stopping import NEXT
 
 WORN_OUT: Final = "woken too often without a person; the news is kept until somebody writes"
 
@@ -42,7 +44,7 @@ class Entry:
     outcome: str | None = None
 
 
-def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes) -> Entry:
+def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes, outbox: Outbox = SILENT) -> Entry:
     """Claim the conversation for the turn of `item` and raise its epoch.
 
     The first act of every execution, outside any recorded step: an execution that a newer one has
@@ -67,6 +69,8 @@ def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes
             _let_go(conn, item.conversation_id, blocked="wake_limit")
             told = {"reason": "wake_limit", "text": WORN_OUT}
             stream.note(conn, item.conversation_id, item.id, 0, "blocked", told)
+            key = f"{item.conversation_id}:{conversation.epoch}"
+            outbox.put(conn, "alarm", item.conversation_id, key, f"{item.conversation_id} was {WORN_OUT}")
             return _end_at_once(conn, item, "busy")
     epoch = conversation.epoch + 1
     now = time.time()
@@ -81,6 +85,7 @@ def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes
             epoch=epoch,
             chain=chain,
             failures=0 if item.type is ItemType.CHAT else conversations.c.failures,
+            stop_turn=item.id if conversation.stop_turn in {NEXT, item.id} else None,
         )
     )
     conn.execute(
@@ -145,7 +150,14 @@ def _let_go(conn: sa.Connection, conversation_id: str, *, blocked: str | None) -
     conn.execute(
         sa.update(conversations)
         .where(conversations.c.id == conversation_id)
-        .values(state="blocked" if blocked else "free", blocked_reason=blocked, claimed_by=None, claimed_at=None)
+        .values(
+            state="blocked" if blocked else "free",
+            blocked_reason=blocked,
+            claimed_by=None,
+            claimed_at=None,
+            stop_turn=None,
+            stop_by=None,
+        )
     )
 
 

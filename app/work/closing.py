@@ -14,7 +14,8 @@ from app.exec.supervisor.crashpoints import reach
 from app.storage.db import Database
 from app.storage.history import SqlConversationStore, write_record_in
 from app.storage.tables import conversations, turns
-from app.work import approvals, claims, mailbox, stream
+from app.work import approvals, claims, mailbox, stopping, stream
+from app.work.notices import SILENT, Outbox
 from app.work.queues import Enqueuer
 
 
@@ -35,6 +36,7 @@ class Closing:
     told: frozenset[SessionId] = field(default_factory=frozenset[SessionId])
     heard: frozenset[int] = field(default_factory=frozenset[int])
     ttl_s: float = 3600.0
+    outbox: Outbox = SILENT
 
 
 def close(
@@ -62,7 +64,14 @@ def close(
     mailbox.hear(conn, closing.conversation_id, closing.turn_id, closing.heard, closing.told)
     if closing.proposed:
         approvals.ask(
-            conn, closing.conversation_id, closing.turn_id, closing.epoch, list(closing.proposed), ttl_s=closing.ttl_s
+            conn,
+            closing.conversation_id,
+            closing.turn_id,
+            closing.epoch,
+            list(closing.proposed),
+            ttl_s=closing.ttl_s,
+            # What is denied below is nobody's to decide.
+            outbox=SILENT if stopping.wish_of(conversation, closing.turn_id) else closing.outbox,
         )
     if closing.outcome != "nothing":
         conn.execute(sa.update(conversations).where(conversations.c.id == closing.conversation_id).values(failures=0))
@@ -74,9 +83,13 @@ def close(
         )
     )
     if closing.answer is not None:
-        kind = "answer" if closing.outcome == "answered" else "failed"
+        kind = closing.outcome if closing.outcome in {"failed", "stopped"} else "answer"
         stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
     claims.release(conn, enqueuer, conversation, blocked="approval" if closing.proposed else None)
+    if closing.proposed or (closing.outcome == "stopped" and mailbox.any_apart(conn, closing.conversation_id)):
+        # Somebody wanted it to end while the model was still asking: nobody is to be asked any more. Or the
+        # wish was about more messages than one turn takes.
+        stopping.pass_on(conn, enqueuer, conversation)
     return closing.outcome
 
 

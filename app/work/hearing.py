@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dbos import DBOS
+from dbos import error as dbos_error
+from pydantic import ValidationError
+from pydantic_ai import _utils
 from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.exceptions import AgentRunError, ApprovalRequired, CallDeferred, ToolFailedError, ToolRetryError
+from pydantic_ai.exceptions import (
+    AgentRunError,
+    ApprovalRequired,
+    CallDeferred,
+    ModelRetry,
+    SkipToolExecution,
+    ToolFailed,
+    ToolFailedError,
+    ToolRetryError,
+    UserError,
+)
 from pydantic_ai.messages import ToolCallPart
-from pydantic_ai.tools import RunContext, ToolDefinition
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDefinition
 
 from app.exec.model import LIVE_STATES, SessionId
 from app.exec.supervisor.crashpoints import reach
@@ -18,19 +33,29 @@ from app.storage.errors import StaleTurn
 from app.work.deps import TurnDeps
 from app.work.mailbox import Letter
 from app.work.prompt import texts_of
+from app.work.stopping import Wish, text_of
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 OURS: Final = frozenset({"exec", "process"})
+SAID_CHARS: Final = 500
 LIVE: Final = frozenset(state.value for state in LIVE_STATES)
 SIGNALS: Final = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
 """Exceptions by which a tool answers; they are results and are recorded as such."""
+ENDS: Final = (*SIGNALS, ModelRetry, ToolFailed, SkipToolExecution, ValidationError, AgentRunError, UserError)
+"""What a tool of somebody else may raise to some effect; whatever else it raises is its failure."""
 
 
 class OutOfTime(AgentRunError):
     """Raised before a model request when the turn has used up its seconds. The clock was read in a step."""
+
+
+class Stopped(AgentRunError):
+    """Raised before a model request when a person wants the turn to end. The wish was read in a step."""
 
 
 class Fenced(BaseException):
@@ -53,7 +78,9 @@ async def recorded(name: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return await DBOS.run_step_async({"name": name}, fenced)
 
 
-Take = Callable[[TurnDeps, int], Awaitable[list[Letter]]]
+Take = Callable[[TurnDeps, int], Awaitable[tuple[list[Letter], Wish | None]]]
+"""News for a look, and the wish that the turn ends; with a wish nothing is taken, and what is unread waits."""
+Wished = Callable[[TurnDeps], Awaitable[Wish | None]]
 
 
 class Hearing(AbstractCapability[TurnDeps]):
@@ -64,8 +91,9 @@ class Hearing(AbstractCapability[TurnDeps]):
     and repeated starts and writes nothing twice.
     """
 
-    def __init__(self, take: Take) -> None:
+    def __init__(self, take: Take, wished: Wished) -> None:
         self._take = take
+        self._wished = wished
 
     async def before_model_request(
         self, ctx: RunContext[TurnDeps], request_context: ModelRequestContext
@@ -75,10 +103,12 @@ class Hearing(AbstractCapability[TurnDeps]):
         ctx.deps.looks += 1
         look = ctx.deps.looks
 
-        async def take() -> tuple[list[Letter], float]:
-            return await self._take(ctx.deps, look), time.time()
+        async def take() -> tuple[list[Letter], Wish | None, float]:
+            return *await self._take(ctx.deps, look), time.time()
 
-        letters, now = await recorded("mailbox", take)
+        letters, wish, now = await recorded("mailbox", take)
+        if wish is not None:
+            raise Stopped(text_of(wish))
         if letters:
             ctx.deps.letters += letters
             ctx.enqueue(*texts_of(letters))
@@ -97,9 +127,12 @@ class Hearing(AbstractCapability[TurnDeps]):
     ) -> Any:
         """Record what an exec tool answered, and note which ends the agent has been told of."""
         if (tool_def.metadata or {}).get("category") not in OURS:
-            return await handler(args)
+            return await _theirs(ctx, call, handler(args))
 
         async def act() -> tuple[bool, Any]:
+            if (wish := await self._wished(ctx.deps)) is not None:
+                # "More": an execution that was cut off may have begun it; its process goes on, and its end is told.
+                return False, ToolFailed(f"Nothing more was done: {wish.by} stopped this turn.")
             try:
                 return True, await handler(args)
             except SIGNALS as answer:
@@ -111,6 +144,43 @@ class Hearing(AbstractCapability[TurnDeps]):
             raise result
         ctx.deps.told.update(_ends_in(result))
         return result
+
+    async def handle_deferred_tool_calls(
+        self,
+        ctx: RunContext[TurnDeps],  # noqa: ARG002 - the hook's signature
+        *,
+        requests: DeferredToolRequests,
+    ) -> DeferredToolResults | None:
+        """Answer calls that somebody outside would have to carry out: nobody does. Those for approval go on."""
+        if not requests.calls:
+            return None
+        nobody = ToolFailed("Nothing was done: nobody here carries out calls of this tool outside of its agent.")
+        return DeferredToolResults(calls={call.tool_call_id: nobody for call in requests.calls})
+
+
+async def _theirs(ctx: RunContext[TurnDeps], call: ToolCallPart, running: Awaitable[Any]) -> Any:
+    """Wait for a tool that is not ours. Its failure is told to the model: a turn that died of it would run it again.
+
+    A function that runs in a thread goes on in it when its time is over; nobody hears what it returns.
+    """
+    task, seconds = asyncio.current_task(), ctx.deps.seconds
+    timeout = asyncio.timeout(seconds)
+    try:
+        with _utils.abandon_threads_on_cancel():
+            async with timeout:
+                return await running
+    except ENDS:
+        raise
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        if isinstance(error, dbos_error.DBOSException) and not isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded):
+            raise
+        log.exception("the tool %s failed; the model is told", call.tool_name)
+        said = f"{type(error).__name__}: {str(error)[:SAID_CHARS]}"
+        if timeout.expired():
+            said = f"it had not returned after {seconds:g} s"
+        raise ToolFailed(f"The tool failed ({said}). What it did until then is not known.") from None
 
 
 def _ends_in(result: Any) -> list[SessionId]:

@@ -16,12 +16,15 @@ import sqlalchemy as sa
 
 from app.storage.errors import StaleTurn
 from app.storage.rows import insert_new
-from app.storage.tables import approvals, conversations, mailbox
+from app.storage.tables import approvals, conversations, mailbox, turns
 from app.work.items import WorkItem
-from app.work.queues import Enqueuer
+from app.work.queues import Enqueuer, note_turn
 
 ROWS_PER_TURN: Final = 100
 """Rows one look takes; the rest waits for the next look or the follow-up."""
+
+APART: Final = "*"
+"""In `taken_by` of an unread row: a wish to stop was about it, so the turn that is to end takes it."""
 
 Kind = Literal["message", "exit", "turn_failed"]
 
@@ -43,9 +46,10 @@ def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
 
 def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str) -> sa.Row[Any]:
     """The locked row of a conversation, made for this host if there is none yet."""
-    insert_new(conn, conversations, {"id": conversation_id, "host_id": host_id, "created_at": time.time()})
-    row = lock(conn, conversation_id)
-    assert row is not None
+    row = None
+    while row is None:  # pruned between the two statements, which happens to an idle conversation once
+        insert_new(conn, conversations, {"id": conversation_id, "host_id": host_id, "created_at": time.time()})
+        row = lock(conn, conversation_id)
     return row
 
 
@@ -61,6 +65,7 @@ def put(
 ) -> None:
     """Add a row and the item that will make somebody read it; `conversation` is the locked row.
 
+    A message needs no item of its own where one is on its way: its turn is `busy` then, as one that came too late.
     A `dedupe_key` that was used before leaves everything as it is.
     """
     added = add_row(
@@ -71,8 +76,35 @@ def put(
         payload={**payload, "waiting": item.waiting},
         dedupe_key=dedupe_key,
     )
-    if added:
+    if not added:
+        return
+    if kind == "message" and on_its_way(conn, item):
+        # Five hundred messages to one conversation are one turn, not five hundred places in everybody's queue.
+        note_turn(conn, item)
+        now = time.time()
+        conn.execute(sa.update(turns).where(turns.c.id == item.id).values(outcome="busy", started_at=now, ended_at=now))
+    else:
         enqueuer.put(conn, item, host_id=conversation.host_id)
+
+
+def on_its_way(conn: sa.Connection, item: WorkItem) -> bool:
+    """Whether an item that is at least as urgent has yet to start, and so will read what `item` would come for.
+
+    Starting takes the conversation's row, which the caller holds: what has not started yet finds what is put now.
+    """
+    waits = mailbox.c.payload["waiting"].as_boolean()
+    query = (
+        sa.select(turns.c.id)
+        .join(mailbox, mailbox.c.dedupe_key == turns.c.id)
+        .where(
+            turns.c.conversation_id == item.conversation_id,
+            turns.c.outcome.is_(None),
+            turns.c.started_at.is_(None),
+            turns.c.item_type == item.type.value,
+            turns.c.priority <= int(item.priority),
+        )
+    )
+    return conn.execute((query.where(waits) if item.waiting else query).limit(1)).first() is not None
 
 
 def add_row(
@@ -119,17 +151,32 @@ def held(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) ->
     return row
 
 
-def take(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, step: int) -> list[Letter]:
-    """Take what is unread for step `step` of a turn; repeating the step gives the same rows again.
+def set_apart(conn: sa.Connection, conversation_id: str) -> None:
+    """Mark what is unread now as what a wish to stop is about; what comes later is for a later turn."""
+    unread = sa.and_(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "unread")
+    conn.execute(sa.update(mailbox).where(unread).values(taken_by=APART))
 
-    Raises:
-        StaleTurn: This execution no longer holds the conversation.
+
+def any_apart(conn: sa.Connection, conversation_id: str) -> bool:
+    """Whether a wish to stop is about any row that is unread still."""
+    query = sa.select(mailbox.c.id).where(
+        mailbox.c.conversation_id == conversation_id, mailbox.c.state == "unread", mailbox.c.taken_by == APART
+    )
+    return conn.execute(query.limit(1)).first() is not None
+
+
+def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, apart: bool = False) -> list[Letter]:
+    """Take what is unread for step `step` of a turn that is `held`; repeating the step gives the same rows again.
+
+    With `apart` only what a wish to stop is about, and the news that a turn died.
     """
-    held(conn, conversation_id, turn_id, epoch)
     mine = sa.and_(mailbox.c.state == "taken", mailbox.c.taken_by == turn_id, mailbox.c.taken_step == step)
+    unread = mailbox.c.state == "unread"
+    if apart:
+        unread = sa.and_(unread, sa.or_(mailbox.c.taken_by == APART, mailbox.c.kind == "turn_failed"))
     query = (
         sa.select(mailbox)
-        .where(mailbox.c.conversation_id == conversation_id, sa.or_(mailbox.c.state == "unread", mine))
+        .where(mailbox.c.conversation_id == conversation_id, sa.or_(unread, mine))
         .order_by(mailbox.c.id)
         .limit(ROWS_PER_TURN)
     )
@@ -166,10 +213,10 @@ def hear(
         )
 
 
-def give_back(conn: sa.Connection, turn_id: str) -> None:
-    """Make what a turn has taken and not settled unread again."""
+def give_back(conn: sa.Connection, turn_id: str, *, apart: bool = False) -> None:
+    """Make what a turn has taken and not settled unread again; `apart` as a wish to stop is about it."""
     conn.execute(
         sa.update(mailbox)
         .where(mailbox.c.taken_by == turn_id, mailbox.c.state == "taken")
-        .values(state="unread", taken_by=None, taken_step=None)
+        .values(state="unread", taken_by=APART if apart else None, taken_step=None)
     )

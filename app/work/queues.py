@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict
 
 import sqlalchemy as sa
 
 from app.storage.rows import insert_new
 from app.storage.tables import turns
 from app.work.items import Priority, WorkItem
+from app.work.tracing import context_of
 
 if TYPE_CHECKING:
     from dbos import DBOSClient
+    from opentelemetry.context import Context
 
 APPLICATION: Final = "shellback"
 WORKFLOW: Final = "shellback.turn"
@@ -45,17 +47,23 @@ class Enqueuer(Protocol):
         ...
 
 
+class _Carried(TypedDict, total=False):
+    otel_context: Context
+
+
 class DbosEnqueuer:
     """Enqueues through `DBOSClient`, version-less: an item stamped with a version never runs after an upgrade."""
 
-    def __init__(self, client: DBOSClient) -> None:
+    def __init__(self, client: DBOSClient, *, traced: bool = False) -> None:
         self._client = client
+        self._traced = traced
 
     def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
         """Enqueue `item` and its row in `turns` when `conn` commits."""
         from dbos import WorkflowSerializationFormat
 
-        note_turn(conn, item)
+        context = context_of(conn, item) if self._traced else None
+        note_turn(conn, item, context)
         self._client.enqueue_in_transaction(
             conn,
             {
@@ -65,12 +73,21 @@ class DbosEnqueuer:
                 "priority": int(item.priority),
                 "application_name": APPLICATION,
                 "serialization_type": WorkflowSerializationFormat.PORTABLE,
+                **_carrying(context),
             },
             item.to_json(),
         )
 
 
-def note_turn(conn: sa.Connection, item: WorkItem) -> None:
+def _carrying(context: str | None) -> _Carried:
+    if context is None:
+        return {}
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return {"otel_context": TraceContextTextMapPropagator().extract({"traceparent": context})}
+
+
+def note_turn(conn: sa.Connection, item: WorkItem, context: str | None = None) -> None:
     """Write the row of an item's turn, unless it is there."""
     insert_new(
         conn,
@@ -81,5 +98,6 @@ def note_turn(conn: sa.Connection, item: WorkItem) -> None:
             "item_type": item.type.value,
             "priority": int(item.priority),
             "created_at": time.time(),
+            "traceparent": context,
         },
     )

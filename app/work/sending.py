@@ -89,7 +89,7 @@ def require_name(conversation_id: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """How far a message has come: the turn that took it and what that turn said."""
+    """How far a message has come: the turn that took it, or that went on for it after approvals, and what it said."""
 
     turn_id: str | None
     outcome: str | None
@@ -104,8 +104,14 @@ def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
     blocked = conversation.blocked_reason if conversation is not None and conversation.state == "blocked" else None
     turn_id = row.taken_by if row is not None else None
     turn = conn.execute(sa.select(turns).where(turns.c.id == turn_id)).one_or_none() if turn_id else None
+    if turn is not None and turn.outcome == "pending_approval":
+        # Nothing but what goes on with its calls can run in between.
+        later = sa.select(turns).where(
+            turns.c.conversation_id == conversation_id, turns.c.epoch > turn.epoch, turns.c.answer.is_not(None)
+        )
+        turn = conn.execute(later.order_by(turns.c.epoch).limit(1)).one_or_none() or turn
     return Heard(
-        turn_id=turn_id,
+        turn_id=turn.id if turn is not None else turn_id,
         outcome=turn.outcome if turn is not None else None,
         answer=turn.answer if turn is not None else None,
         blocked=blocked,

@@ -1,13 +1,14 @@
 """What people see of a turn while it runs: a bounded table of events, followed by number.
 
 Kinds: `message`, `text` (a piece of the answer), `tool_call`, `tool_result`, `answer`, `approval`,
-`decision`, `exit`, `failed`, `blocked`, `alarm`. A client that meets a higher epoch of a turn drops what it
-showed of the older one: that execution was repeated.
+`decision`, `exit`, `stopping`, `stopped`, `failed`, `blocked`, `alarm`. A client that meets a higher epoch
+of a turn drops what it showed of the older one: that execution was repeated.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 from app.storage.tables import events
 
 KEEP_S: Final = 24 * 3600.0
+PRUNED_AT_ONCE: Final = 500
 PAYLOAD_CHARS: Final = 4_000
 
 
@@ -54,11 +56,20 @@ def _cut(value: Any) -> Any:
     return value
 
 
-def after(conn: sa.Connection, conversation_id: str | None, number: int, limit: int = 500) -> list[Event]:
-    """Events with a number above `number`, oldest first; of one conversation, or of all."""
+def after(
+    conn: sa.Connection,
+    conversation_id: str | None,
+    number: int,
+    limit: int = 500,
+    *,
+    kinds: Collection[str] = (),
+) -> list[Event]:
+    """Events with a number above `number`, oldest first; of one conversation, or of all; of these kinds, or of all."""
     query = sa.select(events).where(events.c.id > number).order_by(events.c.id).limit(limit)
     if conversation_id is not None:
         query = query.where(events.c.conversation_id == conversation_id)
+    if kinds:
+        query = query.where(events.c.kind.in_(kinds))
     return [
         Event(
             id=row.id,
@@ -78,6 +89,12 @@ def last_number(conn: sa.Connection) -> int:
     return conn.execute(sa.select(sa.func.max(events.c.id))).scalar_one() or 0
 
 
+def number_before(conn: sa.Connection, moment: float) -> int:
+    """The highest number given before `moment`, in wall-clock seconds; 0 if none that is kept."""
+    return conn.execute(sa.select(sa.func.max(events.c.id)).where(events.c.created_at < moment)).scalar_one() or 0
+
+
 def prune(conn: sa.Connection) -> int:
-    """Delete what is older than a day; returns how many."""
-    return conn.execute(sa.delete(events).where(events.c.created_at < time.time() - KEEP_S)).rowcount
+    """Delete what is older than a day, at most `PRUNED_AT_ONCE`; returns how many."""
+    old = sa.select(events.c.id).where(events.c.created_at < time.time() - KEEP_S).limit(PRUNED_AT_ONCE)
+    return conn.execute(sa.delete(events).where(events.c.id.in_(old))).rowcount

@@ -22,11 +22,13 @@ from app.exec.supervisor.crashpoints import reach
 from app.storage.db import Database
 from app.storage.tables import approvals as approval_rows
 from app.storage.tables import conversations, mailbox, sessions, turns, workers
-from app.work import approvals, claims, stream
+from app.work import approvals, claims, stopping, stream
 from app.work import mailbox as box
 from app.work.errors import ApprovalSettled
 from app.work.items import ItemType
+from app.work.notices import SILENT, Outbox
 from app.work.queues import Enqueuer
+from app.work.watching import TurnWatch, Unwatched
 
 if TYPE_CHECKING:
     from dbos import DBOSClient
@@ -78,6 +80,8 @@ class Sweep:
         processes: Processes,
         host_id: str,
         me: tuple[str, str],
+        watch: TurnWatch | None = None,
+        outbox: Outbox = SILENT,
     ) -> None:
         self._db = database
         self._enqueuer = enqueuer
@@ -85,6 +89,8 @@ class Sweep:
         self._processes = processes
         self._host_id = host_id
         self._me = me
+        self._watch = watch or Unwatched()
+        self._outbox = outbox
 
     async def once(self) -> None:
         """Compare and repair, each thing on its own: what cannot be done now is logged and tried by the next sweep."""
@@ -101,9 +107,11 @@ class Sweep:
                 await repair()
             except Exception:
                 log.exception("a part of the sweep failed; the next one tries again")
+        self._outbox.ring()
 
     async def _prune_events(self) -> None:
-        await self._db.write(stream.prune)
+        while await self._db.write(stream.prune) == stream.PRUNED_AT_ONCE:
+            pass
 
     async def _expire_approvals(self) -> None:
         for request_id in await self._db.read(approvals.overdue):
@@ -141,10 +149,19 @@ class Sweep:
             reason = _why_dead(statuses.get(row.claimed_by), alive)
             if reason is None:
                 continue
-            came = await self._db.write(_fail_if_still, self._enqueuer, row.id, row.claimed_by, row.epoch, reason)
+            came = await self._db.write(
+                _fail_if_still, self._enqueuer, row.id, row.claimed_by, row.epoch, reason, self._outbox
+            )
             if came is None:
                 continue
-            log.warning("freed conversation %s: %s; %s", row.id, reason, came, extra={"conversation": row.id})
+            self._watch.failed(came)
+            log.warning(
+                "freed conversation %s: %s; %s",
+                row.id,
+                reason,
+                came,
+                extra={"conversation": row.id, "work_item": row.claimed_by},
+            )
             # Only now: cancelled before, a turn that a worker has just taken up again would die of it.
             status = statuses.get(row.claimed_by)
             if status is not None and status.status in WAITING:
@@ -220,22 +237,24 @@ def _will_run(status: Status, alive: set[tuple[str, str]]) -> bool:
 
 
 def _fail_if_still(
-    conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, turn_id: str, epoch: int, reason: str
+    conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, turn_id: str, epoch: int, reason: str, outbox: Outbox
 ) -> str | None:
     row = box.lock(conn, conversation_id)
     if row is None or row.state != "claimed" or row.claimed_by != turn_id or row.epoch != epoch:
         return None
-    return fail(conn, enqueuer, row, reason=reason)
+    return fail(conn, enqueuer, row, reason=reason, outbox=outbox)
 
 
-def fail(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], *, reason: str) -> str:
+def fail(
+    conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], *, reason: str, outbox: Outbox = SILENT
+) -> str:
     """Free a conversation whose turn died: its rows are unread again and a new item tries, or it is set aside.
 
     `conversation` is the locked row, still claimed by the dead turn. Returns `retried`, `set_aside`, or
     `released` for a turn that had closed after all.
     """
     turn_id, failures = conversation.claimed_by, conversation.failures + 1
-    box.give_back(conn, turn_id)
+    box.give_back(conn, turn_id, apart=stopping.wish_of(conversation, turn_id) is not None)
     died = conn.execute(
         sa.update(turns)
         .where(turns.c.id == turn_id, turns.c.outcome.is_(None))
@@ -261,6 +280,8 @@ def fail(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], *, 
         else f"A turn failed ({reason}); it is tried again."
     )
     stream.note(conn, conversation.id, turn_id, conversation.epoch, "alarm" if aside else "failed", {"text": text})
+    if aside:
+        outbox.put(conn, "set_aside", conversation.id, f"{conversation.id}:{conversation.epoch}", text)
     box.add_row(
         conn,
         conversation.id,
@@ -270,6 +291,8 @@ def fail(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], *, 
         dedupe_key=f"turn_failed:{conversation.id}:{conversation.epoch}",
     )
     claims.release(conn, enqueuer, conversation, blocked="set_aside" if aside else None, follow=ItemType.RETRY)
+    if not aside:
+        stopping.pass_on(conn, enqueuer, conversation)
     return "set_aside" if aside else "retried"
 
 
@@ -333,7 +356,7 @@ def _wake_if_still(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str
 
 def undelivered(conn: sa.Connection) -> list[str]:
     """Sessions whose end somebody has yet to hear; their logs stay."""
-    query = sa.select(mailbox.c.dedupe_key).where(mailbox.c.kind == "exit", mailbox.c.state != "heard")
+    query = sa.select(mailbox.c.dedupe_key).where(mailbox.c.heard_at.is_(None), mailbox.c.kind == "exit")
     return [key.removeprefix("exit:") for key in conn.execute(query).scalars()]
 
 

@@ -13,18 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
-from dbos import error as dbos_error
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied, capture_run_messages
 from pydantic_ai.conversation import Conversation
-from pydantic_ai.conversation_store import ConversationRecord
-from pydantic_ai.exceptions import (
-    AgentRunError,
-    ModelAPIError,
-    ModelQuotaExceededError,
-    ModelRequestRejectedError,
-    UsageLimitExceeded,
-    UserError,
-)
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -37,24 +27,28 @@ from pydantic_ai.messages import (
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.usage import UsageLimits
 
+from app.agent.answer import answer_text
 from app.exec.identity import call_key, origins_in
 from app.exec.policy import Approval
 from app.exec.supervisor.crashpoints import reach
+from app.log import about
 from app.storage.db import Database
-from app.storage.history import read_record_in
-from app.work import approvals, claims, mailbox
+from app.work import claims
 from app.work.approvals import Proposed, Request
+from app.work.beginning import Begun, begin
 from app.work.claims import Entry, Wakes
 from app.work.closing import Closing, TurnStore, close, outcome_of
 from app.work.deps import TurnDeps
-from app.work.hearing import Fenced, OutOfTime, recorded
+from app.work.failures import answerable, explain
+from app.work.hearing import Fenced, Stopped, recorded
 from app.work.items import ItemType, WorkItem
 from app.work.mailbox import Letter
+from app.work.notices import SILENT, Outbox
 from app.work.prompt import texts_of
 from app.work.queues import Enqueuer
+from app.work.watching import TurnWatch, Unwatched
 
-STEP_SHAPE: Final = 1
-BEGIN_STEP: Final = 0
+STEP_SHAPE: Final = 2
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +66,6 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """What the first step read, once and for every replay."""
-
-    gate: bool
-    record: ConversationRecord | None
-    at: float = 0.0
-    letters: list[Letter] = field(default_factory=list[Letter])
-    decided: list[Request] = field(default_factory=list[Request])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRunner:
     """Runs turns. Wired alike in every worker: a replay under another wiring fails."""
 
@@ -95,6 +78,8 @@ class TurnRunner:
     budget: Budget = field(default_factory=Budget)
     wakes: Wakes = field(default_factory=Wakes)
     approval_ttl_s: float = 3600.0
+    outbox: Outbox = SILENT
+    watch: TurnWatch = field(default_factory=Unwatched)
 
     async def run(self, data: dict[str, Any]) -> dict[str, Any]:
         """Handle one item: claim, hear, run the agent, close. Returns the outcome for whoever looks it up.
@@ -103,20 +88,36 @@ class TurnRunner:
         """
         item = WorkItem.from_json(data)
         reach("wake.entered" if item.type is ItemType.EXEC_CALLBACK else "turn.entered")
-        entry: Entry = await self.database.write(_enter, item, self.executor_id, self.wakes)
-        if entry.epoch is None:
-            return {"outcome": entry.outcome}
+        with about(conversation=item.conversation_id, work_item=item.id):
+            entry: Entry = await self.database.write(_enter, item, self.executor_id, self.wakes, self.outbox)
+            if entry.epoch is None:
+                self.outbox.ring()
+                await self.watch.began(item, entry.outcome)
+                return {"outcome": entry.outcome}
+            with about(epoch=entry.epoch):
+                return {"outcome": await self._watched(item, entry.epoch)}
+
+    async def _watched(self, item: WorkItem, epoch: int) -> str:
+        await self.watch.began(item)
+        began, outcome = time.monotonic(), "superseded"
         try:
-            return {"outcome": await self._handle(item, entry.epoch)}
+            outcome = await self._handle(item, epoch)
         except Fenced:
-            log.warning("turn overtaken by a newer execution", extra={"work_item": item.id, "epoch": entry.epoch})
-            return {"outcome": "superseded"}
+            log.warning("turn overtaken by a newer execution")
+        except BaseException:
+            outcome = "died"
+            raise
+        finally:
+            self.watch.ended(item, outcome, time.monotonic() - began)
+            self.outbox.ring()
+        log.info("turn ended: %s", outcome)
+        return outcome
 
     async def _handle(self, item: WorkItem, epoch: int) -> str:
-        async def begin() -> Begun:
-            return await self.database.write(_begin, item, epoch, self.gate())
+        async def read() -> Begun:
+            return await self.database.write(begin, item, epoch, self.gate())
 
-        begun = await recorded("begin", begin)
+        begun = await recorded("begin", read)
         reach("turn.begun")
         deps = TurnDeps(
             conversation_id=item.conversation_id,
@@ -136,8 +137,9 @@ class TurnRunner:
         with capture_run_messages() as messages:
             try:
                 result = await self._run_agent(conversation, begun.letters, results, deps)
-            except (AgentRunError, UserError, dbos_error.DBOSMaxStepRetriesExceeded) as error:
-                cause = error.errors[-1] if isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded) else error
+            except Exception as error:
+                if (cause := answerable(error)) is None:
+                    raise
                 return await self._close_with_error(item, store, conversation, list(messages), deps, cause)
         return await self._close(item, store, result, deps)
 
@@ -180,11 +182,12 @@ class TurnRunner:
                 turn_id=item.id,
                 epoch=deps.epoch,
                 outcome="pending_approval" if proposed else "answered",
-                answer=None if proposed else str(output),
+                answer=None if proposed else answer_text(output),
                 proposed=proposed,
                 told=frozenset(deps.told),
                 heard=_ids(deps.letters),
                 ttl_s=self.approval_ttl_s,
+                outbox=self.outbox,
             )
             await store.save(result)
             return await self.database.read(_outcome, item.id)
@@ -200,15 +203,16 @@ class TurnRunner:
         deps: TurnDeps,
         error: Exception,
     ) -> str:
-        text = explain(error)
-        log.warning("turn answered with an error: %s", text, extra={"work_item": item.id})
+        text, stopped = explain(error), isinstance(error, Stopped)
+        if not stopped:
+            log.warning("turn answered with an error: %s", text)
         store.closing = Closing(
             conversation_id=item.conversation_id,
             turn_id=item.id,
             epoch=deps.epoch,
-            outcome="failed",
+            outcome="stopped" if stopped else "failed",
             answer=text,
-            error=f"{type(error).__name__}: {error}"[:4_000],
+            error=None if stopped else f"{type(error).__name__}: {error}"[:4_000],
             told=frozenset(deps.told),
             heard=_ids(deps.letters),
         )
@@ -244,21 +248,8 @@ class TurnRunner:
         return tuple(found)
 
 
-def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes) -> Entry:
-    return claims.enter(conn, item, executor_id=executor_id, wakes=wakes)
-
-
-def _begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
-    letters = mailbox.take(conn, item.conversation_id, item.id, epoch, BEGIN_STEP)
-    record = read_record_in(conn, item.conversation_id)
-    paused = record is not None and record.deferred_tool_requests is not None
-    return Begun(
-        gate=gate,
-        at=time.time(),
-        record=record,
-        letters=letters,
-        decided=approvals.decided(conn, item.conversation_id) if paused else [],
-    )
+def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes, outbox: Outbox) -> Entry:
+    return claims.enter(conn, item, executor_id=executor_id, wakes=wakes, outbox=outbox)
 
 
 def _outcome(conn: sa.Connection, turn_id: str) -> str:
@@ -288,6 +279,8 @@ def _refusal(request: Request | None) -> str:
             return f"Denied by {request.decided_by}{said}. Do not try the same in another way."
         case "expired":
             return "Denied: nobody decided in time (expired). Ask again only if it is still needed."
+        case "superseded" if request is not None and request.surface == "stop":
+            return f"Denied: {request.decided_by} stopped this instead. Do not try it again unless you are told to."
         case "superseded":
             return "Denied: the person sent a new message instead (superseded). Read it first."
         case _:
@@ -300,23 +293,6 @@ def _grants(decided: Sequence[Request]) -> dict[Any, Approval]:
         for request in decided
         if request.state in {"approved", "used"}
     }
-
-
-def worth_retrying(error: BaseException) -> bool:
-    """Whether another request may go better: the endpoint was away, busy or broken, not our words or our key."""
-    refused = isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
-    return isinstance(error, ModelAPIError) and not refused
-
-
-def explain(error: Exception) -> str:
-    """Say in the conversation why there is no answer and what can be done."""
-    match error:
-        case UsageLimitExceeded():
-            return f"I stopped: this turn's budget is used up ({error}). Write again to go on with a new budget."
-        case OutOfTime():
-            return "I stopped: this turn's time is used up. Processes go on; write again to go on."
-        case _:
-            return f"The model could not answer ({type(error).__name__}: {str(error)[:500]}). Write again to retry."
 
 
 def _ids(letters: Sequence[Letter]) -> frozenset[int]:

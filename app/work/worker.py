@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -25,6 +25,11 @@ from app.work.turn import STEP_SHAPE, TurnRunner
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 5.0
+CLEANUP_S: Final = 300.0
+"""Logs together may outgrow their budget by what is printed in this time."""
+RETAIN_S: Final = 3600.0
+RETAIN_FIRST_S: Final = 60.0
+"""Not at the start: whatever waits for the worker goes first."""
 RECOVERIES: Final = 5
 """Executions of one turn before DBOS sets its item aside and the sweep counts it as failed."""
 
@@ -59,12 +64,13 @@ class WorkerConfig:
     sweep_s: float = 10.0
     drain_s: float = 30.0
     version: str = ""
+    traced: bool = False
 
 
 class Worker:
     """Start, serve, stop. Exactly one lives per process: DBOS is a process-wide singleton."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - everything that runs in a worker
         self,
         config: WorkerConfig,
         database: Database,
@@ -73,6 +79,8 @@ class Worker:
         engine: Service,
         cleanup: Callable[[], Awaitable[object]],
         still_held: Callable[[], bool],
+        retain: Callable[[], Awaitable[object]],
+        beside: Sequence[Service] = (),
     ) -> None:
         self._config = config
         self._version = config.version or application_version()
@@ -82,6 +90,8 @@ class Worker:
         self._engine = engine
         self._cleanup = cleanup
         self._still_held = still_held
+        self._retain = retain
+        self._beside = beside
         self.fallen = asyncio.Event()
         """Set when the executor id is no longer ours: whoever runs this worker stops it."""
         self._loops: list[asyncio.Task[None]] = []
@@ -112,9 +122,12 @@ class Worker:
                 name, worker_concurrency=slots, polling_interval_sec=poll, on_conflict="always_update"
             )
         await self._cleanup()
+        for service in self._beside:
+            await service.start()
         self._loops = [
             asyncio.create_task(self._every(config.sweep_s, "sweep", self._sweep.once, first_s=0.5)),
-            asyncio.create_task(self._every(3600.0, "log clean-up", self._cleanup, first_s=3600.0)),
+            asyncio.create_task(self._every(CLEANUP_S, "log clean-up", self._cleanup, first_s=CLEANUP_S)),
+            asyncio.create_task(self._every(RETAIN_S, "retention", self._retain, first_s=RETAIN_FIRST_S)),
             asyncio.create_task(self._every(HEARTBEAT_S, "heartbeat", self._beat)),
         ]
         log.info("worker %s ready, version %s", config.executor_id, self._version)
@@ -129,6 +142,8 @@ class Worker:
             await asyncio.to_thread(_destroy_dbos, self._config.drain_s)
         await _cancelled(beat)
         self._loops = []
+        for service in self._beside:
+            await service.stop()
         await self._engine.stop()
         with contextlib.suppress(Exception):
             await self._db.write(_unregister, self._config.executor_id)
@@ -138,7 +153,9 @@ class Worker:
             log.error("executor id %s is no longer held: this worker stops", self._config.executor_id)
             self.fallen.set()
             return
-        await self._db.write(_heartbeat, self._config.executor_id)
+        if not await self._db.write(_heartbeat, self._config.executor_id):
+            # Pruned as long dead: the machine slept, or its clock leapt.
+            await self._db.write(_register, self._config, self._version)
 
     async def _every(
         self, seconds: float, name: str, act: Callable[[], Awaitable[object]], *, first_s: float | None = None
@@ -159,6 +176,8 @@ class Worker:
             "application_version": self._version,
             "run_migrations": False,
             "log_level": "WARNING",
+            "enable_otlp": self._config.traced,
+            "otel_attribute_format": "semconv",
         }
 
 
@@ -198,8 +217,9 @@ def _register(conn: sa.Connection, config: WorkerConfig, version: str) -> None:
     )
 
 
-def _heartbeat(conn: sa.Connection, executor_id: str) -> None:
-    conn.execute(sa.update(workers).where(workers.c.executor_id == executor_id).values(heartbeat_at=time.time()))
+def _heartbeat(conn: sa.Connection, executor_id: str) -> bool:
+    update = sa.update(workers).where(workers.c.executor_id == executor_id).values(heartbeat_at=time.time())
+    return conn.execute(update).rowcount == 1
 
 
 def _unregister(conn: sa.Connection, executor_id: str) -> None:

@@ -185,6 +185,23 @@ async def test_cancelling_a_foreground_wait_leaves_the_process_and_hands_it_over
     assert [one.id for one in told.sessions] == [live[0].id]
 
 
+async def test_a_wait_that_is_cut_off_after_the_engine_stopped_is_left_to_a_repeat_of_the_call(tmp_path: Path) -> None:
+    engine = unstarted_engine(*places(tmp_path))
+    await engine.start()
+    task = asyncio.create_task(run(engine, "sleep 0.3", timeout=20))
+    live = await running(engine)
+    await engine.stop()
+    before = asyncio.all_tasks()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    # Whoever stopped the engine ends the loop next; a task would be destroyed in the midst of its work.
+    assert asyncio.all_tasks() <= before
+    stored = await engine.store.get(live[0].id)
+    assert stored is not None
+    assert stored.delivery is Delivery.INLINE
+
+
 async def test_a_repeat_of_a_call_returns_the_recorded_end_and_runs_nothing(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         made, who = spec(engine, "echo $$ >> nonce; cat nonce"), origin()

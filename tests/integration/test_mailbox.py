@@ -13,7 +13,7 @@ from app.storage.db import Database
 from app.storage.errors import StaleTurn
 from app.storage.tables import conversations, turns
 from app.storage.tables import mailbox as rows
-from app.work import approvals, claims, mailbox, sending
+from app.work import approvals, claims, mailbox, sending, stopping
 from app.work.approvals import Proposed
 from app.work.claims import Entry, Wakes
 from app.work.closing import Closing, close
@@ -53,7 +53,7 @@ def taken_by(conn: sa.Connection, turn_id: str) -> list[int]:
 
 def take(db: Database, item: WorkItem, epoch: int | None, step: int = 0) -> list[str]:
     assert epoch is not None
-    letters = db.write_now(mailbox.take, "c1", item.id, epoch, step)
+    letters, _ = db.write_now(stopping.look, "c1", item.id, epoch, step)
     return [letter.payload.get("text", letter.kind) for letter in letters]
 
 
@@ -431,3 +431,34 @@ def test_the_newest_decision_counts_whatever_the_clock_said(database: Database, 
     database.write_now(turn_the_clock_back)
     found = database.read_now(approvals.decided, "c1")
     assert [(request.call_key, request.state) for request in found] == [("k2", "denied")]
+
+
+def test_messages_that_wait_together_are_one_item_and_all_are_heard(database: Database, queue: NotedEnqueuer) -> None:
+    """Five hundred messages to one conversation do not stand in the way of everybody else's."""
+    for number in range(20):
+        database.write_now(sending.send, queue, "c1", f"message {number}", host_id=HOST, waiting=False)
+    (item,) = queue.items
+    entry = enter(database, item)
+    assert take(database, item, entry.epoch) == [f"message {number}" for number in range(20)]
+    # Whoever looks up what became of a message finds an item that ended at once.
+    outcomes = database.read_now(lambda conn: conn.execute(sa.select(turns.c.outcome)).scalars().all())
+    assert sorted(map(str, outcomes)) == ["None", *["busy"] * 19]
+
+
+def test_a_message_has_an_item_of_its_own_unless_one_as_urgent_has_yet_to_start(
+    database: Database, queue: NotedEnqueuer
+) -> None:
+    def sent(**more: Any) -> bool:
+        before = len(queue.items)
+        database.write_now(sending.send, queue, "c1", "hello", host_id=HOST, **more)
+        return len(queue.items) > before
+
+    assert sent(waiting=False, priority=Priority.LOW)
+    assert sent(waiting=False)
+    assert sent(waiting=True)
+    assert not sent(waiting=False)
+    assert not sent(waiting=True)
+    assert sent(waiting=True, priority=Priority.HIGH)
+    for item in list(queue.items):
+        enter(database, item)
+    assert sent(waiting=False, priority=Priority.LOW)

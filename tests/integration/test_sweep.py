@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from app.exec.model import SessionId
 from app.storage.db import Database
 from app.storage.tables import conversations, mailbox, sessions, turns, workers
-from app.work import claims, sending
-from app.work import mailbox as box
+from app.work import claims, sending, stopping
 from app.work.claims import Wakes
 from app.work.items import WorkItem
 from app.work.sweep import Sweep
@@ -79,7 +78,7 @@ class Bench:
         item = next(item for item in self.queue.items if item.id == sent.item_id)
         entry = self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes())
         assert entry.epoch is not None
-        self.db.write_now(box.take, "c1", item.id, entry.epoch, 0)
+        self.db.write_now(stopping.look, "c1", item.id, entry.epoch, 0)
         self.age()
         return item
 

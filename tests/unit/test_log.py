@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from app.log import configure
+from app.log import about, configure, process_wide
+from app.storage.db import Database
 
 log = logging.getLogger("app.test")
 
@@ -16,9 +20,11 @@ log = logging.getLogger("app.test")
 @pytest.fixture(autouse=True)
 def root_logger() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    dbos = logging.getLogger("dbos")
+    before = root.handlers[:], root.level, dbos.handlers[:], dbos.propagate
     yield
-    root.handlers[:], root.level = handlers, level
+    root.handlers[:], root.level, dbos.handlers[:], dbos.propagate = before
+    process_wide()
 
 
 def written(form: Literal["text", "json"], level: str = "INFO") -> io.StringIO:
@@ -70,3 +76,60 @@ def test_what_is_below_the_level_is_not_written_and_configuring_twice_writes_onc
     log.info("quiet")
     log.warning("loud")
     assert stream.getvalue().count("\n") == 1
+
+
+def test_what_a_block_is_about_is_on_every_line_in_it_of_libraries_too_and_on_none_after_it() -> None:
+    stream = written("json")
+    with about(conversation="c1", work_item="CHAT:1"), about(epoch=2):
+        log.info("ours", extra={"work_item": "CHAT:2"})
+        logging.getLogger("pydantic_ai").warning("theirs")
+        logging.getLogger("dbos").warning("and theirs")
+    log.info("after")
+    ours, theirs, dbos, after = map(json.loads, stream.getvalue().splitlines())
+    assert {"conversation": "c1", "work_item": "CHAT:2", "epoch": 2}.items() <= ours.items()
+    for line in (theirs, dbos):
+        assert {"conversation": "c1", "work_item": "CHAT:1", "epoch": 2}.items() <= line.items()
+    assert not {"conversation", "work_item", "epoch"} & set(after)
+
+
+def test_ids_go_along_into_tasks_and_into_the_threads_of_the_database(tmp_path: Path) -> None:
+    stream = written("json")
+    database = Database(f"sqlite:///{tmp_path}/d.db")
+
+    def write(_: object) -> str:
+        log.info("in the database")
+        return threading.current_thread().name
+
+    async def turn(name: str) -> str:
+        with about(conversation=name):
+            await asyncio.sleep(0)
+            later = asyncio.create_task(asyncio.to_thread(log.info, "in a thread"))
+            thread = await database.write(write)
+            await database.read(write)
+            await later
+            return thread
+
+    async def both() -> tuple[str, str]:
+        return await asyncio.gather(turn("a"), turn("b"))
+
+    try:
+        assert threading.current_thread().name not in asyncio.run(both())
+    finally:
+        database.close()
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert sorted((line["message"], line["conversation"]) for line in lines) == sorted(
+        (message, name) for message in ("in the database", "in the database", "in a thread") for name in "ab"
+    )
+
+
+def test_ids_of_the_process_are_in_json_only_and_dbos_fields_bear_our_names() -> None:
+    process_wide(host="h1", executor="h1.worker")
+    stream = written("text")
+    log.info("for people", extra={"executor": "h1.worker"})
+    assert stream.getvalue().endswith("for people\n")
+    stream = written("json")
+    record = {"operationUUID": "CHAT:1", "executorID": "h1.worker", "applicationID": "", "applicationVersion": "v"}
+    logging.getLogger("dbos").warning("theirs", extra=record)
+    line = json.loads(stream.getvalue())
+    assert {"host": "h1", "executor": "h1.worker", "work_item": "CHAT:1"}.items() <= line.items()
+    assert not {"operationUUID", "executorID", "applicationID", "applicationVersion"} & set(line)

@@ -1,59 +1,282 @@
-"""Old logs go; never one that somebody may still need."""
+"""Old logs go, the oldest when all are too many; never one that somebody may still need."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from app.exec.errors import InvalidCommand
+from app.exec.exec_registry import ExecRegistry
 from app.exec.links import LogLinks
-from app.exec.logs import cleanup_exec_logs
+from app.exec.logs import Kept, cleanup_exec_logs, empty_logs, kept_logs, remove_session
 from app.exec.memory_store import MemorySessionStore
-from app.exec.model import SessionEnd, SessionId, SessionState
+from app.exec.model import Delivery, Session, SessionEnd, SessionId, SessionState
+from app.exec.output import OutputLog
+from app.exec.sessions import Sessions
+from app.exec.supervisor import layout, linux
+from app.exec.supervisor.logfile import LogFile
+from app.exec.supervisor.records import Records
 from tests.unit.test_render import SESSION
 
 HOUR = 3600.0
 NOW = 1_000_000.0
+MB = 1024 * 1024
 
 
-def test_only_old_ended_and_delivered_ones_go(tmp_path: Path) -> None:
-    workspace, sessions = tmp_path / "ws", tmp_path / "sessions"
-    workspace.mkdir()
-    links, store = LogLinks(workspace, sessions), MemorySessionStore()
+class Logs:
+    def __init__(self, root: Path) -> None:
+        (root / "ws").mkdir()
+        self.sessions = root / "sessions"
+        self.links = LogLinks(root / "ws", self.sessions)
+        self.store = MemorySessionStore()
 
-    async def scene() -> list[str]:
-        for name, age in (("old", 200.0), ("young", 100.0), ("untold", 200.0), ("running", None)):
-            session = replace(SESSION, id=SessionId(name), state=SessionState.CLAIMED)
-            await store.claim(session)
-            (sessions / name).mkdir(parents=True)
-            (sessions / name / "log").write_text("x")
-            links.add(name, separate_stderr=False)
-            if age is not None:
-                end = SessionEnd(state=SessionState.EXITED, exit_code=0, ended_at=NOW - age * HOUR)
-                await store.finish(SessionId(name), end)
-        return await cleanup_exec_logs(store, links, undelivered={"untold"}, now=NOW)
+    def keep(self, name: str, age_hours: float | None, text: str = "x", delivery: Delivery = Delivery.CALLBACK) -> None:
+        """A session whose end was acknowledged so long ago; None is one that runs."""
+        self.run(self.store.claim(replace(SESSION, id=SessionId(name), state=SessionState.CLAIMED, delivery=delivery)))
+        directory = self.sessions / name
+        directory.mkdir(parents=True)
+        (directory / "log").write_text(text)
+        self.links.add(name, separate_stderr=False)
+        at = NOW if age_hours is None else NOW - age_hours * HOUR
+        if age_hours is not None:
+            (directory / "acked.json").write_text("{}")
+            end = SessionEnd(state=SessionState.EXITED, exit_code=0, ended_at=at, bytes_total=len(text))
+            self.run(self.store.finish(SessionId(name), end))
+        for path in (*directory.iterdir(), directory):
+            os.utime(path, (at, at))
 
-    assert asyncio.run(scene()) == ["old"]
-    assert sorted(path.name for path in sessions.iterdir()) == ["running", "untold", "young"]
-    assert sorted(path.name for path in (workspace / ".tmp/exec").iterdir()) == [
-        "running.log",
-        "untold.log",
-        "young.log",
-    ]
-    assert asyncio.run(cleanup_exec_logs(store, links, undelivered={"untold"}, now=NOW)) == []
-    assert asyncio.run(store.get(SessionId("old"))) is not None
-    links.close()
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run(work)
+
+    def clean(self, **more: Any) -> list[str]:
+        return self.run(cleanup_exec_logs(self.store, self.links, now=NOW, **more))
+
+    def read(self, name: str) -> Any:
+        return self.run(OutputLog(self.sessions / name, name).lines(0, 10))
+
+    def there(self) -> list[str]:
+        return sorted(path.name for path in self.sessions.iterdir())
 
 
-def test_the_age_is_that_of_the_end_and_168_hours_by_default(tmp_path: Path) -> None:
-    store, links = MemorySessionStore(), LogLinks(tmp_path, tmp_path / "sessions")
+@pytest.fixture
+def logs(tmp_path: Path) -> Logs:
+    return Logs(tmp_path)
 
-    async def scene() -> list[str]:
-        for name, age in (("a", 167.9), ("b", 168.1)):
-            await store.claim(replace(SESSION, id=SessionId(name), state=SessionState.CLAIMED))
-            end = SessionEnd(state=SessionState.EXITED, exit_code=0, ended_at=NOW - age * HOUR)
-            await store.finish(SessionId(name), end)
-            (tmp_path / "sessions" / name).mkdir(parents=True)
-        return await cleanup_exec_logs(store, links, now=NOW)
 
-    assert asyncio.run(scene()) == ["b"]
+def test_only_old_ended_and_delivered_ones_go(logs: Logs, tmp_path: Path) -> None:
+    for name, age in (("old", 200.0), ("young", 100.0), ("untold", 200.0), ("running", None)):
+        logs.keep(name, age)
+    logs.keep("awaited", 200.0, delivery=Delivery.INLINE)
+    assert logs.clean(undelivered={"untold"}) == ["old"]
+    assert logs.there() == ["awaited", "running", "untold", "young"]
+    assert not (tmp_path / "ws/.tmp/exec/old.log").is_symlink()
+    assert (tmp_path / "ws/.tmp/exec/young.log").is_symlink()
+    assert logs.clean(undelivered={"untold"}) == []
+    assert logs.run(logs.store.get(SessionId("old"))) is not None
+    logs.links.close()
+
+
+def test_the_age_is_that_of_the_end_and_168_hours_by_default(logs: Logs) -> None:
+    logs.keep("a", 167.9)
+    logs.keep("b", 168.1)
+    assert logs.clean() == ["b"]
+
+
+def test_what_is_looked_at_are_the_logs_that_are_there_and_old(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, age in (("old", 200.0), ("young", 1.0), ("gone", 300.0)):
+        logs.keep(name, age)
+    remove_session(logs.links, "gone")
+    asked: list[str] = []
+    get = logs.store.get
+
+    async def noted(session_id: SessionId) -> Any:
+        asked.append(session_id)
+        return await get(session_id)
+
+    monkeypatch.setattr(logs.store, "get", noted)
+    logs.clean()
+    assert asked == ["old"]
+
+
+def test_an_end_that_the_supervisor_still_tells_keeps_its_directory(logs: Logs) -> None:
+    logs.keep("old", 200.0)
+    (logs.sessions / "old/acked.json").rename(logs.sessions / "old/exit.json")
+    os.utime(logs.sessions / "old", (0, 0))
+    assert logs.clean() == []
+    assert logs.there() == ["old"]
+
+
+def test_beyond_the_budget_the_oldest_ended_and_delivered_logs_are_emptied(logs: Logs) -> None:
+    text = "0123456789abcde\n" * (MB // 16)
+    for name, age in (("running", None), ("untold", 9.0), ("oldest", 8.0), ("older", 7.0), ("new", 6.0)):
+        logs.keep(name, age, text)
+    assert logs.clean(undelivered={"untold"}, total_bytes=3 * MB + MB // 2) == ["oldest", "older"]
+    sizes: dict[str, int] = {one.session_id: one.log_bytes for one in kept_logs(logs.sessions)}
+    assert sizes["oldest"] == sizes["older"] == 0
+    assert min(sizes[name] for name in ("running", "untold", "new")) >= MB
+    assert logs.clean(undelivered={"untold"}, total_bytes=3 * MB + MB // 2) == []
+
+
+def test_a_reader_of_an_emptied_log_is_told_how_much_there_was(logs: Logs) -> None:
+    logs.keep("old", 8.0, "line\n" * 100_000)
+    assert logs.clean(total_bytes=1) == ["old"]
+    read = logs.read("old")
+    assert (read.bytes_total, read.bytes_dropped, read.dropped_lines) == (500_000, 500_000, 100_000)
+    assert read.lines_total == 100_000
+    assert "emptied to make room on the disk: 500,000 bytes with 100,000 line ends" in read.text
+
+
+def test_a_reader_of_a_log_that_is_gone_for_its_age_is_told_so(logs: Logs) -> None:
+    logs.keep("old", 200.0, "x" * 500)
+    logs.keep("silent", 200.0, "")
+    assert sorted(logs.clean()) == ["old", "silent"]
+
+    def output(session: Session) -> OutputLog:
+        return OutputLog(logs.sessions / session.id, session.id)
+
+    engine: Any = SimpleNamespace(registry=ExecRegistry(logs.store), output=output)
+    sessions = Sessions(engine, None)
+    for read in (sessions.log_lines("old", 0, 10), sessions.log_bytes("old", 0, 10)):
+        with pytest.raises(InvalidCommand, match="gone for its age; it had 500 bytes"):
+            logs.run(read)
+    assert logs.run(sessions.log_lines("silent", 0, 10))[1].text == ""
+
+
+def test_without_a_budget_and_within_it_nothing_is_emptied(logs: Logs) -> None:
+    logs.keep("old", 8.0, "line\n" * 100_000)
+    assert logs.clean(total_bytes=0) == logs.clean(total_bytes=MB) == []
+    assert logs.read("old").bytes_dropped == 0
+
+
+def test_a_log_that_is_still_written_to_is_not_emptied(logs: Logs) -> None:
+    """What an ended process has left behind holds its pipe."""
+    logs.keep("old", 8.0, "line\n" * 1000)
+    os.utime(logs.sessions / "old/log", (NOW, NOW))
+    assert logs.clean(total_bytes=1) == []
+
+
+def test_what_counts_is_what_a_log_takes_on_the_disk(logs: Logs) -> None:
+    logs.keep("sparse", 8.0, "")
+    with (logs.sessions / "sparse/log").open("r+b") as file:
+        file.truncate(100 * MB)
+    os.utime(logs.sessions / "sparse/log", (0, 0))
+    logs.keep("dense", 7.0, "x" * MB)
+    assert logs.clean(total_bytes=10 * MB) == []
+
+
+def test_what_cannot_be_read_or_removed_stays_and_is_in_nobodys_way(
+    logs: Logs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("foreign", "kept", "linked", "old"):
+        logs.keep(name, 200.0)
+    (logs.sessions / "linked").rename(tmp_path / "elsewhere")
+    (logs.sessions / "linked").symlink_to(tmp_path / "elsewhere")
+    scandir, rmtree = os.scandir, shutil.rmtree
+
+    def unreadable(path: Any) -> Any:
+        if str(path).endswith("foreign"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    def unremovable(path: Any) -> None:
+        if str(path).endswith("kept"):
+            raise PermissionError(13, "Permission denied")
+        rmtree(path)
+
+    monkeypatch.setattr(os, "scandir", unreadable)
+    monkeypatch.setattr(shutil, "rmtree", unremovable)
+    assert logs.clean() == ["old"]
+    assert [one.session_id for one in kept_logs(logs.sessions)] == ["kept"]
+    assert not remove_session(logs.links, "linked")
+    assert logs.there() == ["foreign", "kept", "linked"]
+    assert (tmp_path / "elsewhere/log").read_text() == "x"
+    assert {record.message.split(" ", 1)[0].rpartition("/")[2] for record in caplog.records} == {
+        "foreign", "kept", "linked",
+    }  # fmt: skip
+
+
+def test_a_full_disk_keeps_a_log_and_the_next_one_is_emptied(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, age in (("older", 8.0), ("old", 7.0)):
+        logs.keep(name, age, "line\n" * 1000)
+    write_text = Path.write_text
+
+    def full(path: Path, *args: Any) -> int:
+        if "older" in path.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_text(path, *args)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert logs.clean(total_bytes=1) == ["old"]
+    assert logs.read("older").bytes_dropped == 0
+
+
+def test_no_more_is_emptied_where_blocks_are_counted_late(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, age in (("older", 8.0), ("old", 7.0)):
+        logs.keep(name, age, "x" * MB)
+
+    def later(_fd: int, _start: int, _size: int) -> None:
+        """The blocks are given back at the next commit of the file system."""
+
+    monkeypatch.setattr(linux, "punch_hole", later)
+    assert logs.clean(total_bytes=MB + MB // 2) == ["older"]
+
+
+def test_what_writes_on_after_the_log_was_emptied_does_not_bring_back_what_was_dropped(logs: Logs) -> None:
+    """A child that the ended process has left behind holds its output."""
+    directory = logs.sessions / "s"
+    directory.mkdir(parents=True)
+    records = Records(str(logs.sessions.parent))
+    file = LogFile(records, "s", (layout.LOG, layout.HOLES), 1 << 16)
+    output, writer = os.pipe()
+    os.set_blocking(output, False)
+
+    def write(pages: int) -> None:
+        for _ in range(pages):
+            os.write(writer, b"0123456789abcde\n" * 256)
+            while file.take(output, 4096) > 0:
+                pass
+
+    write(10)
+    assert empty_logs(directory, before=2e9)
+    write(5)
+    assert logs.read("s").bytes_dropped == 10 * 4096
+    write(25)
+    file.close()
+    read = logs.read("s")
+    assert read.bytes_total == 40 * 4096
+    assert read.lines_total == 40 * 256
+    assert read.bytes_dropped >= 40 * 4096 - (1 << 16)
+    text = logs.run(OutputLog(directory, "s").bytes(0, 20_000)).text
+    assert "\0" not in text
+    assert text.startswith("\n[")
+    for fd in (output, writer, records.fd):
+        os.close(fd)
+
+
+def test_two_workers_of_a_host_empty_and_remove_no_more_than_one(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, age in (("oldest", 8.0), ("older", 7.0), ("old", 6.0)):
+        logs.keep(name, age, "x" * MB)
+    seen = kept_logs(logs.sessions)
+    budget = 2 * MB + MB // 2
+    assert logs.clean(total_bytes=budget) == ["oldest"]
+
+    def as_it_was(_sessions: Path) -> list[Kept]:
+        return seen
+
+    def half_done(_path: Path) -> None:
+        raise FileNotFoundError("the other one has it")
+
+    monkeypatch.setattr("app.exec.logs.kept_logs", as_it_was)
+    logs.clean(total_bytes=budget)
+    assert logs.read("older").bytes_dropped == 0
+    monkeypatch.setattr(shutil, "rmtree", half_done)
+    assert not remove_session(logs.links, "oldest")

@@ -101,6 +101,7 @@ def test_an_empty_value_counts_as_not_set() -> None:
     [
         ("postgresql://u:hunter2@h:5432/db", "postgresql://u:***@h:5432/db"),
         ("postgresql://u:hun@ter:2@h/db", "postgresql://u:***@h/db"),
+        ("postgresql://u:hun://ter@h/db", "postgresql://u:***@h/db"),
         ("postgresql://h/db?user=u&password=hunter2&x=1", "postgresql://h/db?user=u&password=***&x=1"),
         ("host=h password=hunter2 dbname=d", "host=h password=*** dbname=d"),
         ("u:hunter2@h/db", "u:***@h/db"),
@@ -113,7 +114,8 @@ def test_no_address_is_shown_with_its_password(url: str, shown: str) -> None:
 
 def test_neither_an_error_nor_the_representation_shows_a_password() -> None:
     assert "hunter2" not in str(refused(DATABASE_URL="mysql://u:hunter2@h/db"))
-    settings = load(DATABASE_URL="postgresql://u:hunter2@h/db")
+    assert "hunter2" not in str(refused(NOTIFY_COMMAND="curl -H 'token: hunter2"))
+    settings = load(DATABASE_URL="postgresql://u:hunter2@h/db", NOTIFY_COMMAND="curl -u me:hunter2")
     assert "hunter2" not in repr(settings) + str(settings) + settings.shown_database
 
 

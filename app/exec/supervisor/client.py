@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -19,17 +20,23 @@ from app.exec.errors import (
     PtyError,
     SessionNotFound,
     SpawnFailed,
+    SupervisorAbsent,
     SupervisorUnreachable,
     TaskCompleted,
 )
 from app.exec.supervisor import answers, launch
 from app.exec.supervisor.answers import Killed, StartAnswer, Written
 from app.exec.supervisor.connection import Connection, Lost
-from app.exec.supervisor.protocol import VERSION, ExitRecord, Message, StartRequest
+from app.exec.supervisor.protocol import OLDEST, VERSION, ExitRecord, Message, StartRequest
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Killed", "StartAnswer", "SupervisorClient", "Written"]
 
 CONNECT_S: Final = 15.0
+_LOOK_S: Final = 0.5
+_AWAY_S: Final = 2.0
+"""What a supervisor may take to be replaced before the log says that it is missed."""
 _NO_ANSWER_S: Final = 30.0
 
 
@@ -39,6 +46,8 @@ class SupervisorClient:
     `on_exit(record)` is called on the event loop for every exit that is not acknowledged, again
     after each reconnection: it must bear repeats. `on_reconnect()` is called when the supervisor
     or its connection was replaced. A call survives the supervisor's death; it never acts twice.
+
+    Without `spawn` it starts none, and waits up to `wait_s` seconds for one that somebody else starts.
     """
 
     def __init__(
@@ -46,6 +55,7 @@ class SupervisorClient:
         home: Path,
         *,
         spawn: bool = True,
+        wait_s: float = 0.0,
         crash_dir: str | None = None,
         idle_s: float = 60.0,
         on_exit: Callable[[ExitRecord], None] | None = None,
@@ -53,6 +63,8 @@ class SupervisorClient:
     ) -> None:
         self._home = home
         self._spawn = spawn
+        self._wait_s = wait_s
+        self._missed = False
         self._crash_dir = crash_dir
         self._idle_s = idle_s
         self.on_exit = on_exit
@@ -91,18 +103,33 @@ class SupervisorClient:
     async def _open(self) -> Connection:
         if self._folder < 0:
             self._folder = launch.folder(self._home)
-        until = time.monotonic() + CONNECT_S
+        began = time.monotonic()
         while True:
             with contextlib.suppress(OSError, Lost, TimeoutError):
                 return await self._greet()
-            if time.monotonic() > until:
-                raise SupervisorUnreachable(f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s")
+            waited = time.monotonic() - began
             if not self._spawn:
-                raise SupervisorUnreachable(f"no supervisor runs in {self._home}")
+                await self._await_another(waited)
+                continue
+            if waited > CONNECT_S:
+                raise SupervisorUnreachable(f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s")
             try:
                 await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
             except OSError as error:
                 raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
+
+    async def _await_another(self, waited: float) -> None:
+        if not self._wait_s:
+            raise SupervisorAbsent(f"no supervisor runs in {self._home}")
+        why = f"no supervisor answers in {self._home}, and with SUPERVISOR=external a worker starts none"
+        todo = "start one there, as the same user: `shellback supervisor`, or its service"
+        if waited > self._wait_s:
+            raise SupervisorUnreachable(f"{why} (waited {self._wait_s:.0f} s): {todo}")
+        if waited > _AWAY_S and not self._missed:
+            self._missed = True
+            log.warning("%s: waiting for it; %s", why, todo)
+        # A socket that does not exist yet tells nobody when it does.
+        await asyncio.sleep(min(_LOOK_S, 0.01 + waited / 4))
 
     async def _greet(self) -> Connection:
         socket = launch.connect(self._folder)
@@ -113,15 +140,22 @@ class SupervisorClient:
             socket.close()
             raise
         try:
-            hello: Message = {"op": "hello", "version": VERSION, "watch": self.on_exit is not None}
+            # The oldest we speak: a supervisor of an older build, which has to serve us, refuses what is above its own.
+            hello: Message = {"op": "hello", "version": OLDEST, "watch": self.on_exit is not None}
             answer = await connection.ask(hello, 5.0)
         except BaseException:
             connection.close()
             raise
         if not answer["ok"]:
             connection.close()
-            raise SupervisorUnreachable(f"the supervisor refuses: {answer['message']}")
+            raise SupervisorUnreachable(
+                f"the supervisor refuses: {answer['message']}; this program speaks versions {OLDEST} to {VERSION}. "
+                "Let what runs end (`shellback ps` of that version), then start the supervisor anew"
+            )
         connection.info = answer
+        if self._missed:
+            self._missed = False
+            log.warning("the supervisor in %s answers", self._home)
         return connection
 
     def _event(self, message: Message) -> None:

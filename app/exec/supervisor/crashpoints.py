@@ -48,6 +48,13 @@ POINTS: Final = (
     "exit.acked",
     "wake.entered",
     "sweep.scanning",
+    # between the steps of pruning, in their order
+    "retention.rows",
+    "retention.workflows",
+    "retention.turns",
+    "retention.removed",
+    "retention.sessions",
+    "retention.callbacks",
 )
 
 _directory: str | None = None

@@ -23,11 +23,12 @@ _WNOTHREAD: Final = 0x20000000
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`idle_s` 0 never ends by itself."""
+    """`idle_s` 0 never ends by itself; a `service` is run by somebody who watches the keeper and sends it signals."""
 
     home: str
     idle_s: float
     keeper_lock: int
+    service: bool = False
 
 
 def _lock(folder_fd: int) -> int | None:

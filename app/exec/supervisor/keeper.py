@@ -7,6 +7,7 @@ and the wait status of whatever ends is kept until a supervisor has recorded it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import select
@@ -29,6 +30,13 @@ _CALM_S: Final = 10.0
 _SEND_AGAIN_MS: Final = 10
 _NO_ROOM: Final = 71
 """Instead of an exit status, where no supervisor could be forked."""
+_ORDERS: Final = {signal.SIGTERM: "end", signal.SIGINT: "end", signal.SIGHUP: "retire"}
+"""What a service is told by signals: end the commands and go, or go as soon as none runs."""
+
+_BUSY: Final = (
+    "shellback: a supervisor serves {home} already: stop that one, or let it end by itself "
+    "(one that a worker started does so when nothing has run for a while), then start this again\n"
+)
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
@@ -47,6 +55,7 @@ class Keeper:
         self._number = 0
         self._link: socket.socket | None = None
         self._child = 0
+        self._order = ""
         self._bell, self._bell_in = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._bell_in, False)
@@ -55,6 +64,10 @@ class Keeper:
         """Serve until a supervisor ends by itself; `ready` is told once when it listens."""
         linux.become_subreaper()
         signal.signal(signal.SIGCHLD, _nothing)
+        for number in _ORDERS if self._config.service else ():
+            # What `nohup` or a shell script's `&` had ignored, it wants ignored.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._ordered)
         signal.set_wakeup_fd(self._bell_in, warn_on_full_buffer=False)
         failures, status = 0, 1
         while status != 0:
@@ -67,9 +80,21 @@ class Keeper:
             if status == daemon.LOCKED and not self._held and not self._dead:
                 return status
             if status:
-                self._diary.note("keeper", f"supervisor ended with {status}, start {failures} follows")
+                self._say(f"supervisor ended with {status}, start {failures} follows")
                 time.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
         return 0
+
+    def _ordered(self, number: int, _frame: FrameType | None) -> None:
+        order = _ORDERS[signal.Signals(number)]
+        if self._order != "end":
+            self._order = order
+            self._unsent.append({"op": order})
+
+    def _say(self, what: str) -> None:
+        self._diary.note("keeper", what)
+        if self._config.service:
+            with contextlib.suppress(OSError):
+                os.write(2, f"shellback supervisor: {what}\n".encode())
 
     def _fork(self, ready: int) -> bool:
         """Start a supervisor; False where the machine has no room for one now."""
@@ -87,6 +112,11 @@ class Keeper:
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if self._config.service:
+                for number in _ORDERS:
+                    signal.signal(number, signal.SIG_DFL)
+                # Ctrl-C is for the keeper; a supervisor that died of it would only be started again.
+                os.setpgid(0, 0)
             for fd in (self._bell, self._bell_in, self._config.keeper_lock):
                 os.close(fd)
             ours.close()
@@ -97,6 +127,8 @@ class Keeper:
         ours.setblocking(False)
         self._link, self._child = ours, pid
         self._unsent.clear()
+        if self._order:
+            self._unsent.append({"op": self._order})
         return True
 
     def _serve(self) -> int:
@@ -199,37 +231,45 @@ class Keeper:
 def main() -> None:
     """Become the keeper of a home directory in a process of our own, unless there is one.
 
-    Prints `ready` once the supervisor listens, or `busy` when another keeper holds the lock.
+    Prints `ready` once the supervisor listens, or `busy` when another keeper holds the lock. With
+    `--service` this process itself is the keeper, says so on standard error, ends the commands when it
+    gets SIGTERM or SIGINT, and goes as soon as none runs when it gets SIGHUP.
     """
     parser = argparse.ArgumentParser(prog="shellback-keeper")
     parser.add_argument("home")
     parser.add_argument("--crash-dir")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds; 0 is for ever")
+    parser.add_argument("--service", action="store_true")
     given = parser.parse_args()
     folder = os.path.join(given.home, layout.SUPERVISOR)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    # The parent returns at once; the child belongs to nobody and outlives whoever started it.
-    if os.fork() != 0:
-        os._exit(0)
-    os.setsid()
+    if not given.service:
+        # The parent returns at once; the child belongs to nobody and outlives whoever started it.
+        if os.fork() != 0:
+            os._exit(0)
+        os.setsid()
     lock = os.open(os.path.join(folder, layout.KEEPER_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        if given.service:
+            os.write(2, _BUSY.format(home=given.home).encode())
+            os._exit(2)
         os.write(1, b"busy\n")
         os._exit(0)
-    ready = os.dup(1)
+    ready = os.dup(2 if given.service else 1)
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
+    for fd in (0, 1) if given.service else (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
     os.chdir("/")
     os.umask(0o077)
     for name in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
-        signal.signal(name, signal.SIG_DFL)
+        if not (given.service and name in _ORDERS and signal.getsignal(name) is signal.SIG_IGN):
+            signal.signal(name, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     spawn.raise_descriptor_limit()
     crashpoints.arm_from(given.crash_dir)
     linux.name_process("shellback-keep")
-    config = daemon.Config(home=given.home, idle_s=given.idle, keeper_lock=lock)
+    config = daemon.Config(home=given.home, idle_s=given.idle, keeper_lock=lock, service=given.service)
     sys.exit(Keeper(config).run(ready))

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from app.exec.errors import SupervisorUnreachable
 from app.exec.supervisor import layout
@@ -27,15 +27,31 @@ def folder(home: Path) -> int:
     """A descriptor of the supervisor's folder, made 0700 where it is missing.
 
     Raises:
-        SupervisorUnreachable: The state directory cannot be used.
+        SupervisorUnreachable: The state directory cannot be used, or others may put something in our way there.
     """
     path = home / layout.SUPERVISOR
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.mkdir(mode=0o700, exist_ok=True)
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _trusted(home, os.stat(home), 0o022)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise SupervisorUnreachable(f"the state directory {home} cannot be used: {error.strerror}") from error
+    try:
+        _trusted(path, os.fstat(fd), 0o077)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _trusted(path: Path, found: os.stat_result, others: int) -> None:
+    if found.st_uid != os.geteuid():
+        raise SupervisorUnreachable(
+            f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}: run as its owner or set SHELLBACK_HOME"
+        )
+    if found.st_mode & others:
+        raise SupervisorUnreachable(f"{path} is open to other users: run `chmod 700 {path}`, then repeat")
 
 
 def connect(folder_fd: int) -> socket.socket:
@@ -100,22 +116,36 @@ def _free(folder_fd: int, name: str) -> bool:
     return True
 
 
+def become_service(home: Path, crash_dir: str | None) -> NoReturn:
+    """Replace this process by the keeper of `home`, which runs until it is told to end.
+
+    Raises:
+        SupervisorUnreachable: The state directory cannot be used.
+    """
+    os.close(folder(home))
+    argv = service_argv(home, crash_dir)
+    os.execve(argv[0], argv, {})  # noqa: S606 - no shell is wanted
+
+
+def service_argv(home: Path, crash_dir: str | None = None, root: str = _ROOT) -> list[str]:
+    """The program that `become_service` executes; `root` is the directory that has the package `app`."""
+    return [*_argv(home, crash_dir, 0.0, root), "--service"]
+
+
+def _argv(home: Path, crash_dir: str | None, idle_s: float, root: str = _ROOT) -> list[str]:
+    python = [sys.executable, "-I", "-S", "-E", "-c", _CODE.format(root=root)]
+    words = [*python, str(home.resolve()), "--idle", str(idle_s)]
+    return words if crash_dir is None else [*words, "--crash-dir", crash_dir]
+
+
 def _spawn(home: Path, crash_dir: str | None, idle_s: float) -> None:
-    argv = [
-        sys.executable,
-        "-I",
-        "-S",
-        "-E",
-        "-c",
-        _CODE.format(root=_ROOT),
-        str(home.resolve()),
-        "--idle",
-        str(idle_s),
-    ]
-    if crash_dir is not None:
-        argv += ["--crash-dir", crash_dir]
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env={}
+        _argv(home, crash_dir, idle_s),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={},
     ) as first:
         assert first.stdout is not None
         assert first.stderr is not None

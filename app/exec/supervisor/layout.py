@@ -9,6 +9,7 @@ started                    created O_EXCL before fork, or to abandon: whoever cr
 running.json               the same where it changed since: somebody began to end the process
 log, err                   output; err only where the streams are apart
 holes.json                 ranges that were dropped, with their newlines
+log.times, err.times       when what was printed, to the second
 exit.json                  exit record: written aside, then renamed
 acked.json                 the same after the worker acknowledged it
 """
@@ -31,6 +32,8 @@ LOG: Final = "log"
 ERR: Final = "err"
 HOLES: Final = "holes.json"
 ERR_HOLES: Final = "err.holes.json"
+TIMES: Final = ".times"
+"""Added to the name of a log."""
 EXIT: Final = "exit.json"
 ACKED: Final = "acked.json"
 

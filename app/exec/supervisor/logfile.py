@@ -7,8 +7,9 @@ import os
 import time
 from typing import Final
 
-from app.exec.supervisor import linux
+from app.exec.supervisor import layout, linux
 from app.exec.supervisor.records import Records
+from app.exec.supervisor.times import Times
 
 WOULD_BLOCK: Final = -1
 _CHUNK: Final = 1 << 18
@@ -37,8 +38,10 @@ class LogFile:
             dir_fd=records.fd,
         )  # fmt: skip
         self.holes: list[tuple[int, int, int]] = []
-        self.size = os.fstat(self._fd).st_size
+        found = os.fstat(self._fd)
+        self.size = found.st_size
         self.dropped = 0
+        self.times = Times(records.fd, f"{session_id}/{self._name}{layout.TIMES}", found.st_mtime)
 
     def resume(self) -> None:
         """Take up where an earlier process stopped."""
@@ -122,7 +125,19 @@ class LogFile:
         self.size = end
         self.dropped += len(data)
 
+    def _take_over(self) -> None:
+        """Know of it when the worker has emptied the log of an ended session, of which something still writes on."""
+        row = next(iter(self._records.read_list(self._session_id, self._table)), None)
+        after = int(row["end"]) if row is not None and row.get("start") == 0 else 0
+        if after and not any(start == 0 and end >= after for start, end, _ in self.holes):
+            later = [(max(start, after), end, lines) for start, end, lines in self.holes if end > after]
+            self.holes = [(0, after, int(row["newlines"]) if row is not None else 0), *later]
+            self.dropped = sum(end - start for start, end, _ in self.holes)
+
     def _trim(self) -> None:
+        self._take_over()
+        if self.size - self.dropped < self._cap:
+            return
         start, end = self._cap // 2, self.size - (self._cap // 2 - self._slack)
         lines, at = 0, start
         before: list[tuple[int, int, int]] = []
@@ -167,6 +182,7 @@ class LogFile:
 
     def save(self) -> bool:
         """Write the table of holes; False when there is no room for it now."""
+        self._take_over()
         rows = [{"start": start, "end": end, "newlines": lines} for start, end, lines in self.holes]
         try:
             self._records.write(self._session_id, self._table, rows)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypedDict, TypeVar, cast
 
 VERSION: Final = 1
+OLDEST: Final = 1
+"""The oldest version of a supervisor that a client of this one can still speak to."""
 MAX_FRAME: Final = 2 * 1024 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
 SESSION_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")

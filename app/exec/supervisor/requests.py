@@ -33,6 +33,9 @@ from app.exec.supervisor.supervisor import Supervisor
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _MOMENT_S: Final = 0.05
+_END_GRACE_S: Final = 5.0
+_END_S: Final = 12.0
+"""Whatever has not ended that long after a service was told to end is left to whoever told it."""
 _KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
 """What workers can read in a record; any other word they would stumble over each time it is told."""
 
@@ -47,6 +50,7 @@ class Requests:
         self._instance = uuid.uuid4().hex
         self._peers: set[Peer] = set()
         self._idle: Timer | None = None
+        self._retiring = self._ending = False
         self._ops: dict[str, Callable[[Peer, Message], Message | None]] = {
             "hello": self._hello,
             "info": lambda _peer, _message: self._info(),
@@ -62,6 +66,7 @@ class Requests:
         }
         supervisor.ended = self._ring
         supervisor.changed = self._rest
+        supervisor.keeper.ordered = self._ordered
         self._listener: socket.socket = peers.listen(folder_fd)
         self._loop.watch(self._listener.fileno(), self._accept, IN)
         self._rest()
@@ -223,6 +228,17 @@ class Requests:
         self._loop.after(0.0, self._rest)
         return {"live": len(self._sup.jobs)}
 
+    def _ordered(self, order: str) -> None:
+        """Go as soon as no command runs; with `end`, see to it that none does."""
+        self._sup.diary.note("supervisor", f"told to {order}")
+        self._retiring = True
+        if order == "end" and not self._ending:
+            self._ending = self._sup.stopping = True
+            self._loop.after(_END_S, self._leave)
+            for job in list(self._sup.jobs.values()):
+                self._sup.kill(job, _END_GRACE_S, "shutdown", lambda _survivors: None)
+        self._rest()
+
     # -- idle ------------------------------------------------------------------------------------
 
     def _rest(self) -> None:
@@ -233,14 +249,14 @@ class Requests:
             self._idle.cancel()
             self._idle = None
         # Without a keeper there is no background work: clients that stay are better off with a new pair.
-        if not needed and (self._sup.stopping or self._sup.keeper.pid is None):
+        if not needed and (self._sup.stopping or self._retiring or self._sup.keeper.pid is None):
             self._idle = self._loop.after(_MOMENT_S, self._leave)
         elif not wanted and self._idle_s > 0:
             self._idle = self._loop.after(self._idle_s, self._leave)
 
     def _leave(self) -> None:
         self._idle = None
-        if not self._sup.stopping and self._sup.keeper.pid is not None:
+        if not self._sup.stopping and not self._retiring and self._sup.keeper.pid is not None:
             self._accept()
             if self._peers or self._sup.jobs:
                 self._rest()

@@ -45,7 +45,7 @@ class Pipe:
 
     def drain(self, limit: int) -> int:
         """Move what is there now, at most about `limit` bytes; closes at the end of the stream."""
-        moved = 0
+        moved, before = 0, self.log.size
         while moved < limit:
             count = self.move(limit - moved)
             if count == WOULD_BLOCK:
@@ -59,6 +59,8 @@ class Pipe:
                 # A bigger pipe is a gift of the kernel, refused where a user has too many.
                 with contextlib.suppress(OSError):
                     fcntl.fcntl(self.fd_to_grow(), fcntl.F_SETPIPE_SZ, _PIPE)
+        if self.log.size > before:
+            self.log.times.arrived(before)
         return moved
 
     def move(self, limit: int) -> int:

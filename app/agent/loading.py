@@ -1,0 +1,190 @@
+"""An agent of somebody else: found by `AGENT`, and made fit to run in turns."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
+
+from pydantic_ai import Agent, DeferredToolRequests
+from pydantic_ai.capabilities import AbstractCapability, CombinedCapability
+from pydantic_ai.capabilities.abstract import leaf_capabilities
+from pydantic_ai.capabilities.combined import bind_capabilities_tier
+from pydantic_ai.exceptions import UserError
+from pydantic_ai.models import Model
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
+
+from app.agent.builtin import NAME
+from app.agent.errors import AgentUnavailable, ModelUnavailable
+
+log = logging.getLogger(__name__)
+
+_SPECS: Final = (".yaml", ".yml", ".json")
+_CAUSE_CHARS: Final = 500
+
+
+def load_agent(named: str) -> Agent[Any, Any]:
+    """The agent that `AGENT` names: `MODULE:ATTRIBUTE`, an agent or a function without arguments that makes one,
+    or the path of an agent spec. The current directory can be imported from, after what is installed.
+
+    Raises:
+        AgentUnavailable: There is no agent to be had there.
+    """  # noqa: D205 - the first sentence has two forms to name
+    if named.lower().endswith(_SPECS):
+        found: object = _attempt(named, "is no agent spec that can be used", lambda: Agent.from_file(named))
+    else:
+        found = _attribute(named)
+    if not isinstance(found, Agent) and callable(found):
+        make = cast("Callable[[], object]", found)
+        found = _attempt(named, "cannot be called without arguments to make an agent", make)
+        if isinstance(found, Coroutine):
+            cast("Coroutine[Any, Any, Any]", found).close()
+            found = cast("object", found)
+    if not isinstance(found, Agent):
+        kind = type(found)
+        hint = "; name the agent inside it" if hasattr(found, "wrapped") else ""
+        raise AgentUnavailable(
+            f"AGENT={named!r} is not a Pydantic AI Agent but {kind.__module__}.{kind.__qualname__}{hint}"
+        )
+    return cast("Agent[Any, Any]", found)
+
+
+def extended(
+    agent: Agent[Any, Any], model: Model, capabilities: Sequence[AbstractCapability[Any]], *, deps_type: type[Any]
+) -> Agent[Any, Any]:
+    """A copy of `agent` with this model, with more capabilities, and with calls that wait for approval as an output.
+
+    The agent itself stays as it is. Without a name it gets that of the built-in one.
+
+    Raises:
+        AgentUnavailable: Its tools want dependencies that a turn does not have, it is durable already, or it
+            cannot be joined with ours.
+    """
+    wanted = agent.deps_type
+    if not _fits(deps_type, wanted):
+        raise AgentUnavailable(
+            f"AGENT wants dependencies (deps_type={getattr(wanted, '__name__', wanted)}), and a turn has none of its"
+            f" own to give. Leave deps_type out and let tools reach what they need by import; ctx.deps is a"
+            f" {deps_type.__name__} in them"
+        )
+    for one in leaf_capabilities(agent.root_capability):
+        if hasattr(one, "engine_spec"):
+            raise AgentUnavailable(
+                f"AGENT brings {type(one).__name__}, and the worker makes its turns durable itself. Leave it out"
+            )
+    try:
+        mine = _joined(agent, model, capabilities)
+        _require_different_names(mine)
+    except (UserError, ValueError) as error:
+        raise AgentUnavailable(f"AGENT cannot be joined with the tools of Shellback: {_cause(error)}") from None
+    return mine
+
+
+def has_output_for_approvals(agent: Agent[Any, Any]) -> bool:
+    """Whether a run of this agent can end in calls that wait for a person."""
+    return DeferredToolRequests in _outputs(agent)
+
+
+def _outputs(agent: Agent[Any, Any]) -> Sequence[Any]:
+    spec: Any = agent.output_type
+    return cast("Sequence[Any]", spec) if isinstance(spec, list | tuple) else (spec,)
+
+
+def _joined(agent: Agent[Any, Any], model: Model, capabilities: Sequence[AbstractCapability[Any]]) -> Agent[Any, Any]:
+    # Capabilities of a run are refused in a durable one, and an agent takes none after it was made: what its
+    # constructor does with them is done again, on a copy. A test joins every kind of thing an agent may have.
+    mine = copy.copy(agent)
+    mine.name = agent.name or NAME
+    mine.model = model
+    state = vars(mine)
+    if not has_output_for_approvals(agent):
+        log.info("AGENT cannot end in calls that wait for approval: DeferredToolRequests is added to its outputs")
+        # The public constructor knows how outputs are put together; only its outcome is taken over.
+        donor = vars(Agent(model, output_type=[*_outputs(agent), DeferredToolRequests], name=mine.name))
+        if donor["_output_toolset"] is not None and state["_output_toolset"] is not None:
+            donor["_output_toolset"].max_retries = state["_output_toolset"].max_retries
+        state.update({name: donor[name] for name in ("_output_type", "_output_schema", "_output_toolset")})
+    root = CombinedCapability([*agent.root_capability.capabilities, *capabilities])
+    state["_cap_toolsets"] = []
+    state["_root_capability"] = root = bind_capabilities_tier(root, mine, innermost=False)
+    toolset = root.get_toolset()
+    state["_cap_toolsets"] = [] if toolset is None else [toolset]
+    state["_root_capability"] = root = bind_capabilities_tier(root, mine, innermost=True)
+    state["_cap_instructions"] = root._collect_instructions()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    state["_cap_native_tools"] = list(root.get_native_tools())
+    state["_cap_model_settings"] = root.get_model_settings()
+    return mine
+
+
+def _require_different_names(agent: Agent[Any, Any]) -> None:
+    """A name that two tools have would end every turn; it is said before the first."""
+    seen: set[str] = set()
+
+    def look(toolset: AbstractToolset[Any]) -> None:
+        for name in toolset.tools if isinstance(toolset, FunctionToolset) else ():
+            if name in seen:
+                raise UserError(f"two tools are called {name!r}; give yours another name")
+            seen.add(name)
+
+    for toolset in agent.toolsets:
+        toolset.apply(look)
+
+
+def _fits(have: type[Any], wanted: Any) -> bool:
+    try:
+        return wanted is Any or wanted is type(None) or issubclass(have, wanted)
+    except TypeError:  # a form of a type, or a protocol that cannot be asked
+        return False
+
+
+def _attribute(named: str) -> object:
+    module_name, colon, path = named.partition(":")
+    if not colon or not module_name or not path:
+        raise AgentUnavailable(
+            f"AGENT={named!r} cannot be read; allowed is MODULE:ATTRIBUTE, or the path of an agent spec"
+            f" ({', '.join(_SPECS)})"
+        )
+    if module_name.partition(".")[0] == "app":
+        raise AgentUnavailable(f"AGENT={named!r}: `app` is Shellback itself; give your module another name")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # Last: a file of the current directory must not stand in for a module of ours.
+        sys.path.append(here)
+    found: object = _attempt(named, "does not import", lambda: importlib.import_module(module_name))
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            of = getattr(found, "__file__", None) or type(found).__name__
+            raise AgentUnavailable(f"AGENT={named!r}: there is no {name!r} in {of}") from None
+    return found
+
+
+def _attempt(named: str, otherwise: str, act: Callable[[], object]) -> object:
+    try:
+        return act()
+    except (AgentUnavailable, ModelUnavailable, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001 - somebody else's code may end in any way, also by sys.exit
+        raise AgentUnavailable(f"AGENT={named!r} {otherwise}: {_cause(error)}{_line(error)}") from None
+
+
+def _cause(error: BaseException) -> str:
+    said = " ".join(str(error).split())[:_CAUSE_CHARS]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _line(error: BaseException) -> str:
+    """The last line of the agent's own code that the error came through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}, line {error.lineno})"
+    paths = sysconfig.get_paths()
+    foreign = (paths["stdlib"], paths["purelib"], paths["platlib"], "<", str(Path(__file__).parent))
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(foreign)]
+    return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""

@@ -1,0 +1,145 @@
+"""`shellback conversations`: list them, read one, take one away as JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from app.cli.completing import conversation_names
+from app.cli.shared import Refused, age, json_option, opened, print_json, table, visible, write_any_text
+
+if TYPE_CHECKING:
+    from app.wiring import Place
+    from app.work.standing import Standing
+
+CUT: Final = 500
+
+
+@click.group()
+def conversations() -> None:
+    """List conversations, read one, or export one whole.
+
+    \b
+      shellback conversations list
+      shellback conversations show build -n 20
+      shellback conversations export build -o build.json
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+
+
+@conversations.command("list")
+@click.option("--limit", "-n", type=click.IntRange(1, 10_000), default=200, show_default=True, help="How many.")
+@json_option
+def list_(limit: int, as_json: bool) -> None:
+    """List conversations, the one that was active last first."""
+    from app.work import standing
+
+    with opened() as where:
+        found = where.database.read_now(standing.look, limit=limit)
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    if not found:
+        click.echo("no conversations yet: `shellback chat` begins one")
+        return
+    now = time.time()
+    table(
+        [{**asdict(one), "ago": age(max(0.0, now - one.active_at)) + " ago"} for one in found],
+        {
+            "id": "CONVERSATION",
+            "state": "STATE",
+            "blocked_reason": "BLOCKED BY",
+            "ago": "ACTIVE",
+            "unread": "UNREAD",
+            "pending_approvals": "APPROVALS",
+            "live_sessions": "PROCESSES",
+        },
+    )
+
+
+@conversations.command()
+@click.argument("name", shell_complete=conversation_names)
+@click.option("--last", "-n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many messages.")
+@click.option("--full", is_flag=True, help="Do not cut what tools were given and said.")
+@json_option
+def show(name: str, last: int, full: bool, as_json: bool) -> None:
+    """Show the last messages of a conversation, as the model has them: requests, answers, calls, results.
+
+    With --json: how it stands, and the messages as Pydantic AI writes them.
+    """
+    from app.cli.transcripts import lines_of
+    from app.storage import transcript
+
+    with opened() as where:
+        standing = find_conversation(where, name)
+
+        def look(conn: Any) -> tuple[int, list[dict[str, Any]]]:
+            record = transcript.summary(conn, name)
+            head = record["head_id"] if record is not None else None
+            return len(transcript.line(conn, head)), transcript.messages(conn, transcript.line(conn, head, last))
+
+        total, messages = where.database.read_now(look)
+    if as_json:
+        print_json({"conversation": asdict(standing), "messages_total": total, "messages": messages})
+        return
+    click.echo(_heading(standing, total))
+    if total > len(messages):
+        click.echo(f"[{total - len(messages):,} messages before these; --last shows more]")
+    for message in messages:
+        for line in lines_of(message, cut=None if full else CUT):
+            click.echo(line)
+
+
+@conversations.command()
+@click.argument("name", shell_complete=conversation_names)
+@click.option("--output", "-o", metavar="FILE", help="Write it there, 0600, whole or not at all; otherwise printed.")
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+def export(name: str, output: str | None, force: bool) -> None:
+    """Export all of a conversation as one JSON document: messages, sessions and approvals, nothing cut.
+
+    `messages` is what Pydantic AI's ModelMessagesTypeAdapter reads. The bytes that processes printed are not
+    in it: `shellback logs --raw ID` has them as long as they are kept.
+
+    \b
+      shellback conversations export build -o build.json
+      shellback conversations export build | jq '.sessions[].command'
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from app.cli.transcripts import Export
+
+    with opened() as where:
+        made = Export(where, find_conversation(where, name))
+        if output is None:
+            write_any_text(encoding="utf-8")
+            made.to(sys.stdout)
+        else:
+            made.to_file(output, replace=force)
+            click.echo(f"{made.counted()} in {visible(output)}", err=True)
+
+
+def find_conversation(where: Place, name: str) -> Standing:
+    """The conversation with this name.
+
+    Raises:
+        Refused: There is none; names that are alike are given.
+    """
+    import difflib
+
+    from app.work import standing
+
+    found = where.database.read_now(standing.one, name)
+    if found is None:
+        alike = difflib.get_close_matches(name, where.database.read_now(standing.names, name[:1], 1000), 3)
+        hint = f"did you mean {', '.join(alike)}? " if alike else ""
+        raise Refused(f"no conversation {visible(name)!r}: {hint}`shellback conversations list` lists them")
+    return found
+
+
+def _heading(standing: Standing, total: int) -> str:
+    blocked = f", blocked: {standing.blocked_reason}" if standing.blocked_reason else ""
+    return (
+        f"conversation {visible(standing.id)}: {standing.state}{blocked}; {total:,} messages, "
+        f"{standing.unread} unread, {standing.pending_approvals} approvals pending, {standing.live_sessions} processes"
+    )

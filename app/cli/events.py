@@ -1,0 +1,76 @@
+"""`shellback events`: what happened, in order."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from app.cli.completing import conversation_option
+from app.cli.following import Tail
+from app.cli.moments import MOMENT
+from app.cli.shared import coloured, json_option, opened, print_json, stamp, visible
+
+if TYPE_CHECKING:
+    from app.work.stream import Event
+
+LOOK_S: Final = 0.2
+KINDS: Final = (
+    "message", "text", "tool_call", "tool_result", "answer", "approval", "decision", "exit",
+    "stopping", "stopped", "failed", "blocked", "alarm",
+)  # fmt: skip
+
+
+@click.command()
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@conversation_option
+@click.option("--since", type=MOMENT, metavar="DURATION|TIME", help="Only since then: 90s, 10m, 2h, or a time.")
+@click.option(
+    "--kind", "-k", "kinds", multiple=True, type=click.Choice(KINDS), help="Only of this kind; may be repeated."
+)
+@json_option
+def events(follow: bool, conversation: str | None, since: float | None, kinds: tuple[str, ...], as_json: bool) -> None:
+    """Show what happened: messages, tool calls, approvals, exits, answers, alarms. Events are kept for a day.
+
+    With --json, one object a line. With --follow and without --since it begins with what comes now. A turn
+    that was executed again tells its part again, with a higher epoch.
+
+    \b
+      shellback events --since 10m
+      shellback events -f --json | jq -c 'select(.kind == "exit")'
+      shellback events -f -k approval -k alarm
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from app.work import stream
+
+    with opened() as where:
+        if since is not None:
+            number = where.database.read_now(stream.number_before, since)
+        else:
+            number = where.database.read_now(stream.last_number) if follow else 0
+        tail = Tail(where, conversation, number, kinds=kinds)
+        while True:
+            for event in tail.new():
+                print_json(asdict(event)) if as_json else click.echo(_line(event))
+            if not follow:
+                return
+            time.sleep(LOOK_S)
+
+
+def _line(event: Event) -> str:
+    kind = coloured(f"{event.kind:11}")
+    return f"{stamp(event.created_at)}  {visible(event.conversation_id)}  {kind}  {_told(event)}".rstrip()
+
+
+def _told(event: Event) -> str:
+    told = event.payload.get("text")
+    if event.kind == "exit":
+        from app.exec.callback_text import wake_text
+
+        told = wake_text(event.payload).split("\n")[1]
+    elif not isinstance(told, str) or "tool" in event.payload:
+        told = json.dumps(event.payload, ensure_ascii=False, default=str)
+    text = visible(told).replace("\n", "⏎ ").replace("\t", " ")
+    return text if len(text) <= 200 else text[:199] + "…"

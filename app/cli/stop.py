@@ -1,0 +1,149 @@
+"""`shellback stop`: end what an agent is doing, without losing what it did or was told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from app.cli.shared import Refused, json_option, load_settings, me, opened, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from app.exec.model import Session
+    from app.settings import Settings
+    from app.wiring import Place
+    from app.work.stopping import Settled, Stopping
+
+LOOK_S: Final = 0.1
+
+
+@click.command()
+@click.argument("conversation", metavar="CONVERSATION")
+@click.option("--kill", is_flag=True, help="Also end its processes and everything they started.")
+@click.option("--wait", is_flag=True, help="Return when the turn has ended, and say how.")
+@click.option("--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds to --wait.")
+@json_option
+def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: bool) -> None:
+    """End the turn of a conversation at its next step: before the next model request or command.
+
+    A command that the turn waits for goes on in the background. Calls that wait for approval are denied. A
+    message whose turn has not begun is kept in the history, and its turn ends before the model is asked. Messages
+    that came behind a running turn, or behind approvals, are kept and answered next.
+
+    Processes live on, and wake the agent when they end. With --kill they are ended too; the agent
+    still hears of each, once, so it may say something more.
+
+    With nothing to stop, that is said: exit code 0.
+
+    \b
+      shellback stop build
+      shellback stop build --kill --wait
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from app import wiring
+    from app.cli.children import worker_lives
+    from app.work import stopping
+
+    settings = load_settings()
+    asked = time.time()
+    with opened(settings) as where:
+        with wiring.enqueuing(where) as enqueuer:
+            found = where.database.write_now(stopping.stop, enqueuer, conversation, by=me())
+        killed = _kill_all(where, settings, conversation) if kill else []
+        facts: dict[str, Any] = {
+            "conversation": conversation,
+            "turn_id": found.turn_id,
+            "state": "stopping" if found.reach else "nothing_running",
+            "killed": killed,
+        }
+        if found.reach and wait:
+
+            def look() -> Settled | None:
+                return where.database.read_now(stopping.settled, conversation, found.turn_id, asked)
+
+            ended = _wait(look, timeout)
+            # What was on its way to a start when the turn was told to end has started by now.
+            killed += [one for one in (_kill_all(where, settings, conversation) if kill else []) if one not in killed]
+            facts |= {"turn_id": ended.turn_id, "state": ended.outcome or "stopped"}
+        alone = found.reach is not None and facts["state"] == "stopping" and not worker_lives(where)
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(_said(found, facts["state"]))
+        if killed:
+            click.echo(f"ended: {', '.join(killed)}")
+    if alone:
+        click.echo("shellback: no worker of this host runs; it is stopped as soon as one does", err=True)
+
+
+def _wait(look: Callable[[], Settled | None], timeout: float) -> Settled:
+    deadline = time.monotonic() + timeout
+    while (ended := look()) is None:
+        if time.monotonic() > deadline:
+            raise Refused(
+                f"not stopped within {timeout:g} s: a model request that runs is not cut off, and without a worker "
+                "nothing goes on. The wish stays; `shellback doctor` says whether a worker runs"
+            )
+        time.sleep(LOOK_S)
+    return ended
+
+
+def _said(found: Stopping, state: str) -> str:
+    name = found.conversation_id
+    match state, found.reach:
+        case "nothing_running", _:
+            return f"nothing runs in {name}"
+        case "stopping", "approvals":
+            return f"what waited for approval in {name} is denied"
+        case "stopping", "queued":
+            return f"the message that waits in {name} is kept; its turn ends before the model is asked"
+        case "stopping", _:
+            return f"the turn of {name} ends at its next step"
+        case "stopped", _:
+            return f"the turn of {name} is stopped"
+        case _:
+            return f"the turn of {name} had come to its end: {state}"
+
+
+def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
+    from app.storage import sessions
+
+    found = where.database.read_now(sessions.find, conversation_id=conversation, live=True)
+    here = [session for session in found if session.host_id == where.host_id]
+    return asyncio.run(_kill(settings, here)) if here else []
+
+
+async def _kill(settings: Settings, found: list[Session]) -> list[str]:
+    """Ids of those that were ended; one that ended by itself, or never started, is none of them."""
+    from app import wiring
+    from app.exec import limits
+    from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+
+    client = wiring.supervisor_client(settings, spawn=False)
+    try:
+        await client.connect()
+        answers = await asyncio.gather(
+            *(client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person") for session in found),
+            return_exceptions=True,
+        )
+    except SupervisorUnreachable as error:
+        raise Refused(
+            f"the turn is told to end, but no process was: no supervisor of this host answers ({error}). "
+            "Start a worker (shellback worker), then repeat"
+        ) from None
+    finally:
+        await client.close()
+    killed: list[str] = []
+    for session, answer in zip(found, answers, strict=True):
+        if isinstance(answer, BaseException):
+            if not isinstance(answer, SessionNotFound | TaskCompleted):
+                raise answer
+        elif answer.survivors:
+            left = ", ".join(map(str, answer.survivors))
+            raise Refused(f"session {session.id}: still there after SIGKILL: {left}; only the kernel holds them now")
+        else:
+            killed.append(session.id)
+    return killed

@@ -1,0 +1,163 @@
+"""A stored conversation as text for people, and as one JSON document, written piece by piece."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from app.cli.shared import Refused, stamp, visible
+from app.storage import transcript
+
+if TYPE_CHECKING:
+    from app.wiring import Place
+    from app.work.standing import Standing
+
+TELL_S = 1.0
+
+
+def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
+    """One message in lines; calls and results are cut to `cut` characters where given. Instructions are left out."""
+    when = _when(message)
+    for part in message.get("parts", []):
+        kind = part.get("part_kind")
+        text = _text(part.get("content"))
+        if kind == "user-prompt":
+            yield from _said(f"{when}person", text)
+        elif kind == "text":
+            yield from _said(f"{when}agent", text)
+        elif kind == "thinking":
+            yield from _said(f"{when}agent thinks", text, cut)
+        elif kind == "tool-call":
+            yield from _said(f"{when}call {part.get('tool_name')}", _text(part.get("args")), cut)
+        elif kind == "tool-return":
+            yield from _said(f"{when}result of {part.get('tool_name')}", text, cut)
+        elif kind == "retry-prompt":
+            yield from _said(f"{when}retry {part.get('tool_name') or ''}".rstrip(), text, cut)
+        elif kind != "system-prompt":
+            yield from _said(f"{when}{kind}", _text(part), cut)
+
+
+def _when(message: dict[str, Any]) -> str:
+    from datetime import datetime
+
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return stamp(datetime.fromisoformat(message["timestamp"]).timestamp()) + "  "
+    return ""
+
+
+def _said(who: str, text: str, cut: int | None = None) -> Iterator[str]:
+    first, *more = _short(visible(text), cut).split("\n")
+    name = click.style(visible(who), bold=True) if _styled() else visible(who)
+    yield f"{name}: {first}"
+    yield from (f"    {line}" for line in more)
+
+
+def _styled() -> bool:
+    from app.settings import plain_terminal
+
+    return not plain_terminal()
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _short(text: str, cut: int | None) -> str:
+    if cut is None or len(text) <= cut:
+        return text
+    return f"{text[:cut]}… ({len(text) - cut:,} more characters; --full shows them)"
+
+
+class Export:
+    """One conversation on its way into a file. In memory are its ids and a page of it, not its messages."""
+
+    def __init__(self, where: Place, standing: Standing) -> None:
+        self._database = where.database
+        self._standing = standing
+        self._counts = {"messages": 0, **dict.fromkeys(transcript.PARTS, 0)}
+
+    def counted(self) -> str:
+        """What was written, in words."""
+        return ", ".join(f"{count:,} {what}" for what, count in self._counts.items())
+
+    def to_file(self, path: str, *, replace: bool) -> None:
+        """Write it beside `path` and rename it into place, readable by its owner alone.
+
+        Raises:
+            Refused: It is there and not to be replaced, or cannot be written.
+        """
+        target = Path(path)
+        draft: str | None = None
+        try:
+            if target.is_dir():
+                raise Refused(f"{visible(path)} is a directory: name a file in it")
+            if target.exists() and not target.is_file():
+                raise Refused(f"{visible(path)} is no file: leave -o out and redirect the output to it")
+            if target.exists() and not replace:
+                raise Refused(f"{visible(path)} is there already: --force replaces it, or name another file")
+            fd, draft = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+            with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+                self.to(file)
+                file.flush()
+                os.fsync(fd)
+            os.replace(draft, target)
+            draft = None
+        except OSError as error:
+            raise Refused(f"{visible(path)} cannot be written ({error.strerror}): name another file") from None
+        finally:
+            if draft is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(draft)
+
+    def to(self, file: IO[str]) -> None:
+        """Write the document.
+
+        Raises:
+            Refused: Part of the history went while it was written.
+        """
+        name = self._standing.id
+        record = self._database.read_now(transcript.summary, name)
+        ids = self._database.read_now(transcript.line, record["head_id"] if record is not None else None)
+        head = {
+            "format": "shellback-conversation/1",
+            "exported_at": time.time(),
+            "conversation": asdict(self._standing),
+        }
+        file.write(json.dumps(head | {"history": record}, ensure_ascii=False, default=str)[:-1])
+        self._write(file, "messages", self._messages(ids), len(ids))
+        for part in transcript.PARTS:
+            self._write(file, part, self._rows(part, name), None)
+        file.write("}\n")
+
+    def _write(self, file: IO[str], what: str, items: Iterator[dict[str, Any]], total: int | None) -> None:
+        file.write(f',\n"{what}": [')
+        told_at = time.monotonic()
+        for item in items:
+            file.write(("\n" if self._counts[what] == 0 else ",\n") + json.dumps(item, ensure_ascii=False, default=str))
+            self._counts[what] += 1
+            if time.monotonic() - told_at >= TELL_S:
+                told_at = time.monotonic()
+                click.echo(f"{self._counts[what]:,} {'' if total is None else f'of {total:,} '}{what} …", err=True)
+        file.write("]")
+
+    def _messages(self, ids: list[str]) -> Iterator[dict[str, Any]]:
+        try:
+            for start in range(0, len(ids), transcript.PAGE):
+                yield from self._database.read_now(transcript.messages, ids[start : start + transcript.PAGE])
+        except LookupError as error:
+            raise Refused(f"the history changed under the export ({error}): it was deleted meanwhile") from None
+
+    def _rows(self, part: str, name: str) -> Iterator[dict[str, Any]]:
+        after = (-1.0, "")
+        while rows := self._database.read_now(transcript.page, part, name, after):
+            yield from rows
+            after = (rows[-1]["created_at"], rows[-1]["id"])

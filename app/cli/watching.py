@@ -1,0 +1,92 @@
+"""`--watch`: a list that is shown again when it changes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import click
+
+from app.cli.shared import print_json, stamp
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    T = TypeVar("T", bound=DataclassInstance)
+
+WATCH_S: Final = 0.5
+"""Between two looks. The facts themselves are compared: the start of a process, say, is no event."""
+REDRAW_S: Final = 2.0
+"""After so long a screen is drawn again for its ages."""
+_HOME: Final = "\x1b[H"
+_CLEAR_LINE: Final = "\x1b[K"
+_CLEAR_BELOW: Final = "\x1b[J"
+
+watch_option = click.option(
+    "--watch", "watching", is_flag=True, help="Show it again whenever it changes, until Ctrl-C."
+)
+
+
+def watch(
+    look: Callable[[], Sequence[T]],
+    key: Callable[[T], str],
+    lines: Callable[[Sequence[T]], Sequence[str]],
+    line: Callable[[T], str],
+    *,
+    as_json: bool,
+) -> NoReturn:
+    """Show what `look` finds until Ctrl-C, which raises KeyboardInterrupt here.
+
+    A terminal gets `lines` in place; a pipe gets a `line` for each one that is new, has changed or is gone;
+    with `as_json`, an object.
+    """
+    if sys.stdout.isatty() and not as_json:
+        _on_a_screen(look, lines)
+    before: dict[str, T] = {}
+    while True:
+        now = {key(one): one for one in look()}
+        for change, one in _changes(before, now):
+            if as_json:
+                print_json({"change": change, **asdict(one)})
+            else:
+                click.echo(f"{stamp(time.time())}  {change:7}  {line(one)}")
+        before = now
+        time.sleep(WATCH_S)
+
+
+def _changes(before: dict[str, T], now: dict[str, T]) -> list[tuple[str, T]]:
+    gone = [("gone", one) for name, one in before.items() if name not in now]
+    return gone + [
+        ("changed" if name in before else "new", one) for name, one in now.items() if before.get(name) != one
+    ]
+
+
+def _on_a_screen(look: Callable[[], Sequence[Any]], lines: Callable[[Sequence[Any]], Sequence[str]]) -> NoReturn:
+    before: Sequence[Any] | None = None
+    drawn_at = 0.0
+    click.clear()
+    while True:
+        now = look()
+        if now != before or time.monotonic() - drawn_at >= REDRAW_S:
+            _draw(lines(now))
+            before, drawn_at = now, time.monotonic()
+        time.sleep(WATCH_S)
+
+
+def _draw(lines: Sequence[str]) -> None:
+    room = shutil.get_terminal_size()
+    held = list(lines[: max(1, room.lines - 1)])
+    if len(held) < len(lines):
+        held[-1] = f"… {len(lines) - len(held) + 1} more lines: a taller window shows them"
+    text = "".join(f"{_fitting(one, room.columns)}{_CLEAR_LINE}\n" for one in held)
+    click.echo(f"{_HOME}{text}{_CLEAR_BELOW}", nl=False)
+
+
+def _fitting(text: str, columns: int) -> str:
+    # A line that wraps would move all below it.
+    plain = click.unstyle(text)
+    return text if len(plain) <= columns else plain[: columns - 1] + "…"

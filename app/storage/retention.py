@@ -1,0 +1,220 @@
+"""Which rows are old enough to go, and how they go: what hangs on a row before the row itself.
+
+Every function is one short transaction of the caller. "Busy" is a conversation with an open turn or
+one that is not free: a turn may be repeated there, and a repeat needs every key it has left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from app.storage.history_garbage import delete_histories
+from app.storage.rows import lock_name, lock_row
+from app.storage.tables import (
+    approvals,
+    calls,
+    conversations,
+    history_records,
+    mailbox,
+    metadata,
+    notices,
+    sessions,
+    turns,
+    workers,
+)
+
+BATCH: Final = 200
+CALLBACK: Final = "EXEC_CALLBACK"
+PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers")
+"""Tables whose rows go without anything outside the database, in this order."""
+_LOCK: Final = "shellback retention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What is older goes; wall-clock seconds. `sessions` is for sessions, `conversations` None keeps them all."""
+
+    host_id: str
+    rows: float
+    sessions: float
+    conversations: float | None
+
+
+def doomed(table: str, cut: Cut) -> sa.Select[Any]:
+    """The keys of the rows of a plain table that may go."""
+    return _QUERIES[table](cut)
+
+
+def delete_some(conn: sa.Connection, table: str, cut: Cut) -> int:
+    """Delete at most `BATCH` rows of a plain table; returns how many."""
+    _one_at_a_time(conn)
+    (key,) = metadata.tables[table].primary_key.columns
+    return conn.execute(sa.delete(metadata.tables[table]).where(key.in_(doomed(table, cut).limit(BATCH)))).rowcount
+
+
+def sessions_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
+    """Ids of ended, told sessions of this host on which nothing hangs any more, or with `planned` will then."""
+    news = mailbox.c.dedupe_key == "exit:" + sessions.c.id
+    if planned:
+        news = sa.and_(news, sa.or_(mailbox.c.heard_at.is_(None), mailbox.c.heard_at >= cut.rows))
+    call = calls.c.session_id == sessions.c.id
+    if planned:
+        call = sa.and_(call, calls.c.created_at >= cut.rows)
+    return sa.select(sessions.c.id).where(
+        sessions.c.host_id == cut.host_id,
+        sessions.c.ended_at < cut.sessions,
+        sessions.c.delivery != "inline",
+        sa.not_(_busy(sessions.c.conversation_id)),
+        ~sa.exists().where(news),
+        ~sa.exists().where(call),
+    )
+
+
+def delete_sessions(conn: sa.Connection, cut: Cut, ids: Sequence[str]) -> int:
+    """Delete those of the sessions that still may go."""
+    _one_at_a_time(conn)
+    return conn.execute(
+        sa.delete(sessions).where(sessions.c.id.in_(ids), sessions.c.id.in_(sessions_to_go(cut)))
+    ).rowcount
+
+
+def turns_to_go(cut: Cut, *, callbacks: bool, planned: bool = False) -> sa.Select[Any]:
+    """Ids of ended turns that no session needs any more; those of callbacks, or the others.
+
+    A callback's id is what keeps its session's end from being told twice, so its session goes first.
+    """
+    started = sa.exists().where(
+        sessions.c.turn_id == turns.c.id,
+        sa.or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= cut.sessions, sessions.c.delivery == "inline"),
+    )
+    # Which turn asked last is looked up through its row.
+    asked = sa.exists().where(approvals.c.conversation_id == turns.c.conversation_id, approvals.c.turn_id == turns.c.id)
+    if planned:
+        asked = asked.where(sa.or_(approvals.c.decided_at.is_(None), approvals.c.decided_at >= cut.rows))
+    query = sa.select(turns.c.id).where(
+        turns.c.ended_at < cut.rows,
+        turns.c.outcome.is_not(None),
+        ~started,
+        ~asked,
+        sa.not_(_busy(turns.c.conversation_id)),
+    )
+    if not callbacks:
+        return query.where(turns.c.item_type != CALLBACK)
+    told = sessions.alias("told")
+    stays = sa.exists().where(told.c.id == sa.func.substr(turns.c.id, len(CALLBACK) + 2))
+    if planned:
+        stays = stays.where(told.c.id.not_in(sessions_to_go(cut, planned=True)))
+    return query.where(turns.c.item_type == CALLBACK, ~stays)
+
+
+def delete_turns(conn: sa.Connection, ids: Sequence[str]) -> int:
+    """Delete rows of turns whose work items are gone."""
+    _one_at_a_time(conn)
+    return conn.execute(sa.delete(turns).where(turns.c.id.in_(ids), turns.c.outcome.is_not(None))).rowcount
+
+
+def conversations_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
+    """Ids of idle conversations of this host that have nothing left but their history, or with `planned` will have."""
+    name = conversations.c.id
+    hanging = {
+        mailbox: sa.or_(mailbox.c.heard_at.is_(None), mailbox.c.heard_at >= cut.rows),
+        approvals: sa.or_(approvals.c.decided_at.is_(None), approvals.c.decided_at >= cut.rows),
+        turns: sa.or_(turns.c.ended_at.is_(None), turns.c.ended_at >= cut.rows),
+        sessions: sa.or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= cut.sessions),
+    }
+    left = [
+        sa.exists().where(table.c.conversation_id == name, *((stays,) if planned else ()))
+        for table, stays in hanging.items()
+    ]
+    written = sa.exists().where(
+        history_records.c.conversation_id == name, history_records.c.updated_at >= (cut.conversations or 0.0)
+    )
+    return sa.select(name).where(
+        conversations.c.host_id == cut.host_id,
+        conversations.c.state == "free",
+        conversations.c.created_at < (cut.conversations or 0.0),
+        ~written,
+        *(~one for one in left),
+    )
+
+
+def delete_conversations(conn: sa.Connection, cut: Cut) -> int:
+    """Delete a few idle conversations with their histories; a message that comes meanwhile makes a new one."""
+    _one_at_a_time(conn)
+    found = conn.execute(conversations_to_go(cut).order_by(conversations.c.id).limit(BATCH // 4)).scalars().all()
+    for name in found:
+        # Whoever sends to it waits for this row, or was first and is seen by the look that follows.
+        lock_row(conn, conversations, name)
+    going = conn.execute(conversations_to_go(cut).where(conversations.c.id.in_(found))).scalars().all()
+    if going:
+        delete_histories(conn, going)
+        conn.execute(sa.delete(conversations).where(conversations.c.id.in_(going)))
+    return len(going)
+
+
+def count(conn: sa.Connection, query: sa.Select[Any]) -> int:
+    """How many rows a query has."""
+    return conn.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
+
+
+def page(conn: sa.Connection, query: sa.Select[Any], after: str) -> list[str]:
+    """The next ids of a query behind `after`, at most `BATCH`."""
+    (key,) = query.selected_columns
+    return list(conn.execute(query.where(key > after).order_by(key).limit(BATCH)).scalars())
+
+
+def _one_at_a_time(conn: sa.Connection) -> None:
+    lock_name(conn, _LOCK)
+
+
+def _busy(conversation_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    open_turns = turns.alias("open_turns")
+    return sa.or_(
+        sa.exists().where(open_turns.c.conversation_id == conversation_id, open_turns.c.outcome.is_(None)),
+        sa.exists().where(conversations.c.id == conversation_id, conversations.c.state != "free"),
+    )
+
+
+def _mailbox(cut: Cut) -> sa.Select[Any]:
+    return sa.select(mailbox.c.id).where(mailbox.c.state == "heard", mailbox.c.heard_at < cut.rows)
+
+
+def _approvals(cut: Cut) -> sa.Select[Any]:
+    return sa.select(approvals.c.id).where(
+        approvals.c.state != "pending",
+        approvals.c.decided_at < cut.rows,
+        sa.not_(_busy(approvals.c.conversation_id)),
+    )
+
+
+def _calls(cut: Cut) -> sa.Select[Any]:
+    needed = sa.exists().where(
+        sessions.c.id == calls.c.session_id,
+        sa.or_(
+            sessions.c.ended_at.is_(None),
+            sessions.c.ended_at >= cut.sessions,
+            _busy(sessions.c.conversation_id),
+        ),
+    )
+    return sa.select(calls.c.call_key).where(calls.c.created_at < cut.rows, ~needed)
+
+
+def _notices(cut: Cut) -> sa.Select[Any]:
+    return sa.select(notices.c.id).where(notices.c.state.in_(["sent", "given_up"]), notices.c.due_at < cut.rows)
+
+
+def _workers(cut: Cut) -> sa.Select[Any]:
+    return sa.select(workers.c.executor_id).where(workers.c.heartbeat_at < cut.rows)
+
+
+_QUERIES: Final = {
+    "mailbox": _mailbox,
+    "approvals": _approvals,
+    "calls": _calls,
+    "notices": _notices,
+    "workers": _workers,
+}

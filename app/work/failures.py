@@ -1,0 +1,64 @@
+"""What ends a run of an agent: whether to ask the model again, whether to answer with it, and in what words."""
+
+from __future__ import annotations
+
+import logging
+
+from dbos import error as dbos_error
+from pydantic_ai.exceptions import (
+    AgentRunError,
+    ModelAPIError,
+    ModelQuotaExceededError,
+    ModelRequestRejectedError,
+    UsageLimitExceeded,
+    UserError,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.agent.endpoint import EndpointError
+from app.exec.errors import ExecError
+from app.storage.errors import StorageError
+from app.work.hearing import OutOfTime, Stopped
+
+log = logging.getLogger(__name__)
+
+
+def worth_retrying(error: BaseException) -> bool:
+    """Whether another request may go better: the endpoint was away, busy or broken, not our words or our key."""
+    if isinstance(error, EndpointError):
+        return error.passing
+    refused = isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
+    return isinstance(error, ModelAPIError) and not refused
+
+
+def answerable(error: Exception) -> Exception | None:
+    """What the conversation is told of; None for what only ends this execution, so that the turn is tried again.
+
+    An agent's code that fails once fails again, and what its tools did would be done again with it.
+    """
+    if isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded):
+        return error.errors[-1]
+    if isinstance(error, AgentRunError | UserError):
+        return error
+    if isinstance(error, StorageError | SQLAlchemyError | ExecError | dbos_error.DBOSException):
+        return None
+    log.error("the agent's code failed", exc_info=error)
+    return error
+
+
+def explain(error: Exception) -> str:
+    """Say in the conversation why there is no answer and what can be done."""
+    match error:
+        case UsageLimitExceeded():
+            return f"I stopped: this turn's budget is used up ({error}). Write again to go on with a new budget."
+        case OutOfTime():
+            return "I stopped: this turn's time is used up. Processes go on; write again to go on."
+        case EndpointError():
+            return f"The model could not answer: {error}"
+        case Stopped():
+            return str(error)
+        case AgentRunError() | UserError():
+            return f"The model could not answer ({type(error).__name__}: {str(error)[:500]}). Write again to retry."
+        case _:
+            said = f"{type(error).__name__}: {str(error)[:500]}"
+            return f"The agent's own code failed ({said}). The worker's log has the line. Write again to retry."

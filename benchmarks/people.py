@@ -1,0 +1,168 @@
+"""What a person waits for: a command's output, a turn's start, an answer among many others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms, say
+from benchmarks.loop import Stage, stage
+from benchmarks.rig import ground
+
+CONVERSATIONS: Final = 200
+ITEMS: Final = 500
+DRAIN_S: Final = 300.0
+
+
+def shown(options: Options) -> Mapping[str, Reading]:
+    from app import wiring
+    from app.settings import Settings, plain_environment
+
+    where = ground(options.directory)
+    environ = {
+        **plain_environment(),
+        "SHELLBACK_HOME": str(where.home),
+        "WORKSPACE_ROOT": str(where.workspace),
+    }
+    with wiring.place(Settings.load(environ)):
+        pass
+
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "timeout": 60}
+
+    def run(*argv: str) -> Any:
+        async def once() -> float:
+            began = time.perf_counter()
+            await asyncio.to_thread(subprocess.run, argv, env=environ, cwd=where.root, check=True, **quiet)
+            return time.perf_counter() - began
+
+        return once
+
+    ours = run(str(Path(sys.executable).with_name("shellback")), "ps")
+    theirs = run(sys.executable, "-c", "pass")
+    took, bare = asyncio.run(alternate(options.samples(30), ours, theirs, warm_up=2))
+    return {"ps": Reading(measured=ms(took), baseline=ms(bare), note="baseline: python -c pass")}
+
+
+def starts(options: Options) -> Mapping[str, Reading]:
+    names = itertools.count()
+
+    def once(on: Stage, *, waiting: bool) -> float:
+        # Anywhere between two looks at the queue.
+        time.sleep(random.random() * 0.5)
+        item = on.send(f"start-{next(names)}", "hello", waiting=waiting)
+        sent = time.time()
+
+        def ended() -> Any:
+            row = on.turns(item).get(item)
+            return row if row is not None and row.outcome is not None else None
+
+        turn = on.until("the turn has ended", ended, 0.02)
+        return max(0.0, turn.started_at - sent)
+
+    with stage(options) as on:
+        once(on, waiting=True)
+        polled = [once(on, waiting=False) for _ in range(options.samples(40))]
+        waited = [once(on, waiting=True) for _ in range(options.samples(40))]
+    return {
+        "send to turn": Reading(measured=ms(statistics.median(polled)), note=_longest(polled)),
+        "send to turn waiting": Reading(measured=ms(statistics.median(waited)), note=_longest(waited)),
+    }
+
+
+def _longest(taken: Sequence[float]) -> str:
+    return f"longest {ms(max(taken)):.0f} ms"
+
+
+def answers(on: Stage, names: Sequence[str], *, beside: tuple[str, int] | None = None) -> list[float]:
+    """Seconds from each conversation's one message to its answer; `beside` gets its many messages first."""
+    from app.storage.tables import turns
+
+    if beside is not None:
+        for number in range(beside[1]):
+            on.send(beside[0], f"message {number}", waiting=False)
+    sent: dict[str, float] = {}
+    for name in names:
+        on.send(name, "hello", waiting=False)
+        sent[name] = time.time()
+    query = sa.select(turns.c.conversation_id, turns.c.ended_at).where(
+        turns.c.outcome == "answered", turns.c.conversation_id.in_(names)
+    )
+
+    def all_answered() -> dict[str, float] | None:
+        found = {row.conversation_id: row.ended_at for row in on.read(lambda conn: list(conn.execute(query)))}
+        return found if len(found) == len(names) else None
+
+    answered = on.until("all are answered", all_answered, 0.5, patience_s=DRAIN_S)
+    if beside is not None:
+        on.until("everything beside them is heard", lambda: on.read(_unheard, beside[0]) == 0, 0.5, patience_s=DRAIN_S)
+    return [answered[name] - sent[name] for name in names]
+
+
+def _unheard(conn: sa.Connection, conversation: str) -> int:
+    from app.storage.tables import mailbox
+
+    query = sa.select(sa.func.count()).where(mailbox.c.conversation_id == conversation, mailbox.c.state != "heard")
+    return conn.execute(query).scalar_one()
+
+
+def fairness(options: Options) -> Mapping[str, Reading]:
+    count, items = (CONVERSATIONS // 5, ITEMS // 5) if options.quick else (CONVERSATIONS, ITEMS)
+    with stage(options) as on:
+        alone = answers(on, [f"alone-{number}" for number in range(count)])
+        say(f"fairness: {count} alone, median {statistics.median(alone):.1f} s")
+        among = answers(on, [f"among-{number}" for number in range(count)], beside=("heavy", items))
+    half = statistics.median(alone)
+    return {
+        "longest of 200": Reading(measured=max(alone), baseline=half, note=f"{count} conversations, baseline: median"),
+        "beside 500": Reading(
+            measured=statistics.median(among), baseline=half, note=f"{items} items of one conversation sent first"
+        ),
+    }
+
+
+BENCHES = (
+    Bench(
+        name="ps",
+        run=shown,
+        figures=(Figure(name="ps", says="`shellback ps` from its start to its end", limit=400.0),),
+    ),
+    Bench(
+        name="send to turn",
+        run=starts,
+        figures=(
+            Figure(name="send to turn", says="message committed to its turn's start, idle worker", limit=1200.0),
+            Figure(name="send to turn waiting", says="the same with a person waiting (`send --wait`)", limit=200.0),
+        ),
+    ),
+    Bench(
+        name="fairness",
+        run=fairness,
+        limit_s=900,
+        figures=(
+            Figure(
+                name="longest of 200",
+                says="longest message to answer of 200 conversations on one worker, against their median",
+                unit="s",
+                compare="ratio",
+                limit=3.0,
+            ),
+            Figure(
+                name="beside 500",
+                says="their median beside one conversation of 500 items, against theirs without it",
+                unit="s",
+                compare="ratio",
+                limit=1.2,
+            ),
+        ),
+    ),
+)

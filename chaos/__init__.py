@@ -1,0 +1,1 @@
+"""Kills at every named point, counted from outside: `python -m chaos`."""

@@ -1,0 +1,374 @@
+"""Notices: written once with what they tell, sent with patience, never in the way of anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.settings import Settings, SettingsError, plain_environment
+from app.storage.db import Database
+from app.storage.errors import DatabaseUnreachable
+from app.storage.tables import notices as rows
+from app.work import claims, notices, notifier, sending
+from app.work.approvals import Proposed
+from app.work.claims import Wakes
+from app.work.closing import Closing, close
+from app.work.notices import Outbox
+from app.work.notifier import Command, Notifier, NotSent, Target, Webhook
+from tests.items import NotedEnqueuer
+
+pytestmark = pytest.mark.anyio
+PATIENCE_S = 30.0
+BOX = Outbox(host="here", on=True)
+
+
+class Receiver:
+    """A web server on loopback that answers with these statuses in turn, the last for good."""
+
+    def __init__(self, *statuses: int, hold: threading.Event | None = None) -> None:
+        self.got: list[dict[str, Any]] = []
+        left = list(statuses)
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                receiver.got.append(json.loads(body))
+                if hold is not None:
+                    hold.wait(PATIENCE_S)
+                status = left.pop(0) if len(left) > 1 else left[0]
+                with contextlib.suppress(OSError):
+                    self.send_response(status)
+                    self.send_header("Location", "file:///etc/passwd")
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook/s3cret"
+        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self._thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def receive() -> Iterator[Callable[..., Receiver]]:
+    made: list[Receiver] = []
+
+    def make(*statuses: int, **more: Any) -> Receiver:
+        made.append(Receiver(*statuses, **more))
+        return made[-1]
+
+    yield make
+    for receiver in made:
+        receiver.close()
+
+
+@contextlib.asynccontextmanager
+async def notifying(db: Database, target: Target, **more: Any) -> AsyncGenerator[Notifier]:
+    more.setdefault("delays_s", (0.05, 0.05, 0.05))
+    made = Notifier(db, target, **more)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def put(db: Database, key: str = "k1", text: str = "look here") -> None:
+    db.write_now(BOX.put, "alarm", "c1", key, text)
+
+
+def found(db: Database) -> list[Any]:
+    return db.read_now(lambda conn: list(conn.execute(sa.select(rows).order_by(rows.c.id))))
+
+
+async def until(what: str, look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (seen := look()):
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.02)
+    return seen
+
+
+def states(db: Database) -> list[tuple[str, int]]:
+    return [(row.state, row.attempts) for row in found(db)]
+
+
+async def test_what_fails_twice_is_sent_the_third_time_and_once(
+    database: Database, receive: Callable[..., Receiver]
+) -> None:
+    receiver = receive(503, 500, 200)
+    put(database)
+    async with notifying(database, Webhook(receiver.url)):
+        await until("it is sent", lambda: states(database) == [("sent", 3)])
+    assert len(receiver.got) == 3
+    told = receiver.got[-1]
+    assert set(told) == {"kind", "conversation", "text", "approval", "at", "host"}
+    assert (told["kind"], told["conversation"], told["text"], told["host"]) == ("alarm", "c1", "look here", "here")
+    assert found(database)[0].error is None
+
+
+async def test_a_target_that_is_down_for_good_is_given_up_and_no_secret_is_written(
+    sqlite_url: str, receive: Callable[..., Receiver], caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(sqlite_url)
+    receiver = receive(200)
+    receiver.close()
+    put(database)
+    with caplog.at_level(logging.DEBUG, logger="app"):
+        async with notifying(database, Webhook(receiver.url)):
+            await until("it is given up", lambda: states(database) == [("given_up", 4)])
+    error = found(database)[0].error
+    assert "ConnectError" in error
+    assert "given up" in caplog.text
+    assert "s3cret" not in caplog.text + error
+    state = database.read_now(notices.told)
+    assert (state.given_up, state.error) == (1, error)
+    database.close()
+
+
+async def test_redirects_are_not_followed(sqlite_url: str, receive: Callable[..., Receiver]) -> None:
+    receiver = receive(302)
+    with pytest.raises(NotSent, match="status 302, and redirects are not followed"):
+        await Webhook(receiver.url).send({"kind": "alarm"})
+    assert len(receiver.got) == 1
+
+
+async def test_a_slow_target_holds_up_nothing_and_is_cut_off(sqlite_url: str, receive: Callable[..., Receiver]) -> None:
+    database, hold = Database(sqlite_url), threading.Event()
+    receiver = receive(200, hold=hold)
+    for number in range(6):
+        put(database, f"k{number}")
+    try:
+        async with notifying(database, Webhook(receiver.url), timeout_s=PATIENCE_S):
+            await until("four are on their way", lambda: len(receiver.got) == 4)
+            began = time.monotonic()
+            await asyncio.gather(*(database.write(BOX.put, "alarm", "c1", f"more{n}", "x") for n in range(20)))
+            assert time.monotonic() - began < PATIENCE_S / 2
+            assert len(receiver.got) == 4, "no more than four at once"
+        async with notifying(database, Webhook(receiver.url), timeout_s=0.3, delays_s=()):
+            await until("cut off", lambda: ("given_up", 1) in states(database))
+        assert any("within 0.3 s" in (row.error or "") for row in found(database))
+    finally:
+        hold.set()
+        database.close()
+
+
+async def test_two_notifiers_send_each_notice_once(database: Database, receive: Callable[..., Receiver]) -> None:
+    receiver = receive(200)
+    for number in range(12):
+        put(database, f"k{number}", f"n{number}")
+    async with notifying(database, Webhook(receiver.url)), notifying(database, Webhook(receiver.url)):
+        await until("all are sent", lambda: states(database) == [("sent", 1)] * 12)
+    assert sorted(told["text"] for told in receiver.got) == sorted(f"n{number}" for number in range(12))
+
+
+async def test_what_a_dead_worker_had_taken_is_sent_after_its_lease(
+    database: Database, receive: Callable[..., Receiver]
+) -> None:
+    put(database)
+    assert len(database.write_now(notices.take, limit=4, lease_s=0.5)) == 1
+    assert database.write_now(notices.take, limit=4, lease_s=0.5) == []
+    receiver = receive(200)
+    async with notifying(database, Webhook(receiver.url)):
+        await until("it is sent", lambda: states(database) == [("sent", 2)])
+    assert len(receiver.got) == 1
+
+
+async def test_a_command_gets_the_notice_on_its_input_and_an_environment_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    out = tmp_path / "out"
+    script = f"import sys,os,json; json.dump([sys.stdin.read(), dict(os.environ)], open({str(out)!r}, 'w'))"
+    await Command([sys.executable, "-c", script], plain_environment()).send({"kind": "alarm", "text": "ü"})
+    told, environ = json.loads(out.read_text())
+    assert json.loads(told) == {"kind": "alarm", "text": "ü"}
+    assert "s3cret" not in environ.values()
+    with pytest.raises(NotSent, match="ended with 3"):
+        await Command(["/bin/sh", "-c", "exit 3"], plain_environment()).send({})
+    with pytest.raises(NotSent, match="cannot be started"):
+        await Command([str(tmp_path / "none")], plain_environment()).send({})
+
+
+async def test_a_command_that_hangs_is_killed_with_what_it_started(sqlite_url: str, tmp_path: Path) -> None:
+    database = Database(sqlite_url)
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    put(database)
+    hangs = Command(["/bin/sh", "-c", f"exec 9>{fifo}; echo up >&9; sleep 300 & sleep 300"], plain_environment())
+    async with notifying(database, hangs, timeout_s=2.0, delays_s=()):
+        await until("it is given up", lambda: states(database) == [("given_up", 1)])
+    # The pipe ends only when everybody who holds it is gone.
+    assert await asyncio.wait_for(asyncio.to_thread(_all_of, reader), PATIENCE_S) == b"up\n"
+    database.close()
+
+
+def _all_of(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        return file.read()
+
+
+async def test_an_approval_is_told_once_however_often_its_turn_is_closed(database: Database) -> None:
+    queue = NotedEnqueuer()
+    sent = database.write_now(sending.send, queue, "c1", "hello", host_id="h")
+    item = next(item for item in queue.items if item.id == sent.item_id)
+    epoch = database.write_now(claims.enter, item, executor_id="w1", wakes=Wakes()).epoch
+    assert epoch is not None
+    call = Proposed(
+        call_key="k1", tool_call_id="t1", tool_name="execute", args={}, display={"command": "make"}, digest="d1"
+    )
+    for outbox in (BOX, BOX):
+        closing = Closing(
+            conversation_id="c1",
+            turn_id=item.id,
+            epoch=epoch,
+            outcome="pending_approval",
+            proposed=(call,),
+            outbox=outbox,
+        )
+        database.write_now(close, queue, closing, None, [], None)
+    (row,) = found(database)
+    assert row.payload["approval"]["tool"] == "execute"
+    assert row.payload["approval"]["display"] == {"command": "make"}
+    assert row.payload["approval"]["id"] in row.payload["text"]
+    put(database, "k2")
+    put(database, "k2")
+    assert [row.kind for row in found(database)] == ["approval", "alarm"]
+
+
+async def test_a_command_of_a_worker_that_was_killed_ends_soon(tmp_path: Path) -> None:
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    program = (
+        "import asyncio, app.work.notifier as n\n"
+        "n.ORPHAN_S = 1.0\n"
+        f"argv = ['/bin/sh', '-c', 'exec 9>{fifo}; echo up >&9; sleep 300 & sleep 300']\n"
+        "asyncio.run(n.Command(argv, {'PATH': '/usr/bin:/bin'}).send({}))\n"
+    )
+    worker = subprocess.Popen(  # noqa: ASYNC220 - returns at once
+        [sys.executable, "-c", program]
+    )
+    try:
+        reader = await asyncio.wait_for(asyncio.to_thread(fifo.open, "rb", 0), PATIENCE_S)
+        assert await asyncio.to_thread(reader.read, 3) == b"up\n"
+    finally:
+        worker.kill()
+        worker.wait()
+    with reader:
+        # The pipe ends only when everybody who holds it is gone.
+        assert await asyncio.wait_for(asyncio.to_thread(reader.read), PATIENCE_S) == b""
+
+
+async def test_a_database_that_is_away_for_a_while_keeps_no_notice_from_being_sent(
+    sqlite_url: str, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, receiver, refused = Database(sqlite_url), receive(200), 0
+    put(database)
+    write = database.write
+
+    async def away(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal refused
+        if refused < 3 and fn in {notices.take, notices.sent}:
+            refused += 1
+            raise DatabaseUnreachable("it is away")
+        return await write(fn, *args, **kwargs)
+
+    monkeypatch.setattr(database, "write", away)
+    monkeypatch.setattr(notifier, "IDLE_S", 0.05)
+    async with notifying(database, Webhook(receiver.url)):
+        await until("it is sent", lambda: states(database) == [("sent", 1)])
+    assert (refused, len(receiver.got)) == (3, 1)
+    database.close()
+
+
+async def test_what_is_being_sent_is_cut_off_at_the_end_also_after_another_one_failed(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(sqlite_url)
+    ended: list[str] = []
+    slow = asyncio.Event()
+
+    class Halting:
+        async def send(self, payload: dict[str, Any]) -> None:
+            if payload["text"] == "quick":
+                await slow.wait()
+                return
+            slow.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(payload["text"])
+
+    write = database.write
+
+    async def away(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if fn is notices.sent:
+            raise DatabaseUnreachable("it is away")
+        return await write(fn, *args, **kwargs)
+
+    monkeypatch.setattr(database, "write", away)
+    put(database, "k1", "quick")
+    put(database, "k2", "slow")
+    async with notifying(database, Halting(), timeout_s=PATIENCE_S):
+        await asyncio.wait_for(slow.wait(), PATIENCE_S)
+        await until("the other has failed", lambda: states(database) == [("waiting", 1)] * 2)
+        await asyncio.sleep(0.1)
+    assert ended == ["slow"]
+    database.close()
+
+
+async def test_the_words_of_a_notice_drive_no_terminal_and_any_text_can_be_sent(
+    sqlite_url: str, receive: Callable[..., Receiver]
+) -> None:
+    database, receiver = Database(sqlite_url), receive(200)
+    call = {"id": "a1", "tool": "execute", "display": {"command": "echo \x1b]0;hi\x07 \ud800"}}
+    database.write_now(BOX.put, "approval", "c1", "k1", "execute waits: echo \x1b]0;hi\x07\u202e\ud800", call)
+    async with notifying(database, Webhook(receiver.url)):
+        await until("it is sent", lambda: states(database) == [("sent", 1)])
+    (told,) = receiver.got
+    assert told["text"] == r"execute waits: echo \x1b]0;hi\x07\u202e\ud800"
+    assert told["approval"]["display"]["command"] == "echo \x1b]0;hi\x07 ?"
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"NOTIFY_WEBHOOK": "ftp://example.com/s3cret"},
+        {"NOTIFY_WEBHOOK": "http:///s3cret"},
+        {"NOTIFY_WEBHOOK": "s3cret"},
+        {"NOTIFY_WEBHOOK": "https://example.com/s3cret", "NOTIFY_COMMAND": "mail"},
+        {"NOTIFY_WEBHOOK": "https://example.com:port/s3cret"},
+        {"NOTIFY_COMMAND": "mail 'unfinished"},
+    ],
+)
+async def test_a_wrong_target_is_refused_at_the_start_without_showing_its_key(wrong: dict[str, str]) -> None:
+    with pytest.raises(SettingsError) as refused:
+        Settings.load(wrong)
+    assert "NOTIFY_" in str(refused.value)
+    assert "s3cret" not in str(refused.value)

@@ -1,0 +1,344 @@
+"""What a wish to stop does to the turn that runs, to calls and messages that wait, and to a turn that dies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from pydantic_ai import Agent, FunctionToolset, capture_run_messages
+from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+from app.cli.waiting import Waiting
+from app.storage.db import Database
+from app.storage.tables import conversations
+from app.storage.tables import notices as told
+from app.work import approvals, beginning, claims, hearing, mailbox, sending, stopping
+from app.work.approvals import Proposed
+from app.work.claims import Entry, Wakes
+from app.work.closing import Closing, close
+from app.work.deps import TurnDeps
+from app.work.errors import UnknownConversation
+from app.work.hearing import Hearing, Stopped
+from app.work.items import ItemType, WorkItem
+from app.work.mailbox import Letter
+from app.work.notices import Outbox
+from app.work.stopping import NEXT, Stopping, Wish
+from app.work.sweep import fail
+from tests.items import NotedEnqueuer
+
+HOST = "host1"
+PROPOSED = Proposed(
+    call_key="k1", tool_call_id="t1", tool_name="execute", args={"command": "x"}, display={"command": "x"}, digest="d1"
+)
+
+
+class Desk:
+    def __init__(self, db: Database) -> None:
+        self.db = db
+        self.queue = NotedEnqueuer()
+
+    def say(self, text: str) -> str:
+        return self.db.write_now(sending.send, self.queue, "c1", text, host_id=HOST).item_id
+
+    def send(self, text: str) -> WorkItem:
+        item_id = self.say(text)
+        return next(item for item in self.queue.items if item.id == item_id)
+
+    def enter(self, item: WorkItem) -> Entry:
+        return self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes())
+
+    def epoch(self, item: WorkItem) -> int:
+        epoch = self.enter(item).epoch
+        assert epoch is not None
+        return epoch
+
+    def begin(self, item: WorkItem, epoch: int) -> list[str]:
+        begun = self.db.write_now(beginning.begin, item, epoch, True)
+        return [str(letter.payload.get("text", letter.kind)) for letter in begun.letters]
+
+    def taken(self, item: WorkItem) -> frozenset[int]:
+        query = sa.select(mailbox.mailbox.c.id).where(mailbox.mailbox.c.taken_by == item.id)
+        return frozenset(self.db.read_now(lambda conn: list(conn.execute(query).scalars())))
+
+    def look(self, item: WorkItem, epoch: int, step: int) -> tuple[list[str], str | None]:
+        letters, wish = self.db.write_now(stopping.look, "c1", item.id, epoch, step)
+        return [str(letter.payload.get("text")) for letter in letters], wish.by if wish else None
+
+    def die(self) -> str:
+        def die(conn: sa.Connection) -> str:
+            row = mailbox.lock(conn, "c1")
+            assert row is not None
+            return fail(conn, self.queue, row, reason="it died")
+
+        return self.db.write_now(die)
+
+    def stop(self, by: str = "ann") -> Stopping:
+        return self.db.write_now(stopping.stop, self.queue, "c1", by=by)
+
+    def close(self, item: WorkItem, epoch: int, outcome: str, **more: Any) -> str:
+        closing = Closing(conversation_id="c1", turn_id=item.id, epoch=epoch, outcome=outcome, **more)
+        return self.db.write_now(close, self.queue, closing, None, [], None)
+
+    def conversation(self) -> Any:
+        return self.db.read_now(lambda conn: conn.execute(sa.select(conversations)).one())
+
+
+@pytest.fixture
+def desk(database: Database) -> Desk:
+    return Desk(database)
+
+
+def test_a_turn_told_to_end_takes_no_more_news_and_what_came_behind_it_runs_next(desk: Desk) -> None:
+    item = desk.send("one")
+    epoch = desk.epoch(item)
+    assert desk.look(item, epoch, 0) == (["one"], None)
+    desk.send("behind")
+    assert desk.db.read_now(stopping.stoppable, "c1")
+    assert desk.stop() == Stopping(conversation_id="c1", reach="running", turn_id=item.id)
+    assert not desk.db.read_now(stopping.stoppable, "c1"), "a second Ctrl-C leaves"
+    assert desk.look(item, epoch, 1) == ([], "ann")
+    assert desk.stop("ben").turn_id == item.id
+    again = desk.epoch(item)
+    assert desk.look(item, again, 1) == ([], "ann"), "a repeated execution sees the same wish"
+    desk.close(item, again, "stopped", answer="Stopped by ann.")
+    row = desk.conversation()
+    assert (row.state, row.stop_turn, row.stop_by) == ("free", None, None)
+    follow = desk.queue.items[-1]
+    assert follow.type is ItemType.FOLLOW_UP
+    assert desk.look(follow, desk.epoch(follow), 0) == (["one", "behind"], None)
+
+
+def test_a_turn_that_ends_by_itself_first_takes_the_wish_with_it(desk: Desk) -> None:
+    item = desk.send("one")
+    epoch = desk.epoch(item)
+    desk.stop()
+    desk.close(item, epoch, "answered", answer="done")
+    later = desk.send("two")
+    assert desk.look(later, desk.epoch(later), 0)[1] is None
+
+
+def test_the_wish_for_a_turn_that_died_holds_for_the_one_that_tries_again(desk: Desk) -> None:
+    item = desk.send("one")
+    epoch = desk.epoch(item)
+    assert desk.look(item, epoch, 0) == (["one"], None)
+    desk.stop()
+    assert desk.die() == "retried"
+    retry = desk.queue.items[-1]
+    assert retry.type is ItemType.RETRY
+    assert desk.look(retry, desk.epoch(retry), 1)[1] == "ann"
+
+
+def test_calls_that_wait_for_approval_are_denied_and_their_turn_ends_before_it_asks_the_model(desk: Desk) -> None:
+    item = desk.send("one")
+    desk.close(item, desk.epoch(item), "pending_approval", proposed=(PROPOSED,))
+    assert not desk.db.read_now(stopping.stoppable, "c1"), "at a prompt Ctrl-C leaves"
+    assert desk.stop().reach == "approvals"
+    (request,) = desk.db.read_now(approvals.find)
+    assert (request.state, request.surface) == ("superseded", "stop")
+    resume = desk.queue.items[-1]
+    assert resume.type is ItemType.APPROVAL
+    assert desk.look(resume, desk.epoch(resume), 1)[1] == "ann"
+
+
+def test_a_turn_that_was_told_to_end_while_it_asked_for_approval_asks_nobody(desk: Desk) -> None:
+    item = desk.send("one")
+    epoch = desk.epoch(item)
+    desk.stop()
+    desk.close(item, epoch, "pending_approval", proposed=(PROPOSED,))
+    (request,) = desk.db.read_now(approvals.find)
+    assert request.state == "superseded"
+    resume = desk.queue.items[-1]
+    assert resume.type is ItemType.APPROVAL
+    assert desk.look(resume, desk.epoch(resume), 1)[1] == "ann"
+
+
+def test_a_message_whose_turn_has_not_begun_is_stopped_by_whichever_turn_takes_it(desk: Desk) -> None:
+    item = desk.send("one")
+    assert desk.stop() == Stopping(conversation_id="c1", reach="queued")
+    assert desk.conversation().stop_turn == NEXT
+    epoch = desk.epoch(item)
+    assert desk.conversation().stop_turn == item.id
+    assert desk.look(item, epoch, 1)[1] == "ann"
+
+
+def test_a_message_sent_after_the_wish_is_answered_and_not_swallowed_with_what_was_stopped(desk: Desk) -> None:
+    item = desk.send("one")
+    assert desk.stop().reach == "queued"
+    desk.say("two")
+    epoch = desk.epoch(item)
+    assert desk.begin(item, epoch) == ["one"]
+    assert desk.look(item, epoch, 1) == ([], "ann")
+    desk.close(item, epoch, "stopped", answer="Stopped by ann.", heard=desk.taken(item))
+    follow = desk.queue.items[-1]
+    assert follow.type is ItemType.FOLLOW_UP
+    epoch = desk.epoch(follow)
+    assert desk.begin(follow, epoch) == ["two"]
+    assert desk.look(follow, epoch, 1) == ([], None)
+
+
+def test_a_message_sent_after_the_wish_but_before_the_turn_has_read_anything_is_for_the_next_turn(desk: Desk) -> None:
+    item = desk.send("one")
+    epoch = desk.epoch(item)
+    assert desk.stop().reach == "running"
+    desk.send("two")
+    assert desk.stop().reach == "running"
+    assert desk.begin(item, epoch) == ["one"]
+    again = desk.epoch(item)
+    assert desk.begin(item, again) == ["one"], "an execution that is repeated reads the same"
+    desk.close(item, again, "stopped", answer="Stopped by ann.", heard=desk.taken(item))
+    follow = desk.queue.items[-1]
+    assert desk.begin(follow, desk.epoch(follow)) == ["two"]
+
+
+def test_a_second_wish_is_about_what_has_come_since_the_first(desk: Desk) -> None:
+    item = desk.send("one")
+    desk.stop()
+    desk.say("two")
+    desk.stop("ben")
+    epoch = desk.epoch(item)
+    assert desk.begin(item, epoch) == ["one", "two"]
+    assert desk.look(item, epoch, 1) == ([], "ann")
+
+
+def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behind_it_is_answered(desk: Desk) -> None:
+    item = desk.send("one")
+    epoch = desk.epoch(item)
+    assert desk.begin(item, epoch) == ["one"]
+    desk.send("behind")
+    desk.stop()
+    assert desk.die() == "retried"
+    retry = desk.queue.items[-1]
+    epoch = desk.epoch(retry)
+    assert desk.begin(retry, epoch) == ["one", "turn_failed"]
+    assert desk.look(retry, epoch, 1) == ([], "ann")
+    desk.close(retry, epoch, "stopped", answer="Stopped by ann.", heard=desk.taken(retry))
+    follow = desk.queue.items[-1]
+    epoch = desk.epoch(follow)
+    assert desk.begin(follow, epoch) == ["behind"]
+    assert desk.look(follow, epoch, 1) == ([], None)
+
+
+def test_more_messages_than_one_turn_takes_are_all_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "ROWS_PER_TURN", 2)
+    item = desk.send("1")
+    for text in "23":
+        desk.say(text)
+    desk.stop()
+    desk.say("later")
+    epoch = desk.epoch(item)
+    assert desk.begin(item, epoch) == ["1", "2"]
+    desk.close(item, epoch, "stopped", answer="Stopped by ann.", heard=desk.taken(item))
+    assert desk.db.read_now(stopping.settled, "c1", None, 0.0) is None
+    follow = desk.queue.items[-1]
+    epoch = desk.epoch(follow)
+    assert desk.begin(follow, epoch) == ["3"]
+    assert desk.look(follow, epoch, 1) == ([], "ann")
+    desk.close(follow, epoch, "stopped", answer="Stopped by ann.", heard=desk.taken(follow))
+    follow = desk.queue.items[-1]
+    epoch = desk.epoch(follow)
+    assert desk.begin(follow, epoch) == ["later"]
+    assert desk.look(follow, epoch, 1) == ([], None)
+
+
+def test_a_call_approved_but_not_begun_is_not_made_by_a_turn_that_is_to_end(desk: Desk) -> None:
+    item = desk.send("one")
+    desk.close(item, desk.epoch(item), "pending_approval", proposed=(PROPOSED,))
+    (request,) = desk.db.read_now(approvals.find)
+    desk.db.write_now(approvals.decide, desk.queue, request.id, "approved", by="ben", surface="test")
+    assert desk.stop().reach == "approvals"
+    resume = desk.queue.items[-1]
+    desk.epoch(resume)
+
+    def decided(conn: sa.Connection) -> list[tuple[str, str | None]]:
+        wish = stopping.wish_of(desk.conversation(), resume.id)
+        return [(one.state, one.decided_by) for one in beginning.decided(conn, "c1", wish)]
+
+    assert desk.db.read_now(decided) == [("superseded", "ann")]
+
+
+def test_nobody_is_told_of_calls_that_a_stop_denies_as_they_are_asked_for(desk: Desk) -> None:
+    box = Outbox(host="here", on=True)
+    item = desk.send("one")
+    epoch = desk.epoch(item)
+    desk.stop()
+    desk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), outbox=box)
+    assert desk.db.read_now(lambda conn: conn.execute(sa.select(told)).all()) == []
+
+
+def test_where_nothing_is_under_way_nothing_is_stopped_later(desk: Desk) -> None:
+    with pytest.raises(UnknownConversation):
+        desk.stop()
+    item = desk.send("one")
+    epoch = desk.epoch(item)
+    desk.look(item, epoch, 0)
+    desk.close(item, epoch, "answered", answer="done", heard=frozenset({1}))
+    assert desk.stop().reach is None
+    later = desk.send("two")
+    assert desk.look(later, desk.epoch(later), 0) == (["two"], None)
+
+
+def test_who_waits_for_a_message_hears_how_it_ends_though_its_calls_were_denied_at_once(desk: Desk) -> None:
+    began = time.time()
+    sent = desk.db.write_now(sending.send, desk.queue, "c1", "one", host_id=HOST)
+    item = desk.queue.items[-1]
+    waiting = Waiting(desk.db, sent)
+    epoch = desk.epoch(item)
+    desk.begin(item, epoch)
+    desk.stop()
+    desk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), heard=desk.taken(item))
+    assert waiting.look() is None
+    assert desk.db.read_now(stopping.settled, "c1", item.id, began) is None
+    resume = desk.queue.items[-1]
+    desk.close(resume, desk.epoch(resume), "stopped", answer="Stopped by ann.")
+    assert (waiting.look(), waiting.answer) == ("stopped", "Stopped by ann.")
+    settled = desk.db.read_now(stopping.settled, "c1", item.id, began)
+    assert settled is not None
+    assert (settled.turn_id, settled.outcome) == (resume.id, "stopped")
+
+
+@pytest.mark.anyio
+async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_first_has_its_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[str] = []
+    asked = 0
+
+    def wish() -> Wish | None:
+        return Wish(by="ann", living=[], count=0) if ran else None
+
+    async def look(_deps: TurnDeps, _step: int) -> tuple[list[Letter], Wish | None]:
+        return [], wish()
+
+    async def wished(_deps: TurnDeps) -> Wish | None:
+        return wish()
+
+    async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
+        return await fn()
+
+    def respond(_messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
+        nonlocal asked
+        asked += 1
+        return ModelResponse(parts=[ToolCallPart("act", {"word": word}, word) for word in ("one", "two")])
+
+    monkeypatch.setattr(hearing, "recorded", unrecorded)
+    tools = FunctionToolset[TurnDeps]()
+
+    @tools.tool_plain(metadata={"category": "exec"}, sequential=True)
+    def act(word: str) -> str:
+        ran.append(word)
+        return f"did {word}"
+
+    agent = Agent(FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[Hearing(look, wished)])
+    deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=1e12)
+    with capture_run_messages() as messages, pytest.raises(Stopped, match="Stopped by ann"):
+        await agent.run("go", deps=deps)
+    results = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    assert (ran, asked) == (["one"], 1)
+    assert [(part.outcome, str(part.content)) for part in results] == [
+        ("success", "did one"),
+        ("failed", "Nothing more was done: ann stopped this turn."),
+    ]

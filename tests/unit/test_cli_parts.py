@@ -1,0 +1,83 @@
+"""Parts of the command line that need no program: moments, sections of the help, tables, transcripts."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import pytest
+
+from app.cli.events import KINDS
+from app.cli.main import COMMANDS, SECTIONS
+from app.cli.moments import MOMENT
+from app.cli.shared import print_json, table_lines
+from app.cli.transcripts import lines_of
+from app.work import stream
+
+
+@pytest.mark.parametrize(
+    ("text", "ago"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("3d", 3 * 86400), ("0s", 0)]
+)
+def test_a_duration_is_counted_back_from_now(text: str, ago: float) -> None:
+    assert MOMENT.convert(text, None, None) == pytest.approx(time.time() - ago, abs=5)
+
+
+def test_a_time_is_taken_as_it_is_with_its_zone_or_as_one_of_here() -> None:
+    moment = datetime(2026, 3, 1, 12, 30, tzinfo=UTC).timestamp()
+    assert MOMENT.convert("2026-03-01T12:30Z", None, None) == moment
+    assert MOMENT.convert("2026-03-01 13:30+01:00", None, None) == moment
+    here = datetime(2026, 3, 1, 12, 30).astimezone().timestamp()
+    assert MOMENT.convert("2026-03-01T12:30", None, None) == here
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-5m", "5w", "1e9", "2026-13-01", "99999999999d"])
+def test_what_is_neither_is_refused_with_both_forms(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"90s, 10m, 2h, 3d.*2026-"):
+        MOMENT.convert(text, None, None)
+
+
+def test_every_command_is_in_one_section_of_the_help() -> None:
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
+
+
+def test_every_kind_of_event_can_be_asked_for() -> None:
+    assert all(f"`{kind}`" in str(stream.__doc__) for kind in KINDS)
+    assert str(stream.__doc__).count("`") == 2 * len(KINDS)
+
+
+def test_states_have_their_colour_and_columns_stay_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    rows: list[dict[str, Any]] = [{"s": "running", "x": 1}, {"s": "lost", "x": "\x1b[31m"}]
+    lines = table_lines(rows, {"s": "STATE", "x": "X"})
+    assert lines[1] == "\x1b[32mrunning\x1b[0m  1"
+    assert lines[2].startswith("\x1b[31mlost   \x1b[0m  ")
+    assert "\\x1b[31m" in lines[2]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert table_lines(rows, {"s": "STATE", "x": "X"})[1] == "running  1"
+
+
+def test_a_message_is_shown_without_instructions_its_calls_cut_and_nothing_drives_the_terminal() -> None:
+    message = {
+        "timestamp": "not one",
+        "parts": [
+            {"part_kind": "system-prompt", "content": "hidden"},
+            {"part_kind": "user-prompt", "content": "two\nlines \x1b[2J"},
+            {"part_kind": "tool-call", "tool_name": "execute", "args": {"command": "x" * 100}},
+            {"part_kind": "tool-return", "tool_name": "execute", "content": ["a", 1]},
+            {"part_kind": "some-new-part", "content": 1},
+        ],
+    }
+    lines = [click.unstyle(line) for line in lines_of(message, cut=20)]
+    assert lines[:2] == ["person: two", "    lines \\x1b[2J"]
+    assert lines[2].startswith('call execute: {"command": "xxxxxxx… (')
+    assert lines[3:4] == ['result of execute: ["a", 1]']
+    assert lines[4].startswith("some-new-part: ")
+    assert not any("hidden" in line for line in lines)
+
+
+def test_json_is_json_also_of_half_a_character(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    print_json({"said": "\ud83d é"})
+    assert capsysbinary.readouterr().out == '{"said": "\\ud83d é"}\n'.encode()

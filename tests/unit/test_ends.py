@@ -1,0 +1,41 @@
+"""What an end is recorded with: its own context, whoever's connection has brought it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any, cast
+
+import pytest
+
+from app import log
+from app.exec.ends import Ends
+from app.exec.exec_registry import ExecRegistry
+from app.exec.memory_store import MemorySessionStore
+from app.exec.model import SessionEnd, SessionId
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_end_that_comes_over_the_connection_of_a_turn_is_not_logged_as_that_turns() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(log.TextLines())
+    handler.addFilter(log._with_ids)  # pyright: ignore[reportPrivateUsage]
+    logger = logging.getLogger("app.exec.ends")
+    logger.addHandler(handler)
+
+    async def acknowledge(_: SessionId) -> None:
+        raise AssertionError("nothing was recorded")
+
+    store = MemorySessionStore()
+    ends = Ends(store, ExecRegistry(store), acknowledge)
+    try:
+        with log.about(conversation="another", work_item="CHAT:1"):
+            ends.received(SessionId("s1"), cast("SessionEnd", cast("Any", None)))
+            await ends.settled()
+    finally:
+        logger.removeHandler(handler)
+    assert "session=s1" in stream.getvalue()
+    assert "another" not in stream.getvalue()
+    assert "CHAT:1" not in stream.getvalue()

@@ -1,0 +1,39 @@
+"""The tools that docs/agents.md lists are those that a model sees, with the same parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+from pydantic_ai import Agent, DeferredToolRequests
+from pydantic_ai.models.test import TestModel
+
+from app.exec.policy import asks
+from app.exec.toolset import ExecTools
+from tests.execs import unstarted_engine
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "agents.md"
+
+
+def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> None:
+    workspace, home = tmp_path / "workspace", tmp_path / "home"
+    workspace.mkdir()
+    home.mkdir(mode=0o700)
+    tools = ExecTools(unstarted_engine(workspace, home), enabled=True).toolset()
+    model = TestModel(call_tools=[])
+    asyncio.run(Agent(model, toolsets=[tools], output_type=[str, DeferredToolRequests]).run("look"))
+    assert model.last_model_request_parameters is not None
+    seen: dict[str, tuple[list[str], str]] = {}
+    required: set[str] = set()
+    for tool in model.last_model_request_parameters.function_tools:
+        properties = tool.parameters_json_schema["properties"]
+        required |= set(tool.parameters_json_schema.get("required", []))
+        shown = [
+            name if (default := about.get("default")) is None else f"{name}={str(default).lower()}"
+            for name, about in properties.items()
+        ]
+        seen[tool.name] = (shown, "yes" if asks(tool.name) else "no")
+    rows = re.findall(r"^\| `(execute\w*|process_\w+)` \|(.*)\| (yes|no) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    assert {name: (re.findall(r"`([^`]+)`", parameters), asking) for name, parameters, asking in rows} == seen
+    assert required == {"command", "session_id", "data", "keys"}
