@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -325,3 +326,11 @@ async def test_many_workers_start_one_supervisor(tmp_path: Path) -> None:
         infos = await asyncio.gather(*(client.connect() for client in clients))
         assert len({info["pid"] for info in infos}) == 1
         await asyncio.gather(*(client.close() for client in clients))
+
+
+async def test_a_keeper_whose_state_directory_was_removed_ends_with_its_supervisor(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        pid, keeper = await sup.pids()
+        shutil.rmtree(sup.home)
+        await end(pid)
+        assert await gone(keeper)

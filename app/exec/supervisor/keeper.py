@@ -79,10 +79,16 @@ class Keeper:
             failures = 0 if time.monotonic() - began > _CALM_S else failures + 1
             if status == daemon.LOCKED and not self._held and not self._dead:
                 return status
+            if status and not self._held and self._forsaken():
+                return status
             if status:
                 self._say(f"supervisor ended with {status}, start {failures} follows")
                 time.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
         return 0
+
+    def _forsaken(self) -> bool:
+        """Whether the state directory was removed: no supervisor can serve one, and nobody can ask for one."""
+        return os.fstat(self._config.keeper_lock).st_nlink == 0
 
     def _ordered(self, number: int, _frame: FrameType | None) -> None:
         order = _ORDERS[signal.Signals(number)]
