@@ -280,7 +280,7 @@ def test_a_full_disk_is_named_and_the_message_is_not_half_kept(place: Stage) -> 
     (place.root / "long").write_text("x" * 100_000)
     private = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
     if subprocess.run([*private, "mount", "-t", "tmpfs", "none", home], capture_output=True, check=False).returncode:
-        pytest.skip("no small file system can be mounted here in a namespace of its own")
+        unavailable("no small file system can be mounted here in a namespace of its own")
     done = subprocess.run(
         [*private, "sh", "-c", script],
         env=environment(place, {"SHELLBACK_HOME": str(home)}),

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 import yaml
 
@@ -29,6 +28,7 @@ from app.storage.host import process_space
 from app.storage.tables import conversations, mailbox, workers
 from app.work import roster
 from tests.commands import assert_refused, facts, shellback
+from tests.databases import unavailable
 from tests.stage import Stage, stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,7 +175,7 @@ def test_stopping_the_worker_s_unit_touches_no_command_and_leaves_it_time_to_dra
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("no systemd-analyze here: the units are checked by the rules above")
+        unavailable("no systemd-analyze")
     for path in UNITS.glob("*.service"):
         # It looks for the program, which is installed elsewhere here.
         text = path.read_text().replace("/opt/shellback/bin/shellback", "/bin/true")
@@ -342,10 +342,11 @@ def test_workers_come_and_go_beside_an_older_supervisor_and_neither_a_turn_nor_a
         shutil.rmtree(older)
 
 
-@pytest.mark.skipif(not can_be_apart(), reason="PID namespaces cannot be made here (needs root and unshare)")
 def test_worker_and_supervisor_in_pid_namespaces_of_their_own_share_nothing_but_the_state_directory(
     sqlite_url: str,
 ) -> None:
+    if not can_be_apart():
+        unavailable("PID namespaces cannot be made here (needs root and unshare)")
     with stage(sqlite_url, SUPERVISOR="external") as loop, supervisor_of(loop, *APART, *INIT):
         inside = [*APART, sys.executable, "-m", "app", "worker"]
         first = hired(loop, inside)
