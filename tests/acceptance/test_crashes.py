@@ -65,6 +65,13 @@ def loop(database_url: str) -> Iterator[Stage]:
         yield made
 
 
+@pytest.fixture
+def sqlite_loop(sqlite_url: str) -> Iterator[Stage]:
+    """For deaths that the database hardly sees; `make chaos` has them on Postgres too."""
+    with stage(sqlite_url) as made:
+        yield made
+
+
 def run_through(loop: Stage, code: int) -> str:
     """Send, approve, follow to the answer of the wake; workers that die are replaced. Returns the session id."""
     if not loop.workers:
@@ -109,7 +116,8 @@ def test_a_worker_killed_at(loop: Stage, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", SUPERVISOR_POINTS)
-def test_a_supervisor_killed_at(loop: Stage, point: str) -> None:
+def test_a_supervisor_killed_at(sqlite_loop: Stage, point: str) -> None:
+    loop = sqlite_loop
     loop.arm(point)
     session_id = run_through(loop, 8)
     assert loop.fired(point)
@@ -121,8 +129,9 @@ def test_a_supervisor_killed_at(loop: Stage, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", BOTH_POINTS)
-def test_worker_and_supervisor_killed_together_at(loop: Stage, point: str) -> None:
+def test_worker_and_supervisor_killed_together_at(sqlite_loop: Stage, point: str) -> None:
     """The worker kills the supervisor, then itself, both with kill -9."""
+    loop = sqlite_loop
     loop.hire()
     supervisor, _ = loop.supervisor_pids()
     loop.arm(point, f"kill {supervisor}\nkill self")
