@@ -5,56 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from app.exec.supervisor import crashpoints
+
 Victim = Literal["worker", "supervisor", "keeper"]
 
-WORKER_POINTS: Final = (
-    "turn.entered",
-    "turn.begun",
-    "approval.recorded",
-    "claim.before",
-    "claim.committed",
-    "start.sent",
-    "start.answered",
-    "started.recorded",
-    "tool.returned",
-    "turn.closing",
-    "turn.closed",
-    "exit.received",
-    "exit.finishing",
-    "exit.committed",
-    "exit.acked",
-    "wake.entered",
-)
-SUPERVISOR_POINTS: Final = (
-    "supervisor.request",
-    "supervisor.marked",
-    "supervisor.held",
-    "supervisor.forked",
-    "supervisor.recorded_pid",
-    "supervisor.output",
-    "supervisor.exit_seen",
-    "supervisor.record_written",
-    "supervisor.record_renamed",
-    "supervisor.rung",
-    "supervisor.reaped",
-)
+_OF_OTHERS: Final = ("supervisor.", "keeper.", "sweep.", "retention.")
+WORKER_POINTS: Final = tuple(point for point in crashpoints.POINTS if not point.startswith(_OF_OTHERS))
+SUPERVISOR_POINTS: Final = tuple(point for point in crashpoints.POINTS if point.startswith("supervisor."))
 POINTS: Final = (*WORKER_POINTS, *SUPERVISOR_POINTS)
 
 NEVER_STARTED: Final = frozenset({"supervisor.marked", "supervisor.held"})
 """Between the mark and the fork: a supervisor that is killed there leaves a session that has not run."""
+_MARKED, _DURABLE = map(SUPERVISOR_POINTS.index, ("supervisor.marked", "supervisor.record_renamed"))
 UNWITNESSED: Final = frozenset(
-    {
-        "start.answered",
-        "started.recorded",
-        "tool.returned",
-        "supervisor.marked",
-        "supervisor.held",
-        "supervisor.forked",
-        "supervisor.recorded_pid",
-        "supervisor.output",
-        "supervisor.exit_seen",
-        "supervisor.record_written",
-    }
+    {"start.answered", "started.recorded", "tool.returned", *SUPERVISOR_POINTS[_MARKED:_DURABLE]}
 )
 """Started, or about to be, and no record yet: without supervisor and keeper nobody may have the kernel's status."""
 
