@@ -20,7 +20,7 @@ from app.exec.logs import kept_logs
 from app.exec.model import LIVE_STATES
 from app.exec.supervisor import layout
 from app.settings import shown_url, words
-from app.storage import schema
+from app.storage import rows, schema
 from app.storage.errors import StorageError
 from app.storage.tables import approvals, conversations, mailbox, sessions, workers
 from app.telemetry.watches import missing
@@ -85,7 +85,7 @@ def _heart(conn: sa.Connection, executor_id: str) -> Check:
     ).one_or_none()
     if row is None or row.stopped_at is not None:
         return Check("worker", "fail", f"{executor_id} does not run", "start it: shellback worker")
-    age = time.time() - row.heartbeat_at
+    age = rows.now(conn) - row.heartbeat_at
     if age > HEARTBEAT_DEAD_S:
         return Check("worker", "fail", f"{executor_id} was last heard of {age:.0f} s ago", "restart it; see its log")
     return Check("worker", "ok", f"{executor_id} was heard of {max(0.0, age):.0f} s ago")
@@ -235,7 +235,7 @@ def _worker(conn: sa.Connection, host_id: str) -> Check:
         sa.select(workers.c.executor_id, workers.c.pid, workers.c.version).where(
             workers.c.host_id == host_id,
             workers.c.stopped_at.is_(None),
-            workers.c.heartbeat_at > time.time() - HEARTBEAT_DEAD_S,
+            workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S,
         )
     ).all()
     if not alive:
@@ -244,14 +244,14 @@ def _worker(conn: sa.Connection, host_id: str) -> Check:
 
 
 def _set_aside(conn: sa.Connection, _host_id: str) -> Check:
-    rows = conn.execute(
+    blocked = conn.execute(
         sa.select(conversations.c.id, conversations.c.blocked_reason).where(
             conversations.c.state == "blocked", conversations.c.blocked_reason != "approval"
         )
     ).all()
-    if rows:
-        named = ", ".join(f"{row.id} ({row.blocked_reason})" for row in rows[:10])
-        return Check("conversations", "warn", f"{len(rows)} blocked: {named}", "a message to one tries again")
+    if blocked:
+        named = ", ".join(f"{row.id} ({row.blocked_reason})" for row in blocked[:10])
+        return Check("conversations", "warn", f"{len(blocked)} blocked: {named}", "a message to one tries again")
     return Check("conversations", "ok", "none is set aside")
 
 

@@ -115,6 +115,8 @@ class Settings(BaseModel):
     supervisor: Literal["auto", "external"] = _setting("auto", "auto or external")
     supervisor_idle_seconds: float = _seconds(60.0, 0.1, 86400)
 
+    host_lease_seconds: float = _seconds(300.0, 60, 604_800)
+    workspace_shared: bool = _setting(default=False, allowed="true or false")
     worker_name: str = _setting("", "up to 60 letters, digits, dots, dashes, underscores", pattern=r"^[\w.-]{0,60}$")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = _setting(
         "INFO", "DEBUG, INFO, WARNING, ERROR or CRITICAL"

@@ -6,7 +6,6 @@ import contextlib
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
@@ -106,6 +105,7 @@ def worker_lives(where: Place) -> bool:
     """Whether a worker of this host has been heard of lately and its process is there."""
     import sqlalchemy as sa
 
+    from app.storage import rows
     from app.storage.host import boot_id, process_space
     from app.storage.tables import workers
     from app.work.sweep import HEARTBEAT_DEAD_S
@@ -114,7 +114,7 @@ def worker_lives(where: Place) -> bool:
         query = sa.select(workers.c.pid, workers.c.boot_id).where(
             workers.c.host_id == where.host_id,
             workers.c.stopped_at.is_(None),
-            workers.c.heartbeat_at > time.time() - HEARTBEAT_DEAD_S,
+            workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S,
         )
         return [(row.pid, row.boot_id) for row in conn.execute(query)]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
+
+_NOW: Final = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 
 
 @cache
@@ -37,6 +40,13 @@ def _inserting(table: sa.Table, dialect: str) -> sa.Insert:
 def insert_new(conn: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
     """Insert a row unless its key exists; whether it was inserted. Waits for one that is being inserted."""
     return conn.execute(_inserting(table, conn.dialect.name), values).first() is not None
+
+
+def now(conn: sa.Connection) -> float:
+    """Seconds by the database's clock, the one that all hosts share; goes on within a transaction."""
+    if conn.dialect.name == "sqlite":
+        return time.time()
+    return float(conn.execute(_NOW).scalar_one())
 
 
 def lock_name(conn: sa.Connection, name: str) -> None:

@@ -1,7 +1,8 @@
 """Our tables, for SQLite and Postgres alike. DBOS's own tables live beside them and are left alone.
 
 Times are wall-clock seconds (`Float`) for people and for ages; nothing that must be right hangs on
-two of them being equal. JSON columns hold portable JSON only. Names follow `docs/glossary.md`.
+two of them being equal. Who lives is told by the database's clock alone (`rows.now`), as hosts' own may
+differ. JSON columns hold portable JSON only. Names follow `docs/glossary.md`.
 """
 
 from __future__ import annotations
@@ -170,6 +171,18 @@ calls: Final = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False, index=True),
 )
 
+hosts: Final = sa.Table(
+    "hosts",
+    metadata,
+    sa.Column("host_id", sa.String(64), primary_key=True),
+    sa.Column("name", sa.String(255), nullable=False),  # of the machine, for people
+    sa.Column("heartbeat_at", sa.Float, nullable=False),  # of any of its workers, in the database's time
+    sa.Column("generation", sa.Integer, nullable=False, server_default="0"),  # starts of workers, kept at home too
+    sa.Column("given_up_at", sa.Float),  # when another host settled its sessions; None while it is heard of
+    sa.Column("jumped_at", sa.Float),  # when its clock leapt last, and by how many seconds
+    sa.Column("jumped_by", sa.Float),
+)
+
 workers: Final = sa.Table(
     "workers",
     metadata,
@@ -179,7 +192,7 @@ workers: Final = sa.Table(
     sa.Column("boot_id", sa.String(64), nullable=False),
     sa.Column("version", sa.String(100), nullable=False),
     sa.Column("started_at", sa.Float, nullable=False),
-    sa.Column("heartbeat_at", sa.Float, nullable=False),
+    sa.Column("heartbeat_at", sa.Float, nullable=False),  # this and the others in the database's time
     sa.Column("stopped_at", sa.Float),
 )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from app.storage import rows
 from app.storage.host import process_space
 from app.storage.tables import workers
 from app.work.sweep import HEARTBEAT_DEAD_S
@@ -39,13 +39,14 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True) -> list[
     query = sa.select(workers).order_by(workers.c.started_at.desc()).limit(200)
     if not everywhere:
         query = query.where(workers.c.host_id == host_id)
+    now = rows.now(conn)
     return [
         Employed(
             executor_id=row.executor_id,
             host_id=row.host_id,
             pid=row.pid,
             version=row.version,
-            state=_state(row, here=row.host_id == host_id),
+            state=_state(row, now, here=row.host_id == host_id),
             started_at=row.started_at,
             heartbeat_at=row.heartbeat_at,
             stopped_at=row.stopped_at,
@@ -54,10 +55,10 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True) -> list[
     ]
 
 
-def _state(row: sa.Row[Any], *, here: bool) -> Standing:
+def _state(row: sa.Row[Any], now: float, *, here: bool) -> Standing:
     if row.stopped_at is not None:
         return "stopped"
     # Only our own table of processes can be looked at; a container beside us has one of its own.
     if here and row.boot_id == process_space() and not Path(f"/proc/{row.pid}").exists():
         return "dead"
-    return "alive" if row.heartbeat_at > time.time() - HEARTBEAT_DEAD_S else "silent"
+    return "alive" if row.heartbeat_at > now - HEARTBEAT_DEAD_S else "silent"

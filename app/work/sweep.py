@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from app.exec.model import Delivery, SessionId, SessionState
 from app.exec.supervisor.crashpoints import reach
+from app.storage import rows
 from app.storage.db import Database
 from app.storage.tables import approvals as approval_rows
 from app.storage.tables import conversations, mailbox, sessions, turns, workers
@@ -204,7 +205,7 @@ def _claimed(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
 
 def _alive(conn: sa.Connection) -> set[tuple[str, str]]:
     query = sa.select(workers.c.executor_id, workers.c.version).where(
-        workers.c.stopped_at.is_(None), workers.c.heartbeat_at > time.time() - HEARTBEAT_DEAD_S
+        workers.c.stopped_at.is_(None), workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S
     )
     return {(row.executor_id, row.version) for row in conn.execute(query)}
 

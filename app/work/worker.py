@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -16,8 +15,10 @@ from dbos import DBOS, DBOSConfig, WorkflowSerializationFormat
 from pydantic_ai import __version__ as pydantic_ai_version
 from sqlalchemy.dialects import postgresql, sqlite
 
+from app.storage import rows
 from app.storage.db import Database
 from app.storage.tables import workers
+from app.work import hosts
 from app.work.queues import APPLICATION, TURNS_POLL_S, WAKES_POLL_S, WORKFLOW, turns_queue, wakes_queue
 from app.work.sweep import Sweep
 from app.work.turn import STEP_SHAPE, TurnRunner
@@ -153,7 +154,7 @@ class Worker:
             log.error("executor id %s is no longer held: this worker stops", self._config.executor_id)
             self.fallen.set()
             return
-        if not await self._db.write(_heartbeat, self._config.executor_id):
+        if not await self._db.write(_heartbeat, self._config.executor_id, self._config.host_id):
             # Pruned as long dead: the machine slept, or its clock leapt.
             await self._db.write(_register, self._config, self._version)
 
@@ -199,7 +200,7 @@ def _destroy_dbos(drain_s: float) -> None:
 
 
 def _register(conn: sa.Connection, config: WorkerConfig, version: str) -> None:
-    now = time.time()
+    now = rows.now(conn)
     values = {
         "host_id": config.host_id,
         "pid": os.getpid(),
@@ -215,12 +216,14 @@ def _register(conn: sa.Connection, config: WorkerConfig, version: str) -> None:
         .values(executor_id=config.executor_id, **values)
         .on_conflict_do_update(index_elements=["executor_id"], set_=values)
     )
+    hosts.heard_of(conn, config.host_id)
 
 
-def _heartbeat(conn: sa.Connection, executor_id: str) -> bool:
-    update = sa.update(workers).where(workers.c.executor_id == executor_id).values(heartbeat_at=time.time())
+def _heartbeat(conn: sa.Connection, executor_id: str, host_id: str) -> bool:
+    update = sa.update(workers).where(workers.c.executor_id == executor_id).values(heartbeat_at=rows.now(conn))
+    hosts.heard_of(conn, host_id)
     return conn.execute(update).rowcount == 1
 
 
 def _unregister(conn: sa.Connection, executor_id: str) -> None:
-    conn.execute(sa.update(workers).where(workers.c.executor_id == executor_id).values(stopped_at=time.time()))
+    conn.execute(sa.update(workers).where(workers.c.executor_id == executor_id).values(stopped_at=rows.now(conn)))

@@ -1,0 +1,88 @@
+"""What a record must be before it is believed: a file may be damaged, a peer may be another program."""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from app.exec.supervisor.protocol import SESSION_ID, VERSION, ExitRecord, Message
+
+KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
+"""Who may end a session. Any other word workers would stumble over each time they are told it."""
+_ENDERS: Final = KILLERS | {"itself"}
+_EVIDENCE: Final = frozenset({
+    "never_started", "supervisor_killed", "machine_rebooted", "container_restarted", "host_unreachable",
+    "record_unreadable",
+})  # fmt: skip
+_NUMBERS: Final = {"exit_code": (0, 255), "signal": (1, 64), "errno": (1, 4095)}
+_SIZES: Final = ("bytes_total", "bytes_dropped", "err_bytes_total", "err_bytes_dropped")
+_SAYS: Final = {
+    "exited": ({"exit_code"},),
+    "signaled": ({"signal"},),
+    "timed_out": ({"exit_code"}, {"signal"}),
+    "start_failed": ({"errno"},),
+    "lost": ({"evidence"},),
+}
+"""What of a record is set in each state, and nothing else of it."""
+
+
+def exit_record(value: object, session_id: str | None = None) -> ExitRecord | None:
+    """`value` if it is a whole record of a version we know, of that session; else None, never a part of it."""
+    if not isinstance(value, dict):
+        return None
+    record = cast("Message", value)
+    says = {name for name in (*_NUMBERS, "evidence") if record.get(name) is not None}
+    name = record.get("session_id")
+    whole = (
+        ExitRecord.__required_keys__ <= record.keys()
+        and _whole(record["version"], 1, VERSION)
+        and isinstance(name, str)
+        and (name == session_id if session_id is not None else SESSION_ID.match(name) is not None)
+        and isinstance(record["boot_id"], str)
+        and _known(record["state"], _SAYS)
+        and says in _SAYS[record["state"]]
+        and all(_whole(record[one], *_NUMBERS[one]) for one in says & _NUMBERS.keys())
+        and (record["evidence"] is None or _known(record["evidence"], _EVIDENCE))
+        and _known(record["ended_by"], _ENDERS)
+        and all(record[one] is None or _whole(record[one], 1) for one in ("pid", "starttime"))
+        and (record["started_at"] is None or _number(record["started_at"]))
+        and _number(record["ended_at"])
+        and _number(record["duration_s"])
+        and record["duration_s"] >= 0
+        and all(_whole(record[size], 0) for size in _SIZES)
+        and isinstance(record["survivors"], list)
+        and all(_whole(pid, 1) for pid in cast("list[object]", record["survivors"]))
+    )
+    return cast("ExitRecord", cast("object", record)) if whole else None
+
+
+def running(value: object) -> Message | None:
+    """`value` if it says of a process all that whoever takes it over goes by; else None."""
+    if not isinstance(value, dict):
+        return None
+    row = cast("Message", value)
+    whole = (
+        _whole(row.get("version"), 1, VERSION)
+        and _whole(row.get("pid"), 2)
+        and _whole(row.get("start"), 0)
+        and isinstance(row.get("boot_id"), str)
+        and isinstance(row.get("container_id"), str)
+        and _known(row.get("ended_by"), _ENDERS)
+        and (row.get("deadline") is None or _number(row["deadline"]))
+        and all(_number(row.get(name)) for name in ("began", "grace_s", "started_at"))
+        and _whole(row.get("log_cap"), 0)
+        and all(isinstance(row.get(name), bool) for name in ("background", "separate_stderr"))
+        and (row.get("pty") is None or isinstance(row["pty"], list))
+    )
+    return row if whole else None
+
+
+def _whole(value: object, least: int, most: int = (1 << 63) - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e15 < value < 1e15
+
+
+def _known(value: object, words: frozenset[str] | dict[str, tuple[set[str], ...]]) -> bool:
+    return isinstance(value, str) and value in words
