@@ -12,7 +12,7 @@ UV ?= uv
 LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo test check bench chaos chaos-quick lock clean
+.PHONY: help setup demo test check guards bench chaos chaos-quick lock clean
 
 help: ## list what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -39,6 +39,9 @@ chaos: $(STAMP) ## kill -9 everywhere, counted from outside (hours); fails when 
 
 chaos-quick: $(STAMP) ## a part of it, in minutes
 	@$(BIN)/python -m chaos --quick $(ARGS)
+
+guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no test notices; needs patch(1)
+	@$(BIN)/python -m tests.guards $(ARGS)
 
 lock: ## make the two lock files anew (needs uv)
 	$(LOCK) --upgrade -o requirements.lock

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.exec import limits
-from app.exec.errors import CommandDenied, InvalidCommand, TaskCompleted
+from app.exec.errors import CommandDenied, InvalidCommand, LimitReached, TaskCompleted
+from app.exec.memory_store import MemorySessionStore
 from app.exec.model import Delivery, EndedBy, SessionState
 from app.exec.policy import Proposal, grant_by_operator
 from app.exec.render import outcome_text
@@ -227,6 +228,18 @@ async def test_another_command_under_the_same_call_is_refused(tmp_path: Path) ->
         with pytest.raises(InvalidCommand, match="make one call at a time"):
             await engine.run(two, who, granted(engine, two))
         assert not (engine.workspace / "two").exists()
+
+
+async def test_a_claim_that_is_refused_starts_nothing(tmp_path: Path) -> None:
+    workspace, home = places(tmp_path)
+    async with unstarted_engine(workspace, home, MemorySessionStore(limit=1)) as engine:
+        session = await launch(engine, "sleep 100")
+        made = spec(engine, "touch ran")
+        with pytest.raises(LimitReached):
+            await engine.run(made, origin(), granted(engine, made))
+        await Sessions(engine, "talk").kill(session.id, origin())
+        # The supervisor answers in order, so what it was asked before has been done.
+        assert not (workspace / "ran").exists()
 
 
 async def test_a_grant_for_something_else_starts_nothing(tmp_path: Path) -> None:

@@ -152,6 +152,15 @@ def test_a_start_that_no_kernel_could_be_given_is_refused_before_it_is_claimed(f
         StartRequest.from_wire({**whole, **field})
 
 
+def test_a_descriptor_is_for_exactly_the_process_that_was_meant() -> None:
+    own = procfs.read(os.getpid())
+    assert own is not None
+    assert procfs.open_pidfd(own.pid, own.start - 1) is None
+    fd = procfs.open_pidfd(own.pid, own.start)
+    assert fd is not None
+    os.close(fd)
+
+
 @pytest.mark.parametrize("pid", [0, 1])
 def test_the_first_processes_are_never_a_target(pid: int) -> None:
     procs = [proc(1, 0, 1, start=0), proc(2, 0, 0, start=0), proc(30, 1, 1), proc(31, 0, 0)]
@@ -283,7 +292,7 @@ def test_a_spare_directory_is_given_once_and_never_over_another(tmp_path: Path) 
     assert claim is not None
     os.write(claim, b"{}")
     os.close(claim)
-    assert (made.claim("second", b"claim\n"), made.running("second")) == (None, {})
+    assert (made.claim("second", b"claim\n"), made.claimed_by("second")) == (None, b"claim\n{}")
 
 
 def test_what_a_busy_keeper_does_not_take_yet_reaches_it_in_order() -> None:
