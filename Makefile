@@ -12,10 +12,10 @@ UV ?= uv
 LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo test check guards bench chaos chaos-quick lock clean
+.PHONY: help setup demo test check guards bench chaos chaos-quick chaos-syscalls soak polls lock clean
 
 help: ## list what can be made
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
 
 setup: $(STAMP) ## make .venv with everything, from the locked versions
 
@@ -40,8 +40,20 @@ chaos: $(STAMP) ## kill -9 everywhere, counted from outside (hours); fails when 
 chaos-quick: $(STAMP) ## a part of it, in minutes
 	@$(BIN)/python -m chaos --quick $(ARGS)
 
+chaos-syscalls: $(STAMP) ## kills and errors at every system call of supervisor and keeper (needs strace); ARGS=--help
+	@$(BIN)/python -m chaos.syscalls $(ARGS)
+
 guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no test notices; needs patch(1)
 	@$(BIN)/python -m tests.guards $(ARGS)
+
+soak: $(STAMP) ## 2,000 processes while workers, supervisor and Postgres are killed at random (15 minutes); ARGS=--help
+	@$(BIN)/python -m chaos.soak $(ARGS)
+
+polls: $(STAMP) ## how long an item can lie on the queue unseen while 20 processes enqueue (2 minutes)
+	@$(BIN)/python -m chaos.polls $(ARGS)
+
+fuzz: $(STAMP) ## property tests, as long as asked: FUZZ_SECONDS=600 for all parts together; ARGS=--help
+	@$(BIN)/python -m chaos.fuzz --seconds $(or $(FUZZ_SECONDS),600) $(ARGS)
 
 lock: ## make the two lock files anew (needs uv)
 	$(LOCK) --upgrade -o requirements.lock

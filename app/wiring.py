@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from app.exec.supervisor import crashpoints
 from app.log import process_wide
@@ -18,18 +18,17 @@ from app.settings import Settings, plain_environment, words
 if TYPE_CHECKING:
     from pydantic_ai import Agent
     from pydantic_ai.capabilities import AbstractCapability
-    from pydantic_ai.durable_exec.dbos import StepConfig
 
     from app.exec.backends.base import Backend
     from app.exec.model import Session
+    from app.exec.ports import ExitSink
     from app.exec.supervisor.client import SupervisorClient
     from app.storage.db import Database
-    from app.work.mailbox import Letter
+    from app.work.neighbours import Neighbours
     from app.work.notices import Outbox
     from app.work.notifier import Notifier
     from app.work.queues import Enqueuer
     from app.work.retention import Retention
-    from app.work.stopping import Wish
     from app.work.worker import Worker
 
 
@@ -103,7 +102,10 @@ def enqueuing(where: Place) -> Generator[Enqueuer]:
 def _dbos_client(where: Place) -> Generator[Any]:
     from dbos import DBOSClient
 
-    client = DBOSClient(system_database_url=where.settings.database_url, application_name="shellback")
+    # By itself it would wait for up to 90 s after an outage, holding threads: who uses it tries again in seconds.
+    client = DBOSClient(
+        system_database_url=where.settings.database_url, application_name="shellback", retry_connection_errors=False
+    )
     try:
         yield client
     finally:
@@ -171,17 +173,6 @@ def agent_with(settings: Settings, capabilities: Sequence[AbstractCapability[Any
     return extended(own, endpoint, capabilities, deps_type=TurnDeps)
 
 
-def _model_steps(worth_retrying: Callable[[BaseException], bool]) -> StepConfig:
-    options: dict[str, Any] = {
-        "retries_allowed": True,
-        "max_attempts": 3,
-        "interval_seconds": 1.0,
-        # DBOS knows this option; the typed dictionary that passes it on does not list it.
-        "should_retry": worth_retrying,
-    }
-    return cast("StepConfig", options)
-
-
 def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
     """A client of the host's supervisor; with `spawn` it starts one where none answers, or waits for another."""
     from app.exec.supervisor.client import SupervisorClient
@@ -218,6 +209,27 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     return Outbox(host=platform.node(), on=True, ring=notifier.ring), (notifier,)
 
 
+def _neighbours(where: Place, client: Any, enqueuer: Enqueuer, sink: ExitSink, outbox: Outbox) -> Neighbours:
+    from app.work.adopting import Here
+    from app.work.neighbours import Neighbours
+
+    here = Here(where.host_id, platform.node(), where.settings.host_lease_seconds, enqueuer, sink, outbox)
+    return Neighbours(where.database, client, here, shared=where.settings.workspace_shared)
+
+
+@contextlib.contextmanager
+def neighbours(where: Place) -> Generator[Neighbours]:
+    """What lets conversations of other hosts go on here."""
+    from app.exec.callback_text import callback_payload
+    from app.work.callbacks import CallbackSink
+    from app.work.queues import DbosEnqueuer
+
+    with _dbos_client(where) as client:
+        enqueuer = DbosEnqueuer(client, traced=bool(where.settings.telemetry_endpoint))
+        sink = CallbackSink(enqueuer, where.host_id, lambda session: callback_payload(session, None))
+        yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
+
+
 @contextlib.contextmanager
 def worker(where: Place) -> Generator[Worker]:
     """A worker of this host, not started; holds its executor id until the end.
@@ -239,15 +251,16 @@ def worker(where: Place) -> Generator[Worker]:
     from app.work.approvals import consume_call, consume_claim
     from app.work.callbacks import CallbackSink
     from app.work.claims import Wakes
-    from app.work.deps import TurnDeps
-    from app.work.failures import worth_retrying
-    from app.work.hearing import Hearing
+    from app.work.failures import model_steps
+    from app.work.generation import Generation, absence_tells
+    from app.work.hearing import hearing_of
     from app.work.queues import DbosEnqueuer
     from app.work.stop_watch import StopWatch
-    from app.work.stopping import look, wish_for
     from app.work.sweep import Sweep, undelivered
+    from app.work.takeover import Takeover
     from app.work.telling import Telling
     from app.work.turn import Budget, TurnRunner
+    from app.work.unknown import Alarm
     from app.work.worker import Worker, WorkerConfig, application_version
 
     settings, database = where.settings, where.database
@@ -257,25 +270,29 @@ def worker(where: Place) -> Generator[Worker]:
     with contextlib.ExitStack() as stack:
         stack.callback(lock.release)
         client = stack.enter_context(_dbos_client(where))
+        count = Generation(where.home, where.host_id, database)
         watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
         enqueuer = DbosEnqueuer(client, traced=watches.traced)
 
         def payload_of(session: Session) -> dict[str, object]:
-            return callback_payload(session, engine.output(session))
+            return callback_payload(session, engine.output(session) if session.host_id == where.host_id else None)
 
+        sink = CallbackSink(enqueuer, where.host_id, payload_of)
         store = SqlSessionStore(
             database,
-            sink=CallbackSink(enqueuer, where.host_id, payload_of),
+            sink=sink,
             within=consume_claim,
             within_call=consume_call,
             limit=settings.sessions_per_conversation,
         )
+        port = supervisor_client(settings)
         engine = Engine(
             store,
-            supervisor_client(settings),
+            port,
             backend(settings),
             home=where.home,
             host_id=where.host_id,
+            absence_tells=lambda session: absence_tells(where.home, session.created_at),
             limits=Limits(
                 command_chars=settings.command_chars,
                 foreground_timeout_s=settings.foreground_timeout,
@@ -286,12 +303,6 @@ def worker(where: Place) -> Generator[Worker]:
         tools = ExecTools(engine)
         outbox, notifiers = _notifying(where)
 
-        async def take_news(deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-            return await database.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step)
-
-        async def wished(deps: TurnDeps) -> Wish | None:
-            return await database.read(wish_for, deps.conversation_id, deps.turn_id)
-
         from pydantic_ai.durable_exec.dbos import DBOSDurability
 
         agent = agent_with(
@@ -299,11 +310,11 @@ def worker(where: Place) -> Generator[Worker]:
             [
                 *watches.capabilities,
                 ExecCapability(tools),
-                Hearing(take_news, wished),
+                hearing_of(database),
                 DBOSDurability(
                     event_stream_handler=Telling(database),
                     parallel_execution_mode="sequential",
-                    model_step_config=_model_steps(worth_retrying),
+                    model_step_config=model_steps(),
                 ),
             ],
         )
@@ -326,6 +337,7 @@ def worker(where: Place) -> Generator[Worker]:
             approval_ttl_s=settings.approval_ttl,
             outbox=outbox,
             watch=watches.turns,
+            host_id=where.host_id,
         )
 
         async def cleanup() -> object:
@@ -362,10 +374,17 @@ def worker(where: Place) -> Generator[Worker]:
                 (executor_id, version),
                 watches.turns,
                 outbox,
+                also=(_neighbours(where, client, enqueuer, sink, outbox).once,),
             ),
+            Takeover(database, client, where.host_id, (executor_id, version), runner.running),
             engine,
             cleanup,
             lock.still_held,
             _retention(where, client).once,
-            beside=(StopWatch(database, engine, where.host_id), *notifiers),
+            beside=(
+                Alarm(port, database, where.host_id, count, where.home),
+                StopWatch(database, engine, where.host_id),
+                *notifiers,
+            ),
+            counted=count.count,
         )

@@ -1,31 +1,80 @@
-"""The matrix: who is killed, where, and what may come of it."""
+"""The matrix: who is killed, where, and what may come of it.
+
+The twenty-four moments at which a loop like this can be cut, and the points that stand for them:
+
+ 1 before the approval is committed    approval.recorded (the request; inside the transaction that asks)
+ 2 after it                            turn.entered, turn.begun (of the turn that the decision resumes, too)
+ 3 the claim, before its commit        claim.before
+ 4 the claim committed, before a fork  claim.committed, start.sent, supervisor.request, .marked, .held, keeper.held
+ 5 forked, nothing on record           supervisor.forked
+ 6 on record, before exec              one with 5: the spawn returns when exec has happened
+ 7 exec done, the pid not reported     supervisor.recorded_pid
+ 8 before the step's checkpoint        start.answered, started.recorded
+ 9 after it                            tool.returned, turn.closing, turn.closed
+10 while output is written             supervisor.output
+11 the child dead, not reaped          supervisor.exit_seen
+12 reaped, before the record           keeper.reaped; the supervisor reaps last, so it has no such moment
+13 the record written, not synced      supervisor.record_written
+14 synced, before the rename           one with 13: what is renamed is synced after, before it is reaped or told again
+15 renamed, the directory not synced   supervisor.record_renamed, .rung
+16 before the callback's transaction   exit.received, exit.finishing
+17 inside it                           chaos.syscalls and the model test; here as 16, since it leaves nothing
+18 committed, its answer lost          exit.committed
+19 acknowledged, before it is noted    exit.acked, supervisor.reaped
+20 the callback enqueued, unclaimed    exit.committed, exit.acked
+21 the agent's turn about it           wake.entered
+22 clean-up of the directory           retention.*: tests/integration/test_retention.py, between every two steps
+23 a kill under way                    kill.sent, supervisor.killing
+24 the sweep under way                 sweep.scanning, while the process runs
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from app.exec.supervisor import crashpoints
 
-Victim = Literal["worker", "supervisor", "keeper"]
+Victim = Literal["worker", "supervisor", "keeper", "database", "machine"]
+Moment = Literal["hired", "approved", "running"]
 
-_OF_OTHERS: Final = ("supervisor.", "keeper.", "sweep.", "retention.")
-WORKER_POINTS: Final = tuple(point for point in crashpoints.POINTS if not point.startswith(_OF_OTHERS))
-SUPERVISOR_POINTS: Final = tuple(point for point in crashpoints.POINTS if point.startswith("supervisor."))
-POINTS: Final = (*WORKER_POINTS, *SUPERVISOR_POINTS)
+KEPT_BY_TESTS: Final = "retention."
+POINTS: Final = tuple(point for point in crashpoints.POINTS if not point.startswith(KEPT_BY_TESTS))
+_OF_OTHERS: Final = ("supervisor.", "keeper.")
+WORKER_POINTS: Final = tuple(point for point in POINTS if not point.startswith(_OF_OTHERS))
+SUPERVISOR_POINTS: Final = tuple(point for point in POINTS if point.startswith("supervisor."))
+KEEPER_POINTS: Final = tuple(point for point in POINTS if point.startswith("keeper."))
 
-NEVER_STARTED: Final = frozenset({"supervisor.marked", "supervisor.held"})
-"""Between the mark and the fork: a supervisor that is killed there leaves a session that has not run."""
-_MARKED, _DURABLE = map(SUPERVISOR_POINTS.index, ("supervisor.marked", "supervisor.record_renamed"))
-UNWITNESSED: Final = frozenset(
-    {"start.answered", "started.recorded", "tool.returned", *SUPERVISOR_POINTS[_MARKED:_DURABLE]}
-)
-"""Started, or about to be, and no record yet: without supervisor and keeper nobody may have the kernel's status."""
+KERNEL_TELLS: Final = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (6, 15)
+"""Whether a descriptor of a process has its status after somebody else has reaped it."""
+
+CODE: Final = 7
+TRUE: Final = f"exited {CODE}"
+KILLED: Final = "signaled 15"
+BROKEN_PIPE: Final = "signaled 13"
+NEVER_STARTED: Final = "lost never_started"
+UNKNOWN: Final = "lost supervisor_killed"
+REBOOTED: Final = "lost machine_rebooted"
+
+_AFTER_MARK: Final = ("supervisor.marked", "supervisor.held")
+"""The session's mark is on disk and no process exists: whoever comes later cannot start it any more."""
+_CLAIMED: Final = ("claim.committed", "start.sent", "supervisor.request")
+_ALIVE: Final = (
+    "supervisor.forked", "supervisor.recorded_pid", "start.answered", "started.recorded", "tool.returned",
+    "turn.closing", "turn.closed", "sweep.scanning", "supervisor.output",
+)  # fmt: skip
+"""The process runs: who loses supervisor, keeper and its end loses its status, if nobody asks the kernel in time."""
+_UNRECORDED: Final = ("supervisor.exit_seen", "supervisor.record_written", "keeper.reaped")
+"""It has ended and no record is in place."""
+_ENDS_OF_TURNS: Final = ("tool.returned", "turn.closing", "turn.closed")
+"""Meant are those of the turn that starts the process, not of the one that asks for approval."""
+_KILLING: Final = ("kill.sent", "supervisor.killing")
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point at which one or more processes are killed, with `kill -9`."""
+    """One point at which something is killed, with `kill -9`."""
 
     victims: tuple[Victim, ...]
     point: str
@@ -36,13 +85,62 @@ class Cell:
         return f"{'+'.join(self.victims)} at {self.point}"
 
     @property
-    def may_be_lost(self) -> bool:
-        """Whether `lost` is the truth here; anywhere else it is a failure."""
+    def here(self) -> Victim:
+        """Whose process reaches the point."""
+        first = self.point.partition(".")[0]
+        return "supervisor" if first == "supervisor" else "keeper" if first == "keeper" else "worker"
+
+    @property
+    def is_kill(self) -> bool:
+        """Whether the agent ends the process, instead of waiting for its end."""
+        return self.point in _KILLING
+
+    @property
+    def armed(self) -> Moment:
+        """From when on the point is looked for: it would be reached before, for nothing."""
+        if self.is_kill or self.point in {"sweep.scanning", "keeper.reaped"}:
+            return "running"
+        return "approved" if self.point in _ENDS_OF_TURNS else "hired"
+
+    @property
+    def seconds(self) -> float:
+        """How long the command runs: a moment, or surely beyond the point."""
+        if self.is_kill:
+            return 120.0
+        if self.victims == ("machine",) and self.here != "supervisor" and self.point in {"keeper.held", *_ALIVE}:
+            # Only who reaches the point stops there; the supervisor goes on until the machine is gone.
+            return 60.0
+        if self.point == "keeper.reaped":
+            # It is armed by us, before the end.
+            return 10.0
+        return 3.0 if self.point in {*_ENDS_OF_TURNS, "sweep.scanning"} else 0.7
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """Every end that is the truth here; with `TRUE` or `KILLED` the command has run exactly once."""
+        truth = KILLED if self.is_kill else TRUE
+        if self.victims == ("machine",):
+            return self._of_a_machine(truth)
         if "supervisor" not in self.victims:
-            return False
-        # A turn that closes does so while its process runs or after; which, no point tells.
-        both = "keeper" in self.victims
-        return self.point in NEVER_STARTED or (both and self.point in {*UNWITNESSED, "turn.closing", "turn.closed"})
+            told = self.point != "keeper.reaped" or "keeper" not in self.victims or KERNEL_TELLS
+            return frozenset({truth} if told else {truth, UNKNOWN})
+        both = {"supervisor", "keeper"} <= set(self.victims)
+        if self.point in _AFTER_MARK:
+            return frozenset({UNKNOWN if both else NEVER_STARTED})
+        if self.point == "keeper.held" and not both:
+            # The supervisor goes on while it is held: it is killed before its fork, or after.
+            return frozenset({truth, NEVER_STARTED})
+        if both and self.point in {"keeper.held", *_ALIVE, *_UNRECORDED, *_KILLING}:
+            # Nobody holds the other end of its output any more, so what it prints then kills it.
+            return frozenset({truth, UNKNOWN, BROKEN_PIPE})
+        return frozenset({truth})
+
+    def _of_a_machine(self, truth: str) -> frozenset[str]:
+        if self.point in _CLAIMED:
+            return frozenset({NEVER_STARTED})
+        if self.point in {*_AFTER_MARK, "keeper.held", *_ALIVE, *_UNRECORDED, *_KILLING}:
+            return frozenset({REBOOTED})
+        return frozenset({truth})
 
 
 VICTIMS: Final[tuple[tuple[Victim, ...], ...]] = (
@@ -51,6 +149,8 @@ VICTIMS: Final[tuple[tuple[Victim, ...], ...]] = (
     ("keeper",),
     ("worker", "supervisor"),
     ("worker", "supervisor", "keeper"),
+    ("database",),
+    ("machine",),
 )
 
 
@@ -59,8 +159,12 @@ def cells() -> list[Cell]:
     return [Cell(victims, point) for victims in VICTIMS for point in POINTS]
 
 
-def quick_cells() -> list[Cell]:
-    """Each point once with whoever reaches it, and every second one with worker and supervisor together."""
-    own = [Cell(("worker",), point) for point in WORKER_POINTS]
-    own += [Cell(("supervisor",), point) for point in SUPERVISOR_POINTS]
-    return own + [Cell(("worker", "supervisor"), point) for point in POINTS[::2]]
+def quick_cells(database: str) -> list[Cell]:
+    """On SQLite each point once with whoever reaches it, and a part of every other row; on Postgres a few of each."""
+    own = [Cell((Cell((), point).here,), point) for point in POINTS]
+    rest = [
+        Cell(victims, point)
+        for number, victims in enumerate(VICTIMS[1:])
+        for point in POINTS[number % 3 :: 3 if database == "sqlite" else 7]
+    ]
+    return list(dict.fromkeys([*(own if database == "sqlite" else own[::3]), *rest]))

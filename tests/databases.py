@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 import os
 import pwd
+import select
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +31,7 @@ from app.storage.db import Database
 
 START_TIMEOUT_S = 30.0
 TEMPLATE = "shellback_template"
+ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 # The shell ends its own, unreaped child and tidies up when our end of the pipe closes, however we end.
 KEEPER = 'directory=$1; shift; "$@" & read -r _; kill -QUIT $!; wait $!; rm -rf "$directory"'
@@ -36,10 +39,60 @@ KEEPER = 'directory=$1; shift; "$@" & read -r _; kill -QUIT $!; wait $!; rm -rf 
 
 @dataclass
 class PostgresServer:
-    """A running private cluster; the socket's directory is its address."""
+    """A private cluster; the socket's directory is its address. A `durable` one survives `kill`."""
 
     directory: Path
+    binaries: Path
+    durable: bool = False
+    connections: int = 100
+    identity: dict[str, Any] = field(default_factory=dict[str, Any])
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    keepers: list[subprocess.Popen[Any]] = field(default_factory=list[subprocess.Popen[Any]])
+
+    def start(self) -> None:
+        """Run it; returns when it answers."""
+        options = [
+            f"unix_socket_directories={self.directory}",
+            "listen_addresses=",
+            *(() if self.durable else ("fsync=off", "full_page_writes=off")),
+            f"max_connections={self.connections}",
+            "shared_buffers=32MB",
+        ]
+        command = [self.binaries / "postgres", "-D", self.directory / "data"]
+        with (self.directory / "log").open("ab") as log:
+            self.keepers.append(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", KEEPER, "sh", self.directory, *command, *(f"-c{option}" for option in options)],
+                    cwd=self.directory,
+                    env=ENVIRONMENT,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    **self.identity,
+                )
+            )
+        wait_until_it_answers(self)
+
+    def kill(self) -> None:
+        """Kill it and all its processes, as the loss of power would; `start` runs it again."""
+        main = int((self.directory / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
+        pidfd = os.pidfd_open(main)
+        signal.pidfd_send_signal(pidfd, signal.SIGSTOP)  # it makes no more of them
+        children = [os.pidfd_open(pid) for pid in children_of(main)]
+        for each in (*children, pidfd):
+            signal.pidfd_send_signal(each, signal.SIGKILL)
+        for each in (*children, pidfd):
+            select.select([each], [], [])
+            os.close(each)
+        # A zombie to the shell that started it, and so a living holder of these to the next one.
+        for held in (self.directory / "data" / "postmaster.pid", self.directory / ".s.PGSQL.5432.lock"):
+            held.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End it; its directory goes."""
+        for keeper in reversed(self.keepers):
+            keeper.communicate(timeout=START_TIMEOUT_S)
 
     def url(self, name: str) -> str:
         return f"postgresql://postgres@/{name}?host={self.directory}"
@@ -114,7 +167,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @contextmanager
-def serving_postgres() -> Generator[PostgresServer]:
+def serving_postgres(*, durable: bool = False, connections: int = 100) -> Generator[PostgresServer]:
     """A private Postgres, its template database migrated; gone at the end.
 
     Raises:
@@ -129,51 +182,37 @@ def serving_postgres() -> Generator[PostgresServer]:
         identity = unprivileged()
         if identity:
             os.chown(directory, identity["user"], identity["group"])
-        data = directory / "data"
-        environment = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+        server = PostgresServer(directory, binaries, durable, connections, identity)
         subprocess.run(
-            [binaries / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
+            [
+                *(binaries / "initdb", "-D", directory / "data", "-U", "postgres", "-A", "trust"),
+                *("-E", "UTF8", "--locale=C", "--no-sync"),
+            ],
             cwd=directory,
-            env=environment,
+            env=ENVIRONMENT,
             check=True,
             stdout=subprocess.DEVNULL,
             **identity,
         )
-        options = [
-            f"unix_socket_directories={directory}",
-            "listen_addresses=",
-            "fsync=off",
-            "full_page_writes=off",
-            "max_connections=100",
-            "shared_buffers=32MB",
-        ]
-        command = [
-            str(binaries / "postgres"),
-            "-D",
-            str(data),
-            *(part for option in options for part in ("-c", option)),
-        ]
-        with (directory / "log").open("wb") as log:
-            keeper = subprocess.Popen(
-                ["/bin/sh", "-c", KEEPER, "sh", str(directory), *command],
-                cwd=directory,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                **identity,
-            )
         try:
-            server = PostgresServer(directory)
-            wait_until_it_answers(server)
+            server.start()
             server.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE template0")
             schema.migrate(server.url(TEMPLATE))
             yield server
         finally:
-            keeper.communicate(timeout=START_TIMEOUT_S)
+            server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def children_of(parent: int) -> list[int]:
+    """Processes whose parent this is."""
+    found: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found
 
 
 def wait_until_it_answers(server: PostgresServer) -> None:

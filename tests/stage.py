@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,17 +23,21 @@ from app import wiring
 from app.cli.children import WorkerChild
 from app.exec.errors import SupervisorUnreachable
 from app.exec.model import Session
+from app.exec.supervisor import layout
 from app.settings import Settings, plain_environment
 from app.storage import history
 from app.storage import sessions as session_rows
 from app.storage.tables import mailbox, turns
 from app.work import approvals, sending
 from app.work.approvals import Request
+from tests.nursery import ForkedWorker
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
+LEAVE_S = 20.0
 VERSIONED = str(Path(__file__).parent / "programs" / "versioned_worker.py")
 EXEC_UID = 65534
+IMPORTED_BY = ("AGENT", "PYTHON", "OTEL_")
 
 
 class Stage:
@@ -63,6 +69,9 @@ class Stage:
         self.settings = Settings.load(self.environ)
         self.stack = ExitStack()
         self.workers: list[WorkerChild] = []
+        self.kept = False
+        self.patience_s = PATIENCE_S
+        self.left = threading.Event()
 
     def open(self) -> None:
         self.where = self.stack.enter_context(wiring.place(self.settings))
@@ -75,18 +84,50 @@ class Stage:
         self.stack.close()
 
     async def _end_supervisor(self) -> None:
-        client = wiring.supervisor_client(self.settings, spawn=False)
-        with suppress(SupervisorUnreachable):
-            await client.connect()
-            for session in self.sessions(live=True):
-                await client.kill(session.id, grace_s=0.0, ended_by="shutdown")
-            await client.stop()
-        await client.close()
+        deadline = time.monotonic() + LEAVE_S
+        while True:
+            client = wiring.supervisor_client(self.settings, spawn=False)
+            try:
+                await client.connect()
+                for session in self.sessions(live=True):
+                    await client.kill(session.id, grace_s=0.0, ended_by="shutdown")
+                await client.stop()
+            except SupervisorUnreachable:
+                # One that is just being started, or replaced, would stay when we have gone.
+                if not self._kept_by_somebody() or time.monotonic() > deadline:
+                    return
+                await asyncio.sleep(0.05)
+            else:
+                return
+            finally:
+                await client.close()
 
-    def hire(self, version: str | None = None, **environ: str) -> WorkerChild:
-        """Start a worker and wait until it listens; `version` makes it one of another step shape."""
-        argv = [sys.executable, "-m", "app", "worker"] if version is None else [sys.executable, VERSIONED, version]
-        worker = WorkerChild(self.where, {**self.environ, **environ}, argv)
+    def _kept_by_somebody(self) -> bool:
+        try:
+            with (self.home / layout.SUPERVISOR / layout.KEEPER_LOCK).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def hire(
+        self, version: str | None = None, *, executed: bool = False, boot_id: Path | None = None, **environ: str
+    ) -> WorkerChild:
+        """Start a worker and wait until it listens; `version` makes it one of another step shape.
+
+        It is forked off the nursery, with `boot_id` on a machine of its own, unless it is to be `executed`, as
+        happens by itself where the environment says what a program imports.
+        """
+        environ = {**self.environ, **environ}
+        worker: WorkerChild
+        if version is not None:
+            worker = WorkerChild(self.where, environ, [sys.executable, VERSIONED, version])
+        elif executed or any(name.startswith(IMPORTED_BY) for name in environ):
+            worker = WorkerChild(self.where, environ, [sys.executable, "-m", "app", "worker"])
+        else:
+            worker = ForkedWorker(self.where, environ, boot_id)
         self.workers.append(worker)
         worker.wait_ready()
         return worker
@@ -216,15 +257,15 @@ class Stage:
         return self.where.database.read_now(fn, *args, **kwargs)
 
     def until(self, what: str, look: Callable[[], T | None]) -> T:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        deadline = time.monotonic() + self.patience_s
+        while time.monotonic() < deadline and not self.left.is_set():
             found = look()
             if found:
                 return found
             time.sleep(0.05)
         log = self.home / "worker.log"
         said = log.read_text()[-6000:] if log.exists() else ""
-        raise AssertionError(f"waited {PATIENCE_S:.0f} s until {what}, in vain\n{said}")
+        raise AssertionError(f"waited {self.patience_s:.0f} s until {what}, in vain\n{said}")
 
 
 @contextmanager
@@ -237,4 +278,5 @@ def stage(database_url: str | None = None, **environ: str) -> Generator[Stage]:
         yield made
     finally:
         made.close()
-        shutil.rmtree(root, ignore_errors=True)
+        if not made.kept:
+            shutil.rmtree(root, ignore_errors=True)

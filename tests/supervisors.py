@@ -58,6 +58,11 @@ class Rig:
         future = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
         return await asyncio.wait_for(asyncio.shield(future), SOON)
 
+    def forget(self) -> None:
+        """Forget what was told, to hear what a later supervisor tells."""
+        self.told.clear()
+        self._waiting.clear()
+
     async def exit_after_connect(self, name: str) -> ExitRecord:
         await self.client.connect()
         return await self.exit(name)
@@ -125,6 +130,17 @@ async def end(pid: int, number: int = signal.SIGKILL) -> None:
         assert await asyncio.to_thread(_gone, fd, SOON)
     finally:
         os.close(fd)
+
+
+async def stop(pid: int) -> None:
+    """Stop a process of ours, and wait until it does nothing more."""
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: state_of(pid) == "T")
+
+
+def state_of(pid: int) -> str:
+    """What a process does, in the kernel's letter."""
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
 
 
 async def gone(pid: int) -> bool:

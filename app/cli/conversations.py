@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from app.cli.completing import conversation_names
+from app.cli.elsewhere import silent_hosts, waits
 from app.cli.shared import Refused, age, json_option, opened, print_json, table, visible, write_any_text
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from app.work.standing import Standing
 
 CUT: Final = 500
+ADOPT: Final = "`shellback adopt conversation NAME` continues what lives there on this one"
 
 
 @click.group()
@@ -39,15 +41,23 @@ def list_(limit: int, as_json: bool) -> None:
 
     with opened() as where:
         found = where.database.read_now(standing.look, limit=limit)
+        silent = silent_hosts(where, (one.host_id for one in found))
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([{**asdict(one), "host_silent": one.host_id in silent} for one in found])
         return
     if not found:
         click.echo("no conversations yet: `shellback chat` begins one")
         return
     now = time.time()
     table(
-        [{**asdict(one), "ago": age(max(0.0, now - one.active_at)) + " ago"} for one in found],
+        [
+            {
+                **asdict(one),
+                "ago": age(max(0.0, now - one.active_at)) + " ago",
+                "silent": f"{silent[one.host_id].name}, silent" if one.host_id in silent else None,
+            }
+            for one in found
+        ],
         {
             "id": "CONVERSATION",
             "state": "STATE",
@@ -56,8 +66,11 @@ def list_(limit: int, as_json: bool) -> None:
             "unread": "UNREAD",
             "pending_approvals": "APPROVALS",
             "live_sessions": "PROCESSES",
+            **({"silent": "HOST"} if silent else {}),
         },
     )
+    for host in silent.values():
+        click.echo(visible(f"host {host.name} ({host.host_id}) {host.heard}; {ADOPT}"))
 
 
 @conversations.command()
@@ -75,6 +88,7 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
 
     with opened() as where:
         standing = find_conversation(where, name)
+        said = waits(name, silent_hosts(where, [standing.host_id]).get(standing.host_id))
 
         def look(conn: Any) -> tuple[int, list[dict[str, Any]]]:
             record = transcript.summary(conn, name)
@@ -86,6 +100,8 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
         print_json({"conversation": asdict(standing), "messages_total": total, "messages": messages})
         return
     click.echo(_heading(standing, total))
+    if said is not None:
+        click.echo(said)
     if total > len(messages):
         click.echo(f"[{total - len(messages):,} messages before these; --last shows more]")
     for message in messages:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.2
 KINDS: Final = (
     "message", "text", "tool_call", "tool_result", "answer", "approval", "decision", "exit",
-    "stopping", "stopped", "failed", "blocked", "alarm",
+    "stopping", "stopped", "failed", "blocked", "taken_over", "alarm",
 )  # fmt: skip
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.cli.completing import conversation_option, session_ids
-from app.cli.shared import Refused, age, json_option, load_settings, opened, print_json, table_lines, visible
+from app.cli.elsewhere import silent_hosts
+from app.cli.shared import Refused, age, json_option, opened, print_json, table_lines, visible
+from app.cli.unknown import how
 from app.cli.watching import watch, watch_option
 
 if TYPE_CHECKING:
@@ -22,17 +24,24 @@ if TYPE_CHECKING:
 @click.command()
 @conversation_option
 @click.option("--all", "everything", is_flag=True, help="Also what has ended.")
+@click.option("--unknown", "strangers", is_flag=True, help="What the supervisor has and this database does not know.")
 @watch_option
 @json_option
-def ps(conversation: str | None, everything: bool, watching: bool, as_json: bool) -> None:
+def ps(conversation: str | None, everything: bool, strangers: bool, watching: bool, as_json: bool) -> None:
     """List processes that the agents started, and conversations whose news waits behind a block.
 
     \b
       shellback ps                 what runs
       shellback ps --all -c build  also what has ended, of one conversation
       shellback ps --watch         in place on a terminal; else a line for each change
+      shellback ps --unknown       after the database was restored: what nobody would be told of
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    if strangers and (conversation or everything or watching):
+        raise click.UsageError("--unknown goes alone: what it lists is of no conversation")
     with opened() as where:
+        if strangers:
+            _print_unknown(where, as_json=as_json)
+            return
         from app.storage import sessions
 
         def look() -> list[Session]:
@@ -49,6 +58,10 @@ def ps(conversation: str | None, everything: bool, watching: bool, as_json: bool
                     f"{row['unread']} unread in {visible(row['conversation'])}, blocked: {row['reason']}"
                     for row in waiting
                 ),
+                *(
+                    visible(f"host {host.name} ({host.host_id}) {host.heard}: not known whether its processes run")
+                    for host in silent_hosts(where, (one.host_id for one in found if one.live)).values()
+                ),
             ]
 
         if watching:
@@ -60,6 +73,17 @@ def ps(conversation: str | None, everything: bool, watching: bool, as_json: bool
             return
         for line in lines(found):
             click.echo(line)
+
+
+def _print_unknown(where: Place, *, as_json: bool) -> None:
+    from app.cli import unknown
+
+    found = unknown.listed(where)
+    if as_json:
+        print_json(unknown.as_facts(found))
+        return
+    for line in unknown.lines(found):
+        click.echo(line)
 
 
 _COLUMNS = {
@@ -93,14 +117,7 @@ def _row(session: Session) -> dict[str, Any]:
 
 def ending(session: Session) -> str:
     """How a session ended, in a few words."""
-    end = session.end
-    if end is None:
-        return "not yet"
-    if end.exit_code is not None:
-        return f"exit {end.exit_code}"
-    if end.signal is not None:
-        return f"signal {end.signal}"
-    return f"errno {end.errno}" if end.errno is not None else str(end.evidence or "not known")
+    return "not yet" if session.end is None else how(session.end)
 
 
 def _behind_blocks(conn: Any) -> list[dict[str, Any]]:
@@ -134,38 +151,98 @@ def find_session(where: Place, given: str) -> Session:
     if session is None:
         raise Refused(f"no session {given!r}: `shellback ps --all` lists them")
     if session.host_id != where.host_id:
-        raise Refused(f"session {session.id} runs on host {session.host_id}: do it there, or with its SHELLBACK_HOME")
+        raise Refused(f"session {session.id} is of host {session.host_id}: do it there, or with its SHELLBACK_HOME")
     return session
 
 
 @click.command()
-@click.argument("session_id", metavar="ID", shell_complete=session_ids)
+@click.argument("ids", metavar="ID...", nargs=-1, shell_complete=session_ids)
+@click.option("--unknown", "strangers", is_flag=True, help="Every process that `shellback ps --unknown` lists.")
+@click.option("--yes", is_flag=True, help="With --unknown: do not ask.")
 @json_option
-def kill(session_id: str, as_json: bool) -> None:
-    """End a process and everything it started: SIGTERM, two seconds later SIGKILL. The agent hears of it.
+def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> None:
+    """End processes and everything they started: SIGTERM, two seconds later SIGKILL. The agent hears of it.
 
-    ID may be the beginning of one. A session that has ended is left alone: exit code 2, and how it ended.
+    ID may be the beginning of one. A session that has ended is left alone: exit code 2, and how it ended. One that the
+    database does not know is ended too, and no conversation is told.
 
     \b
       shellback kill xtmc
+      shellback kill --unknown     all that an older database does not know
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    if bool(ids) == strangers:
+        raise click.UsageError("give the ID of a process, or --unknown for all that the database does not know")
+    with opened() as where:
+        wanted = _all_unknown(where, yes=yes, quiet=as_json) if strangers else list(ids)
+        done: list[dict[str, Any]] = []
+        wrong: list[str] = []
+        for given in wanted:
+            try:
+                done.append(_end(where, given))
+            except Refused as refused:
+                wrong.append(refused.format_message())
+        if any(one["settles"] for one in done):
+            from app.cli import unknown
+
+            unknown.settled(where)
+    facts = [{"session_id": one["session_id"], "survivors": one["survivors"]} for one in done]
+    if as_json and (facts or not wrong):
+        print_json(facts[0] if len(ids) == 1 else facts)
+    for one in done:
+        if not as_json and not one["survivors"]:
+            click.echo(f"{one['session_id']} {one['said']}")
+    left = [str(pid) for one in done for pid in one["survivors"]]
+    if left:
+        wrong.append(f"still there after SIGKILL: {', '.join(left)}; only the kernel holds them now")
+    if wrong:
+        raise Refused("; ".join(wrong))
+
+
+def _all_unknown(where: Place, *, yes: bool, quiet: bool) -> list[str]:
+    from app.cli import unknown
+
+    found = unknown.listed(where)
+    if not (yes if found else quiet):
+        click.echo("\n".join(unknown.lines(found)), err=True)
+    if found and not yes:
+        click.confirm(f"End {len(found)} process(es), and tell no conversation?", abort=True, err=True)
+    return [one.id for one in found]
+
+
+def _end(where: Place, given: str) -> dict[str, Any]:
+    """End one process; `settles` is whether it was one that a restored backup had left to a person."""
     import asyncio
 
-    settings = load_settings()
-    with opened(settings) as where:
-        session = find_session(where, session_id)
-        if not session.live:
-            raise Refused(f"session {session.id} has ended already: {ending(session)}. Nothing was signalled")
-        survivors = asyncio.run(_kill(settings, session))
-    if as_json:
-        print_json({"session_id": session.id, "survivors": survivors})
-    if survivors:
-        raise Refused(f"still there after SIGKILL: {', '.join(map(str, survivors))}; only the kernel holds them now")
-    if not as_json:
-        click.echo(f"{session.id} is gone, with everything it started")
+    from app.cli import unknown
+    from app.storage import sessions
+
+    if not where.database.read_now(sessions.ids, given, limit=1):
+        one = unknown.find(where, given)
+        survivors = unknown.end(where, one)
+        said = "is gone, with everything it started; this database does not know it, so no conversation is told"
+        return {"session_id": one.id, "survivors": survivors, "said": said, "settles": True}
+    session = find_session(where, given)
+    # One that was given up as lost may run all the same: whoever watches over it knows.
+    if not session.live and session.state.value != "lost":
+        raise Refused(f"session {session.id} has ended already: {ending(session)}. Nothing was signalled")
+    survivors = asyncio.run(_kill(where.settings, session, lambda: unknown.give_up(where, session)))
+    if survivors is None:
+        said = (
+            "is settled as lost: this state directory does not know it, and no process of it lives. Its agent is told"
+        )
+        return {"session_id": session.id, "survivors": [], "said": said, "settles": True}
+    return {
+        "session_id": session.id,
+        "survivors": survivors,
+        "said": "is gone, with everything it started",
+        "settles": False,
+    }
 
 
-async def _kill(settings: Settings, session: Session) -> list[int]:
+async def _kill(settings: Settings, session: Session, give_up: Callable[[], bool]) -> list[int] | None:
+    """End what runs; None for what `give_up` has settled because nothing is known of it."""
+    import asyncio
+
     from app import wiring
     from app.exec import limits
     from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
@@ -175,12 +252,20 @@ async def _kill(settings: Settings, session: Session) -> list[int]:
         await client.connect()
         record: dict[str, Any] | None = (await client.status(session.id)).get("record")
         if record is not None:
-            how = f"exit {record['exit_code']}" if record.get("exit_code") is not None else f"signal {record['signal']}"
+            ended = (
+                f"exit {record['exit_code']}" if record.get("exit_code") is not None else f"signal {record['signal']}"
+            )
             raise Refused(
-                f"session {session.id} has ended already: {how}. Nothing was signalled; the next worker tells the agent"
+                f"session {session.id} has ended already: {ended}. Nothing was signalled; "
+                "the next worker tells the agent"
             )
         answer = await client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
     except (SessionNotFound, SupervisorUnreachable) as error:
+        if session.end is not None:
+            said = f"session {session.id} has ended already: {ending(session)}. Nothing of it runs here"
+            raise Refused(said) from None
+        if isinstance(error, SessionNotFound) and await asyncio.to_thread(give_up):
+            return None
         raise Refused(
             f"no supervisor on this host runs session {session.id}, so nothing was signalled: start a worker "
             f"(shellback worker), which finds out how it ended ({error})"

@@ -51,14 +51,15 @@ def send(
     """  # noqa: D301
     from app import wiring
     from app.cli.children import worker_lives
+    from app.cli.elsewhere import home_of, waits
     from app.work import sending
     from app.work.items import Priority
 
     body = _from_stdin() if text == "-" else utf8(text, "the message")
     with opened() as where:
         with wiring.enqueuing(where) as enqueuer:
-            sent = where.database.write_now(
-                sending.send,
+            sent = sending.deliver(
+                where.database,
                 enqueuer,
                 conversation,
                 body,
@@ -75,7 +76,11 @@ def send(
             "blocked": sent.blocked,
         }
         code = 0
-        alone = not worker_lives(where)
+        home = home_of(where, conversation)
+        said = waits(conversation, home)
+        alone = home is None and not worker_lives(where)
+        if said:
+            click.echo(f"shellback: {said}", err=True)
         if wait and alone:
             click.echo(f"{NO_WORKER}; waiting for one", err=True)
         if wait:

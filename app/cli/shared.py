@@ -183,9 +183,9 @@ def stamp(moment: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration as people say it."""
+    """A duration as people say it; what lies ahead, as the clock was set back, has just been."""
     if seconds < 60:
-        return f"{seconds:.0f}s"
+        return f"{max(0.0, seconds):.0f}s"
     if seconds < 3600:
         return f"{seconds / 60:.0f}m"
     if seconds < 86400:

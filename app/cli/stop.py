@@ -45,6 +45,7 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from app import wiring
     from app.cli.children import worker_lives
+    from app.cli.elsewhere import home_of, waits
     from app.work import stopping
 
     settings = load_settings()
@@ -68,13 +69,18 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
             # What was on its way to a start when the turn was told to end has started by now.
             killed += [one for one in (_kill_all(where, settings, conversation) if kill else []) if one not in killed]
             facts |= {"turn_id": ended.turn_id, "state": ended.outcome or "stopped"}
-        alone = found.reach is not None and facts["state"] == "stopping" and not worker_lives(where)
+        home = home_of(where, conversation)
+        open_still = found.reach is not None and facts["state"] == "stopping"
+        said = waits(conversation, home) if open_still else None
+        alone = open_still and home is None and not worker_lives(where)
     if as_json:
         print_json(facts)
     else:
         click.echo(_said(found, facts["state"]))
         if killed:
             click.echo(f"ended: {', '.join(killed)}")
+    if said:
+        click.echo(f"shellback: {said}", err=True)
     if alone:
         click.echo("shellback: no worker of this host runs; it is stopped as soon as one does", err=True)
 

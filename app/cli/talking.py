@@ -9,6 +9,7 @@ import click
 
 from app.cli.approvals import wanted
 from app.cli.children import worker_lives
+from app.cli.elsewhere import home_of, waits
 from app.cli.following import Events
 from app.cli.shared import PENDING, SET_ASIDE, Refused, visible
 from app.cli.terminal import PROMPT, Interrupts, Lines, Screen, kept_terminal
@@ -117,8 +118,8 @@ class Talk:
             self._screen.line(f"  {error}")
 
     def _send(self, line: str) -> Sent:
-        sent = self._where.database.write_now(
-            sending.send,
+        sent = sending.deliver(
+            self._where.database,
             self._enqueuer,
             self._conversation,
             line.replace("\\n", "\n"),
@@ -173,7 +174,11 @@ class Talk:
         if self._child is not None and self._child.process.poll() is not None:
             raise Refused(f"the worker of this chat has ended; see {self._where.home / 'worker.log'}. Nothing is lost")
         lives = worker_lives(self._where)
-        if not lives and not self._alone:
+        home = home_of(self._where, self._conversation)
+        lives = lives if home is None else not home.silent
+        if not lives and not self._alone and (said := waits(self._conversation, home)):
+            self._screen.line(f"  {said}")
+        elif not lives and not self._alone:
             self._screen.line("  no worker runs: messages are kept until one does (shellback worker)")
         self._alone = not lives
 

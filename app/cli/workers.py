@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 
 import click
@@ -16,7 +15,8 @@ from app.cli.shared import age, json_option, opened, print_json, stamp, table
 def workers(everything: bool, as_json: bool) -> None:
     """List workers: who runs turns, where, in which version, and when it was heard of last.
 
-    alive: heard of in the last half minute; silent: not; dead: its process is gone; stopped: it said so.
+    alive: heard of in the last 15 seconds; silent: not, it hangs or is paused; dead: its process is gone,
+    on Postgres its lock; stopped: it said so. LOST counts the turns that others took over in the last day.
     Without one that is alive nothing is answered: `shellback worker` starts one.
 
     \b
@@ -27,22 +27,23 @@ def workers(everything: bool, as_json: bool) -> None:
 
     with opened() as where:
         found = where.database.read_now(roster.look, where.host_id)
-    shown = [one for one in found if everything or one.state in {"alive", "silent"}]
+        lost = where.database.read_now(roster.lost_turns)
+    shown = [one for one in found if everything or one.state in {"alive", "silent"} or one.executor_id in lost]
     if as_json:
-        print_json([asdict(one) for one in shown])
+        print_json([{**asdict(one), "turns_taken_over": lost.get(one.executor_id, 0)} for one in shown])
         return
     if not shown:
         click.echo(
             "no workers" if everything else "no worker runs: `shellback worker` starts one (--all shows past ones)"
         )
         return
-    now = time.time()
     table(
         [
             {
                 **asdict(one),
                 "started": stamp(one.started_at),
-                "heard": age(max(0.0, now - one.heartbeat_at)) + " ago",
+                "heard": age(one.quiet_s) + " ago",
+                "lost": lost.get(one.executor_id),
             }
             for one in shown
         ],
@@ -51,6 +52,7 @@ def workers(everything: bool, as_json: bool) -> None:
             "host_id": "HOST",
             "pid": "PID",
             "state": "STATE",
+            "lost": "LOST",
             "heard": "HEARD OF",
             "started": "STARTED",
             "version": "VERSION",

@@ -29,14 +29,18 @@ KEYS: Final = (
 )
 
 
-def callback_payload(session: Session, log: OutputLog) -> dict[str, object]:
+def callback_payload(session: Session, log: OutputLog | None) -> dict[str, object]:
     """The payload for an ended session: the keys of `KEYS`, and `errno` if it has one.
 
-    Reads at most `limits.CALLBACK_CHARS` bytes, at once: it is called inside a store's transaction.
+    Reads at most `limits.CALLBACK_CHARS` bytes, at once: it is called inside a store's transaction. Where the log is
+    another host's (`log` None), how much was printed is not known: those counts are None.
     """
-    last: Slice = log.last_lines(limits.CALLBACK_LINES, limits.CALLBACK_CHARS)
-    lines = last.text.splitlines()[-limits.CALLBACK_LINES :]
-    payload: dict[str, object] = {**facts(session), **measured(last), "last_lines": lines}
+    payload = facts(session)
+    if log is None:
+        payload |= {"bytes_total": None, "bytes_shown": 0, "bytes_dropped": None, "last_lines": []}
+    else:
+        last: Slice = log.last_lines(limits.CALLBACK_LINES, limits.CALLBACK_CHARS)
+        payload |= {**measured(last), "last_lines": last.text.splitlines()[-limits.CALLBACK_LINES :]}
     chosen = {key: payload[key] for key in KEYS}
     if session.end is not None and session.end.errno is not None:
         chosen["errno"] = session.end.errno
@@ -53,7 +57,9 @@ def wake_text(payload: Mapping[str, Any]) -> str:
         HEADER,
         f"Session {session_id}: {how_it_ended(_end(payload))}, after {payload['duration_seconds'] or 0:.1f} s.",
         f"It printed {payload['bytes_total']:,} bytes, {payload['bytes_dropped']:,} of them dropped for good; "
-        f"process_log(session_id={session_id!r}) reads them.",
+        f"process_log(session_id={session_id!r}) reads them."
+        if payload["bytes_total"] is not None
+        else "What it printed is on that host and cannot be read here; how much it is, is not known.",
     ]
     if payload["survivors"]:
         told.append(f"Processes it started are still there: {', '.join(map(str, payload['survivors']))}.")

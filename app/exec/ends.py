@@ -96,9 +96,9 @@ class Ends:
                 future.set_result(None)
 
     @property
-    def awaited(self) -> bool:
-        """Whether anybody waits for anything."""
-        return bool(self._waiting)
+    def awaited(self) -> tuple[SessionId, ...]:
+        """Sessions whose end somebody waits for."""
+        return tuple(self._waiting)
 
     async def settled(self) -> None:
         """Wait until every end received so far is recorded and acknowledged, or given back."""

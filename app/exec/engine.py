@@ -57,7 +57,7 @@ SHORT_S: Final = 0.1
 class Engine:
     """Runs commands of one backend through one supervisor, with their sessions in one store."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         store: SessionStore,
         supervisor: SupervisorPort,
@@ -68,6 +68,7 @@ class Engine:
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
         watch: SessionWatch | None = None,
+        absence_tells: Callable[[Session], bool] = lambda _: True,
     ) -> None:
         self.store = store
         self.backend = backend
@@ -77,11 +78,11 @@ class Engine:
         self.links = LogLinks(self.workspace, Path(home) / layout.SESSIONS)
         self.supervised = Supervised(supervisor, self.limits)
         self._sessions = f"{home}/{layout.SESSIONS}"
-        self._host_id = host_id
+        self.host_id = host_id
         self._clock = clock
         self._watch = watch or Unwatched()
         self._ends = Ends(store, self.registry, self.supervised.acknowledge, self._watch, self.links.forgotten)
-        self._recovery = Recovery(store, self.supervised, self._ends, host_id)
+        self._recovery = Recovery(store, self.supervised, self._ends, host_id, absence_tells)
         self._unsure: set[SessionId] = set()
         self._later: set[asyncio.Task[Any]] = set()
         self._unlinked: list[Session] = []
@@ -194,7 +195,7 @@ class Engine:
     @property
     def awaited(self) -> bool:
         """Whether a call waits for the end of any session."""
-        return self._ends.awaited
+        return bool(self._ends.awaited)
 
     def give_up(self, session_id: SessionId) -> None:
         """Let every call that waits for this session return now; one that started it leaves it to a callback."""
@@ -243,7 +244,7 @@ class Engine:
             tool_call_id=origin.tool_call_id,
             turn_id=origin.turn_id,
             epoch=origin.epoch,
-            host_id=self._host_id,
+            host_id=self.host_id,
             boot_id=self.supervised.boot_id,
             uid=self.backend.uid,
             backend=self.backend.name,
@@ -293,6 +294,10 @@ class Engine:
             return await self.store.get(session.id) or session
         plan = self.backend.plan(spec)
         reach("start.sent")
+        if not 0 <= self._clock() - session.created_at < bounds.FRESH_S:
+            session = await self.store.get(session.id) or session
+            if session.end is not None:
+                return session
         try:
             seen = await self.supervised.start(session, spec, plan)
         except SupervisorUnreachable:

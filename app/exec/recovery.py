@@ -7,6 +7,7 @@ knows nothing does the absence tell something, and what it tells is named as evi
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from app.exec.ends import Ends
 from app.exec.model import EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
@@ -16,13 +17,25 @@ from app.exec.supervisor.crashpoints import reach
 
 
 class Recovery:
-    """Compares the store with the supervisor."""
+    """Compares the store with the supervisor.
 
-    def __init__(self, store: SessionStore, supervised: Supervised, ends: Ends, host_id: str) -> None:
+    `absence_tells` is False for a session of which the state directory may lack the records: then it is not known
+    what became of one that the supervisor does not know, and it is left to a person.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        supervised: Supervised,
+        ends: Ends,
+        host_id: str,
+        absence_tells: Callable[[Session], bool] = lambda _: True,
+    ) -> None:
         self._store = store
         self._supervised = supervised
         self._ends = ends
         self._host_id = host_id
+        self._absence_tells = absence_tells
 
     async def reconcile(self) -> None:
         """Bring the live sessions of this host in line with the supervisor.
@@ -39,6 +52,11 @@ class Recovery:
         for session in live:
             if not self._ends.recording(session.id):
                 await self._decide(session, seen.get(session.id))
+        for session_id in self._ends.awaited:
+            # Another worker was told while we were not connected; nobody tells us any more.
+            session = await self._store.get(session_id)
+            if session is not None and session.end is not None and not self._ends.recording(session_id):
+                self._ends.tell(session)
 
     async def abandon(self, session: Session) -> Session:
         """Give up a claimed session whose turn is gone, unless it has been started; returns it as it is then.
@@ -47,6 +65,9 @@ class Recovery:
         """
         if session.state is not SessionState.CLAIMED:
             return session
+        if not self._absence_tells(session):
+            seen = await self._supervised.status(session.id)
+            return (await self.follow(session, seen) if seen is not None else None) or session
         if await self._supervised.abandon(session.id):
             return await self._lose(session.id, Evidence.NEVER_STARTED)
         return await self._decide(session, await self._supervised.status(session.id)) or await self._now(session)
@@ -61,10 +82,12 @@ class Recovery:
         if session.state is SessionState.CLAIMED:
             if same_boot:
                 return None
-            if await self._supervised.abandon(session.id):
+            if await self._supervised.abandon(session.id) and self._absence_tells(session):
                 return await self._lose(session.id, Evidence.NEVER_STARTED)
         if not same_boot:
             return await self._lose(session.id, Evidence.MACHINE_REBOOTED)
+        if not self._absence_tells(session):
+            return None
         return await self._lose(session.id, Evidence.RECORD_UNREADABLE)
 
     async def follow(self, session: Session, seen: Seen) -> Session | None:

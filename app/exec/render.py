@@ -115,7 +115,7 @@ def _evidence(end: SessionEnd) -> str:
         "supervisor_killed": "what watched over it was killed",
         "machine_rebooted": "the machine was rebooted",
         "container_restarted": "the container was restarted",
-        "host_unreachable": "its host does not answer",
+        "host_unreachable": "its host, which has its output, does not answer",
         "record_unreadable": "its exit record cannot be read",
     }
     return said.get(end.evidence or "", "no evidence")

@@ -25,6 +25,7 @@ from app.exec.identity import call_key
 from app.exec.model import CallKey, CallOrigin, EndedBy, Session, SessionState, WindowSize
 from app.exec.output import OutputLog, Slice
 from app.exec.render import how_it_ended
+from app.exec.supervisor.crashpoints import reach
 
 ENDED_LISTED: Final = 100
 """How many ended sessions a list shows."""
@@ -83,10 +84,11 @@ class Sessions:
         """What was printed since the last poll; a repeat of the call returns the same range.
 
         Raises:
+            InvalidCommand: It ran on another host.
             SessionNotFound: There is none here.
         """
         session = await self.get(session_id)
-        log = self._engine.output(session)
+        log = self._output(session)
         upto = await log.readable_end(ended=session.end is not None)
         start, end = await self._engine.store.advance_poll(call_key(origin), session.id, upto)
         return session, await log.ends(start, end)
@@ -117,8 +119,16 @@ class Sessions:
         session = await self.get(session_id)
         return session, await self._log(session).bytes(offset, limit)
 
+    def _output(self, session: Session) -> OutputLog:
+        if session.host_id != self._engine.host_id:
+            raise InvalidCommand(
+                f"session {session.id} ran on another host, where its log is ({session.host_id}:{session.log_path}); "
+                f"here only its end is known: {how_it_ended(session.end) if session.end else 'none yet'}"
+            )
+        return self._engine.output(session)
+
     def _log(self, session: Session) -> OutputLog:
-        log = self._engine.output(session)
+        log = self._output(session)
         if session.end is not None and session.end.bytes_total and not log.exists():
             raise InvalidCommand(
                 f"the log of session {session.id} is gone for its age; it had {session.end.bytes_total:,} bytes. "
@@ -218,6 +228,7 @@ class Sessions:
             session = await self.get(session.id)
         if session.end is not None:
             return session, ()
+        reach("kill.sent")
         survivors = await self._engine.supervised.kill(session.id, by=by)
         return await self._engine.wait(session.id, up_to=_END_S), survivors
 

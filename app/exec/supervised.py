@@ -26,6 +26,7 @@ from app.exec.model import (
 from app.exec.ports import SupervisorPort
 from app.exec.supervisor.client import StartAnswer
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+from app.exec.supervisor.shapes import exit_record
 
 log = logging.getLogger(__name__)
 
@@ -155,24 +156,24 @@ class Supervised:
 
 def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
     """The exit record as the rest of the system sees it; one that cannot be read says so, and nothing else."""
-    try:
-        evidence = record["evidence"]
-        return SessionEnd(
-            state=SessionState(record["state"]),
-            exit_code=record["exit_code"],
-            signal=record["signal"],
-            errno=record["errno"],
-            evidence=None if evidence is None else Evidence(evidence),
-            ended_by=EndedBy(record["ended_by"]),
-            ended_at=record["ended_at"],
-            duration_s=record["duration_s"],
-            bytes_total=record["bytes_total"],
-            bytes_dropped=record["bytes_dropped"],
-            survivors=tuple(record["survivors"]),
-        )
-    except (KeyError, ValueError, TypeError) as error:
-        log.error("an exit record of another version or none at all: %r", error)  # noqa: TRY400 - no trace for bad input
+    whole = exit_record(record)
+    if whole is None:
+        log.error("an exit record of another version or none at all: %.500r", record)
         return SessionEnd(state=SessionState.LOST, evidence=Evidence.RECORD_UNREADABLE, ended_at=time.time())
+    evidence = whole["evidence"]
+    return SessionEnd(
+        state=SessionState(whole["state"]),
+        exit_code=whole["exit_code"],
+        signal=whole["signal"],
+        errno=whole["errno"],
+        evidence=None if evidence is None else Evidence(evidence),
+        ended_by=EndedBy(whole["ended_by"]),
+        ended_at=whole["ended_at"],
+        duration_s=whole["duration_s"],
+        bytes_total=whole["bytes_total"],
+        bytes_dropped=whole["bytes_dropped"],
+        survivors=tuple(whole["survivors"]),
+    )
 
 
 def _seen(session_id: SessionId, status: Message) -> Seen | None:
@@ -192,4 +193,6 @@ def _running(session_id: SessionId, status: Message) -> Seen:
 def _refused(answer: StartAnswer) -> ExecError:
     if answer.code == "descriptors":
         return LimitReached(f"no room for another process: {answer.message} ; end one and try again")
+    if answer.code == "disk":
+        return LimitReached(f"no room in the state directory: {answer.message}; make room and try again")
     return SpawnFailed(f"the supervisor refuses: {answer.message} ({answer.code})")

@@ -16,6 +16,8 @@ from app.storage.errors import DatabaseUnreachable
 
 _WAL_ATTEMPTS: Final = 100
 _CONNECT_TIMEOUT_S: Final = 5
+_IDLE_MS: Final = 15_000
+"""A process that is paused inside a transaction loses its locks after this, so that others can go on for it."""
 
 
 def sqlite_engines(url: sa.URL, *, readers: int, lock_timeout_s: float) -> tuple[sa.Engine, sa.Engine]:
@@ -117,5 +119,5 @@ def _begin(statement: str, conn: sa.Connection) -> None:
 def _set_timeouts(lock_timeout_ms: int, raw: Any, _record: object) -> None:
     with raw.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = {lock_timeout_ms}")
-        cursor.execute(f"SET idle_in_transaction_session_timeout = {2 * lock_timeout_ms}")
+        cursor.execute(f"SET idle_in_transaction_session_timeout = {_IDLE_MS}")
     raw.commit()

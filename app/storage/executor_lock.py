@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,6 +22,10 @@ from app.storage.errors import DatabaseUnreachable, ExecutorTaken
 from app.storage.failures import failure_of
 
 _NAMESPACE: Final = 0x5B5B
+_HELD: Final = sa.text(
+    "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = :space AND objsubid = 2 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 _HOLDER: Final = re.compile(r"shellback (\d+)@(.+)")
 
 _FIND_HOLDER: Final = sa.text(
@@ -52,6 +57,16 @@ def hold_executor(name: str, *, home: Path, database: Database) -> ExecutorLock:
     if database.dialect == "sqlite":
         return _FileLock(name, home)
     return _ServerLock(name, database.url)
+
+
+def unheld(conn: sa.Connection, names: Iterable[str]) -> set[str]:
+    """Those of these executor ids that nobody holds in this Postgres: their worker is gone, and its connection too."""
+    held = set(conn.execute(_HELD, {"space": _NAMESPACE}).scalars())
+    return {name for name in names if _key(name) not in held}
+
+
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1
 
 
 class _FileLock:
@@ -95,7 +110,7 @@ class _ServerLock:
                 "keepalives_count": 3,
             },
         )
-        key = {"space": _NAMESPACE, "key": int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1}
+        key = {"space": _NAMESPACE, "key": _key(name)}
         try:
             self._conn = self._engine.connect()
         except exc.DBAPIError as error:
@@ -114,7 +129,9 @@ class _ServerLock:
         try:
             self._conn.execute(sa.text("SELECT 1"))
         except exc.DBAPIError:
-            # SQLAlchemy would reconnect by itself, without the lock.
+            # SQLAlchemy would reconnect by itself, without the lock. Taking it again is not enough: a turn that
+            # met a server that refuses connections is over in DBOS's memory and pending in its table, for as long
+            # as this process lives. The next one recovers it.
             self.release()
             return False
         return True

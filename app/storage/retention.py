@@ -19,6 +19,7 @@ from app.storage.tables import (
     calls,
     conversations,
     history_records,
+    hosts,
     mailbox,
     metadata,
     notices,
@@ -29,7 +30,7 @@ from app.storage.tables import (
 
 BATCH: Final = 200
 CALLBACK: Final = "EXEC_CALLBACK"
-PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers")
+PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "hosts")
 """Tables whose rows go without anything outside the database, in this order."""
 _LOCK: Final = "shellback retention"
 
@@ -57,7 +58,7 @@ def delete_some(conn: sa.Connection, table: str, cut: Cut) -> int:
 
 
 def sessions_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
-    """Ids of ended, told sessions of this host on which nothing hangs any more, or with `planned` will then."""
+    """Ended, told sessions of this host or one long gone, on which nothing hangs or, with `planned` will then."""
     news = mailbox.c.dedupe_key == "exit:" + sessions.c.id
     if planned:
         news = sa.and_(news, sa.or_(mailbox.c.heard_at.is_(None), mailbox.c.heard_at >= cut.rows))
@@ -65,7 +66,7 @@ def sessions_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
     if planned:
         call = sa.and_(call, calls.c.created_at >= cut.rows)
     return sa.select(sessions.c.id).where(
-        sessions.c.host_id == cut.host_id,
+        _ours(sessions.c.host_id, cut),
         sessions.c.ended_at < cut.sessions,
         sessions.c.delivery != "inline",
         sa.not_(_busy(sessions.c.conversation_id)),
@@ -134,7 +135,7 @@ def conversations_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
         history_records.c.conversation_id == name, history_records.c.updated_at >= (cut.conversations or 0.0)
     )
     return sa.select(name).where(
-        conversations.c.host_id == cut.host_id,
+        _ours(conversations.c.host_id, cut),
         conversations.c.state == "free",
         conversations.c.created_at < (cut.conversations or 0.0),
         ~written,
@@ -179,6 +180,13 @@ def _busy(conversation_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     )
 
 
+def _ours(host_id: sa.ColumnElement[str], cut: Cut) -> sa.ColumnElement[bool]:
+    """Whether it is this host's to prune: its own, or of one not heard of for so long that nobody else will."""
+    return sa.or_(
+        host_id == cut.host_id, host_id.in_(sa.select(hosts.c.host_id).where(hosts.c.heartbeat_at < cut.sessions))
+    )
+
+
 def _mailbox(cut: Cut) -> sa.Select[Any]:
     return sa.select(mailbox.c.id).where(mailbox.c.state == "heard", mailbox.c.heard_at < cut.rows)
 
@@ -211,10 +219,19 @@ def _workers(cut: Cut) -> sa.Select[Any]:
     return sa.select(workers.c.executor_id).where(workers.c.heartbeat_at < cut.rows)
 
 
+def _hosts(cut: Cut) -> sa.Select[Any]:
+    """Hosts not heard of for as long, of which no row tells any more."""
+    told_of = (table.c.host_id == hosts.c.host_id for table in (conversations, sessions, workers))
+    return sa.select(hosts.c.host_id).where(
+        hosts.c.host_id != cut.host_id, hosts.c.heartbeat_at < cut.rows, *(~sa.exists().where(one) for one in told_of)
+    )
+
+
 _QUERIES: Final = {
     "mailbox": _mailbox,
     "approvals": _approvals,
     "calls": _calls,
     "notices": _notices,
     "workers": _workers,
+    "hosts": _hosts,
 }

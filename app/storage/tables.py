@@ -94,7 +94,8 @@ turns: Final = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("started_at", sa.Float),
     sa.Column("ended_at", sa.Float, index=True),
-    sa.Column("outcome", sa.String(32)),  # answered, pending_approval, nothing, busy, failed, stopped, gone
+    # answered, pending_approval, failed, stopped; of an item that came to no turn: nothing, busy, gone, moved
+    sa.Column("outcome", sa.String(32)),
     sa.Column("answer", sa.Text),
     sa.Column("error", sa.Text),
     sa.Column("traceparent", sa.String(64)),  # W3C trace context of whoever sent the item

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from app.exec.errors import CommandDenied
 from app.exec.model import CallKey, Session
 from app.exec.supervisor.crashpoints import reach
-from app.storage.tables import approvals, turns
+from app.storage.tables import approvals, conversations, turns
 from app.work import mailbox, stream
 from app.work.errors import ApprovalSettled, UnknownApproval
 from app.work.items import ItemType, Priority, epoch_item
@@ -30,6 +30,8 @@ from app.work.queues import Enqueuer
 
 Decision = Literal["approved", "denied", "expired", "superseded"]
 NOTE_CHARS: Final = 2_000
+APART_S: Final = 300.0
+"""So far the clocks of two hosts may be apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,7 @@ def decide(
     if request.state != "pending":
         raise ApprovalSettled(f"approval request {request.id} is {request.state} already; nothing was changed")
     now = time.time()
-    if decision == "approved" and now >= request.expires_at:
+    if decision == "approved" and _left(request.created_at, request.expires_at, now) <= 0:
         decision = "expired"
     conn.execute(
         sa.update(approvals)
@@ -225,18 +227,28 @@ def supersede(
 
 
 def overdue(conn: sa.Connection) -> list[str]:
-    """Requests that nobody decided in time; whoever finds them decides each as expired, on its own.
+    """Requests that nobody decided in time; whoever finds them decides each as expired, on its own."""
+    return [request_id for request_id, seconds in left(conn).items() if seconds <= 0]
 
-    A clock that jumped forward expires early. One that jumped back is overruled by `decide`, which
-    takes no approval after the time that was written down.
+
+def left(conn: sa.Connection, host_id: str | None = None) -> dict[str, float]:
+    """The seconds that each pending request still has by the clock, 0 at least; of at most 1,000.
+
+    Of the conversations of one host, whose clock made them, so that a wrong one harms nobody else's; or of all.
+    A clock that jumped forward expires early. One that was set back to before the request expires it too: how long
+    ago that was cannot be told any more.
     """
-    query = (
-        sa.select(approvals.c.id)
-        .where(approvals.c.state == "pending", approvals.c.expires_at <= time.time())
-        .order_by(approvals.c.created_at)
-        .limit(100)
-    )
-    return list(conn.execute(query).scalars())
+    query = sa.select(approvals.c.id, approvals.c.created_at, approvals.c.expires_at)
+    pending = query.where(approvals.c.state == "pending").order_by(approvals.c.expires_at).limit(1000)
+    if host_id is not None:
+        here = sa.select(conversations.c.id).where(conversations.c.host_id == host_id)
+        pending = pending.where(approvals.c.conversation_id.in_(here))
+    now = time.time()
+    return {row.id: _left(row.created_at, row.expires_at, now) for row in conn.execute(pending)}
+
+
+def _left(created_at: float, expires_at: float, now: float) -> float:
+    return 0.0 if created_at > now + APART_S else max(0.0, expires_at - now)
 
 
 def consume_claim(conn: sa.Connection, session: Session) -> None:

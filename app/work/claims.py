@@ -1,4 +1,4 @@
-"""The claim of a conversation: one turn at a time, entered by a work item, released by its closing.
+"""The claim of a conversation: one turn at a time, entered by a work item, released by its closing or its death.
 
 Every function is a part of the caller's transaction and locks the conversation's row before it looks at
 anything else, as those of the mailbox do.
@@ -12,16 +12,23 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from app.exec.model import Delivery
 from app.exec.supervisor.crashpoints import reach
-from app.storage.tables import approvals, conversations, mailbox, turns
-from app.work import stream
+from app.storage.tables import approvals, conversations, mailbox, sessions, turns
+from app.work import mailbox as box
+from app.work import stopping, stream
 from app.work.approvals import asked_last
-from app.work.items import BY_A_PERSON, ItemType, Priority, WorkItem, epoch_item
+from app.work.items import BY_A_PERSON, IDLE_OUTCOMES, MOVED, ItemType, Priority, WorkItem, epoch_item
 from app.work.mailbox import lock, undecided
 from app.work.notices import SILENT, Outbox
 from app.work.queues import Enqueuer
 from app.work.stopping import NEXT
 
+STRIKES: Final = 3
+"""Failed turns in a row after which a conversation is set aside."""
+RECOVERIES: Final = 5
+"""Executions of one turn. One that has not ended by then has ended its worker each time, and would end the next."""
+POISON: Final = f"it was begun {RECOVERIES} times and each time its worker died or was stopped"
 WORN_OUT: Final = "woken too often without a person; the news is kept until somebody writes"
 
 
@@ -37,15 +44,19 @@ class Wakes:
 class Entry:
     """What came of an item's attempt to claim its conversation.
 
-    `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once.
+    `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once, and `alarm` what a
+    person has to know of it.
     """
 
     epoch: int | None = None
     outcome: str | None = None
+    alarm: str | None = None
 
 
-def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes, outbox: Outbox = SILENT) -> Entry:
-    """Claim the conversation for the turn of `item` and raise its epoch.
+def enter(  # noqa: PLR0911 - one for each reason not to
+    conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes, outbox: Outbox = SILENT, host_id: str = ""
+) -> Entry:
+    """Claim the conversation for the turn of `item` and raise its epoch, unless it lives on another host than ours.
 
     The first act of every execution, outside any recorded step: an execution that a newer one has
     overtaken carries an old epoch, and nothing it does afterwards counts.
@@ -56,7 +67,13 @@ def enter(conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes
         return Entry(outcome=turn.outcome)
     if conversation is None:
         return _end_at_once(conn, item, "gone")
-    held = conversation.state == "claimed" and conversation.claimed_by != item.id
+    if host_id and conversation.host_id != host_id:
+        return _end_at_once(conn, item, MOVED)
+    ours = conversation.state == "claimed" and conversation.claimed_by == item.id
+    if ours and turn is not None and turn.executions >= RECOVERIES:
+        _died(conn, conversation, POISON)
+        return Entry(outcome="failed", alarm=set_aside(conn, conversation, f"A turn failed: {POISON}", POISON, outbox))
+    held = conversation.state == "claimed" and not ours
     if held or not _admitted(conn, conversation, item):
         return _end_at_once(conn, item, "busy")
     chain = conversation.chain
@@ -140,8 +157,9 @@ def _worn_out(conn: sa.Connection, conversation_id: str, chain: int, wakes: Wake
     query = sa.select(sa.func.count()).where(
         turns.c.conversation_id == conversation_id,
         turns.c.item_type.not_in([kind.value for kind in BY_A_PERSON]),
-        turns.c.started_at > time.time() - 3600,
-        sa.or_(turns.c.outcome.is_(None), turns.c.outcome.not_in(["busy", "nothing", "gone"])),
+        # What lies ahead was written before the clock was set back, and would count until it comes.
+        turns.c.started_at.between(time.time() - 3600, time.time() + 3600),
+        sa.or_(turns.c.outcome.is_(None), turns.c.outcome.not_in(IDLE_OUTCOMES)),
     )
     return conn.execute(query).scalar_one() >= wakes.per_hour
 
@@ -203,3 +221,85 @@ def follow_up(
     )
     enqueuer.put(conn, item, host_id=conversation.host_id)
     return True
+
+
+def fail(
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation: sa.Row[Any],
+    *,
+    reason: str,
+    outbox: Outbox = SILENT,
+    poison: bool = False,
+) -> str:
+    """Free a conversation whose turn died: its rows are unread again and a new item tries, or it is set aside.
+
+    Set aside is what has failed `STRIKES` times in a row, and `poison` at once. `conversation` is the locked row,
+    still claimed by the dead turn. Returns `retried`, `set_aside`, or `released` for a turn that had closed after all.
+    """
+    turn_id, failures = conversation.claimed_by, conversation.failures + 1
+    if not _died(conn, conversation, reason):
+        release(conn, enqueuer, conversation)
+        return "released"
+    if poison:
+        set_aside(conn, conversation, f"A turn failed: {reason}", reason, outbox)
+        return "set_aside"
+    if failures >= STRIKES:
+        set_aside(conn, conversation, f"{failures} turns in a row failed ({reason})", reason, outbox)
+        return "set_aside"
+    text = f"A turn failed ({reason}); it is tried again."
+    stream.note(conn, conversation.id, turn_id, conversation.epoch, "failed", {"text": text})
+    _tell_the_next(conn, conversation, reason)
+    release(conn, enqueuer, conversation, follow=ItemType.RETRY)
+    stopping.pass_on(conn, enqueuer, conversation)
+    return "retried"
+
+
+def set_aside(conn: sa.Connection, conversation: sa.Row[Any], what: str, reason: str, outbox: Outbox) -> str:
+    """Block the conversation of a dead turn until a person writes, its news kept; returns what the alarm says."""
+    text = f"{what}; this conversation is set aside. Nothing is lost: write to try again."
+    stream.note(conn, conversation.id, conversation.claimed_by, conversation.epoch, "alarm", {"text": text})
+    outbox.put(conn, "set_aside", conversation.id, f"{conversation.id}:{conversation.epoch}", text)
+    _tell_the_next(conn, conversation, reason)
+    _let_go(conn, conversation.id, blocked="set_aside")
+    return text
+
+
+def _died(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> bool:
+    """End the turn that holds the conversation as failed; False when it had closed."""
+    turn_id = conversation.claimed_by
+    box.give_back(conn, conversation.id, turn_id, apart=stopping.wish_of(conversation, turn_id) is not None)
+    died = conn.execute(
+        sa.update(turns)
+        .where(turns.c.id == turn_id, turns.c.outcome.is_(None))
+        .values(outcome="failed", error=reason, ended_at=time.time())
+    )
+    if not died.rowcount:
+        return False
+    # Nobody waits for these any more; an end that is recorded already is handed over by the next sweep.
+    conn.execute(
+        sa.update(sessions)
+        .where(
+            sessions.c.turn_id == turn_id, sessions.c.delivery == Delivery.INLINE.value, sessions.c.end.is_(sa.null())
+        )
+        .values(delivery=Delivery.CALLBACK.value)
+    )
+    failures = conversations.c.failures + 1
+    conn.execute(sa.update(conversations).where(conversations.c.id == conversation.id).values(failures=failures))
+    return True
+
+
+def _tell_the_next(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> None:
+    box.add_row(
+        conn,
+        conversation.id,
+        kind="turn_failed",
+        priority=100,
+        payload={"reason": reason, "started": _started_by(conn, conversation.claimed_by)},
+        dedupe_key=f"turn_failed:{conversation.id}:{conversation.epoch}",
+    )
+
+
+def _started_by(conn: sa.Connection, turn_id: str) -> list[dict[str, Any]]:
+    query = sa.select(sessions).where(sessions.c.turn_id == turn_id).order_by(sessions.c.created_at).limit(50)
+    return [{"session_id": row.id, "state": row.state, "command": row.command[:500]} for row in conn.execute(query)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Any, cast
 
 from dbos import error as dbos_error
 from pydantic_ai.exceptions import (
@@ -20,6 +21,9 @@ from app.exec.errors import ExecError
 from app.storage.errors import StorageError
 from app.work.hearing import OutOfTime, Stopped
 
+if TYPE_CHECKING:
+    from pydantic_ai.durable_exec.dbos import StepConfig
+
 log = logging.getLogger(__name__)
 
 
@@ -29,6 +33,18 @@ def worth_retrying(error: BaseException) -> bool:
         return error.passing
     refused = isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
     return isinstance(error, ModelAPIError) and not refused
+
+
+def model_steps() -> StepConfig:
+    """How a step that asks the model is repeated."""
+    options: dict[str, Any] = {
+        "retries_allowed": True,
+        "max_attempts": 3,
+        "interval_seconds": 1.0,
+        # DBOS knows this option; the typed dictionary that passes it on does not list it.
+        "should_retry": worth_retrying,
+    }
+    return cast("StepConfig", options)
 
 
 def answerable(error: Exception) -> Exception | None:

@@ -27,13 +27,16 @@ from pydantic_ai.exceptions import (
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDefinition
 
+from app.exec.identity import origin_of, session_id
 from app.exec.model import LIVE_STATES, SessionId
 from app.exec.supervisor.crashpoints import reach
+from app.storage import sessions
+from app.storage.db import Database
 from app.storage.errors import StaleTurn
 from app.work.deps import TurnDeps
 from app.work.mailbox import Letter
 from app.work.prompt import texts_of
-from app.work.stopping import Wish, text_of
+from app.work.stopping import Wish, look, text_of, wish_for
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
@@ -81,6 +84,8 @@ async def recorded(name: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T:
 Take = Callable[[TurnDeps, int], Awaitable[tuple[list[Letter], Wish | None]]]
 """News for a look, and the wish that the turn ends; with a wish nothing is taken, and what is unread waits."""
 Wished = Callable[[TurnDeps], Awaitable[Wish | None]]
+Ended = Callable[[SessionId], Awaitable[bool]]
+"""Whether there is a session of this id, and it has ended."""
 
 
 class Hearing(AbstractCapability[TurnDeps]):
@@ -91,9 +96,10 @@ class Hearing(AbstractCapability[TurnDeps]):
     and repeated starts and writes nothing twice.
     """
 
-    def __init__(self, take: Take, wished: Wished) -> None:
+    def __init__(self, take: Take, wished: Wished, ended: Ended | None = None) -> None:
         self._take = take
         self._wished = wished
+        self._ended = ended
 
     async def before_model_request(
         self, ctx: RunContext[TurnDeps], request_context: ModelRequestContext
@@ -101,10 +107,10 @@ class Hearing(AbstractCapability[TurnDeps]):
         """Let an exit or a message that came meanwhile reach the running turn."""
         # Not the run's own step number: a retried request has the same one and would hear everything again.
         ctx.deps.looks += 1
-        look = ctx.deps.looks
+        number = ctx.deps.looks
 
         async def take() -> tuple[list[Letter], Wish | None, float]:
-            return *await self._take(ctx.deps, look), time.time()
+            return *await self._take(ctx.deps, number), time.time()
 
         letters, wish, now = await recorded("mailbox", take)
         if wish is not None:
@@ -130,7 +136,8 @@ class Hearing(AbstractCapability[TurnDeps]):
             return await _theirs(ctx, call, handler(args))
 
         async def act() -> tuple[bool, Any]:
-            if (wish := await self._wished(ctx.deps)) is not None:
+            wish = await self._wished(ctx.deps)
+            if wish is not None and not await self._ran(ctx):
                 # "More": an execution that was cut off may have begun it; its process goes on, and its end is told.
                 return False, ToolFailed(f"Nothing more was done: {wish.by} stopped this turn.")
             try:
@@ -144,6 +151,10 @@ class Hearing(AbstractCapability[TurnDeps]):
             raise result
         ctx.deps.told.update(_ends_in(result))
         return result
+
+    async def _ran(self, ctx: RunContext[TurnDeps]) -> bool:
+        """Whether an execution that was cut off has run this call to its end: its result is told here or nowhere."""
+        return self._ended is not None and await self._ended(session_id(origin_of(ctx)))
 
     async def handle_deferred_tool_calls(
         self,
@@ -187,3 +198,19 @@ def _ends_in(result: Any) -> list[SessionId]:
     metadata: dict[str, Any] = getattr(result, "metadata", None) or {}
     session_id, state = metadata.get("session_id"), metadata.get("state")
     return [SessionId(session_id)] if session_id and state and state not in LIVE else []
+
+
+def hearing_of(database: Database) -> Hearing:
+    """A `Hearing` that finds news and wishes in this database."""
+
+    async def take(deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+        return await database.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step)
+
+    async def wished(deps: TurnDeps) -> Wish | None:
+        return await database.read(wish_for, deps.conversation_id, deps.turn_id)
+
+    async def ended(session_id: SessionId) -> bool:
+        session = await database.read(sessions.get, session_id)
+        return session is not None and session.end is not None
+
+    return Hearing(take, wished, ended)

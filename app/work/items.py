@@ -31,6 +31,12 @@ class ItemType(StrEnum):
 BY_A_PERSON: Final = frozenset({ItemType.CHAT, ItemType.APPROVAL})
 """Items a person caused: they start a new chain of turns and pass blocks that wait for a person."""
 
+MOVED: Final = "moved"
+"""Outcome of an item whose conversation lives on another host by now."""
+
+IDLE_OUTCOMES: Final = ("busy", "nothing", "gone", MOVED)
+"""Outcomes of items that came to no turn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:

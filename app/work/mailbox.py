@@ -200,7 +200,7 @@ def hear(
     settled = {"state": "heard", "heard_at": time.time()}
     if heard:
         conn.execute(sa.update(mailbox).where(mailbox.c.taken_by == turn_id, mailbox.c.id.in_(heard)).values(settled))
-    give_back(conn, turn_id)
+    give_back(conn, conversation_id, turn_id)
     if told:
         conn.execute(
             sa.update(mailbox)
@@ -213,10 +213,11 @@ def hear(
         )
 
 
-def give_back(conn: sa.Connection, turn_id: str, *, apart: bool = False) -> None:
+def give_back(conn: sa.Connection, conversation_id: str, turn_id: str, *, apart: bool = False) -> None:
     """Make what a turn has taken and not settled unread again; `apart` as a wish to stop is about it."""
+    taken = sa.and_(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "taken")  # has an index
     conn.execute(
         sa.update(mailbox)
-        .where(mailbox.c.taken_by == turn_id, mailbox.c.state == "taken")
+        .where(taken, mailbox.c.taken_by == turn_id)
         .values(state="unread", taken_by=APART if apart else None, taken_step=None)
     )

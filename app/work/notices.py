@@ -22,6 +22,8 @@ Kind = Literal["approval", "alarm", "set_aside"]
 
 DELAYS_S: Final = (2.0, 10.0, 60.0, 300.0, 1800.0)
 """Between the attempts; after the last attempt a notice is given up."""
+FAR_S: Final = 86_400.0
+"""Longer than any of them."""
 TEXT_CHARS: Final = 4_000
 ERROR_CHARS: Final = 500
 
@@ -99,7 +101,8 @@ def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
     now = time.time()
     query = (
         sa.select(notices)
-        .where(notices.c.state == "waiting", notices.c.due_at <= now)
+        # What is due later than any delay is was written before the clock was set back.
+        .where(notices.c.state == "waiting", sa.or_(notices.c.due_at <= now, notices.c.due_at > now + FAR_S))
         .order_by(notices.c.due_at, notices.c.id)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -164,4 +167,5 @@ def told(conn: sa.Connection) -> Told:
 def next_due(conn: sa.Connection) -> float | None:
     """Seconds until something is due, None if nothing waits."""
     due = conn.execute(sa.select(sa.func.min(notices.c.due_at)).where(notices.c.state == "waiting")).scalar_one()
-    return None if due is None else max(0.0, due - time.time())
+    left = None if due is None else max(0.0, due - time.time())
+    return 0.0 if left is not None and left > FAR_S else left

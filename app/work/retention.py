@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 PAUSE_S: Final = 0.02
 """Between two batches, so that whoever writes meanwhile never waits for more than one."""
 DAY_S: Final = 86400.0
+LEAP_S: Final = 3600.0
+"""A clock that is set by more than this between two rounds is not believed for a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +63,13 @@ class Retention:
         self._remove = remove
         self._host_id = host_id
         self._ages = ages
+        self._apart: float | None = None
+        self._steady_at = 0.0
 
     async def once(self) -> dict[str, int]:
         """Prune everything that is old enough now; returns how many of each went. Cancelling leaves the rest."""
+        if self._leapt():
+            return {}
         cut = self._cut()
         gone = {table: await self._plain(table, cut) for table in rows.PLAIN}
         reach("retention.rows")
@@ -89,6 +95,15 @@ class Retention:
         found = {name: await self._db.read(rows.count, query) for name, query in queries.items()}
         found["turns"] += await self._db.read(rows.count, rows.turns_to_go(cut, callbacks=True, planned=True))
         return {"conversations": 0, **found}
+
+    def _leapt(self) -> bool:
+        """Whether the clock was set by much lately: by one that goes wrong everything may be old."""
+        boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        before, self._apart = self._apart, time.time() - boot
+        if before is not None and abs(self._apart - before) > LEAP_S:
+            self._steady_at = boot + DAY_S
+            log.warning("the clock was set by %.0f s: nothing is pruned for a day", self._apart - before)
+        return boot < self._steady_at
 
     def _cut(self) -> Cut:
         now, ages = time.time(), self._ages

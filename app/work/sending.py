@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Final
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import sqlalchemy as sa
 
+from app.storage.db import Database
+from app.storage.errors import OutcomeUnknown
 from app.storage.tables import conversations, turns
 from app.storage.tables import mailbox as rows
 from app.work import approvals, mailbox, stream
@@ -41,8 +44,9 @@ def send(  # noqa: PLR0913 - what a message is
     waiting: bool = True,
     interrupt: bool = False,
     by: str = "person",
+    key: str | None = None,
 ) -> Sent:
-    """Keep a message and the item that brings it to a turn; one transaction.
+    """Keep a message and the item that brings it to a turn; one transaction. With a `key` it is kept once.
 
     While approvals are pending it is kept until they are decided. With `interrupt` they are denied
     as superseded first, and the turn that hears of it hears the message too.
@@ -58,12 +62,15 @@ def send(  # noqa: PLR0913 - what a message is
     event = stream.last_number(conn)
     conversation = mailbox.open_conversation(conn, conversation_id, host_id=host_id)
     item = chat_item(conversation_id, priority=priority, waiting=waiting)
-    mailbox.put(
-        conn, enqueuer, conversation, item, kind="message", payload={"text": text, "by": by}, dedupe_key=item.id
-    )
-    stream.note(conn, conversation_id, item.id, 0, "message", {"text": text, "by": by})
-    if interrupt:
-        approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="send --interrupt")
+    if key is not None:
+        item = replace(item, id=f"{item.type.value}:{key}")
+    if conn.execute(sa.select(rows.c.id).where(rows.c.dedupe_key == item.id)).first() is None:
+        mailbox.put(
+            conn, enqueuer, conversation, item, kind="message", payload={"text": text, "by": by}, dedupe_key=item.id
+        )
+        stream.note(conn, conversation_id, item.id, 0, "message", {"text": text, "by": by})
+        if interrupt:
+            approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="send --interrupt")
     pending = mailbox.undecided(conn, conversation_id)
     blocked = conversation.blocked_reason if conversation.state == "blocked" else None
     return Sent(
@@ -73,6 +80,20 @@ def send(  # noqa: PLR0913 - what a message is
         blocked=None if blocked == "approval" and not pending else blocked,
         event=event,
     )
+
+
+def deliver(database: Database, enqueuer: Enqueuer, conversation_id: str, text: str, **how: Any) -> Sent:
+    """`send` as a transaction of its own, which is repeated when its commit went unanswered: the message is kept once.
+
+    Raises:
+        InvalidRequest: The name or the text is not acceptable.
+        OutcomeUnknown: The answer to the second commit did not come either.
+    """
+    how["key"] = uuid.uuid4().hex
+    try:
+        return database.write_now(send, enqueuer, conversation_id, text, **how)
+    except OutcomeUnknown:
+        return database.write_now(send, enqueuer, conversation_id, text, **how)
 
 
 def require_name(conversation_id: str) -> None:

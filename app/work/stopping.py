@@ -16,7 +16,7 @@ from app.exec.model import LIVE_STATES
 from app.storage.tables import conversations, mailbox, sessions, turns
 from app.work import approvals, stream
 from app.work.errors import UnknownConversation
-from app.work.items import ItemType
+from app.work.items import IDLE_OUTCOMES, ItemType
 from app.work.mailbox import APART, Letter, held, lock, set_apart, take
 from app.work.queues import Enqueuer
 
@@ -178,7 +178,7 @@ def settled(conn: sa.Connection, conversation_id: str, turn_id: str | None, sinc
     if row.stop_turn is not None:
         return None
     query = sa.select(turns.c.id, turns.c.outcome).where(
-        turns.c.conversation_id == conversation_id, turns.c.outcome.not_in(["busy", "nothing", "gone"])
+        turns.c.conversation_id == conversation_id, turns.c.outcome.not_in(IDLE_OUTCOMES)
     )
     # The wish for a turn that died, or asked for approval, has been fulfilled by another one.
     order = [turns.c.outcome != "stopped", turns.c.id != (turn_id or ""), turns.c.ended_at.desc()]

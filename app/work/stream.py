@@ -1,8 +1,8 @@
 """What people see of a turn while it runs: a bounded table of events, followed by number.
 
 Kinds: `message`, `text` (a piece of the answer), `tool_call`, `tool_result`, `answer`, `approval`,
-`decision`, `exit`, `stopping`, `stopped`, `failed`, `blocked`, `alarm`. A client that meets a higher epoch
-of a turn drops what it showed of the older one: that execution was repeated.
+`decision`, `exit`, `stopping`, `stopped`, `failed`, `blocked`, `taken_over`, `alarm`. A client that meets a
+higher epoch of a turn drops what it showed of the older one: that execution was repeated.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -23,12 +24,12 @@ from app.storage import rows
 from app.storage.db import Database
 from app.storage.tables import approvals as approval_rows
 from app.storage.tables import conversations, mailbox, sessions, turns, workers
-from app.work import approvals, claims, stopping, stream
+from app.work import approvals, claims, dead_letters, stream
 from app.work import mailbox as box
 from app.work.errors import ApprovalSettled
 from app.work.items import ItemType
 from app.work.notices import SILENT, Outbox
-from app.work.queues import Enqueuer
+from app.work.queues import Enqueuer, turns_queue, wakes_queue
 from app.work.watching import TurnWatch, Unwatched
 
 if TYPE_CHECKING:
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STRIKES: Final = 3
-"""Failed turns in a row after which a conversation is set aside."""
 YOUNG_S: Final = 3.0
 """What is younger may still be on its way."""
 HEARTBEAT_DEAD_S: Final = 30.0
 BATCH: Final = 200
 WAITING: Final = frozenset({"ENQUEUED", "DELAYED", "PENDING"})
+
+Alive = dict[tuple[str | None, str | None], str]
+"""Hosts of living workers, each by its executor id and version."""
 
 
 class Processes(Protocol):
@@ -68,12 +70,14 @@ class Status:
     status: str
     executor_id: str | None
     version: str | None
+    host_id: str | None = None
+    """Whose workers go on with it where its own has died; None where nobody does."""
 
 
 class Sweep:
     """Runs one comparison at a time; constructed by wiring, called by the worker `me` (executor id, version)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what it compares, and with whose help
         self,
         database: Database,
         enqueuer: Enqueuer,
@@ -83,6 +87,7 @@ class Sweep:
         me: tuple[str, str],
         watch: TurnWatch | None = None,
         outbox: Outbox = SILENT,
+        also: Sequence[Callable[[], Awaitable[object]]] = (),
     ) -> None:
         self._db = database
         self._enqueuer = enqueuer
@@ -92,6 +97,10 @@ class Sweep:
         self._me = me
         self._watch = watch or Unwatched()
         self._outbox = outbox
+        self._also = also
+        self._until: dict[str, float] = {}
+        self._looked_to = ""
+        self._taken_over = dict.fromkeys((turns_queue(host_id), wakes_queue(host_id)), host_id)
 
     async def once(self) -> None:
         """Compare and repair, each thing on its own: what cannot be done now is logged and tried by the next sweep."""
@@ -99,10 +108,12 @@ class Sweep:
         for repair in (
             self._expire_approvals,
             self._free_dead_turns,
+            self._close_what_never_began,
             self._wake_the_forgotten,
             self._prune_events,
             self._processes.reconcile,
             self._settle_what_dead_turns_left,
+            *self._also,
         ):
             try:
                 await repair()
@@ -115,7 +126,11 @@ class Sweep:
             pass
 
     async def _expire_approvals(self) -> None:
-        for request_id in await self._db.read(approvals.overdue):
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        left = await self._db.read(approvals.left, self._host_id)
+        # By a clock that nobody sets: one that is set back gives no request more time than it had when it was seen.
+        self._until = {one: min(self._until.get(one, math.inf), now + seconds) for one, seconds in left.items()}
+        for request_id in [one for one, until in self._until.items() if until <= now]:
             with contextlib.suppress(ApprovalSettled):
                 await self._db.write(
                     approvals.decide,
@@ -127,9 +142,9 @@ class Sweep:
                     note="nobody decided in time",
                 )
 
-    async def _alive(self) -> set[tuple[str, str]]:
+    async def _alive(self) -> Alive:
         # We are, whatever a clock that jumped makes of our heartbeat.
-        return await self._db.read(_alive) | {self._me}
+        return await self._db.read(_alive) | {self._me: self._host_id}
 
     async def _statuses(self, ids: Sequence[str]) -> Mapping[str, Status]:
         if not ids:
@@ -138,7 +153,12 @@ class Sweep:
             self._client.list_workflows, workflow_ids=list(ids), load_input=False, load_output=False
         )
         return {
-            entry.workflow_id: Status(status=entry.status, executor_id=entry.executor_id, version=entry.app_version)
+            entry.workflow_id: Status(
+                status=entry.status,
+                executor_id=entry.executor_id,
+                version=entry.app_version,
+                host_id=None if self._db.dialect == "sqlite" else self._taken_over.get(entry.queue_name or ""),
+            )
             for entry in found
         }
 
@@ -168,8 +188,18 @@ class Sweep:
             if status is not None and status.status in WAITING:
                 await asyncio.to_thread(self._client.cancel_workflow, row.claimed_by)
 
+    async def _close_what_never_began(self) -> None:
+        waiting = await self._db.read(_waiting_turns, self._host_id)
+        statuses = await self._statuses([turn.id for turn in waiting])
+        for turn in waiting:
+            status = statuses.get(turn.id)
+            if status is None or status.status not in WAITING:
+                await self._db.write(_close_unbegun, turn.conversation_id, turn.id, _why_dead(status, {}) or "")
+
     async def _wake_the_forgotten(self) -> None:
-        forgotten = await self._db.read(_with_unread_rows, self._host_id)
+        forgotten = await self._db.read(_with_unread_rows, self._host_id, self._looked_to)
+        # A page each time: those that wait in a long backlog must not hide the ones behind them.
+        self._looked_to = forgotten[-1].id if len(forgotten) == BATCH else ""
         waiting = await self._db.read(_open_items, [row.id for row in forgotten])
         statuses = await self._statuses([item for items in waiting.values() for item in items])
         alive = await self._alive()
@@ -181,6 +211,9 @@ class Sweep:
                 log.warning(
                     "conversation %s had news and no item; enqueued one", row.id, extra={"conversation": row.id}
                 )
+                for item in waiting.get(row.id, []):
+                    if item in statuses and dead_letters.is_one(item, statuses[item].status):
+                        log.error("callback %s was given up by its queue; another item tells its news", item)
 
     async def _settle_what_dead_turns_left(self) -> None:
         for session in await self._db.read(_left_behind, self._host_id):
@@ -190,27 +223,32 @@ class Sweep:
                 await self._processes.abandon(SessionId(session.id))
 
 
+def _old(at: sa.Column[float]) -> sa.ColumnElement[bool]:
+    """Whether a time is long enough ago. What lies ahead was written before the clock was set back."""
+    now = time.time()
+    return sa.or_(at < now - YOUNG_S, at > now + YOUNG_S)
+
+
 def _claimed(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
-    query = (
-        sa.select(conversations)
-        .where(
-            conversations.c.state == "claimed",
-            conversations.c.host_id == host_id,
-            conversations.c.claimed_at < time.time() - YOUNG_S,
-        )
-        .limit(BATCH)
+    query = sa.select(conversations).where(
+        conversations.c.state == "claimed",
+        conversations.c.host_id == host_id,
+        _old(conversations.c.claimed_at),
     )
-    return conn.execute(query).all()
+    return conn.execute(query.order_by(conversations.c.claimed_at).limit(BATCH)).all()
 
 
-def _alive(conn: sa.Connection) -> set[tuple[str, str]]:
-    query = sa.select(workers.c.executor_id, workers.c.version).where(
-        workers.c.stopped_at.is_(None), workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S
+def _alive(conn: sa.Connection) -> Alive:
+    now = rows.now(conn)
+    query = sa.select(workers.c.executor_id, workers.c.version, workers.c.host_id).where(
+        workers.c.stopped_at.is_(None),
+        # One that lies ahead was written before the clock was set back; whoever lives writes another one soon.
+        workers.c.heartbeat_at.between(now - HEARTBEAT_DEAD_S, now + HEARTBEAT_DEAD_S),
     )
-    return {(row.executor_id, row.version) for row in conn.execute(query)}
+    return {(row.executor_id, row.version): row.host_id for row in conn.execute(query)}
 
 
-def _why_dead(status: Status | None, alive: set[tuple[str, str]]) -> str | None:  # noqa: PLR0911 - a table
+def _why_dead(status: Status | None, alive: Alive) -> str | None:  # noqa: PLR0911 - a table
     if status is None:
         return "its work item is gone"
     match status.status:
@@ -219,10 +257,10 @@ def _why_dead(status: Status | None, alive: set[tuple[str, str]]) -> str | None:
         case "CANCELLED":
             return "it was cancelled"
         case "MAX_RECOVERY_ATTEMPTS_EXCEEDED":
-            return "it broke its worker too often"
+            return claims.POISON
         case "SUCCESS":
             return "it ended without closing"
-        case "PENDING" if (status.executor_id, status.version) not in alive:
+        case "PENDING" if not _will_run(status, alive):
             return "no living worker runs its version"
         case _ if not _will_run(status, alive):
             return "it waits for a version that no living worker runs"
@@ -230,9 +268,10 @@ def _why_dead(status: Status | None, alive: set[tuple[str, str]]) -> str | None:
             return None
 
 
-def _will_run(status: Status, alive: set[tuple[str, str]]) -> bool:
+def _will_run(status: Status, alive: Alive) -> bool:
     if status.status == "PENDING":
-        return (status.executor_id, status.version) in alive
+        by_others = {host_id for (_, version), host_id in alive.items() if version == status.version}
+        return (status.executor_id, status.version) in alive or status.host_id in by_others
     versions = {version for _, version in alive}
     return status.status in WAITING and (status.version is None or status.version in versions)
 
@@ -243,73 +282,44 @@ def _fail_if_still(
     row = box.lock(conn, conversation_id)
     if row is None or row.state != "claimed" or row.claimed_by != turn_id or row.epoch != epoch:
         return None
-    return fail(conn, enqueuer, row, reason=reason, outbox=outbox)
+    return claims.fail(conn, enqueuer, row, reason=reason, outbox=outbox, poison=reason == claims.POISON)
 
 
-def fail(
-    conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], *, reason: str, outbox: Outbox = SILENT
-) -> str:
-    """Free a conversation whose turn died: its rows are unread again and a new item tries, or it is set aside.
+def _waiting_turns(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any, Any]]:
+    """Turns that no item may come for any more: open, not begun, and not on their way just now."""
+    query = (
+        sa.select(turns.c.id, turns.c.conversation_id)
+        .join(conversations, conversations.c.id == turns.c.conversation_id)
+        .where(
+            turns.c.outcome.is_(None),
+            turns.c.started_at.is_(None),
+            conversations.c.host_id == host_id,
+            _old(turns.c.created_at),
+        )
+        .order_by(turns.c.created_at)
+        .limit(BATCH)
+    )
+    return conn.execute(query).all()
 
-    `conversation` is the locked row, still claimed by the dead turn. Returns `retried`, `set_aside`, or
-    `released` for a turn that had closed after all.
-    """
-    turn_id, failures = conversation.claimed_by, conversation.failures + 1
-    box.give_back(conn, turn_id, apart=stopping.wish_of(conversation, turn_id) is not None)
-    died = conn.execute(
+
+def _close_unbegun(conn: sa.Connection, conversation_id: str, turn_id: str, reason: str) -> None:
+    box.lock(conn, conversation_id)
+    # A message would join it and wait for nobody, and nothing of its conversation would ever be pruned.
+    conn.execute(
         sa.update(turns)
-        .where(turns.c.id == turn_id, turns.c.outcome.is_(None))
+        .where(turns.c.id == turn_id, turns.c.outcome.is_(None), turns.c.started_at.is_(None))
         .values(outcome="failed", error=reason, ended_at=time.time())
     )
-    if not died.rowcount:
-        claims.release(conn, enqueuer, conversation)
-        return "released"
-    # Nobody waits for these any more; an end that is recorded already is handed over by the next sweep.
-    conn.execute(
-        sa.update(sessions)
-        .where(
-            sessions.c.turn_id == turn_id, sessions.c.delivery == Delivery.INLINE.value, sessions.c.end.is_(sa.null())
-        )
-        .values(delivery=Delivery.CALLBACK.value)
-    )
-    conn.execute(sa.update(conversations).where(conversations.c.id == conversation.id).values(failures=failures))
-    aside = failures >= STRIKES
-    text = (
-        f"{failures} turns in a row failed ({reason}); this conversation is set aside. "
-        "Nothing is lost: write to try again."
-        if aside
-        else f"A turn failed ({reason}); it is tried again."
-    )
-    stream.note(conn, conversation.id, turn_id, conversation.epoch, "alarm" if aside else "failed", {"text": text})
-    if aside:
-        outbox.put(conn, "set_aside", conversation.id, f"{conversation.id}:{conversation.epoch}", text)
-    box.add_row(
-        conn,
-        conversation.id,
-        kind="turn_failed",
-        priority=100,
-        payload={"reason": reason, "started": _started_by(conn, turn_id)},
-        dedupe_key=f"turn_failed:{conversation.id}:{conversation.epoch}",
-    )
-    claims.release(conn, enqueuer, conversation, blocked="set_aside" if aside else None, follow=ItemType.RETRY)
-    if not aside:
-        stopping.pass_on(conn, enqueuer, conversation)
-    return "set_aside" if aside else "retried"
 
 
-def _started_by(conn: sa.Connection, turn_id: str) -> list[dict[str, Any]]:
-    query = sa.select(sessions).where(sessions.c.turn_id == turn_id).order_by(sessions.c.created_at).limit(50)
-    return [{"session_id": row.id, "state": row.state, "command": row.command[:500]} for row in conn.execute(query)]
-
-
-def _with_unread_rows(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
+def _with_unread_rows(conn: sa.Connection, host_id: str, after: str) -> Sequence[sa.Row[Any]]:
     """Free conversations with news, and those that only wait for an APPROVAL item, old enough to be forgotten."""
     unread = (
         sa.select(mailbox.c.id)
         .where(
             mailbox.c.conversation_id == conversations.c.id,
             mailbox.c.state == "unread",
-            mailbox.c.created_at < time.time() - YOUNG_S,
+            _old(mailbox.c.created_at),
         )
         .exists()
     )
@@ -321,20 +331,24 @@ def _with_unread_rows(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]
     resumable = sa.and_(
         conversations.c.state == "blocked", conversations.c.blocked_reason == "approval", sa.not_(pending)
     )
-    query = (
-        sa.select(conversations)
-        .where(
-            conversations.c.host_id == host_id,
-            sa.or_(sa.and_(conversations.c.state == "free", unread), resumable),
-        )
-        .limit(BATCH)
+    query = sa.select(conversations).where(
+        conversations.c.id > after,
+        conversations.c.host_id == host_id,
+        sa.or_(sa.and_(conversations.c.state == "free", unread), resumable),
     )
-    return conn.execute(query).all()
+    return conn.execute(query.order_by(conversations.c.id).limit(BATCH)).all()
 
 
 def _open_items(conn: sa.Connection, conversation_ids: Sequence[str]) -> dict[str, list[str]]:
-    query = sa.select(turns.c.id, turns.c.conversation_id).where(
-        turns.c.conversation_id.in_(conversation_ids), turns.c.outcome.is_(None)
+    """Items that would be admitted: a conversation that waits for its APPROVAL item takes no other."""
+    query = (
+        sa.select(turns.c.id, turns.c.conversation_id)
+        .join(conversations, conversations.c.id == turns.c.conversation_id)
+        .where(
+            conversations.c.id.in_(conversation_ids),
+            turns.c.outcome.is_(None),
+            sa.or_(conversations.c.state == "free", turns.c.item_type == ItemType.APPROVAL.value),
+        )
     )
     found: dict[str, list[str]] = {}
     for row in conn.execute(query):
@@ -371,7 +385,7 @@ def _left_behind(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
         .where(
             sessions.c.host_id == host_id,
             sa.or_(waiting, unstarted),
-            turns.c.ended_at < time.time() - YOUNG_S,
+            _old(turns.c.ended_at),
         )
         .limit(BATCH)
     )

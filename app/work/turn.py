@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -80,6 +81,9 @@ class TurnRunner:
     approval_ttl_s: float = 3600.0
     outbox: Outbox = SILENT
     watch: TurnWatch = field(default_factory=Unwatched)
+    host_id: str = ""
+    running: Counter[str] = field(default_factory=Counter[str])
+    """Items that are executed at present, and how often: one that was taken over and came back may be twice."""
 
     async def run(self, data: dict[str, Any]) -> dict[str, Any]:
         """Handle one item: claim, hear, run the agent, close. Returns the outcome for whoever looks it up.
@@ -87,11 +91,25 @@ class TurnRunner:
         Cancelling leaves what the recorded steps did; the sweep frees the conversation.
         """
         item = WorkItem.from_json(data)
+        self.running[item.id] += 1
+        try:
+            return await self._run(item)
+        finally:
+            self.running[item.id] -= 1
+            if not self.running[item.id]:
+                del self.running[item.id]
+
+    async def _run(self, item: WorkItem) -> dict[str, Any]:
         reach("wake.entered" if item.type is ItemType.EXEC_CALLBACK else "turn.entered")
         with about(conversation=item.conversation_id, work_item=item.id):
-            entry: Entry = await self.database.write(_enter, item, self.executor_id, self.wakes, self.outbox)
+            entry: Entry = await self.database.write(
+                _enter, item, self.executor_id, self.wakes, self.outbox, self.host_id
+            )
             if entry.epoch is None:
                 self.outbox.ring()
+                if entry.alarm is not None:
+                    self.watch.failed("set_aside")
+                    log.error("conversation set aside: %s", entry.alarm)
                 await self.watch.began(item, entry.outcome)
                 return {"outcome": entry.outcome}
             with about(epoch=entry.epoch):
@@ -248,8 +266,8 @@ class TurnRunner:
         return tuple(found)
 
 
-def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes, outbox: Outbox) -> Entry:
-    return claims.enter(conn, item, executor_id=executor_id, wakes=wakes, outbox=outbox)
+def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes, outbox: Outbox, host_id: str) -> Entry:
+    return claims.enter(conn, item, executor_id=executor_id, wakes=wakes, outbox=outbox, host_id=host_id)
 
 
 def _outcome(conn: sa.Connection, turn_id: str) -> str:

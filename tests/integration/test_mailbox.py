@@ -15,11 +15,10 @@ from app.storage.tables import conversations, turns
 from app.storage.tables import mailbox as rows
 from app.work import approvals, claims, mailbox, sending, stopping
 from app.work.approvals import Proposed
-from app.work.claims import Entry, Wakes
+from app.work.claims import Entry, Wakes, fail
 from app.work.closing import Closing, close
 from app.work.errors import ApprovalSettled, InvalidRequest, UnknownApproval
 from app.work.items import ItemType, Priority, WorkItem, callback_item
-from app.work.sweep import fail
 from tests.items import NotedEnqueuer, committed
 
 HOST = "host1"

@@ -18,7 +18,7 @@ from app.storage.tables import conversations
 from app.storage.tables import notices as told
 from app.work import approvals, beginning, claims, hearing, mailbox, sending, stopping
 from app.work.approvals import Proposed
-from app.work.claims import Entry, Wakes
+from app.work.claims import Entry, Wakes, fail
 from app.work.closing import Closing, close
 from app.work.deps import TurnDeps
 from app.work.errors import UnknownConversation
@@ -27,7 +27,6 @@ from app.work.items import ItemType, WorkItem
 from app.work.mailbox import Letter
 from app.work.notices import Outbox
 from app.work.stopping import NEXT, Stopping, Wish
-from app.work.sweep import fail
 from tests.items import NotedEnqueuer
 
 HOST = "host1"
@@ -342,3 +341,42 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
         ("success", "did one"),
         ("failed", "Nothing more was done: ann stopped this turn."),
     ]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("ended", "said"), [(True, "did it"), (False, "Nothing more was done: ann stopped this turn.")]
+)
+async def test_a_repeat_of_a_call_that_has_ended_tells_its_result_though_somebody_wants_the_turn_to_end(
+    monkeypatch: pytest.MonkeyPatch, ended: bool, said: str
+) -> None:
+    async def look(_deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+        return [], Wish(by="ann", living=[], count=0) if step > 1 else None
+
+    async def wished(_deps: TurnDeps) -> Wish | None:
+        return Wish(by="ann", living=[], count=0)
+
+    async def has_ended(_session_id: str) -> bool:
+        return ended
+
+    async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
+        return await fn()
+
+    monkeypatch.setattr(hearing, "recorded", unrecorded)
+    tools = FunctionToolset[TurnDeps]()
+
+    @tools.tool_plain(metadata={"category": "exec"})
+    def act() -> str:
+        return "did it"
+
+    agent = Agent(
+        FunctionModel(lambda _messages, _info: ModelResponse(parts=[ToolCallPart("act", {}, "one")])),
+        deps_type=TurnDeps,
+        toolsets=[tools],
+        capabilities=[Hearing(look, wished, has_ended)],
+    )
+    deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=1e12)
+    with capture_run_messages() as messages, pytest.raises(Stopped):
+        await agent.run("go", deps=deps)
+    results = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    assert [str(part.content) for part in results] == [said]

@@ -15,7 +15,7 @@ import pytest
 
 from app.exec.errors import InputUnknown
 from app.exec.supervisor import layout
-from tests.supervisors import end, gone, rig, until
+from tests.supervisors import end, gone, rig, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +137,19 @@ async def test_without_a_keeper_what_runs_goes_on_and_nothing_new_starts_in_the_
         await sup.client.write("a", b"on\n", key="1")
         assert (await sup.exit("a"))["exit_code"] == 4
         assert sup.log("a") == b"on\n"
+
+
+async def test_a_start_in_the_moment_of_a_keepers_death_waits_for_the_next_pair(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        supervisor, keeper = await sup.pids()
+        await stop(supervisor)
+        await end(keeper)
+        # Asked before it knows: it is told of its keeper first.
+        asked = asyncio.create_task(sup.start("a", "exit 3", background=True))
+        await asyncio.sleep(0)
+        os.kill(supervisor, signal.SIGCONT)
+        assert (await asked).outcome == "started"
+        assert (await sup.exit("a"))["exit_code"] == 3
 
 
 async def test_a_terminal_survives_the_supervisor(tmp_path: Path) -> None:

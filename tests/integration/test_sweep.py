@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from app.exec.model import SessionId
 from app.storage.db import Database
 from app.storage.tables import conversations, mailbox, sessions, turns, workers
-from app.work import claims, sending, stopping
+from app.work import approvals, claims, sending, stopping, sweep
+from app.work.approvals import Proposed
 from app.work.claims import Wakes
 from app.work.items import WorkItem
 from app.work.sweep import Sweep
@@ -28,6 +29,7 @@ class Found:
     status: str
     executor_id: str | None = "w1"
     app_version: str | None = "v1"
+    queue_name: str | None = f"wakes.{HOST}"
 
 
 @dataclass
@@ -113,7 +115,7 @@ def bench(database: Database) -> Bench:
     return Bench(database)
 
 
-@pytest.mark.parametrize("status", ["ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED", "SUCCESS", None])
+@pytest.mark.parametrize("status", ["ERROR", "CANCELLED", "SUCCESS", None])
 async def test_a_turn_that_is_over_without_closing_is_freed_and_tried_again(bench: Bench, status: str | None) -> None:
     item = bench.claimed()
     if status is not None:
@@ -153,6 +155,30 @@ async def test_unread_news_without_an_item_gets_one_and_with_one_does_not(bench:
     del bench.client.found[sent.item_id]
     await bench.sweep.once()
     assert [item.type.value for item in bench.queue.items] == ["CHAT", "FOLLOW_UP"]
+
+
+async def test_conversations_whose_items_wait_do_not_hide_the_forgotten_ones_behind_them(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "BATCH", 2)
+    for name in ("c1", "c2", "c3"):
+        sent = bench.db.write_now(sending.send, bench.queue, name, "hello", host_id=HOST)
+        bench.client.found[sent.item_id] = Found(sent.item_id, "ENQUEUED", None, None)
+    bench.client.found.popitem()
+    bench.age()
+    for _ in range(3):
+        await bench.sweep.once()
+    assert [(item.type.value, item.conversation_id) for item in bench.queue.items[3:]] == [("FOLLOW_UP", "c3")]
+
+
+async def test_a_request_expires_by_the_clock_of_its_own_host(bench: Bench) -> None:
+    for name, host_id in (("ours", HOST), ("theirs", "host2")):
+        sent = bench.db.write_now(sending.send, bench.queue, name, "hello", host_id=host_id)
+        call = Proposed(call_key=name, tool_call_id="t", tool_name="execute", args={}, display={}, digest="d")
+        bench.db.write_now(approvals.ask, name, sent.item_id, 1, [call], ttl_s=-1.0)
+    await bench.sweep.once()
+    states = {one.conversation_id: one.state for one in bench.db.read_now(approvals.find)}
+    assert states == {"ours": "expired", "theirs": "pending"}
 
 
 async def test_what_a_dead_turn_waited_for_is_handed_over_and_what_it_never_started_is_given_up(bench: Bench) -> None:

@@ -12,7 +12,9 @@ from app import log
 from app.exec.ends import Ends
 from app.exec.exec_registry import ExecRegistry
 from app.exec.memory_store import MemorySessionStore
-from app.exec.model import SessionEnd, SessionId
+from app.exec.model import Delivery, SessionEnd, SessionId
+from app.exec.recovery import Recovery
+from tests.sessions import EXITED, a_session
 
 pytestmark = pytest.mark.anyio
 
@@ -39,3 +41,21 @@ async def test_an_end_that_comes_over_the_connection_of_a_turn_is_not_logged_as_
     assert "session=s1" in stream.getvalue()
     assert "another" not in stream.getvalue()
     assert "CHAT:1" not in stream.getvalue()
+
+
+async def test_who_waits_for_an_end_that_another_worker_recorded_and_acknowledged_is_told_by_the_comparison() -> None:
+    class Nothing:
+        async def list(self) -> list[Any]:
+            return []
+
+    async def acknowledge(_: SessionId) -> None: ...
+
+    store = MemorySessionStore()
+    ends = Ends(store, ExecRegistry(store), acknowledge)
+    recovery = Recovery(store, cast("Any", Nothing()), ends, "h")
+    session = await store.claim(a_session(delivery=Delivery.INLINE))
+    waiting = ends.expect(session.id)
+    await store.finish(session.id, EXITED)
+    await recovery.reconcile()
+    assert waiting.done()
+    assert waiting.result() == await store.get(session.id)

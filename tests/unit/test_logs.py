@@ -143,7 +143,7 @@ def test_a_reader_of_a_log_that_is_gone_for_its_age_is_told_so(logs: Logs) -> No
     def output(session: Session) -> OutputLog:
         return OutputLog(logs.sessions / session.id, session.id)
 
-    engine: Any = SimpleNamespace(registry=ExecRegistry(logs.store), output=output)
+    engine: Any = SimpleNamespace(registry=ExecRegistry(logs.store), output=output, host_id="h")
     sessions = Sessions(engine, None)
     for read in (sessions.log_lines("old", 0, 10), sessions.log_bytes("old", 0, 10)):
         with pytest.raises(InvalidCommand, match="gone for its age; it had 500 bytes"):

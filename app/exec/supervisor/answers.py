@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal, cast
 
-from app.exec.supervisor.protocol import ExitRecord, Message
+from app.exec.supervisor.protocol import SESSION_ID, ExitRecord, Message
+
+log = logging.getLogger(__name__)
+
+SILENT: Final = (
+    "the supervisor in {home} does not answer: it is stopped, or hangs; nothing is started in its place until it ends"
+)
+MISUNDERSTOOD: Final = (
+    "what listens in {home} says what this program does not understand: {said}; it may be of another version: "
+    "let what runs end, then start the supervisor anew"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +26,7 @@ class StartAnswer:
 
     `already`: the session was started before; `status` says how it is. `start_failed`: the kernel
     refused to execute it; `record` has the errno. `refused`: nothing was begun; `code` is one of
-    boot_id, keeper_dead, stopping, descriptors, disk, stdin, bad_request, os_error.
+    boot_id, keeper_dead, stopping, state_gone, descriptors, disk, stdin, bad_request, os_error.
     """
 
     outcome: Literal["started", "already", "abandoned", "start_failed", "refused"]
@@ -60,3 +72,15 @@ def known(status: Message) -> StartAnswer:
             return StartAnswer(outcome="start_failed", record=status["record"])
         case _:
             return StartAnswer(outcome="already", status=status)
+
+
+def named(records: object) -> list[ExitRecord]:
+    """The records that name their session; of the others nobody can be told, so they are logged."""
+    found: list[ExitRecord] = []
+    for record in cast("list[object]", records) if isinstance(records, list) else [records]:
+        name = cast("Message", record).get("session_id") if isinstance(record, dict) else None
+        if isinstance(name, str) and SESSION_ID.match(name):
+            found.append(cast("ExitRecord", cast("object", record)))
+        else:
+            log.error("the supervisor tells an end that names no session: %s", json.dumps(record)[:200])
+    return found

@@ -27,7 +27,7 @@ from app.exec.errors import (
 from app.exec.supervisor import answers, launch
 from app.exec.supervisor.answers import Killed, StartAnswer, Written
 from app.exec.supervisor.connection import Connection, Lost
-from app.exec.supervisor.protocol import OLDEST, VERSION, ExitRecord, Message, StartRequest
+from app.exec.supervisor.protocol import OLDEST, VERSION, ExitRecord, Message, ProtocolError, StartRequest
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,11 @@ __all__ = ["Killed", "StartAnswer", "SupervisorClient", "Written"]
 CONNECT_S: Final = 15.0
 _LOOK_S: Final = 0.5
 _AWAY_S: Final = 2.0
-"""What a supervisor may take to be replaced before the log says that it is missed."""
+"""What a supervisor may take to be replaced before the log says that it is missed, or one that talks nonsense."""
+_HELLO_S: Final = 5.0
 _NO_ANSWER_S: Final = 30.0
+_REPLACED_S: Final = 2.0
+"""How long a start waits for a supervisor whose keeper has died to go; one that still has commands stays."""
 
 
 class SupervisorClient:
@@ -62,6 +65,7 @@ class SupervisorClient:
         on_reconnect: Callable[[], None] | None = None,
     ) -> None:
         self._home = home
+        self._no_answer = answers.SILENT.format(home=home)
         self._spawn = spawn
         self._wait_s = wait_s
         self._missed = False
@@ -101,18 +105,27 @@ class SupervisorClient:
             return connection
 
     async def _open(self) -> Connection:
+        if self._folder >= 0 and not os.fstat(self._folder).st_nlink:
+            # The state directory was removed; what has its name now is another one.
+            os.close(self._folder)
+            self._folder = -1
         if self._folder < 0:
             self._folder = launch.folder(self._home)
         began = time.monotonic()
         while True:
-            with contextlib.suppress(OSError, Lost, TimeoutError):
+            try:
                 return await self._greet()
+            except (OSError, Lost) as error:
+                silent = isinstance(error, TimeoutError)
             waited = time.monotonic() - began
             if not self._spawn:
+                if silent and waited > self._wait_s:
+                    raise SupervisorUnreachable(self._no_answer)
                 await self._await_another(waited)
                 continue
             if waited > CONNECT_S:
-                raise SupervisorUnreachable(f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s")
+                none = f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s"
+                raise SupervisorUnreachable(self._no_answer if silent else none)
             try:
                 await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
             except OSError as error:
@@ -142,9 +155,11 @@ class SupervisorClient:
         try:
             # The oldest we speak: a supervisor of an older build, which has to serve us, refuses what is above its own.
             hello: Message = {"op": "hello", "version": OLDEST, "watch": self.on_exit is not None}
-            answer = await connection.ask(hello, 5.0)
-        except BaseException:
+            answer = await connection.ask(hello, _HELLO_S)
+        except BaseException as error:
             connection.close()
+            if isinstance(error, Lost) and connection.garbled:
+                raise self._misunderstood(connection) from None
             raise
         if not answer["ok"]:
             connection.close()
@@ -159,17 +174,28 @@ class SupervisorClient:
         return connection
 
     def _event(self, message: Message) -> None:
-        if self.on_exit is not None and message["event"] == "exit":
-            self.on_exit(cast("ExitRecord", message["record"]))
+        if self.on_exit is None or message["event"] != "exit":
+            return
+        for record in answers.named([message.get("record")]):
+            self.on_exit(record)
 
     def _lost(self, connection: Connection) -> None:
+        if connection.garbled:
+            log.error("%s", self._misunderstood(connection))
         if connection is self._connection and not self._closed:
             self._connection = None
             if self._again is None or self._again.done():
-                self._again = asyncio.get_running_loop().create_task(self._reconnect())
+                again = self._reconnect(_AWAY_S if connection.garbled else 0.0)
+                self._again = asyncio.get_running_loop().create_task(again)
 
-    async def _reconnect(self) -> None:
-        wait = 0.0
+    def _misunderstood(self, connection: Connection) -> SupervisorUnreachable:
+        return SupervisorUnreachable(answers.MISUNDERSTOOD.format(home=self._home, said=connection.garbled))
+
+    def _silent(self, connection: Connection) -> SupervisorUnreachable:
+        return SupervisorUnreachable(f"{self._no_answer} (process {connection.info.get('pid')})")
+
+    async def _reconnect(self, wait: float) -> None:
+        await asyncio.sleep(wait)
         while not self._closed:
             try:
                 await self._connected()
@@ -196,21 +222,25 @@ class SupervisorClient:
             os.close(self._folder)
             self._folder = -1
 
-    async def _ask(self, message: Message, *, limit_s: float = _NO_ANSWER_S) -> Message:
+    async def _ask(self, message: Message, *, longer_s: float = 0.0) -> Message:
         """Ask until answered; only for what may be asked again."""
+        limit_s = _NO_ANSWER_S + longer_s
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
             connection = await self._connected()
             try:
                 return await connection.ask(message, limit_s)
             except Lost:
-                continue
+                if connection.garbled:
+                    raise self._misunderstood(connection) from None
             except TimeoutError:
-                raise SupervisorUnreachable(f"the supervisor has not answered for {limit_s:.0f} s") from None
+                raise self._silent(connection) from None
+            except ProtocolError as error:
+                raise InvalidCommand(str(error)) from None
         raise SupervisorUnreachable("the supervisor ends again and again; its log is in the state directory")
 
-    async def _act(self, message: Message, *, limit_s: float = _NO_ANSWER_S) -> Message:
-        return _checked(await self._ask(message, limit_s=limit_s), message)
+    async def _act(self, message: Message, *, longer_s: float = 0.0) -> Message:
+        return _checked(await self._ask(message, longer_s=longer_s), message)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -233,13 +263,20 @@ class SupervisorClient:
             try:
                 answer = await connection.ask(message, _NO_ANSWER_S)
             except Lost:
+                if connection.garbled:
+                    raise self._misunderstood(connection) from None
                 status = await self.status(request.session_id)
                 if status["state"] != "unknown":
                     return answers.known(status)
             except TimeoutError:
-                break
+                raise self._silent(connection) from None
+            except ProtocolError as error:
+                return StartAnswer(outcome="refused", code="bad_request", message=str(error))
             else:
-                return answers.started(answer)
+                orphaned = not answer["ok"] and answer["error"] == "keeper_dead"
+                # It has begun nothing, and makes room for a new pair as soon as nothing runs.
+                if not (orphaned and await connection.gone_within(_REPLACED_S)):
+                    return answers.started(answer)
         raise SupervisorUnreachable("the supervisor does not answer a start")
 
     async def status(self, session_id: str) -> Message:
@@ -252,7 +289,7 @@ class SupervisorClient:
 
     async def unacknowledged(self) -> list[ExitRecord]:
         """Exit records nobody has acknowledged."""
-        return cast("list[ExitRecord]", (await self._act({"op": "list"}))["ended"])
+        return answers.named((await self._act({"op": "list"}))["ended"])
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
         """End the whole tree: SIGTERM, `grace_s` seconds, SIGKILL, until nothing is found twice.
@@ -263,7 +300,7 @@ class SupervisorClient:
             SessionNotFound: No such session.
         """
         message: Message = {"op": "kill", "session_id": session_id, "grace_s": grace_s, "ended_by": ended_by}
-        answer = await self._act(message, limit_s=grace_s + _NO_ANSWER_S)
+        answer = await self._act(message, longer_s=grace_s)
         return Killed(answer["killed"], tuple(answer["survivors"]))
 
     async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
@@ -288,6 +325,8 @@ class SupervisorClient:
                 answer = await again.ask(message, _NO_ANSWER_S)
             except (Lost, TimeoutError):
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
+        except ProtocolError as error:
+            raise InvalidCommand(str(error)) from None
         answer = _checked(answer, message)
         return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
 

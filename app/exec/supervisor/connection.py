@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import cast
 
-from app.exec.supervisor.protocol import MAX_ANSWER, Decoder, Message, ProtocolError, encode
+from app.exec.supervisor.protocol import MAX_ANSWER, MAX_FRAME, Decoder, Message, ProtocolError, encode
 
 
 class Lost(Exception):
@@ -22,27 +23,39 @@ class Connection(asyncio.Protocol):
         self._on_event = on_event
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
+        self._gone = asyncio.Event()
         self.info: Message = {}
+        self.garbled = ""
+        """What the other side said that we do not understand; the connection is closed for it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         try:
-            messages = self._decoder.feed(data)
-        except ProtocolError:
+            for message in self._decoder.feed(data):
+                self._take(message)
+        except ProtocolError as error:
+            self.garbled = str(error)
             self.close()
+
+    def _take(self, message: Message) -> None:
+        if "event" in message:
+            self._on_event(message)
             return
-        for message in messages:
-            if "event" in message:
-                self._on_event(message)
-                continue
-            future = self._waiting.pop(message.get("id") or 0, None)
-            if future is not None and not future.done():
-                future.set_result(message)
+        number, ok = message.get("id"), message.get("ok")
+        if not isinstance(number, int) or not isinstance(ok, bool):
+            said = message.get("message")
+            raise ProtocolError(str(said)[:200] if said else "an answer to no request")
+        if not ok and not (isinstance(message.get("error"), str) and isinstance(message.get("message"), str)):
+            raise ProtocolError("a refusal without a reason")
+        future = self._waiting.pop(number, None)
+        if future is not None and not future.done():
+            future.set_result(message)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._transport = None
+        self._gone.set()
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
@@ -57,20 +70,31 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    async def gone_within(self, seconds: float) -> bool:
+        """Wait so long for the connection to end; whether it has."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._gone.wait()
+        return self._gone.is_set()
+
     async def ask(self, message: Message, limit_s: float) -> Message:
         """The answer to a request.
 
         Raises:
             Lost: The connection went first.
             TimeoutError: No answer came in `limit_s` seconds.
+            ProtocolError: The request is longer than the other side takes; it was not sent.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
             raise Lost
         number = next(self._numbers)
+        frame = encode({**message, "id": number})
+        if len(frame) > MAX_FRAME:
+            raise ProtocolError(f"a request of {len(frame)} bytes; the limit is {MAX_FRAME}")
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        transport.write(encode({**message, "id": number}))
+        transport.write(frame)
         try:
             async with asyncio.timeout(limit_s):
                 return await future

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Final
 
 POINTS: Final = (
@@ -39,6 +40,7 @@ POINTS: Final = (
     "supervisor.record_renamed",
     "supervisor.rung",
     "supervisor.reaped",
+    "supervisor.killing",
     "keeper.held",
     "keeper.reaped",
     # worker side again
@@ -47,6 +49,7 @@ POINTS: Final = (
     "exit.committed",
     "exit.acked",
     "wake.entered",
+    "kill.sent",
     "sweep.scanning",
     # between the steps of pruning, in their order
     "retention.rows",
@@ -95,4 +98,5 @@ def _fire(directory: str, point: str) -> None:
         else:
             os.kill(int(target), number)
     if own is not None:
-        os.kill(os.getpid(), own)
+        # To this thread: another one would take its time to stop us, and we would be past the point.
+        signal.pthread_kill(threading.get_ident(), own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,8 @@ ITSELF = "itself"
 
 def target_of(record: ExitRecord) -> Target:
     """The tree of a session that has ended, as far as it can still be told from strangers."""
-    pid, start = record["pid"] or 0, record["starttime"] or 0
-    # Less the tick of the end, in which the number may already have been given away.
-    return Target(record["session_id"], pid, start, start + int(record["duration_s"] * procfs.TICKS) - 1)
+    # Where it ended within the tick it began in, no witness counts: a stranger may have begun in that tick too.
+    return Target(record["session_id"], record["pid"] or 0, record["starttime"] or 0, record.get("known", 0))
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class Job:
     """A session while it has a process or an open stream.
 
     `notes` is what a later supervisor needs and is kept in `running.json`; `start` is in ticks since
-    boot, `began` in seconds since boot; `over` once the process has gone. An adopted job is not our
-    child: the keeper waits for it.
+    boot, `began` in seconds since boot; `over` once the process has gone; `known` is the last tick at which
+    the number was seen to be the process's. An adopted job is not our child: the keeper waits for it.
     """
 
     session_id: str
@@ -46,13 +46,23 @@ class Job:
     timer: Timer | None = None
     ended_by: str = ITSELF
     over: bool = False
+    known: int = 0
     record: ExitRecord | None = None
 
     @property
     def target(self) -> Target:
         if self.record is not None:
             return target_of(self.record)
-        return Target(self.session_id, self.pid, self.start, procfs.ticks())
+        self.look()
+        return Target(self.session_id, self.pid, self.start, max(self.start, self.known))
+
+    def look(self) -> None:
+        """See whether the process still has its number: a zombie has, what the keeper has reaped may have not."""
+        before = procfs.ticks() - 1
+        with contextlib.suppress(OSError):
+            found = procfs.read(self.pid)
+            if found is not None and found.start == self.start:
+                self.known = before
 
     def running(self, boot_id: str, container_id: str) -> Message:
         """Content of `running.json`."""
@@ -104,6 +114,7 @@ class Job:
             "err_bytes_total": sizes[1][0],
             "err_bytes_dropped": sizes[1][1],
             "survivors": [],
+            "known": self.known,
             **how,
         }
         return ExitRecord(**record)

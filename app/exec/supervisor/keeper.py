@@ -27,7 +27,7 @@ from app.exec.supervisor.protocol import Message
 _MAX_DEAD: Final = 10_000
 _BACKOFF_S: Final = (0.0, 0.0, 0.05, 0.2, 1.0)
 _CALM_S: Final = 10.0
-_SEND_AGAIN_MS: Final = 10
+_AGAIN_MS: Final = 10
 _NO_ROOM: Final = 71
 """Instead of an exit status, where no supervisor could be forked."""
 _ORDERS: Final = {signal.SIGTERM: "end", signal.SIGINT: "end", signal.SIGHUP: "retire"}
@@ -39,10 +39,6 @@ _BUSY: Final = (
 )
 
 
-def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Be a handler, so that the bell rings."""
-
-
 class Keeper:
     """Descriptors, wait statuses and one child."""
 
@@ -52,6 +48,7 @@ class Keeper:
         self._held: dict[str, link.Held] = {}
         self._dead: deque[link.Dead] = deque(maxlen=_MAX_DEAD)
         self._unsent: deque[Message] = deque(maxlen=_MAX_DEAD)
+        self._unreaped = False
         self._number = 0
         self._link: socket.socket | None = None
         self._child = 0
@@ -63,7 +60,7 @@ class Keeper:
     def run(self, ready: int) -> int:
         """Serve until a supervisor ends by itself; `ready` is told once when it listens."""
         linux.become_subreaper()
-        signal.signal(signal.SIGCHLD, _nothing)
+        signal.signal(signal.SIGCHLD, self._ring)
         for number in _ORDERS if self._config.service else ():
             # What `nohup` or a shell script's `&` had ignored, it wants ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -89,6 +86,11 @@ class Keeper:
     def _forsaken(self) -> bool:
         """Whether the state directory was removed: no supervisor can serve one, and nobody can ask for one."""
         return os.fstat(self._config.keeper_lock).st_nlink == 0
+
+    def _ring(self, _number: int, _frame: FrameType | None) -> None:
+        # Once more than Python does for us: a bell that does not ring leaves a status where nobody looks.
+        with contextlib.suppress(OSError):
+            os.write(self._bell_in, b"\0")
 
     def _ordered(self, number: int, _frame: FrameType | None) -> None:
         order = _ORDERS[signal.Signals(number)]
@@ -143,7 +145,7 @@ class Keeper:
         assert self._link is not None
         poller.register(self._link, select.POLLIN)
         while True:
-            for fd, _ in poller.poll(_SEND_AGAIN_MS if self._unsent else None):
+            for fd, _ in poller.poll(_AGAIN_MS if self._unsent or self._unreaped else None):
                 if fd == self._bell:
                     os.read(self._bell, 4096)
                 elif not self._receive():
@@ -204,6 +206,7 @@ class Keeper:
     def _reap(self) -> int | None:
         """Reap every child that has ended; the supervisor's status if it is among them."""
         ended: int | None = None
+        self._unreaped = False
         while True:
             try:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -211,7 +214,12 @@ class Keeper:
                 return ended
             if info is None:
                 return ended
-            proc = procfs.read(info.si_pid)
+            try:
+                proc = procfs.read(info.si_pid)
+            except OSError:
+                # No descriptor for a look now; it stays a zombie, and its number its own, until there is one.
+                self._unreaped = True
+                return ended
             os.waitid(os.P_PID, info.si_pid, os.WEXITED)
             if info.si_pid == self._child:
                 ended = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
@@ -228,10 +236,10 @@ class Keeper:
             while self._unsent and self._link is not None:
                 link.send(self._link, self._unsent[0])
                 self._unsent.popleft()
-        except BlockingIOError:
-            return
-        except OSError:
+        except ConnectionError:
             self._unsent.clear()
+        except OSError:
+            return  # no room now: again in a moment
 
 
 def main() -> None:

@@ -48,7 +48,11 @@ class Ledger:
         try:
             self._records.write_aside(name, layout.EXIT, dict(self.ended[name]))
             crashpoints.reach("supervisor.record_written")
-            self._records.rename(name, layout.EXIT + ".new", layout.EXIT)
+            try:
+                self._records.rename(name, layout.EXIT + ".new", layout.EXIT)
+            except IsADirectoryError:
+                self._records.keep_aside(name, layout.EXIT)
+                self._records.rename(name, layout.EXIT + ".new", layout.EXIT)
         except OSError as error:
             self._diary.note("supervisor", f"{name}: exit record: {error.strerror}")
             # Where somebody removed the session's directory there is nothing to try again.
@@ -68,25 +72,31 @@ class Ledger:
     def acknowledge(self, name: str) -> bool:
         """Tell this end no more; False if there was nothing to tell, or it has not been written yet."""
         # One that is not on disk stays: the next supervisor would know of a start without an end.
-        if name in self._unwritten or self.ended.pop(name, None) is None:
+        if name in self._unwritten or name not in self.ended:
             return False
         with contextlib.suppress(FileNotFoundError):
-            self._records.rename(name, layout.EXIT, layout.ACKED)
-        self._records.remove(name, layout.RUNNING)
+            try:
+                self._records.rename(name, layout.EXIT, layout.ACKED)
+            except IsADirectoryError:
+                self._records.keep_aside(name, layout.ACKED)
+                self._records.rename(name, layout.EXIT, layout.ACKED)
+        del self.ended[name]
+        with contextlib.suppress(OSError):
+            self._records.remove(name, layout.RUNNING)
         return True
 
     def look_up(self, name: str) -> Message | None:
-        """What is known of a session without a process; None when it was claimed and has no end."""
+        """What is known of a session without a process; None when it was claimed and has no end we can read."""
         record = self.ended.get(name)
         if record is not None:
             return {"state": record["state"], "record": record}
         try:
-            acknowledged = self._records.read(name, layout.ACKED)
+            acknowledged = self._records.ended(name, layout.ACKED)
+            if acknowledged is not None:
+                return {"state": acknowledged["state"], "record": acknowledged, "acknowledged": True}
+            claim = self._records.claimed_by(name)
         except Unreadable:
             return None
-        if acknowledged is not None:
-            return {"state": acknowledged["state"], "record": acknowledged, "acknowledged": True}
-        claim = self._records.claimed_by(name)
         if claim is None:
             return {"state": "unknown"}
         return {"state": "abandoned"} if claim == ABANDONED else None

@@ -137,10 +137,10 @@ class Line:
             while self._unsent and self.pid is not None:
                 send(self._socket, self._unsent[0])
                 self._unsent.popleft()
-        except BlockingIOError:
-            self._loop.after(0.01, self._send_unsent)
         except ConnectionError:
             self._lose()
+        except OSError:
+            self._loop.after(0.01, self._send_unsent)
 
     def drop(self, session_id: str, names: list[str] | None = None) -> None:
         """Have the keeper close what it holds of a session, all of it without `names`."""

@@ -8,6 +8,7 @@ import time
 from typing import Final
 
 from app.exec.supervisor import layout, linux
+from app.exec.supervisor.protocol import Message
 from app.exec.supervisor.records import Records
 from app.exec.supervisor.times import Times
 
@@ -45,12 +46,18 @@ class LogFile:
 
     def resume(self) -> None:
         """Take up where an earlier process stopped."""
-        rows = self._records.read_list(self._session_id, self._table)
-        self.holes = [(int(row["start"]), int(row["end"]), int(row["newlines"])) for row in rows]
+        self.holes = self._on_record()
         self.dropped = sum(end - start for start, end, _ in self.holes)
         self.size = max([self.size, *(end for _, end, _ in self.holes)])
         for start, end, _ in self.holes:
             self._punch(start, end)
+
+    def _on_record(self) -> list[tuple[int, int, int]]:
+        rows = self._records.read_list(self._session_id, self._table)
+        # One damaged row is no reason to lose the process behind it.
+        return sorted(
+            _hole(row) for row in rows if all(_counts(row.get(name)) for name in ("start", "end", "newlines"))
+        )
 
     def take(self, pipe: int, limit: int) -> int:
         """Move at most `limit` bytes out of `pipe`; 0 at its end, WOULD_BLOCK when it is empty."""
@@ -127,11 +134,10 @@ class LogFile:
 
     def _take_over(self) -> None:
         """Know of it when the worker has emptied the log of an ended session, of which something still writes on."""
-        row = next(iter(self._records.read_list(self._session_id, self._table)), None)
-        after = int(row["end"]) if row is not None and row.get("start") == 0 else 0
-        if after and not any(start == 0 and end >= after for start, end, _ in self.holes):
+        start, after, newlines = next(iter(self._on_record()), (0, 0, 0))
+        if start == 0 < after and not any(start == 0 and end >= after for start, end, _ in self.holes):
             later = [(max(start, after), end, lines) for start, end, lines in self.holes if end > after]
-            self.holes = [(0, after, int(row["newlines"]) if row is not None else 0), *later]
+            self.holes = [(0, after, newlines), *later]
             self.dropped = sum(end - start for start, end, _ in self.holes)
 
     def _trim(self) -> None:
@@ -198,3 +204,11 @@ class LogFile:
         if self._dirty:
             self.save()
         os.close(self._fd)
+
+
+def _hole(row: Message) -> tuple[int, int, int]:
+    return row["start"], row["end"], row["newlines"]
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << 62

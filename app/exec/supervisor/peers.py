@@ -68,8 +68,12 @@ class Peer:
                 sent = self._socket.send(data)
             except BlockingIOError:
                 sent = 0
-            except OSError:
-                return  # the loop sees the hang-up next
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the loop sees the hang-up next, behind what the client still said
+            except OSError as error:
+                # It would wait for an answer that it never gets; cut off, it asks again.
+                self.close(f"cannot be answered: {error.strerror}")
+                return
             if sent == len(data):
                 return
             data = data[sent:]

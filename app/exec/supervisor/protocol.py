@@ -13,7 +13,7 @@ import os
 import re
 import struct
 from dataclasses import dataclass
-from typing import Any, Final, TypedDict, TypeVar, cast
+from typing import Any, Final, NotRequired, TypedDict, TypeVar, cast
 
 VERSION: Final = 1
 OLDEST: Final = 1
@@ -44,6 +44,7 @@ class ExitRecord(TypedDict):
 
     Exactly one of `exit_code` and `signal` is set after an end that the kernel reported, else
     neither, and `errno` or `evidence` says why. Byte counts of `err` are 0 where streams are one.
+    `known` is the last tick since boot at which the number `pid` was the process's for certain.
     """
 
     version: int
@@ -65,6 +66,7 @@ class ExitRecord(TypedDict):
     err_bytes_total: int
     err_bytes_dropped: int
     survivors: list[int]
+    known: NotRequired[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

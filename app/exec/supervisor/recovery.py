@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Generator
@@ -19,6 +20,8 @@ from app.exec.supervisor.protocol import ExitRecord, Message
 from app.exec.supervisor.records import ABANDONED, Unreadable
 from app.exec.supervisor.supervisor import Supervisor
 
+_DAMAGED: Final = b"?"
+_BOOT_ID: Final = re.compile(r"[0-9A-Za-z-]+\Z")
 _NOTES: Final[Message] = {
     "deadline": None, "grace_s": 1.0, "log_cap": 0, "background": True, "separate_stderr": False, "pty": None,
 }  # fmt: skip
@@ -42,6 +45,7 @@ class _Recovery:
         self._taken: set[tuple[int, int]] = set()
         self._pending: list[str] = []
         self._procs: list[procfs.Proc] = []
+        self._markers: dict[int, str | None] = {}
 
     def settle(self, name: str) -> None:
         """Settle what is on record; what is only claimed is left to `settle_pending`."""
@@ -56,8 +60,14 @@ class _Recovery:
             self._ended(name)
         elif self._unwritten(name) or layout.STARTED not in files or self._running(name):
             return
-        elif self._records.claimed_by(name) != ABANDONED:
+        elif self._claim(name) != ABANDONED:
             self._pending.append(name)
+
+    def _claim(self, name: str) -> bytes:
+        try:
+            return self._records.claimed_by(name) or b""
+        except Unreadable:
+            return _DAMAGED
 
     def _unwritten(self, name: str) -> bool:
         """Take the record of an end over that there was no room for on the disk."""
@@ -71,18 +81,17 @@ class _Recovery:
         return True
 
     def _ended(self, name: str) -> None:
-        try:
-            record = self._records.read(name, layout.EXIT) or {}
-        except Unreadable:
-            record = {}
-        if not ExitRecord.__required_keys__ <= record.keys():
-            self._records.rename(name, layout.EXIT, layout.EXIT + ".bad")
+        record: ExitRecord | None = None
+        with contextlib.suppress(Unreadable):
+            record = self._records.ended(name, layout.EXIT)
+        if record is None:
+            self._records.keep_aside(name, layout.EXIT)
             self._sup.diary.note("supervisor", f"{name}: exit record unreadable")
             job = self._job(name, {})
             self._connect(job)
             self._lose(job, "record_unreadable")
             return
-        self._sup.ledger.ended[name] = cast("ExitRecord", cast("object", record))
+        self._sup.ledger.ended[name] = record
         self._taken.add((record["pid"] or 0, record["starttime"] or 0))
         self._linger(name)
 
@@ -93,6 +102,8 @@ class _Recovery:
             job = self._job(name, {})
             job.record = self._sup.ledger.ended.get(name) or job.end(self._sup.boot_id, state="exited")
             self._connect(job)
+            if job.input is not None:
+                job.input.close()
             self._keep_streams(job)
 
     def _keep_streams(self, job: Job) -> None:
@@ -122,14 +133,11 @@ class _Recovery:
 
     def _running(self, name: str) -> bool:
         """Settle a session whose process is on record; False when the record is of no use."""
-        try:
-            row = self._records.running(name)
-        except Unreadable:
-            return False
-        if row is None or not {"pid", "start", "boot_id", "container_id"} <= row.keys():
+        row = self._records.running(name)
+        if row is None:
             return False
         job = self._job(name, row)
-        job.pid, job.start, job.ended_by = int(row["pid"]), int(row["start"]), str(row.get("ended_by", ITSELF))
+        job.pid, job.start, job.ended_by = row["pid"], row["start"], row["ended_by"]
         if row["boot_id"] != self._sup.boot_id or row["container_id"] != self._sup.container_id:
             same = row["boot_id"] == self._sup.boot_id
             job.notes.pop("began", None)
@@ -157,6 +165,7 @@ class _Recovery:
             # Gone; the keeper may have reaped it a moment ago and be about to say so.
             self._sup.expect_end(job)
             return
+        job.look()
         self._sup.diary.note("supervisor", f"{job.session_id}: adopted")
         if job.ended_by != ITSELF:
             # Whoever began to end it is not there any more to finish.
@@ -170,16 +179,16 @@ class _Recovery:
         # A process that is not there was reaped before, and the keeper has told or tells now.
         late = self._sup.keeper.catch_up()
         self._dead += late
-        markers = {proc.pid: procfs.marker(proc.pid) for proc in self._procs if proc.alive}
+        self._markers = {proc.pid: procfs.marker(proc.pid) for proc in self._procs if proc.alive}
         for name in self._pending:
             with self._contained(name):
-                self._settle_claimed(name, markers)
+                self._settle_claimed(name)
         for dead in late:
             self._sup.told(dead)
 
-    def _settle_claimed(self, name: str, markers: dict[int, str | None]) -> None:
+    def _settle_claimed(self, name: str) -> None:
         job = self._job(name, {})
-        found = self._find(name, markers)
+        found = self._find(name)
         if found is not None:
             job.pid, job.start = found
             self._note_start(job)
@@ -222,9 +231,9 @@ class _Recovery:
         with contextlib.suppress(OSError):
             self._records.write(job.session_id, layout.RUNNING, job.running(self._sup.boot_id, self._sup.container_id))
 
-    def _find(self, name: str, markers: dict[int, str | None]) -> tuple[int, int] | None:
+    def _find(self, name: str) -> tuple[int, int] | None:
         fitting = self._fitting(name)
-        marked = [proc for proc in self._procs if markers.get(proc.pid) == name and proc.pid == proc.sid]
+        marked = [proc for proc in self._procs if self._markers.get(proc.pid) == name and proc.pid == proc.sid]
         if marked:
             first = min((proc.start, proc.pid) for proc in marked)
             # Its descendants bear the marker too: what may be it and came before them goes first.
@@ -236,8 +245,8 @@ class _Recovery:
     def _fitting(self, name: str) -> set[tuple[int, int]]:
         """Processes that may be the session's, forked and not noted: if it is exactly one, it is that.
 
-        They lead a session, are children of the keeper by now and nobody else's, and began after
-        the command's descriptors were handed over. A supervisor dies in one start at most.
+        They lead a session, are children of the keeper by now and nobody else's, began after the command's
+        descriptors were handed over, and do not say that they are another's. A supervisor dies in one start at most.
         """
         held = self._held.get(name)
         if held is None:
@@ -247,13 +256,19 @@ class _Recovery:
         return {
             (one.pid, one.start)
             for one in [*living, *self._dead]
-            if one.sid == one.pid and one.start >= since and (one.pid, one.start) not in self._taken
+            if one.sid == one.pid
+            and one.start >= since
+            and (one.pid, one.start) not in self._taken
+            and self._markers.get(one.pid) in {None, name}
         }
 
     def _evidence(self, name: str) -> str:
-        claim = (self._records.claimed_by(name) or b"").decode("ascii", "replace").split()
+        claim = self._claim(name).decode("ascii", "replace").split()
         if not claim:
-            return "never_started"
+            # Cut off by a kill before anything was forked; or the machine lost its power, and it may well have run.
+            return "never_started" if self._records.made_at(name) > time.time() - now() - 1 else "machine_rebooted"
+        if not _BOOT_ID.match(claim[0]):
+            return "record_unreadable"
         if claim[0] != self._sup.boot_id:
             return "machine_rebooted"
         if len(claim) != 3:
@@ -261,9 +276,8 @@ class _Recovery:
         if claim[1] != self._sup.container_id:
             return "container_restarted"
         # The keeper has been there all the time, and has neither a child nor a wait status of it.
-        if claim[2] == f"{self._sup.keeper.pid}:{self._sup.keeper.start}" and not self._fitting(name):
-            return "never_started"
-        return "supervisor_killed"
+        none = claim[2] == f"{self._sup.keeper.pid}:{self._sup.keeper.start}" and not self._fitting(name)
+        return "never_started" if none else "supervisor_killed"
 
     def close_rest(self) -> None:
         """Give back what belongs to no session any more."""

@@ -27,6 +27,7 @@ from app.exec.supervisor.protocol import (
     size_of,
 )
 from app.exec.supervisor.records import ABANDONED
+from app.exec.supervisor.shapes import KILLERS
 from app.exec.supervisor.streams import Screen
 from app.exec.supervisor.supervisor import Supervisor
 
@@ -36,8 +37,6 @@ _MOMENT_S: Final = 0.05
 _END_GRACE_S: Final = 5.0
 _END_S: Final = 12.0
 """Whatever has not ended that long after a service was told to end is left to whoever told it."""
-_KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
-"""What workers can read in a record; any other word they would stumble over each time it is told."""
 
 
 class Requests:
@@ -54,7 +53,7 @@ class Requests:
         self._ops: dict[str, Callable[[Peer, Message], Message | None]] = {
             "hello": self._hello,
             "info": lambda _peer, _message: self._info(),
-            "start": lambda _peer, message: supervisor.start(message),
+            "start": self._start,
             "status": lambda _peer, message: supervisor.status(session_id(message)),
             "list": lambda _peer, _message: self._list(),
             "write": self._write,
@@ -151,12 +150,23 @@ class Requests:
             "stopping": self._sup.stopping,
         }
 
+    def _start(self, _peer: Peer, message: Message) -> Message:
+        try:
+            return self._sup.start(message)
+        except FileNotFoundError:
+            if not self._sup.records.gone:
+                raise
+        # What runs goes on to its end here; then whoever wants to start something gets a new pair.
+        self._retiring = True
+        self._loop.after(0.0, self._rest)
+        raise Refused("state_gone", "the state directory was removed; nothing starts before what runs there has ended")
+
     def _kill(self, peer: Peer, message: Message) -> Message | None:
         name, number = session_id(message), message.get("id")
         grace = number_of(message, "grace_s", 2.0)
         who = field_of(message, "ended_by", str)
-        if who not in _KILLERS:
-            raise Refused("bad_request", f"ended_by is none of {', '.join(sorted(_KILLERS))}")
+        if who not in KILLERS:
+            raise Refused("bad_request", f"ended_by is none of {', '.join(sorted(KILLERS))}")
         job = self._sup.jobs.get(name)
 
         def done(survivors: list[int]) -> None:

@@ -15,6 +15,8 @@ _EVIDENCE: Final = frozenset({
 })  # fmt: skip
 _NUMBERS: Final = {"exit_code": (0, 255), "signal": (1, 64), "errno": (1, 4095)}
 _SIZES: Final = ("bytes_total", "bytes_dropped", "err_bytes_total", "err_bytes_dropped")
+_NEEDED: Final = ExitRecord.__annotations__.keys() - {"known"}
+"""An earlier build writes no `known`."""
 _SAYS: Final = {
     "exited": ({"exit_code"},),
     "signaled": ({"signal"},),
@@ -33,7 +35,7 @@ def exit_record(value: object, session_id: str | None = None) -> ExitRecord | No
     says = {name for name in (*_NUMBERS, "evidence") if record.get(name) is not None}
     name = record.get("session_id")
     whole = (
-        ExitRecord.__required_keys__ <= record.keys()
+        record.keys() >= _NEEDED
         and _whole(record["version"], 1, VERSION)
         and isinstance(name, str)
         and (name == session_id if session_id is not None else SESSION_ID.match(name) is not None)
@@ -49,6 +51,7 @@ def exit_record(value: object, session_id: str | None = None) -> ExitRecord | No
         and _number(record["duration_s"])
         and record["duration_s"] >= 0
         and all(_whole(record[size], 0) for size in _SIZES)
+        and _whole(record.get("known", 0), 0)
         and isinstance(record["survivors"], list)
         and all(_whole(pid, 1) for pid in cast("list[object]", record["survivors"]))
     )
@@ -68,7 +71,8 @@ def running(value: object) -> Message | None:
         and isinstance(row.get("container_id"), str)
         and _known(row.get("ended_by"), _ENDERS)
         and (row.get("deadline") is None or _number(row["deadline"]))
-        and all(_number(row.get(name)) for name in ("began", "grace_s", "started_at"))
+        and all(_number(row.get(name)) for name in ("began", "grace_s"))
+        and (row.get("started_at") is None or _number(row["started_at"]))
         and _whole(row.get("log_cap"), 0)
         and all(isinstance(row.get(name), bool) for name in ("background", "separate_stderr"))
         and (row.get("pty") is None or isinstance(row["pty"], list))

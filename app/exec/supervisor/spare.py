@@ -17,6 +17,7 @@ from app.exec.supervisor import layout, linux
 _COUNT: Final = 16
 _LATER_S: Final = 0.003
 """The disk is left to the command that has just been started."""
+_AGAIN_S: Final = 1.0
 
 
 class Spares:
@@ -47,11 +48,9 @@ class Spares:
             return False
         try:
             linux.rename_new(spare, session_id, self._sessions_fd)
-        except FileExistsError:
-            self._ready.append(spare)
-            return False
         except OSError:
-            # No spares on this file system, or in a disk that is full.
+            # The session has one, or there are no spares on this file system, or none now.
+            self._ready.append(spare)
             return False
         self._wanted.put(None)
         return True
@@ -60,11 +59,21 @@ class Spares:
         while True:
             self._wanted.get()
             time.sleep(_LATER_S)
-            with contextlib.suppress(OSError):
-                self._ready.append(self._make())
+            path = os.path.join(self._path, str(next(self._names)))
+            while not self._make(path):
+                # What there is no room for now is not missed for ever.
+                shutil.rmtree(path, ignore_errors=True)
+                time.sleep(_AGAIN_S)
+            self._ready.append(path)
 
-    def _make(self) -> str:
-        path = os.path.join(self._path, str(next(self._names)))
+    def _make(self, path: str) -> bool:
+        try:
+            self._fill(path)
+        except OSError:
+            return False
+        return True
+
+    def _fill(self, path: str) -> None:
         os.mkdir(path, 0o700)
         for name, text in ((layout.STARTED, self.text), (layout.LOG, b""), (layout.EXIT + ".new", b"")):
             fd = os.open(os.path.join(path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -73,4 +82,3 @@ class Spares:
                     os.write(fd, text)
             finally:
                 os.close(fd)
-        return path

@@ -126,11 +126,13 @@ def spawn_on_terminal(request: StartRequest, slave: int) -> int:
     """
     command = _Command(request)
     failed_out, failed_in = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _exec_on_terminal(request, command, slave, failed_in)
-    os.close(failed_in)
     try:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _exec_on_terminal(request, command, slave, failed_in)
+        finally:
+            os.close(failed_in)
         report = os.read(failed_out, 512)
     finally:
         os.close(failed_out)

@@ -128,10 +128,11 @@ class Screen(Pipe):
         if self._splices:
             try:
                 return os.splice(self.fd, self._inner_in, limit)
+            except BlockingIOError:
+                raise
             except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._splices = False
+                # A read says whether it is the end, or only this way of moving bytes that fails.
+                self._splices = error.errno != errno.EINVAL
         # No more than an empty pipe takes at once, however small it is.
         data = os.read(self.fd, min(limit, select.PIPE_BUF))
         return os.write(self._inner_in, data) if data else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -25,6 +24,7 @@ from app.exec.supervisor.streams import Pipe, Screen
 
 _LAST_DRAIN: Final = 4 << 20
 _UNTOLD_S: Final = 1.0
+_UNWATCHED_S: Final = 0.05
 _SURVIVORS: Final = 64
 
 
@@ -109,27 +109,44 @@ class Supervisor:
         made.close_child()
         crashpoints.reach("supervisor.forked")
         self.jobs[job.session_id] = job
-        try:
-            proc = procfs.read(job.pid)
-            job.start = proc.start if proc is not None else 0
-            job.pidfd = os.pidfd_open(job.pid)
-        except OSError as failure:
-            self.diary.note("supervisor", f"{job.session_id}: cannot be watched and is killed: {failure.strerror}")
-            # Our own child and not reaped, so the number is still its own.
-            os.kill(job.pid, signal.SIGKILL)  # noqa: TID251
-            info = os.waitid(os.P_PID, job.pid, os.WEXITED)
-            assert info is not None
-            self.end(job, info.si_code, info.si_status)
-            return {"outcome": "already", "status": self.status(job.session_id)}
-        try:
-            os.write(claim, json.dumps(job.running(self.boot_id, self.container_id), separators=(",", ":")).encode())
-        except OSError as error:
-            self.diary.note("supervisor", f"{job.session_id}: pid not on record: {error.strerror}")
+        if self._identify(job):
+            self._put_on_record(job, claim)
         crashpoints.reach("supervisor.recorded_pid")
         self.follow(job)
         if request.pty is not None and request.stdin is not None and job.input is not None:
             job.input.write(request.stdin, eof=not request.keep_stdin_open, key="", told=lambda _: None)
         return {"outcome": "started", "pid": job.pid, "starttime": job.start, "started_at": job.notes["started_at"]}
+
+    def _put_on_record(self, job: Job, claim: int) -> None:
+        row = json.dumps(job.running(self.boot_id, self.container_id), separators=(",", ":")).encode()
+        try:
+            os.write(claim, row)
+        except OSError as error:
+            self.diary.note("supervisor", f"{job.session_id}: pid not on record: {error.strerror}")
+
+    def _identify(self, job: Job) -> bool:
+        """Get hold of the process that was forked; False when the kernel has no room for it now."""
+        try:
+            proc = procfs.read(job.pid)
+            job.start = proc.start if proc is not None else 0
+            job.pidfd = os.pidfd_open(job.pid)
+        except OSError as error:
+            # Our own child and not reaped, so it can be had later too.
+            self.diary.note("supervisor", f"{job.session_id}: not watched yet: {error.strerror}")
+            self.loop.after(_UNWATCHED_S, lambda: self._identify_later(job))
+            return False
+        return True
+
+    def _identify_later(self, job: Job) -> None:
+        if self._identify(job):
+            self._note_running(job)
+            self.loop.watch(job.pidfd, lambda _: self._exited(job), IN)
+
+    def _note_running(self, job: Job) -> None:
+        try:
+            self.records.write(job.session_id, layout.RUNNING, job.running(self.boot_id, self.container_id))
+        except OSError as error:
+            self.diary.note("supervisor", f"{job.session_id}: running.json: {error.strerror}")
 
     def hold(self, job: Job, made: channels.Channels) -> None:
         """Give the keeper its dups, before there is a process that could miss them."""
@@ -243,7 +260,13 @@ class Supervisor:
     def end(self, job: Job, code: int, status: int) -> None:
         """Record the end that the kernel reported."""
         self._drain(job)
-        survivors = self._survivors(job)
+        try:
+            job.look()
+            survivors = self._survivors(job)
+        except OSError as error:
+            # No descriptor for a look: the end itself needs none, and cannot be told later.
+            self.diary.note("supervisor", f"{job.session_id}: not looked for survivors: {error.strerror}")
+            survivors = []
         exited = code == os.CLD_EXITED
         state = "timed_out" if job.ended_by == TIMEOUT else "exited" if exited else "signaled"
         how: dict[str, Any] = {"exit_code": status} if exited else {"signal": status}
@@ -328,10 +351,10 @@ class Supervisor:
         self.notice(job)
         if job.record is None:
             job.ended_by = who
-            try:
-                self.records.write(job.session_id, layout.RUNNING, job.running(self.boot_id, self.container_id))
-            except OSError as error:
-                self.diary.note("supervisor", f"{job.session_id}: running.json: {error.strerror}")
+            if job.pidfd >= 0 or job.adopted:
+                # Else it is noted with the process.
+                self._note_running(job)
+            crashpoints.reach("supervisor.killing")
 
     def status(self, name: str) -> Message:
         """What is known of a session: `unknown`, `abandoned`, `running`, or its end with the record."""
@@ -346,6 +369,9 @@ class Supervisor:
         return {"state": "lost", "record": lost.record}
 
     def _written_late(self, name: str) -> None:
+        # Whoever was told before could not acknowledge it.
+        if name in self.ledger.ended:
+            self.ended(self.ledger.ended[name])
         if name not in self.jobs:
             self.keeper.drop(name)
 

@@ -1,0 +1,72 @@
+"""What a worker needs of its surroundings, looked at one by one. Each check says cause and remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app import wiring
+from app.checks import database, leftovers, live, machine, program
+from app.checks.check import Check
+from app.checks.filesystems import filesystem
+from app.checks.supervisors import answered, processes, supervisor
+from app.checks.units import surroundings
+from app.exec.errors import ExecError
+from app.storage import schema
+from app.storage.errors import HomeUnusable, SchemaBehind, SchemaTooNew, StorageError
+from app.work import roster
+
+if TYPE_CHECKING:
+    from app.exec.supervisor.protocol import Message
+    from app.settings import Settings
+    from app.wiring import Place
+
+__all__ = ["Check", "all_checks", "live_checks"]
+
+
+def all_checks(settings: Settings) -> list[Check]:
+    """Everything, cheap things first; a check that cannot be made says why instead of raising."""
+    found = [machine.kernel(), machine.descriptors(), program.gate(settings), program.model(settings)]
+    found += [program.backend(settings), program.telemetry(settings)]
+    # In a process of its own, before we touch it: a disk that hangs would hold us too.
+    home = filesystem("state directory", settings.shellback_home)
+    if "does not answer" in home.text:
+        return [*found, home]
+    serves, hello = answered(settings)
+    try:
+        with wiring.place(settings, migrated=False) as where:
+            found += [home, machine.disk(where), machine.logs(where), *database.directory(where), serves]
+            found.append(leftovers.leftovers(leftovers.servings(), str(where.home)))
+            found += _in_database(where, hello)
+    except StorageError as error:
+        found.append(Check("state directory", "fail", str(error)))
+    return found
+
+
+def _in_database(where: Place, hello: Message | None) -> list[Check]:
+    found = [database.tables(where)]
+    workers: list[int] = []
+    try:
+        if schema.check(where.database) is schema.SchemaState.CURRENT:
+            found += database.looked_up(where)
+            found += processes(where, hello)
+            workers = [one.pid for one in where.database.read_now(roster.there, where.host_id)]
+    except StorageError as error:
+        found.append(Check("database", "fail", str(error)))
+    except ExecError as error:
+        found.append(Check("supervisor", "fail", str(error)))
+    pid = None if hello is None else int(hello["pid"])
+    return [*found, *surroundings(pid, workers, external=where.settings.supervisor == "external")]
+
+
+def live_checks(settings: Settings) -> list[Check]:
+    """Whether the worker that these settings describe is up: its heart, its queues, its supervisor. Nothing else."""
+    try:
+        with wiring.place(settings, migrated=False) as where:
+            schema.require_current(where.database)
+            me, host = where.executor_id, where.host_id
+            found = where.database.read_now(lambda conn: [live.heart(conn, me), live.queues(conn, host)])
+    except (SchemaBehind, SchemaTooNew, HomeUnusable) as error:
+        found = [Check("database", "fail", str(error))]
+    except StorageError as error:
+        found = [Check("database", "fail", str(error), "see to the database; the worker goes on by itself after that")]
+    return [*found, supervisor(settings, needed=True)]

@@ -1,0 +1,22 @@
+"""One finding: what was looked at, how it stands, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+State = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `remedy` is empty when there is nothing to do."""
+
+    name: str
+    state: State
+    text: str
+    remedy: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a document."""
+        return asdict(self)

@@ -1,0 +1,144 @@
+"""What the database says: its tables, workers, what is blocked, waits, or is stuck, and who is told."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import sqlalchemy as sa
+
+from app.checks import machine
+from app.checks.check import Check
+from app.checks.filesystems import filesystem
+from app.settings import words
+from app.storage import schema
+from app.storage.errors import StorageError
+from app.storage.tables import approvals, conversations, mailbox
+from app.work import dead_letters, notices, roster
+
+_NAMED: Final = 5
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from app.wiring import Place
+
+
+def directory(where: Place) -> list[Check]:
+    """The file system of a SQLite file that is not in the state directory."""
+    if where.database.dialect != "sqlite":
+        return []
+    folder = Path(str(where.database.url.database)).absolute().parent
+    return [] if folder == where.home else [filesystem("database directory", folder)]
+
+
+def tables(where: Place) -> Check:
+    """Whether the tables fit this program; nothing else can be asked of those that do not."""
+    shown = where.settings.shown_database
+    try:
+        state = schema.check(where.database)
+        if state is schema.SchemaState.BEHIND and where.database.dialect == "sqlite":
+            return Check("database", "ok", f"{shown}: not there yet or old; the first command brings it up to date")
+        schema.require_current(where.database)
+    except StorageError as error:
+        return Check("database", "fail", str(error))
+    return Check("database", "ok", f"{shown}, tables current")
+
+
+def looked_up(where: Place) -> list[Check]:
+    """Everything that rows tell."""
+    found = where.database.read_now(lambda conn: [look(conn, where.host_id) for look in _LOOKS])
+    return [*found, where.database.read_now(_notified, where.settings)]
+
+
+def _notified(conn: sa.Connection, settings: Settings) -> Check:
+    if not (settings.notify_command or settings.notify_webhook):
+        return Check("notifications", "ok", "off: nobody is told of approvals (NOTIFY_COMMAND, NOTIFY_WEBHOOK)")
+    target = "a webhook" if settings.notify_webhook else words(settings.notify_command)[0]
+    told = notices.told(conn)
+    last = "none sent yet" if told.sent_at is None else f"last sent {time.time() - told.sent_at:.0f} s ago"
+    text = f"{target}; {last}, {told.waiting} to send, {told.given_up} given up"
+    if settings.notify_command and shutil.which(target) is None:
+        return Check("notifications", "warn", f"{text}; {target} is no program here", "give its full path")
+    if told.error:
+        remedy = "mend the target; .env.example says what it gets"
+        return Check("notifications", "warn", f"{text}; last error: {told.error}", remedy)
+    return Check("notifications", "ok", text)
+
+
+def _worker(conn: sa.Connection, host_id: str) -> Check:
+    found = roster.there(conn, host_id)
+    if not found:
+        return Check("worker", "warn", "none of this host runs", "start one: shellback worker")
+    silent = [one for one in found if one.state == "silent"]
+    if silent:
+        named = ", ".join(f"{one.executor_id} (pid {one.pid}) for {one.quiet_s:.0f} s" for one in silent[:_NAMED])
+        remedy = "it hangs or is paused: its log says more; end it and start it again (`shellback workers`)"
+        return Check("worker", "warn", f"not heard of: {named}", remedy)
+    return Check("worker", "ok", ", ".join(f"{one.executor_id} (pid {one.pid}, {one.version})" for one in found))
+
+
+def _set_aside(conn: sa.Connection, _host_id: str) -> Check:
+    blocked = conn.execute(
+        sa.select(conversations.c.id, conversations.c.blocked_reason).where(
+            conversations.c.state == "blocked", conversations.c.blocked_reason != "approval"
+        )
+    ).all()
+    if blocked:
+        named = ", ".join(f"{row.id} ({row.blocked_reason})" for row in blocked[:10])
+        return Check("conversations", "warn", f"{len(blocked)} blocked: {named}", "a message to one tries again")
+    return Check("conversations", "ok", "none is set aside")
+
+
+def _waiting(conn: sa.Connection, _host_id: str) -> Check:
+    count, oldest = conn.execute(
+        sa.select(sa.func.count(), sa.func.min(approvals.c.created_at)).where(approvals.c.state == "pending")
+    ).one()
+    if not count:
+        return Check("approvals", "ok", "nothing waits")
+    text = f"{count} wait, the oldest for {time.time() - oldest:.0f} s"
+    return Check("approvals", "warn", text, "shellback approvals list")
+
+
+def _news(conn: sa.Connection, _host_id: str) -> Check:
+    oldest = conn.execute(
+        sa.select(sa.func.min(mailbox.c.created_at))
+        .join(conversations, conversations.c.id == mailbox.c.conversation_id)
+        .where(mailbox.c.state == "unread", conversations.c.state == "free")
+    ).scalar_one()
+    if oldest is not None and time.time() - oldest > 60:
+        text = f"unread news of a free conversation is {time.time() - oldest:.0f} s old"
+        return Check("mailbox", "warn", text, "a worker's sweep mends this; does one run?")
+    return Check("mailbox", "ok", "no news is stuck")
+
+
+def _callbacks(conn: sa.Connection, _host_id: str) -> Check:
+    dead = dead_letters.callbacks(conn)
+    if not dead:
+        return Check("callbacks", "ok", "none was given up with its news unread")
+    named = ", ".join(f"{one.session_id} for {one.conversation_id} ({one.status})" for one in dead[:_NAMED])
+    number = f"{len(dead)} or more" if len(dead) == dead_letters.LISTED else str(len(dead))
+    remedy = "a worker's sweep gives the news another item; `shellback send` to the conversation does so at once"
+    return Check("callbacks", "warn", f"{number} given up with the news unread: {named}", remedy)
+
+
+def _queues(conn: sa.Connection, host_id: str) -> Check:
+    stranded = dead_letters.for_nobody(conn, host_id)
+    if not stranded:
+        return Check("queues", "ok", "no item waits for a host that is not known")
+    named = ", ".join(f"{number} for {host}" for host, number in list(stranded.items())[:_NAMED])
+    remedy = "start a worker with that host's state directory, or `shellback adopt host ID` takes over what is its own"
+    return Check("queues", "warn", f"items wait for hosts that are not known: {named}", remedy)
+
+
+_LOOKS: Final[tuple[Callable[[sa.Connection, str], Check], ...]] = (
+    machine.clock,
+    _worker,
+    _set_aside,
+    _waiting,
+    _news,
+    _callbacks,
+    _queues,
+)

@@ -1,0 +1,118 @@
+"""Supervisors and keepers on this machine: whose state directory each serves, and whether anybody still needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from app.checks.check import Check
+from app.exec.supervisor import layout, procfs
+
+KEEPER: Final = "shellback-keep"
+SUPERVISOR: Final = "shellback-sup"
+_GONE: Final = " (deleted)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A keeper or supervisor of ours. `home` is the directory that it has open, wherever that is by now."""
+
+    pid: int
+    name: str
+    home: str
+    gone: bool
+    since: float
+    service: bool
+    parent: int
+    children: int
+
+
+def servings() -> list[Serving]:
+    """Every keeper and supervisor of this user that this process may look at."""
+    found: list[Serving] = []
+    everybody = procfs.snapshot()
+    for proc in everybody:
+        with contextlib.suppress(OSError):
+            about = Path(f"/proc/{proc.pid}")
+            name = (about / "comm").read_text().strip()
+            if name not in {KEEPER, SUPERVISOR} or not proc.alive or about.stat().st_uid != os.geteuid():
+                continue
+            home, gone = home_of([os.readlink(fd) for fd in (about / "fd").iterdir()])
+            found.append(
+                Serving(
+                    pid=proc.pid,
+                    name=name,
+                    home=home,
+                    gone=gone,
+                    since=time.time() - (procfs.ticks() - proc.start) / procfs.TICKS,
+                    service=b"--service" in (about / "cmdline").read_bytes().split(b"\0"),
+                    parent=proc.ppid,
+                    # Of all its threads: the second one starts the commands.
+                    children=sum(one.ppid == proc.pid for one in everybody),
+                )
+            )
+    return found
+
+
+def home_of(files: Sequence[str]) -> tuple[str, bool]:
+    """The state directory that a process has open, by the targets of its descriptors, and whether it was removed."""
+    for target in files:
+        path = target.removesuffix(_GONE)
+        folder, _, name = path.rpartition("/")
+        if name in {layout.KEEPER_LOCK, layout.SUPERVISOR_LOCK} and folder.endswith(f"/{layout.SUPERVISOR}"):
+            return folder.removesuffix(f"/{layout.SUPERVISOR}"), target.endswith(_GONE)
+    return "", False
+
+
+def leftovers(found: Sequence[Serving], home: str) -> Check:
+    """What is wrong with those that there are; those of other, existing state directories are only mentioned."""
+    keepers = {one.pid: one for one in found if one.name == KEEPER}
+    wrong: list[tuple[str, str]] = []
+    for one in found:
+        above = keepers.get(one.parent)
+        if one.name == KEEPER and any(below.parent == one.pid and below.name == SUPERVISOR for below in found):
+            continue  # told with its supervisor
+        if one.gone:
+            wrong.append((f"{_named(one)} serves {one.home}, which was removed", _ending(one, above)))
+        elif one.name == SUPERVISOR and above is None:
+            wrong.append((f"{_named(one)} of {one.home} has lost its keeper", _ending(one, above)))
+        elif _served_twice(one, found):
+            wrong.append((f"{_named(one)} is not the only one of {one.home}", _ending(one, above)))
+    if wrong:
+        return Check(
+            "leftovers", "warn", "; ".join(text for text, _ in wrong), "; ".join(dict.fromkeys(end for _, end in wrong))
+        )
+    others = sorted({one.home for one in found if one.home and one.home != home})
+    return Check("leftovers", "ok", f"none; others serve {', '.join(others)}" if others else "none")
+
+
+def _served_twice(one: Serving, found: Sequence[Serving]) -> bool:
+    """Whether an older one than another of its kind serves the same, existing directory."""
+    same = [other for other in found if other.name == one.name and other.home == one.home and not other.gone]
+    return one.name == SUPERVISOR and len(same) > 1 and one.since < max(other.since for other in same)
+
+
+def _named(one: Serving) -> str:
+    kind = "keeper" if one.name == KEEPER else "supervisor"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.since))
+    return f"{kind} {one.pid} (since {since}, {one.children} process(es))"
+
+
+def _ending(one: Serving, keeper: Serving | None) -> str:
+    first = keeper or one
+    if first.service:
+        return f"`kill {first.pid}` ends its commands, then it goes"
+    if one.name == SUPERVISOR and keeper is None:
+        return f"{one.pid} goes by itself once nothing runs below it" + _commands(one)
+    return f"`kill {first.pid}`: both go once nothing runs below them" + _commands(one)
+
+
+def _commands(one: Serving) -> str:
+    if not one.children:
+        return ""
+    return f" (`ps --ppid {one.pid}` lists what does; `kill` what nobody needs)"

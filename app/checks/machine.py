@@ -1,0 +1,80 @@
+"""What the machine gives: kernel, descriptors, room on the disk, a clock that runs evenly."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from typing import TYPE_CHECKING, Final
+
+import sqlalchemy as sa
+
+from app.checks.check import Check
+from app.exec.logs import kept_logs
+from app.exec.supervisor import layout
+from app.storage import rows
+from app.storage.tables import hosts
+from app.work.clock import LEAP_S
+
+if TYPE_CHECKING:
+    from app.wiring import Place
+
+KERNEL: Final = (5, 10)
+DESCRIPTORS: Final = 4096
+DISK_BYTES: Final = 1024**3
+_DAY_S: Final = 86400.0
+
+
+def kernel() -> Check:
+    """Whether the kernel is new enough."""
+    release = platform.release()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    if platform.system() != "Linux" or numbers < KERNEL:
+        return Check("kernel", "fail", f"{platform.system()} {release}", "Linux 5.10 or newer is needed (pidfd)")
+    return Check("kernel", "ok", f"Linux {release}")
+
+
+def descriptors() -> Check:
+    """Whether many processes may be held at once."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < DESCRIPTORS:
+        remedy = "raise the hard limit (ulimit -Hn, LimitNOFILE= of a unit); each process takes up to four"
+        return Check("descriptors", "warn", f"hard limit {hard}", remedy)
+    return Check("descriptors", "ok", f"hard limit {hard}")
+
+
+def disk(where: Place) -> Check:
+    """Room where the state directory is."""
+    found = os.statvfs(where.home)
+    free = found.f_bavail * found.f_frsize
+    if free < DISK_BYTES:
+        return Check("disk", "warn", f"{free // 1024**2} MiB free in {where.home}", "logs are dropped when it is full")
+    return Check("disk", "ok", f"{free // 1024**3} GiB free in {where.home}")
+
+
+def logs(where: Place) -> Check:
+    """How much room logs take."""
+    taken = sum(one.all_bytes for one in kept_logs(where.home / layout.SESSIONS))
+    text = f"{taken // 1024**2} MiB of logs"
+    budget = where.settings.log_total_bytes
+    if 0 < budget < taken:
+        remedy = "a worker empties those of ended sessions; for the rest end sessions, or raise LOG_TOTAL_BYTES"
+        return Check("logs", "warn", f"{text}, beyond LOG_TOTAL_BYTES ({budget // 1024**2} MiB)", remedy)
+    return Check("logs", "ok", text)
+
+
+def clock(conn: sa.Connection, host_id: str) -> Check:
+    """Whether the clock here agrees with the database's, and has not leapt for a day."""
+    before = time.time()
+    theirs = rows.now(conn)
+    # The answer took a while, and was given somewhere in it.
+    apart = max(before - theirs, theirs - time.time(), 0.0)
+    row = conn.execute(sa.select(hosts.c.jumped_at, hosts.c.jumped_by).where(hosts.c.host_id == host_id)).one_or_none()
+    remedy = "keep it in step: chrony, or systemd-timesyncd (`timedatectl set-ntp true`)"
+    if apart > LEAP_S:
+        return Check("clock", "warn", f"{apart:.1f} s apart from the database's", remedy)
+    if row is not None and row.jumped_at is not None and abs(theirs - row.jumped_at) < _DAY_S:
+        text = f"leapt by {row.jumped_by:+.1f} s, {max(0.0, theirs - row.jumped_at):.0f} s ago"
+        return Check("clock", "warn", f"{text}; approvals may have expired early", remedy)
+    return Check("clock", "ok", "no leap in the last 24 hours, in step with the database")

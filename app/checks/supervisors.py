@@ -1,0 +1,178 @@
+"""The supervisor of this state directory: whether it answers, what it runs, and whether the database agrees."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+
+from app import wiring
+from app.checks.check import Check
+from app.exec.errors import ExecError, SupervisorAbsent
+from app.exec.model import Session, SessionState
+from app.exec.supervisor.protocol import VERSION, Message
+from app.storage import rows
+from app.storage.errors import HomeUnusable
+from app.storage.host import boot_id
+from app.storage.session_rows import LIVE
+from app.storage.tables import hosts, sessions, workers
+from app.work import generation, roster
+from app.work import unknown as strangers
+from app.work.sweep import HEARTBEAT_DEAD_S
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+    from app.wiring import Place
+
+_NAMED: Final = 5
+
+
+def supervisor(settings: Settings, *, needed: bool = False) -> Check:
+    """Whether the supervisor answers; with `needed` it has to."""
+    return answered(settings, needed=needed)[0]
+
+
+def answered(settings: Settings, *, needed: bool = False) -> tuple[Check, Message | None]:
+    """The same, and what it said of itself."""
+    try:
+        hello = asyncio.run(_hello(settings))
+    except SupervisorAbsent as error:
+        return _absent(settings, error, needed=needed), None
+    except ExecError as error:
+        return Check("supervisor", "fail", str(error)), None
+    return _said(hello), hello
+
+
+def _absent(settings: Settings, error: SupervisorAbsent, *, needed: bool) -> Check:
+    if settings.supervisor == "external":
+        remedy = "start it there, as the same user: `shellback supervisor`, or its service"
+        return Check("supervisor", "fail", str(error), remedy)
+    if needed:
+        return Check("supervisor", "fail", str(error), "a worker starts one; its log says why it cannot")
+    return Check("supervisor", "ok", "none runs; the first command starts one")
+
+
+def _said(hello: Message) -> Check:
+    text = f"pid {hello['pid']}, protocol {hello['version']}, {hello['live']} live session(s)"
+    if not hello["keeper"]:
+        return Check("supervisor", "warn", f"{text}, without its keeper", "both are replaced once nothing runs")
+    if hello["version"] != VERSION:
+        remedy = "it is replaced once nothing runs; one that is a service, when it gets SIGHUP"
+        return Check("supervisor", "warn", f"{text}; this program speaks {VERSION}", remedy)
+    return Check("supervisor", "ok", text)
+
+
+async def _hello(settings: Settings) -> Message:
+    client = wiring.supervisor_client(settings, spawn=False)
+    try:
+        return await client.connect()
+    finally:
+        await client.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Where supervisor and database do not agree."""
+
+    unknown: list[strangers.Unknown]
+    missing: list[Session]
+    lost: list[str]
+
+
+async def _compared(where: Place) -> Compared:
+    client = wiring.supervisor_client(where.settings, spawn=False)
+    try:
+        running = [str(status["session_id"]) for status in await client.list()]
+        return Compared(
+            unknown=await strangers.unknown(client, where.database),
+            missing=await strangers.missing(client, where.database, where.host_id),
+            lost=await where.database.read(_lost, running),
+        )
+    finally:
+        await client.close()
+
+
+def _lost(conn: sa.Connection, running: list[str]) -> list[str]:
+    query = sa.select(sessions.c.id).where(sessions.c.id.in_(running), sessions.c.state == SessionState.LOST.value)
+    return list(conn.execute(query).scalars())
+
+
+def processes(where: Place, hello: Message | None) -> list[Check]:
+    """Sessions that nobody watches, processes without a session, and what a restored backup left to settle."""
+    watched = where.database.read_now(_unwatched, where.host_id)
+    if hello is None:
+        return [watched, _restored(where, None)]
+    found = asyncio.run(_compared(where))
+    return [watched, _unknown(found), _given_up(found), _restored(where, found)]
+
+
+def _unwatched(conn: sa.Connection, host_id: str) -> Check:
+    """Live sessions whose host has no living worker, and those of an earlier boot of this one."""
+    live = sessions.c.state.in_(LIVE)
+    stale = conn.execute(
+        sa.select(sa.func.count()).where(sessions.c.host_id == host_id, live, sessions.c.boot_id != boot_id())
+    ).scalar_one()
+    if stale:
+        text = f"{stale} session(s) of an earlier boot are not settled"
+        return Check("sessions", "warn", text, "the next worker reports them as lost(machine_rebooted)")
+    beating = sa.select(workers.c.host_id).where(
+        workers.c.stopped_at.is_(None), workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S
+    )
+    alive = set(conn.execute(beating).scalars())
+    if not roster.there(conn, host_id):
+        alive.discard(host_id)
+    query = (
+        sa.select(sessions.c.host_id, sa.func.max(hosts.c.name), sa.func.count())
+        .select_from(sessions.outerjoin(hosts, hosts.c.host_id == sessions.c.host_id))
+        .where(live, sessions.c.host_id.not_in(alive))
+        .group_by(sessions.c.host_id)
+    )
+    found = conn.execute(query).all()
+    if not found:
+        return Check("sessions", "ok", "each live one has a worker that watches it")
+    named = ", ".join(f"{number} of {'this host' if host == host_id else name or host}" for host, name, number in found)
+    here = any(row[0] == host_id for row in found)
+    remedies = ["start a worker: shellback worker"] if here else []
+    if any(row[0] != host_id for row in found):
+        remedies.append("start one there; for a host that is gone `shellback adopt host ID`")
+    return Check("sessions", "warn", f"live and watched by no worker: {named}", "; ".join(remedies))
+
+
+def _unknown(found: Compared) -> Check:
+    if not found.unknown:
+        return Check("unknown processes", "ok", "none: the database knows whatever the supervisor has")
+    ids = ", ".join(one.id for one in found.unknown[:_NAMED])
+    text = f"{len(found.unknown)} that this database does not know, so nobody is told of their end: {ids}"
+    remedy = "`shellback ps --unknown`; then `shellback adopt process ID --conversation NAME`, or `shellback kill ID`"
+    return Check("unknown processes", "warn", text, remedy)
+
+
+def _given_up(found: Compared) -> Check:
+    if not found.lost:
+        return Check("lost sessions", "ok", "none runs after all")
+    text = f"{len(found.lost)} recorded as lost and running all the same: {', '.join(found.lost[:_NAMED])}"
+    return Check("lost sessions", "warn", text, "`shellback kill ID` ends one; its end is only logged otherwise")
+
+
+def _restored(where: Place, found: Compared | None) -> Check:
+    """Whether database and state directory are of one moment, now and when a worker looked last."""
+    try:
+        count = generation.read(where.home)
+    except HomeUnusable as error:
+        return Check("restored", "fail", str(error))
+    known = where.database.read_now(generation.in_database, where.host_id)
+    behind = generation.older(known, count)
+    if behind is not None:
+        count = generation.found(count, behind, known or 0)
+    if count.older is None:
+        return Check("restored", "ok", "database and state directory are of one moment")
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(count.since))
+    left: list[Any] = [] if found is None else found.unknown if count.older == "database" else found.missing
+    named = ", ".join(one.id for one in left[:_NAMED])
+    text = f"{generation.cause(count)}, seen {since}"
+    if found is not None and not left:
+        return Check("restored", "warn", text, "nothing is left to settle: a worker that starts forgets it")
+    return Check("restored", "fail", f"{text}{'; to settle: ' + named if named else ''}", generation.remedy(count))

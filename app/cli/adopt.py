@@ -1,0 +1,177 @@
+"""`shellback adopt`: what was another host's becomes this one's, because a person says so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from app.cli.adopt_process import process
+from app.cli.completing import conversation_names
+from app.cli.shared import Refused, age, json_option, opened, print_json, visible
+
+if TYPE_CHECKING:
+    from app.wiring import Place
+    from app.work.hosts import Host
+
+SHOWN: Final = 10
+
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+force_option = click.option("--force", is_flag=True, help="Although its host may live: what runs there is cut off.")
+
+
+@click.group()
+def adopt() -> None:
+    """Take over what is another host's, because you say so: nothing is adopted by guess.
+
+    \b
+      shellback adopt conversation build      continue a conversation here
+      shellback adopt host web-2              all conversations of a host that is gone
+      shellback adopt process xtmc -c build   one that the database does not know (ps --unknown)
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+
+
+adopt.add_command(process)
+
+
+@adopt.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=conversation_names)
+@yes_option
+@force_option
+@json_option
+def conversation(names: tuple[str, ...], yes: bool, force: bool, as_json: bool) -> None:
+    """Continue conversations of another host on this one.
+
+    Their processes there are given up as lost (host_unreachable), and the agent is told. A turn that ran there has
+    failed and is tried again here; what waits for approval waits on. Files do not move: commands find the
+    workspace of this host.
+
+    \b
+      shellback adopt conversation build
+      shellback adopt conversation --yes build deploy
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from app.cli.conversations import find_conversation
+
+    with opened() as where:
+        found: dict[str, list[str]] = {}
+        for name in dict.fromkeys(names):
+            standing = find_conversation(where, name)
+            if standing.host_id == where.host_id:
+                raise Refused(f"conversation {visible(name)} lives here already: nothing was changed")
+            found.setdefault(standing.host_id, []).append(name)
+        theirs = {_gone(where, host_id, force=force): found[host_id] for host_id in found}
+        _confirm(where, theirs, yes=yes)
+        moved = [one for gone in theirs for one in _move(where, gone, theirs[gone], force=force)]
+    _report(moved, as_json=as_json)
+
+
+@adopt.command()
+@click.argument("host", metavar="HOST")
+@yes_option
+@force_option
+@json_option
+def host(host: str, yes: bool, force: bool, as_json: bool) -> None:
+    """Continue all conversations of HOST, its name or the beginning of its id, on this one.
+
+    Also of the host that this machine was before its state directory was made anew: then conversations in the
+    database are still those of the old id.
+
+    \b
+      shellback adopt host web-2
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    with opened() as where:
+        gone = _gone(where, _find_host(where, host).host_id, force=force)
+        theirs = _conversations_of(where, gone.host_id)
+        if not theirs:
+            raise Refused(f"no conversation lives on host {visible(gone.name)} ({gone.host_id}): nothing to adopt")
+        _confirm(where, {gone: theirs}, yes=yes)
+        moved = _move(where, gone, theirs, force=force)
+    _report(moved, as_json=as_json)
+
+
+def _find_host(where: Place, given: str) -> Host:
+    from app.work import hosts
+
+    known = [one for one in where.database.read_now(hosts.known) if one.host_id != where.host_id]
+    found = [one for one in known if one.host_id == given]
+    found = found or [one for one in known if given and (one.name == given or one.host_id.startswith(given))]
+    if len(found) == 1:
+        return found[0]
+    if where.host_id == given or (given and where.host_id.startswith(given) and not found):
+        raise Refused(f"{given} is this host: its conversations live here already")
+    listed = [f"{one.host_id} ({visible(one.name)}, {one.heard})" for one in (found or known)[:SHOWN]]
+    what = f"{len(found)} hosts are called {given!r}: give the id" if found else f"no other host {given!r}"
+    raise Refused(f"{visible(what)}; there are: {', '.join(listed) or 'none'}")
+
+
+def _gone(where: Place, host_id: str, *, force: bool) -> Host:
+    """The host, if its lease has ended or that is of no matter.
+
+    Raises:
+        Refused: It holds its lease.
+    """
+    from app.work import hosts
+
+    lease_s = where.settings.host_lease_seconds
+    found = where.database.read_now(hosts.one, host_id)
+    if found.holds(lease_s) and not force:
+        left = lease_s - (found.silent_s or 0.0)
+        raise Refused(
+            f"host {visible(found.name)} ({found.host_id}) {found.heard}, so its lease runs for another {age(left)}: "
+            "stop its worker and wait, or say --force to cut off what runs there"
+        )
+    return found
+
+
+def _conversations_of(where: Place, host_id: str) -> list[str]:
+    from app.work import adopting
+
+    return where.database.read_now(adopting.living_there, host_id, limit=None)
+
+
+def _explain(where: Place, host: Host, names: Sequence[str]) -> None:
+    from app.work import adopting
+
+    live = where.database.read_now(adopting.live_there, host.host_id, names)
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    for line in (
+        f"{len(names)} conversation(s) of host {host.name} ({host.host_id}), which {host.heard}:",
+        f"  {', '.join(names[:SHOWN])}{more}",
+        f"  {live} process(es) there are given up as lost (host_unreachable); nothing ends them if they still run",
+        f"  from now on commands run here, in {where.settings.workspace_root}; files are not moved",
+    ):
+        click.echo(visible(line), err=True)
+
+
+def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -> None:
+    if not yes and not sys.stdin.isatty():
+        raise Refused("nothing was changed: there is no terminal to ask on; say --yes")
+    for host, names in theirs.items():
+        _explain(where, host, names)
+    if not yes and not click.confirm("Continue here?", err=True):
+        raise Refused("nothing was changed")
+
+
+def _move(where: Place, host: Host, names: Sequence[str], *, force: bool) -> list[dict[str, Any]]:
+    from app import wiring
+
+    facts: list[dict[str, Any]] = []
+    with wiring.neighbours(where) as neighbours:
+        for name in names:
+            moved = neighbours.adopt(host.host_id, name, force=force)
+            if moved is not None:
+                lost = {"from_host": host.host_id, "lost_sessions": moved.lost}
+                facts.append({"conversation": name, **lost})
+    return facts
+
+
+def _report(moved: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json(moved)
+    elif moved:
+        lost = sum(one["lost_sessions"] for one in moved)
+        click.echo(f"{len(moved)} conversation(s) live here now; {lost} process(es) given up as lost")
+    if not moved:
+        raise Refused("nothing was changed: somebody else was first, or the host was heard of meanwhile")

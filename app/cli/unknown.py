@@ -1,0 +1,181 @@
+"""What the commands share that are about processes which the database does not know."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from app.cli.shared import Refused, age, table_lines
+
+if TYPE_CHECKING:
+    from app.exec.model import Session, SessionEnd
+    from app.exec.supervisor.client import SupervisorClient
+    from app.wiring import Place
+    from app.work.callbacks import CallbackSink
+    from app.work.unknown import Unknown
+
+T = TypeVar("T")
+_COLUMNS = {
+    "id": "SESSION", "state": "STATE", "end": "END", "pid": "PID", "age": "AGE", "command": "COMMAND",
+}  # fmt: skip
+
+
+def asked(where: Place, ask: Callable[[SupervisorClient], Awaitable[T]]) -> T:
+    """What the supervisor of this host answers.
+
+    Raises:
+        Refused: None runs, so nothing that it has is known.
+    """
+    from app import wiring
+    from app.exec.errors import SupervisorUnreachable
+
+    async def connected() -> T:
+        client = wiring.supervisor_client(where.settings, spawn=False)
+        try:
+            return await ask(client)
+        except SupervisorUnreachable as error:
+            raise Refused(f"{error}: a worker starts one (shellback worker), which takes over what is there") from None
+        finally:
+            await client.close()
+
+    return asyncio.run(connected())
+
+
+def listed(where: Place) -> list[Unknown]:
+    """Processes that the supervisor has and the database does not, oldest first."""
+    from app.work.unknown import unknown
+
+    return asked(where, lambda client: unknown(client, where.database))
+
+
+def lines(found: Sequence[Unknown]) -> list[str]:
+    """The list for people."""
+    if not found:
+        return ["no unknown processes: the database knows whatever the supervisor has"]
+    return table_lines([_row(one) for one in found], _COLUMNS)
+
+
+def as_facts(found: Sequence[Unknown]) -> list[dict[str, Any]]:
+    """The list for programs."""
+    return [asdict(one) for one in found]
+
+
+def _row(one: Unknown) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "state": one.state,
+        "end": None if one.end is None else how(one.end),
+        "pid": one.pid,
+        "age": None if one.since is None else age(max(0.0, time.time() - one.since)),
+        "command": one.command,
+    }
+
+
+def how(end: SessionEnd) -> str:
+    """How a process ended, in a few words."""
+    if end.exit_code is not None:
+        return f"exit {end.exit_code}"
+    if end.signal is not None:
+        return f"signal {end.signal}"
+    return f"errno {end.errno}" if end.errno is not None else str(end.evidence or "not known")
+
+
+def find(where: Place, given: str) -> Unknown:
+    """The unknown process whose id is `given` or begins with it.
+
+    Raises:
+        Refused: There is none, or it cannot be known.
+    """
+    try:
+        return chosen(listed(where), given)
+    except Refused as refused:
+        if "no supervisor" in str(refused):
+            raise Refused(f"no session {given!r}: `shellback ps --all` lists them") from None
+        raise
+
+
+def chosen(found: Sequence[Unknown], given: str) -> Unknown:
+    """The one whose id is `given` or begins with it.
+
+    Raises:
+        Refused: None or several do.
+    """
+    matching = [one for one in found if one.id.startswith(given)] if given else []
+    exact = [one for one in matching if one.id == given]
+    if len(exact or matching) == 1:
+        return (exact or matching)[0]
+    if matching:
+        raise Refused(f"{given!r} is the beginning of {len(matching)} unknown processes: give more of it")
+    raise Refused(
+        f"no session {given!r} and no unknown process: `shellback ps --all` and `shellback ps --unknown` list them"
+    )
+
+
+def end(where: Place, one: Unknown) -> list[int]:
+    """End the tree of an unknown process and acknowledge its record; returns who could not be ended."""
+    from app.exec import limits
+    from app.exec.errors import SessionNotFound
+
+    async def ended(client: SupervisorClient) -> list[int]:
+        try:
+            killed = await client.kill(one.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
+        except SessionNotFound:
+            raise Refused(f"{one.id} is gone; nothing was signalled") from None
+        if not killed.survivors and not await client.ack(one.id):
+            status = await client.status(one.id)
+            if "record" in status and not status.get("acknowledged"):
+                raise Refused(f"{one.id} has ended, and its record is not on disk yet: make room, then repeat")
+        return list(killed.survivors)
+
+    return asked(where, ended)
+
+
+def give_up(where: Place, session: Session) -> bool:
+    """Settle a session of which an older state directory knows nothing as lost; False where that is not what it is.
+
+    Raises:
+        Refused: A process of it lives.
+    """
+    from app.work import generation
+    from app.work.unknown import give_up, marked
+
+    if generation.absence_tells(where.home, session.created_at):
+        return False
+    if alive := marked(session.id):
+        raise Refused(
+            f"session {session.id} is not known in this state directory, and lives: process "
+            f"{', '.join(map(str, alive))}. Put the state directory back that it was started from "
+            "(`shellback doctor`: leftovers); where that is gone, end it with `kill`. Then repeat"
+        )
+    with callbacks(where) as sink:
+        where.database.write_now(give_up, session.id, sink)
+    return True
+
+
+@contextmanager
+def callbacks(where: Place) -> Generator[CallbackSink]:
+    """What tells the end of a session of this host, as a worker does."""
+    from app import wiring
+    from app.exec.callback_text import callback_payload
+    from app.exec.output import OutputLog
+    from app.exec.supervisor import layout
+    from app.work.callbacks import CallbackSink
+
+    def payload(session: Session) -> dict[str, object]:
+        return callback_payload(session, OutputLog(str(where.home / layout.SESSIONS / session.id), session.id))
+
+    with wiring.enqueuing(where) as enqueuer:
+        yield CallbackSink(enqueuer, where.host_id, payload)
+
+
+def settled(where: Place) -> None:
+    """Forget what was found behind, if nothing of it is left."""
+    from app.work.generation import Generation
+    from app.work.unknown import settle
+
+    count = Generation(where.home, where.host_id, where.database)
+    asked(where, lambda client: settle(client, where.database, where.host_id, count, where.home))

@@ -1,0 +1,229 @@
+# ruff: noqa: S311 - kills and sleeps are random, not secret
+"""`python -m chaos.soak`: a crowd of processes, random kills, one table; exit 1 names the figure that falls short."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from unittest import mock
+
+from dbos import DBOSClient
+
+from app.exec.links import LogLinks
+from app.exec.logs import remove_session
+from app.exec.supervisor import layout
+from app.work import stream
+from app.work.retention import Ages, Retention
+from app.work.worker import HEARTBEAT_S
+from chaos.soak import ENVIRON, figures, verdict
+from chaos.soak.crowd import Crowd, make_tasks, rows
+from chaos.soak.gauges import Gauges, descendants
+from chaos.soak.staff import Staff
+from tests.databases import TEMPLATE, NoPostgres, serving_postgres
+from tests.stage import Stage, stage
+
+RESULTS: Final = Path(__file__).parents[1] / "results" / "soak.json"
+TICK_S: Final = 0.2
+SAY_S: Final = 10.0
+STALL_S: Final = 180.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it; returns the exit code."""
+    options = _options(argv)
+    try:
+        with (
+            serving_postgres(durable=True) as server,
+            stage(server.url(server.create(TEMPLATE)), **ENVIRON) as made,
+            Staff(made, server, random.Random(options.seed), every=tuple(options.every)) as staff,
+        ):
+            run = Soak(made, staff, options)
+            found = run.run()
+    except NoPostgres as error:
+        sys.exit(f"soak: {error}")
+    said = figures.markdown(found) if options.markdown else figures.table(found)
+    print(said)
+    print(f"\n{run.took / 60:.1f} minutes, seed {options.seed}, {figures.machine()}")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "at": time.time(),
+        "seconds": run.took,
+        "seed": options.seed,
+        "processes": options.processes,
+        "at_once": options.at_once,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "figures": [figure.facts() for figure in found],
+        "outages": [[o.victim, o.gone_at, o.back_at, o.wanted] for o in run.staff.outages],
+        "notes": run.notes,
+    }
+    options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    missed = [figure for figure in found if not figure.met]
+    for figure in missed:
+        print(f"soak: {figure.name}: {figure.shown}, allowed is {figure.limit_shown}", file=sys.stderr)
+    for note in run.notes[:20]:
+        print(f"soak: {note}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos.soak",
+        description="Background processes started through turns of two workers on a private Postgres, while workers, "
+        "supervisor and Postgres are killed with kill -9 at random; then everything is counted from outside.",
+    )
+    parser.add_argument("--processes", type=int, default=2000, help="how many in all (2000)")
+    parser.add_argument("--at-once", type=int, default=100, help="asked for and not ended, at most (100)")
+    parser.add_argument("--batch", type=int, default=5, help="commands in one message (5)")
+    parser.add_argument("--conversations", type=int, default=100, help="how many share the work (100)")
+    parser.add_argument("--sleep", type=float, nargs=2, default=(5.0, 30.0), metavar="S", help="of a command (5 30)")
+    parser.add_argument("--every", type=float, nargs=2, default=(5.0, 40.0), metavar="S", help="between kills (5 40)")
+    parser.add_argument("--warm-up", type=int, default=100, metavar="N", help="processes before it counts (100)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of kills and sleeps")
+    parser.add_argument("--calm", action="store_true", help="kill nobody")
+    parser.add_argument("--json", type=Path, default=RESULTS, help=f"where the facts go ({RESULTS.parent.name}/...)")
+    parser.add_argument("--markdown", action="store_true", help="a table for a document")
+    return parser.parse_args(argv)
+
+
+class Stalled(Exception):
+    """Raised when nothing ends any more."""
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, stage: Stage, staff: Staff, options: argparse.Namespace) -> None:
+        self.stage = stage
+        self.staff = staff
+        self.options = options
+        self.gauges = Gauges(staff)
+        self.took = 0.0
+        self.notes: list[str] = []
+        self._rng = random.Random(options.seed + 1)
+
+    def run(self) -> list[figures.Figure]:
+        """Warm up, prune and count, run, count, prune and count."""
+        options, began = self.options, time.monotonic()
+        warm = self._crowd(options.warm_up, first=0)
+        self._live_through(warm, "warm-up")
+        before = self._rest()
+        self._prune()
+        rows_before = self.stage.read(rows)
+        crowd = self._crowd(options.processes, first=options.warm_up)
+        self.gauges.samples.clear()
+        if not options.calm:
+            self.staff.arm()
+        started = time.monotonic()
+        try:
+            self._live_through(crowd, "soak")
+        except Stalled as error:
+            self.notes.append(str(error))
+        lasted = time.monotonic() - started
+        self.staff.disarm()
+        self._recover()
+        samples = list(self.gauges.samples)
+        after = self._rest()
+        judged = verdict.judge(self.stage, crowd.tasks, self.staff.outages)
+        delays = verdict.delays(self.stage)
+        callbacks = len(self.stage.callbacks())
+        self._prune()
+        rows_after = self.stage.read(rows)
+        self.took = time.monotonic() - began
+        self.notes += judged.notes
+        self.notes += [f"asked again: {task.number}" for task in crowd.asked_again]
+        self.notes += [
+            f"{one.session}: ended at {one.ended_at:.1f}, told {one.seconds:.1f} s later, and nobody was gone"
+            for one in figures.quiet(delays, self.staff.outages)
+            if one.seconds > figures.P99_S
+        ]
+        return [
+            *figures.of_verdict(judged, options.processes, callbacks),
+            *figures.of_run(self.staff, crowd, lasted),
+            *figures.of_delays(delays, self.staff.outages),
+            *figures.of_samples(samples, before, after),
+            *figures.of_rows(rows_before, rows_after),
+        ]
+
+    def _crowd(self, count: int, *, first: int) -> Crowd:
+        options = self.options
+        tasks = make_tasks(self._rng, count, first=first, seconds=tuple(options.sleep))
+        return Crowd(
+            self.stage, tasks, at_once=options.at_once, batch=options.batch, conversations=options.conversations
+        )
+
+    def _live_through(self, crowd: Crowd, name: str) -> None:
+        began = said = moved = time.monotonic()
+        ended = 0
+        while not crowd.step():
+            self.staff.step()
+            self.gauges.step(full=crowd.in_flight >= 0.9 * self.options.at_once)
+            now = time.monotonic()
+            if crowd.ended > ended:
+                ended, moved = crowd.ended, now
+            if ended >= len(crowd.tasks):
+                self.staff.disarm()  # what is left is to be heard in peace
+            if now - moved > STALL_S:
+                raise Stalled(f"{name}: nothing ended for {STALL_S:.0f} s, {crowd.ended} of {len(crowd.tasks)} had")
+            if now - said > SAY_S:
+                said = now
+                rate = crowd.ended / (now - began)
+                left = f"{(len(crowd.tasks) - crowd.ended) / rate:.0f} s left" if rate else "none yet"
+                print(
+                    f"{name}: {crowd.ended}/{len(crowd.tasks)} ended, {crowd.in_flight} in flight, {rate:.1f}/s,"
+                    f" {left}, {len(self.staff.outages)} outages",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            time.sleep(TICK_S)
+
+    def _recover(self) -> None:
+        def whole() -> bool:
+            self.staff.step()
+            return self.staff.whole and self.stage.at_rest()
+
+        self.stage.until("everybody serves again", whole)
+
+    def _rest(self) -> dict[str, tuple[int, int]]:
+        """Descriptors and threads of each at rest, and the processes below the keeper."""
+
+        def all_warm() -> dict[str, tuple[int, int]] | None:
+            samples = self.gauges.now()
+            return {one.role: (one.descriptors, one.threads) for one in samples} if len(samples) == 4 else None
+
+        found = self.stage.until("everybody is warm", all_warm)
+        return found | {"processes": (descendants(self.staff.keeper), 0)}
+
+    def _prune(self) -> None:
+        where = self.stage.where
+        links = LogLinks(self.stage.settings.workspace_root, where.home / layout.SESSIONS)
+        client = DBOSClient(system_database_url=self.stage.settings.database_url, application_name="shellback")
+        try:
+            retention = Retention(
+                where.database,
+                client,
+                lambda name: remove_session(links, name),
+                where.host_id,
+                Ages(rows=1e-3, logs=1e-3, conversations=1e-3),
+            )
+            time.sleep(0.01)
+            asyncio.run(retention.once())
+        finally:
+            client.destroy()
+        with mock.patch.object(stream, "KEEP_S", 0.0):
+            while self.stage.write(stream.prune):
+                pass
+        # Living workers went too, being older than that; their hearts bring them back.
+        time.sleep(HEARTBEAT_S + 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

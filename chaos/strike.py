@@ -1,0 +1,173 @@
+"""Who strikes: the process that reaches the point, or we, when it has stopped there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Protocol
+
+from app.exec.errors import SupervisorUnreachable
+from chaos.cells import Cell, Moment
+from tests.databases import PostgresServer
+from tests.stage import Stage
+
+DATABASE_AWAY_S = 0.3
+HELD_S = 2.0
+DIES_FIRST = "supervisor.recorded_pid"
+"""What the keeper reaps, it reaps because no supervisor was there: here one dies before."""
+
+
+class Strike(Protocol):
+    """What is to happen at a point, once."""
+
+    def begin(self) -> None:
+        """A worker has been hired, and nothing sent."""
+        ...
+
+    def look(self, moment: Moment) -> None:
+        """Called again and again with what has come about."""
+        ...
+
+
+class Kill:
+    """Worker, supervisor, keeper: whoever reaches the point does the killing, itself last."""
+
+    def __init__(self, made: Stage, cell: Cell) -> None:
+        self.made = made
+        self.cell = cell
+        self.armed = False
+        self.pids: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Arm the point, or what comes before it."""
+        if self.cell.point == "keeper.reaped":
+            self.made.arm(DIES_FIRST)
+        self.look("hired")
+
+    def look(self, moment: Moment) -> None:
+        """Arm the point at its moment, then see to it once it is reached."""
+        if not self.armed and moment == self.cell.armed:
+            with contextlib.suppress(SupervisorUnreachable):
+                self._arm()
+        if self.armed and self.made.fired(self.cell.point):
+            self.struck()
+
+    def struck(self) -> None:
+        """The point has been reached: nothing is left to do."""
+
+    def orders(self) -> list[str]:
+        """What the file of the point says."""
+        others = [f"kill {self.pids[victim]}" for victim in self.cell.victims if victim != self.cell.here]
+        return [*others, *(["kill self"] if self.cell.here in self.cell.victims else [])]
+
+    def _arm(self) -> None:
+        supervisor, keeper = self.made.supervisor_pids()
+        self.pids = {"worker": self.made.workers[-1].process.pid, "supervisor": supervisor, "keeper": keeper}
+        self.made.arm(self.cell.point, "\n".join(self.orders()))
+        self.armed = True
+
+
+class Pause(Kill):
+    """Whoever reaches the point stops there, and we do what no process can do to itself."""
+
+    done = False
+
+    def orders(self) -> list[str]:
+        """It stops itself."""
+        return ["stop self"]
+
+    def struck(self) -> None:
+        """Once."""
+        if not self.done:
+            self.done = True
+            pidfd = os.pidfd_open(self.pids[self.cell.here])
+            try:
+                _wait_until_stopped(self.pids[self.cell.here])
+                self.act(pidfd)
+            finally:
+                os.close(pidfd)
+
+    def act(self, pidfd: int) -> None:
+        """Strike, and let who stopped go on."""
+        raise NotImplementedError
+
+
+class Crash(Pause):
+    """Postgres dies with `kill -9`, all its processes, and comes up again on what it had written."""
+
+    def __init__(self, made: Stage, cell: Cell, server: PostgresServer) -> None:
+        super().__init__(made, cell)
+        self.server = server
+
+    def act(self, pidfd: int) -> None:
+        """Kill, let go on without a database, start."""
+        self.server.kill()
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+        time.sleep(DATABASE_AWAY_S)
+        self.server.start()
+
+
+class Hold(Pause):
+    """A SQLite file has no process: another one holds it for writing, as a back-up or an editor may."""
+
+    def act(self, pidfd: int) -> None:
+        """Take it, before or as soon as who stopped has let go of it."""
+        holder = sqlite3.connect(str(self.made.where.database.url.database), timeout=0, isolation_level=None)
+        try:
+            try:
+                holder.execute("BEGIN EXCLUSIVE")
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+            except sqlite3.OperationalError:
+                signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+                holder.execute("PRAGMA busy_timeout = 10000")
+                holder.execute("BEGIN EXCLUSIVE")
+            threading.Event().wait(HELD_S)
+            holder.execute("ROLLBACK")
+        finally:
+            holder.close()
+
+
+class PowerCut(Kill):
+    """All at once: a PID namespace ends with all that is in it, and what follows runs under another boot id."""
+
+    boot_id: Path
+    done = False
+
+    def boot(self) -> Path:
+        """A new boot id, in a file."""
+        self.boot_id = self.made.root / "boot_id"
+        self.boot_id.write_text(f"{uuid.uuid4()}\n")
+        return self.boot_id
+
+    def orders(self) -> list[str]:
+        """It stops itself, and the rest a moment later with it for good."""
+        return ["stop self"]
+
+    def struck(self) -> None:
+        """Once; who looks after workers hires another, on the machine that has been started anew."""
+        if not self.done:
+            self.done = True
+            self.made.workers[-1].kill()
+            self.boot()
+
+    def _arm(self) -> None:
+        self.made.arm(self.cell.point, "\n".join(self.orders()))
+        self.armed = True
+
+
+def _wait_until_stopped(pid: int) -> None:
+    until = time.monotonic() + 5.0
+    while time.monotonic() < until:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "T":
+            return
+        time.sleep(0.002)

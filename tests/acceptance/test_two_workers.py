@@ -1,0 +1,156 @@
+"""Two workers of one host on Postgres: one dies, hangs, or is ended by what it runs; the other goes on, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from app.cli.children import WorkerChild
+from app.storage.tables import turns
+from app.work import backlog, roster, stream
+from app.work.claims import RECOVERIES
+from tests.stage import Stage, stage
+
+COUNTING = str(Path(__file__).parent.parent / "programs" / "counting_worker.py")
+LEASE_S = "3"
+TAKEN_OVER_WITHIN_S = 30.0
+ITEM = "APPROVAL:c1:1"
+COMMAND = "echo nonce >> nonce.txt; until [ -e go ]; do sleep 0.1; done; exit 7"
+
+
+class Pair:
+    """Workers with names, which note whenever they ask their model."""
+
+    def __init__(self, loop: Stage) -> None:
+        self.loop = loop
+
+    def hire(self, name: str, *lease: str) -> WorkerChild:
+        worker = WorkerChild(
+            self.loop.where, {**self.loop.environ, "WORKER_NAME": name}, [sys.executable, COUNTING, *lease]
+        )
+        self.loop.workers.append(worker)
+        worker.wait_ready()
+        return worker
+
+    def asked(self) -> list[str]:
+        return (self.loop.home / "asked").read_text().split()
+
+    def executor(self, item: str) -> str:
+        return str((self.loop.turn(item) or {}).get("executor_id")).rpartition(".")[2]
+
+    def taken_over_by(self, name: str) -> None:
+        self.loop.until(f"{name} has the turn", lambda: self.executor(ITEM) == name)
+
+    def let_it_end(self) -> None:
+        (self.loop.workspace / "go").touch()
+
+    def standing(self) -> dict[str, str]:
+        found = self.loop.read(roster.look, self.loop.where.host_id)
+        return {one.executor_id.rpartition(".")[2]: one.state for one in found}
+
+    def assert_started_once(self) -> None:
+        assert (self.loop.workspace / "nonce.txt").read_text() == "nonce\n"
+        assert len(self.loop.sessions()) == 1
+
+
+@pytest.fixture
+def pair(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setattr(roster, "LEASE_S", float(LEASE_S))
+    with stage(postgres_url, FOREGROUND_TIMEOUT="120") as loop:
+        yield Pair(loop)
+
+
+def test_a_turn_whose_worker_is_killed_is_gone_on_with_by_the_other_within_30_seconds(pair: Pair) -> None:
+    loop = pair.loop
+    a = pair.hire("a")
+    loop.send(f"$ {COMMAND}")
+    loop.approve()
+    loop.session("exit 7")
+    assert pair.executor(ITEM) == "a"
+    pair.hire("b")
+    a.kill()
+    killed = time.monotonic()
+    pair.taken_over_by("b")
+    pair.let_it_end()
+    assert "exit code 7" in loop.until("it is answered", loop.answers)[0]
+    assert time.monotonic() - killed < TAKEN_OVER_WITHIN_S
+    turn = loop.ended(ITEM)
+    assert (turn["outcome"], turn["executions"]) == ("answered", 2)
+    assert pair.asked() == ["a", "b"], "the request answered before the kill is not made again"
+    assert loop.callbacks() == []
+    pair.assert_started_once()
+    assert pair.standing()["a"] == "dead"
+    assert list(loop.read(roster.lost_turns).values()) == [1]
+
+
+@pytest.mark.parametrize("point", [None, "claim.committed", "started.recorded"])
+def test_a_worker_that_was_paused_and_comes_back_changes_nothing_and_serves_on(pair: Pair, point: str | None) -> None:
+    """Paused while a command of its turn runs, when it is about to start one, and when it has started one."""
+    loop = pair.loop
+    a = pair.hire("a", LEASE_S)
+    if point is not None:
+        loop.arm(point, "stop self")
+    loop.send(f"$ {COMMAND}{' &' if point else ''}")
+    loop.approve()
+    if point is None:
+        loop.session("exit 7")
+        a.process.send_signal(signal.SIGSTOP)
+    else:
+        loop.until("it is paused", lambda: loop.fired(point))
+    b = pair.hire("b", LEASE_S)
+    pair.taken_over_by("b")
+    if point is not None:
+        loop.until("b answers that it runs", loop.answers)
+    pair.let_it_end()
+    answers = 2 if point else 1
+    loop.until("b answers", lambda: len(loop.answers()) == answers and loop.at_rest())
+    asked = pair.asked()
+    assert pair.standing()["a"] == "silent"
+    a.process.send_signal(signal.SIGCONT)
+    loop.until("a is back", lambda: pair.standing()["a"] == "alive")
+    b.kill()
+    item = loop.send("are you well?", "c2")
+    loop.until("a answers", lambda: loop.answers(conversation="c2"))
+    assert pair.executor(item) == "a"
+    assert pair.asked()[: len(asked)] == asked
+    loop.until("all is at rest", loop.at_rest)
+    assert len(loop.answers()) == answers
+    assert len(loop.callbacks()) == answers - 1
+    assert len([event for event in loop.read(stream.after, "c1", 0) if event.kind == "answer"]) == answers
+    pair.assert_started_once()
+
+
+def test_an_item_that_ends_each_of_its_workers_is_set_aside_and_what_is_left_serves_on(pair: Pair) -> None:
+    loop = pair.loop
+    loop.arm("turn.begun")
+    pair.hire("a", LEASE_S)
+    item = loop.send("poison")
+    loop.until("a dies of it", lambda: loop.workers[-1].process.poll() is not None)
+    # As if it had killed before, so that it takes two deaths and not five.
+    loop.write(_executed_often)
+    loop.arm("turn.begun")
+    pair.hire("b", LEASE_S)
+    loop.until("b dies of it", lambda: loop.workers[-1].process.poll() is not None)
+    loop.arm("turn.begun")
+    pair.hire("c", LEASE_S)
+    assert loop.ended(item)["outcome"] == "failed"
+    assert not loop.fired("turn.begun")
+    blocked = loop.read(backlog.look).blocked
+    assert [(one.conversation, one.reason, one.unread) for one in blocked] == [("c1", "set_aside", 2)]
+    alarms = [event for event in loop.read(stream.after, "c1", 0) if event.kind == "alarm"]
+    assert ["set aside" in alarm.payload["text"] for alarm in alarms] == [True]
+    (loop.points / "turn.begun").unlink()
+    again = loop.send("and now?")
+    loop.until("the conversation goes on", lambda: any("poison" in said for said in loop.answers(since=again)))
+    os.kill(loop.workers[-1].process.pid, 0)
+
+
+def _executed_often(conn: sa.Connection) -> None:
+    conn.execute(sa.update(turns).values(executions=RECOVERIES - 1))

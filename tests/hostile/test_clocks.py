@@ -1,0 +1,199 @@
+"""A clock that is set by years: nothing is approved too late, waits for years, or is thrown away at once."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.cli.shared import age
+from app.exec.supervisor.job import Job
+from app.exec.supervisor.loop import now
+from app.storage.db import Database
+from app.storage.tables import approvals as requests
+from app.storage.tables import conversations, mailbox, turns, workers
+from app.work import approvals, claims, notices, sending
+from app.work.approvals import Proposed
+from app.work.claims import Wakes
+from app.work.items import ItemType, Priority, epoch_item
+from app.work.retention import Ages, Retention
+from app.work.sweep import Sweep
+from tests.items import NotedEnqueuer
+
+pytestmark = pytest.mark.anyio
+
+YEARS = 10 * 365 * 86_400.0
+TTL_S = 1000.0
+HOST = "host1"
+CALL = Proposed(call_key="k", tool_call_id="t", tool_name="execute", args={}, display={}, digest="d")
+
+
+class Clock:
+    """The clock that people see, and the one that nobody sets, each as far ahead as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall = self.boot = 0.0
+        wall, boot = time.time, time.clock_gettime
+        monkeypatch.setattr(time, "time", lambda: wall() + self.wall)
+        monkeypatch.setattr(time, "clock_gettime", lambda which: boot(which) + self.boot)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def asked(db: Database, queue: NotedEnqueuer) -> str:
+    """The id of a request that waits in a conversation that is blocked for it."""
+
+    def act(conn: sa.Connection) -> str:
+        sent = sending.send(conn, queue, "c1", "hello", host_id=HOST)
+        approvals.ask(conn, "c1", sent.item_id, 1, [CALL], ttl_s=TTL_S)
+        conn.execute(sa.update(conversations).values(state="blocked", blocked_reason="approval"))
+        return conn.execute(sa.select(requests.c.id)).scalar_one()
+
+    return db.write_now(act)
+
+
+def approved(db: Database, queue: NotedEnqueuer, request_id: str) -> str:
+    return db.write_now(approvals.decide, queue, request_id, "approved", by="me", surface="test").state
+
+
+def sweep(db: Database, queue: NotedEnqueuer) -> Sweep:
+    nobody: Any = Nobody()
+    return Sweep(db, queue, nobody, nobody, HOST, ("me", "v1"))
+
+
+class Nobody:
+    """DBOS, where every item is one that worker w1 has begun, and an engine that knows of nothing."""
+
+    def list_workflows(self, *, workflow_ids: list[str], **_: Any) -> list[Any]:
+        begun = {"status": "PENDING", "executor_id": "w1", "app_version": "v1", "queue_name": None}
+        return [SimpleNamespace(workflow_id=one, **begun) for one in workflow_ids]
+
+    def cancel_workflow(self, workflow_id: str) -> None:
+        pass
+
+    async def reconcile(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("leap", [YEARS, -YEARS, -400.0])
+def test_a_request_is_expired_rather_than_approved_by_a_clock_that_leapt(
+    database: Database, clock: Clock, leap: float
+) -> None:
+    queue = NotedEnqueuer()
+    request = asked(database, queue)
+    clock.wall += leap
+    assert database.read_now(approvals.overdue) == [request]
+    assert approved(database, queue, request) == "expired"
+
+
+def test_a_request_that_was_made_while_the_clock_was_ahead_cannot_be_approved_for_years(
+    database: Database, clock: Clock
+) -> None:
+    clock.wall = YEARS
+    queue = NotedEnqueuer()
+    request = asked(database, queue)
+    clock.wall = 0.0
+    assert approved(database, queue, request) == "expired"
+
+
+def test_clocks_that_are_a_little_apart_expire_nothing(database: Database, clock: Clock) -> None:
+    queue = NotedEnqueuer()
+    request = asked(database, queue)
+    clock.wall = -60.0
+    assert approved(database, queue, request) == "approved"
+
+
+async def test_a_clock_that_is_set_back_a_little_gives_no_request_more_time(database: Database, clock: Clock) -> None:
+    queue = NotedEnqueuer()
+    request = asked(database, queue)
+    looking = sweep(database, queue)
+    await looking.once()
+    clock.boot, clock.wall = TTL_S - 10, TTL_S - 300
+    await looking.once()
+    assert database.read_now(approvals.get, request).state == "pending"
+    clock.boot += 20
+    await looking.once()
+    assert database.read_now(approvals.get, request).state == "expired"
+
+
+async def test_what_a_worker_left_when_the_clock_was_ahead_is_swept_when_it_is_right(
+    database: Database, clock: Clock
+) -> None:
+    queue = NotedEnqueuer()
+    clock.wall = YEARS
+    sent = database.write_now(sending.send, queue, "c1", "hello", host_id=HOST)
+    item = next(item for item in queue.items if item.id == sent.item_id)
+    row = {"executor_id": "w1", "host_id": HOST, "pid": 1, "boot_id": "b", "version": "v1", "started_at": time.time()}
+    database.write_now(lambda conn: conn.execute(sa.insert(workers).values(**row, heartbeat_at=time.time())))
+    assert database.write_now(claims.enter, item, executor_id="w1", wakes=Wakes()).epoch is not None
+    clock.wall = 0.0
+    await sweep(database, queue).once()
+    state = database.read_now(lambda conn: conn.execute(sa.select(conversations.c.state)).scalar_one())
+    assert state == "free"
+    assert ItemType.RETRY in {item.type for item in queue.items}
+
+
+async def test_wakes_of_a_time_to_come_do_not_wear_a_conversation_out(database: Database, clock: Clock) -> None:
+    queue = NotedEnqueuer()
+    sent = database.write_now(sending.send, queue, "c1", "hello", host_id=HOST)
+
+    def act(conn: sa.Connection) -> None:
+        conn.execute(sa.update(mailbox).values(kind="exit"))
+        conn.execute(sa.update(turns).where(turns.c.id == sent.item_id).values(outcome="answered"))
+        for number in range(3):
+            kind = epoch_item(ItemType.FOLLOW_UP, "c1", number, priority=Priority.NORMAL)
+            queue.put(conn, kind, host_id=HOST)
+            conn.execute(sa.update(turns).where(turns.c.id == kind.id).values(started_at=time.time() + YEARS))
+
+    database.write_now(act)
+    woken = epoch_item(ItemType.FOLLOW_UP, "c1", 9, priority=Priority.NORMAL)
+    database.write_now(queue.put, woken, host_id=HOST)
+    assert clock.wall == 0.0
+    entry = database.write_now(claims.enter, woken, executor_id="w1", wakes=Wakes(per_hour=3))
+    assert entry.epoch is not None
+
+
+def test_a_notice_that_was_put_when_the_clock_was_ahead_is_sent_now(database: Database, clock: Clock) -> None:
+    clock.wall = YEARS
+    outbox = notices.Outbox(on=True)
+    database.write_now(outbox.put, "alarm", "c1", "k1", "something")
+    clock.wall = 0.0
+    assert database.read_now(notices.next_due) == 0.0
+    assert [due.kind for due in database.write_now(notices.take, limit=5, lease_s=60.0)] == ["alarm"]
+    assert database.write_now(notices.take, limit=5, lease_s=60.0) == []
+
+
+async def test_nothing_is_pruned_by_a_clock_that_has_just_been_set(
+    database: Database, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    nobody: Any = Nobody()
+    ages = Ages(rows=86_400.0, logs=86_400.0, conversations=86_400.0)
+    retention = Retention(database, nobody, lambda _: True, HOST, ages)
+    queue = NotedEnqueuer()
+    database.write_now(sending.send, queue, "c1", "hello", host_id=HOST)
+    database.write_now(lambda conn: conn.execute(sa.update(mailbox).values(state="heard", heard_at=time.time())))
+    assert (await retention.once())["mailbox"] == 0
+    clock.wall = YEARS
+    assert await retention.once() == {}
+    clock.wall = 0.0
+    assert await retention.once() == {}
+    assert len(caplog.records) == 2
+    clock.boot = 86_000.0
+    clock.wall = 86_000.0
+    assert await retention.once() == {}
+    clock.boot = clock.wall = 2 * 86_400.0
+    assert (await retention.once())["mailbox"] == 1
+
+
+def test_durations_are_by_a_clock_that_nobody_sets(clock: Clock) -> None:
+    job = Job("a", {"began": now(), "started_at": time.time()})
+    clock.wall = -YEARS
+    record = job.end("boot", state="exited", exit_code=0)
+    assert 0 <= record["duration_s"] < 60
+    assert age(record["ended_at"] - time.time() - YEARS) == "0s"

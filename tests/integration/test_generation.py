@@ -1,0 +1,275 @@
+"""One count in the database and in the state directory: a crash between the two is told from a restored backup."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from app.exec.model import Delivery, SessionEnd, SessionId, SessionState
+from app.storage import sessions as session_rows
+from app.storage.db import Database
+from app.storage.errors import HomeUnusable
+from app.storage.tables import hosts
+from app.work import dead_letters, generation, unknown
+from app.work import hosts as host_rows
+from app.work.callbacks import CallbackSink
+from app.work.generation import Count, Generation, older
+from app.work.queues import DbosEnqueuer
+from tests.items import NotedEnqueuer
+
+HOST = "0123456789abcdef0123456789abcdef"
+
+
+def starting(conn: sa.Connection) -> None:
+    host_rows.heard_of(conn, HOST)
+
+
+@pytest.fixture
+def count(tmp_path: Path, database: Database) -> Generation:
+    (tmp_path / "host_id").write_text(f"{HOST}\n")
+    return Generation(tmp_path, HOST, database)
+
+
+def both(count: Generation, database: Database, home: Path) -> tuple[int | None, Count]:
+    return database.read_now(generation.in_database, HOST), generation.read(home)
+
+
+@pytest.mark.parametrize(
+    ("in_database", "committed", "attempted", "behind"),
+    [
+        (0, 0, 0, None),
+        (5, 5, 5, None),
+        (5, 5, 6, None),
+        (6, 5, 6, None),
+        (4, 5, 5, "database"),
+        (4, 5, 6, "database"),
+        (0, 5, 5, "database"),
+        (None, 5, 5, None),
+        (6, 5, 5, "directory"),
+        (7, 5, 6, "directory"),
+    ],
+)
+def test_only_a_crash_explains_a_difference_of_one(
+    in_database: int | None, committed: int, attempted: int, behind: str | None
+) -> None:
+    assert older(in_database, Count(committed=committed, attempted=attempted)) == behind
+
+
+def test_both_count_alike_and_so_do_workers_that_start_at_once(
+    count: Generation, database: Database, tmp_path: Path
+) -> None:
+
+    def start(_number: int) -> object:
+        return count.count(starting)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(start, range(12))) == [None] * 12
+    assert both(count, database, tmp_path) == (12, Count(committed=12, attempted=12))
+
+
+def test_a_crash_before_or_after_the_commit_is_no_restored_backup(
+    count: Generation, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count.count(starting)
+
+    def dies(_conn: sa.Connection) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        count.count(dies)
+    assert both(count, database, tmp_path) == (1, Count(committed=1, attempted=2))
+    assert count.count(starting) is None
+    write = generation.write
+
+    def unconfirmed(home: Path, one: Count) -> None:
+        if one.committed != one.attempted:
+            write(home, one)
+
+    monkeypatch.setattr(generation, "write", unconfirmed)
+    assert count.count(starting) is None
+    monkeypatch.undo()
+    known, kept = both(count, database, tmp_path)
+    assert known is not None
+    assert (known, kept.committed) == (kept.attempted, known - 1)
+    assert count.count(starting) is None
+
+
+def test_what_is_found_behind_is_remembered_until_it_is_settled(
+    count: Generation, database: Database, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        count.count(starting)
+    database.write_now(lambda conn: conn.execute(sa.update(hosts).values(generation=1)))
+    assert count.count(starting) == "database"
+    assert count.count(starting) is None, "told once"
+    kept = generation.read(tmp_path)
+    assert (kept.older, kept.database, kept.directory) == ("database", 1, 3)
+    assert generation.absence_tells(tmp_path, kept.since - 1)
+    count.settled()
+    assert generation.read(tmp_path).older is None
+
+    (tmp_path / generation.FILE).unlink()
+    assert count.count(starting) == "directory"
+    kept = generation.read(tmp_path)
+    assert not generation.absence_tells(tmp_path, kept.since - 1)
+    assert generation.absence_tells(tmp_path, kept.since + 1), "what began since is not older"
+
+
+def test_a_directory_that_cannot_be_written_keeps_no_worker_from_starting(
+    count: Generation,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    count.count(starting)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(generation, "write", full)
+    assert count.count(starting) is None
+    assert "No space left on device" in caplog.text
+    monkeypatch.undo()
+    assert both(count, database, tmp_path) == (1, Count(committed=1, attempted=1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "7", "{", '{"committed": "x"}', '{"committed": 3, "attempted": 1}', '{"other": 1}',
+        '{"committed": 1e400, "attempted": 1e400}', '{"attempted": 1000000000000000000000000}',
+        '{"older": "database", "since": "x"}', '{"older": ["database"]}', '{"committed": NaN}',
+    ],
+)  # fmt: skip
+def test_a_damaged_count_is_refused_with_its_path_and_can_be_removed(
+    count: Generation, database: Database, tmp_path: Path, text: str
+) -> None:
+    count.count(starting)
+    (tmp_path / generation.FILE).write_text(text)
+    with pytest.raises(HomeUnusable, match=f"{tmp_path}.*remove it"):
+        count.count(starting)
+    assert database.read_now(generation.in_database, HOST) == 1
+    (tmp_path / generation.FILE).unlink()
+    assert count.count(starting) == "directory", "which leaves alone what the directory does not know"
+
+
+def test_a_host_that_the_database_forgot_or_never_met_is_not_taken_for_a_restored_backup(
+    count: Generation, database: Database, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        count.count(starting)
+    database.write_now(lambda conn: conn.execute(sa.delete(hosts)))
+    assert count.count(starting) is None
+    assert both(count, database, tmp_path) == (4, Count(committed=4, attempted=4))
+
+
+def test_a_worker_whose_directory_became_another_hosts_counts_nothing_there(
+    count: Generation, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        count.count(starting)
+    (tmp_path / generation.FILE).unlink()
+    (tmp_path / "host_id").write_text("f" * 32 + "\n")
+    assert count.count(starting) is None
+    assert "another host's" in caplog.text
+    assert not (tmp_path / generation.FILE).exists()
+
+
+def test_a_lock_that_a_stopped_process_holds_and_a_full_disk_hold_nobody_up(
+    count: Generation, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "_LOCK_S", 0.1)
+    count.count(starting)
+    with (tmp_path / "generation.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert count.count(starting) is None
+        count.settled()
+    assert both(count, database, tmp_path) == (1, Count(committed=1, attempted=1))
+    (tmp_path / generation.FILE).unlink()
+    assert count.count(starting) == "directory"
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(generation, "write", full)
+    count.settled()
+    assert generation.read(tmp_path).older == "directory"
+
+
+# -- adoption, on both databases -------------------------------------------------------------------
+
+
+def home_of(tmp_path: Path) -> unknown.Home:
+    return unknown.Home(
+        host_id=HOST, uid=os.geteuid(), backend="host", profile="work", workspace="/w",
+        log_path=lambda name: f"/w/{name}.log", sessions=tmp_path,
+    )  # fmt: skip
+
+
+def a_stranger(name: str, end: SessionEnd | None = None) -> unknown.Unknown:
+    return unknown.Unknown(id=SessionId(name), state="running", pid=4711, since=50.0, command="sleep 9", end=end)
+
+
+def test_an_adopted_process_is_told_once_however_often_and_however_it_ends(database: Database, tmp_path: Path) -> None:
+    enqueuer = NotedEnqueuer()
+    sink = CallbackSink(enqueuer, HOST, lambda session: {"session_id": session.id})
+    end = SessionEnd(state=SessionState.EXITED, exit_code=3, ended_at=60.0)
+    home = home_of(tmp_path)
+    first = database.write_now(unknown.adopt, a_stranger("x1"), "c1", home, sink, by="ann")
+    assert (first.state, first.delivery, first.command) == (SessionState.RUNNING, Delivery.CALLBACK, "sleep 9")
+    assert (first.tool_call_id, first.turn_id, first.created_at) == ("adopted by ann", "", 50.0)
+    assert enqueuer.items == []
+    for _ in range(2):
+        database.write_now(session_rows.finish, first.id, end, sink)
+    second = database.write_now(unknown.adopt, a_stranger("x2", end), "c1", home, sink, by="ann")
+    assert (second.state, second.end) == (SessionState.EXITED, end)
+    assert [item.id for item in enqueuer.items] == ["EXEC_CALLBACK:x1", "EXEC_CALLBACK:x2"]
+    for name in ("x1", "x2"):
+        with pytest.raises(unknown.AdoptionRefused, match="belongs to conversation c1 already"):
+            database.write_now(unknown.adopt, a_stranger(name), "c2", home, sink, by="ann")
+
+
+def test_a_conversation_of_another_host_takes_no_process_of_this_one(database: Database, tmp_path: Path) -> None:
+    sink = CallbackSink(NotedEnqueuer(), HOST, lambda _: {})
+    elsewhere = replace(home_of(tmp_path), host_id="elsewhere")
+    database.write_now(unknown.adopt, a_stranger("x1"), "c1", elsewhere, sink, by="ann")
+    with pytest.raises(unknown.AdoptionRefused, match="is of host elsewhere"):
+        database.write_now(unknown.adopt, a_stranger("x2"), "c1", home_of(tmp_path), sink, by="ann")
+    assert [one.id for one in database.read_now(session_rows.find)] == ["x1"]
+
+
+# -- what the queue gave up ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"])
+def test_a_callback_that_was_given_up_unread_and_items_for_nobody_are_found(
+    database: Database, database_url: str, tmp_path: Path, status: str
+) -> None:
+    from dbos import DBOSClient
+
+    client = DBOSClient(system_database_url=database_url)
+    try:
+        sink = CallbackSink(DbosEnqueuer(client), HOST, lambda _: {})
+        end = SessionEnd(state=SessionState.EXITED, exit_code=3, ended_at=60.0)
+        database.write_now(unknown.adopt, a_stranger("x1", end), "c1", home_of(tmp_path), sink, by="ann")
+        assert database.read_now(dead_letters.callbacks) == []
+        assert database.read_now(dead_letters.for_nobody, HOST) == {}
+        assert database.read_now(dead_letters.for_nobody, "another") == {HOST: 1}
+
+        def give_up(conn: sa.Connection) -> None:
+            table = "workflow_status" if database.dialect == "sqlite" else "dbos.workflow_status"
+            conn.execute(sa.text(f"UPDATE {table} SET status = :status"), {"status": status})
+
+        database.write_now(give_up)
+        found = database.read_now(dead_letters.callbacks)
+        assert [(one.session_id, one.conversation_id, one.status) for one in found] == [("x1", "c1", status)]
+        assert database.read_now(dead_letters.for_nobody, "another") == {}
+    finally:
+        client.destroy()

@@ -1,0 +1,332 @@
+"""Which workers count as dead, whose turns are given on, and which item is not executed again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.storage import rows
+from app.storage.db import Database
+from app.storage.executor_lock import hold_executor
+from app.storage.tables import conversations, mailbox, notices, turns, workers
+from app.work import claims, roster, sending, stream
+from app.work import worker as working
+from app.work.claims import RECOVERIES, Entry, Wakes
+from app.work.items import ItemType, Priority, WorkItem
+from app.work.notices import Outbox
+from app.work.takeover import GRACE_S, Takeover
+from app.work.turn import TurnRunner
+from tests.databases import wait_until_locked_out
+from tests.items import NotedEnqueuer
+
+HOST, VERSION = "host1", "v1"
+pytestmark = pytest.mark.anyio
+
+
+@dataclass(frozen=True)
+class Item:
+    workflow_id: str
+    executor_id: str
+    app_version: str = VERSION
+    queue_name: str = f"wakes.{HOST}"
+    status: str = "PENDING"
+
+
+@dataclass
+class FakeClient:
+    """Answers for DBOS, and notes what is resumed and on which queue."""
+
+    items: list[Item] = field(default_factory=list[Item])
+    resumed: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    latest: str = VERSION
+
+    def list_workflows(self, *, status: str, queue_name: list[str], executor_id: str | None, **_: Any) -> list[Item]:
+        return [
+            item
+            for item in self.items
+            if item.status == status and item.queue_name in queue_name and executor_id in {None, item.executor_id}
+        ]
+
+    def resume_workflows(self, ids: list[str], *, queue_name: str) -> None:
+        self.resumed += [(item, queue_name) for item in ids]
+        self.items = [replace(item, status="ENQUEUED") if item.workflow_id in ids else item for item in self.items]
+
+    async def get_latest_application_version_async(self) -> dict[str, str]:
+        return {"version_name": self.latest}
+
+    async def set_latest_application_version_async(self, version: str) -> None:
+        self.latest = version
+
+
+class Bench:
+    """Workers as rows and locks; `b` is the one that looks."""
+
+    def __init__(self, db: Database, home: Path, stack: ExitStack) -> None:
+        self.db = db
+        self.home = home
+        self.stack = stack
+        self.client = FakeClient()
+        self.running: set[str] = set()
+        self.takeover = self.of("b")
+
+    def of(self, name: str, version: str = VERSION) -> Takeover:
+        client: Any = self.client
+        return Takeover(self.db, client, HOST, (name, version), self.running)
+
+    def worker(
+        self, name: str, *, quiet_s: float = 0.0, held: bool = True, version: str = VERSION, stopped: bool = False
+    ) -> None:
+        if held:
+            self.stack.callback(hold_executor(name, home=self.home, database=self.db).release)
+
+        def act(conn: sa.Connection) -> None:
+            then = rows.now(conn) - quiet_s
+            row = {"executor_id": name, "host_id": HOST, "pid": 1, "boot_id": "b", "version": version}
+            row |= {"started_at": then, "heartbeat_at": then, "stopped_at": then if stopped else None}
+            conn.execute(sa.insert(workers).values(row))
+
+        self.db.write_now(act)
+
+    def at(self, executor_id: str, **more: Any) -> None:
+        self.client.items.append(Item(f"i{len(self.client.items) + 1}", executor_id, **more))
+
+
+@pytest.fixture
+def bench(postgres_url: str, tmp_path: Path) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        db = Database(postgres_url)
+        stack.callback(db.close)
+        made = Bench(db, tmp_path, stack)
+        made.worker("b")
+        yield made
+
+
+async def test_turns_of_a_worker_whose_lock_is_free_go_on_each_on_its_own_queue(bench: Bench) -> None:
+    bench.worker("a", held=False, quiet_s=GRACE_S + 1)
+    bench.at("a")
+    bench.at("a", queue_name=f"turns.{HOST}")
+    bench.at("a", queue_name="wakes.host2")
+    await bench.takeover.once()
+    assert sorted(bench.client.resumed) == [("i1", f"wakes.{HOST}"), ("i2", f"turns.{HOST}")]
+
+
+async def test_a_worker_may_take_a_moment_to_be_restarted(bench: Bench) -> None:
+    bench.worker("a", held=False, quiet_s=GRACE_S - 2)
+    bench.at("a")
+    await bench.takeover.once()
+    assert bench.client.resumed == []
+
+
+async def test_turns_of_a_worker_that_holds_its_lock_are_left_to_it_until_its_lease_is_over(bench: Bench) -> None:
+    bench.worker("alive", quiet_s=roster.LEASE_S - 5)
+    bench.worker("paused", quiet_s=roster.LEASE_S + 1)
+    bench.at("alive")
+    bench.at("paused")
+    bench.at("b")
+    await bench.takeover.once()
+    assert [item for item, _ in bench.client.resumed] == ["i2"]
+
+
+async def test_what_a_stopped_worker_and_one_nobody_knows_left_goes_on(bench: Bench) -> None:
+    bench.worker("stopped", held=False, stopped=True, quiet_s=GRACE_S + 1)
+    bench.at("stopped")
+    bench.at("forgotten")
+    await bench.takeover.once()
+    assert sorted(item for item, _ in bench.client.resumed) == ["i1", "i2"]
+
+
+async def test_a_turn_goes_to_a_living_worker_of_its_version_or_to_none(bench: Bench) -> None:
+    bench.worker("old", version="v0")
+    bench.worker("renewed", version="v2")
+    bench.at("renewed", app_version="v0")
+    bench.at("renewed", app_version="v9")
+    bench.at("renewed", app_version="v2")
+    await bench.takeover.once()
+    assert [item for item, _ in bench.client.resumed] == ["i1"]
+
+
+async def test_a_worker_that_lives_is_known_however_many_came_after_it_and_went(bench: Bench) -> None:
+    bench.worker("alive")
+    started = {"started_at": workers.c.started_at - 1000.0}
+    bench.db.write_now(lambda conn: conn.execute(sa.update(workers).values(started)) and None)
+
+    def come_and_go(conn: sa.Connection) -> None:
+        then = rows.now(conn) - 100
+        row = {"host_id": HOST, "pid": 1, "boot_id": "b", "version": VERSION, "started_at": then}
+        gone = [row | {"executor_id": f"w{n}", "heartbeat_at": then, "stopped_at": then} for n in range(201)]
+        conn.execute(sa.insert(workers), gone)
+
+    bench.db.write_now(come_and_go)
+    bench.at("alive")
+    bench.at("w7")
+    await bench.takeover.once()
+    assert [item for item, _ in bench.client.resumed] == ["i2"]
+
+
+async def test_two_that_look_at_once_give_a_turn_on_once_and_a_restart_waits_for_them(bench: Bench) -> None:
+    bench.worker("a", held=False, quiet_s=GRACE_S + 1)
+    bench.worker("c")
+    bench.at("a")
+    inside, go = threading.Event(), threading.Event()
+    resume = bench.client.resume_workflows
+
+    def slowly(ids: list[str], *, queue_name: str) -> None:
+        inside.set()
+        go.wait(30)
+        resume(ids, queue_name=queue_name)
+
+    setattr(bench.client, "resume_workflows", slowly)  # noqa: B010
+    found: list[Any] = []
+
+    def take(takeover: Takeover) -> None:
+        found.append(bench.db.write_now(takeover._take, "a"))  # pyright: ignore[reportPrivateUsage]
+
+    first = threading.Thread(target=take, args=(bench.takeover,))
+    second = threading.Thread(target=take, args=(bench.of("c"),))
+    first.start()
+    assert inside.wait(30)
+    second.start()
+    wait_until_locked_out(bench.db, second)
+    assert second.is_alive()
+    go.set()
+    first.join(30)
+    second.join(30)
+    assert bench.client.resumed == [("i1", f"wakes.{HOST}")]
+    assert sum(taken is not None for taken in found) == 1
+
+
+async def test_a_worker_without_its_own_lock_judges_nobody(bench: Bench) -> None:
+    bench.worker("a", held=False, quiet_s=GRACE_S + 1)
+    bench.worker("c", held=False)
+    bench.at("a")
+    await bench.of("c").once()
+    assert bench.client.resumed == []
+
+
+async def test_the_conversation_says_who_lost_its_turn(bench: Bench) -> None:
+    sent = bench.db.write_now(sending.send, NotedEnqueuer(), "c1", "hello", host_id=HOST)
+    bench.worker("a", held=False, quiet_s=GRACE_S + 1)
+    bench.client.items.append(Item(sent.item_id, "a"))
+    await bench.takeover.once()
+    told = [event for event in bench.db.read_now(stream.after, "c1", 0) if event.kind == roster.TAKEN_OVER]
+    assert "worker a is dead (its lock is free; last heard of 6 s ago)" in told[0].payload["text"]
+    assert bench.db.read_now(roster.lost_turns) == {"a": 1}
+
+
+async def test_items_without_a_version_go_to_who_lives_when_nobody_of_the_latest_does(bench: Bench) -> None:
+    bench.client.latest = "v2"
+    bench.worker("new", version="v2", quiet_s=20.0)
+    await bench.takeover.once()
+    assert bench.client.latest == "v2"
+    bench.db.write_now(lambda conn: conn.execute(sa.delete(workers).where(workers.c.executor_id == "new")) and None)
+    await bench.takeover.once()
+    assert bench.client.latest == VERSION
+
+
+async def test_a_host_whose_items_wait_for_the_version_of_another_says_so_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.client.latest = "v2"
+    bench.worker("far", version="v2")
+    bench.db.write_now(
+        lambda conn: conn.execute(sa.update(workers).where(workers.c.version == "v2").values(host_id="host2")) and None
+    )
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            await bench.takeover.once()
+    assert [record.getMessage() for record in caplog.records] == [
+        "new items of this host wait: version v2 started last, and only other hosts run it"
+    ]
+    assert bench.client.latest == "v2"
+
+
+@pytest.mark.parametrize(("pid_there", "stopped"), [(0, True), (1, False)])
+def test_a_worker_that_lost_its_name_does_not_say_that_its_successor_has_stopped(
+    database: Database, pid_there: int, stopped: bool
+) -> None:
+    config = working.WorkerConfig(executor_id="a", host_id=HOST, boot_id="b", system_database_url="")
+    database.write_now(working._register, config, VERSION)  # pyright: ignore[reportPrivateUsage]
+    pid = {"pid": workers.c.pid + pid_there}
+    database.write_now(lambda conn: conn.execute(sa.update(workers).values(pid)) and None)
+    database.write_now(working._unregister, config)  # pyright: ignore[reportPrivateUsage]
+    found = database.read_now(lambda conn: conn.execute(sa.select(workers.c.stopped_at)).scalar_one())
+    assert (found is not None) is stopped
+
+
+async def test_an_item_is_executed_a_bounded_number_of_times_and_then_set_aside_with_an_alarm(
+    database: Database,
+) -> None:
+    queue = NotedEnqueuer()
+    sent = database.write_now(sending.send, queue, "c1", "hello", host_id=HOST)
+    (item,) = queue.items
+
+    def enter(one: WorkItem) -> claims.Entry:
+        outbox = Outbox(on=True)
+        return database.write_now(claims.enter, one, executor_id="w", wakes=Wakes(), outbox=outbox)
+
+    epochs = [enter(item).epoch for _ in range(RECOVERIES)]
+    assert epochs == [*range(1, RECOVERIES + 1)]
+    refused = enter(item)
+    assert (refused.epoch, refused.outcome) == (None, "failed")
+    assert "set aside" in str(refused.alarm)
+
+    def look(conn: sa.Connection) -> Any:
+        kept = conn.execute(sa.select(mailbox.c.kind, mailbox.c.state).order_by(mailbox.c.id)).all()
+        row = conn.execute(sa.select(conversations.c.state, conversations.c.blocked_reason)).one()
+        turn = conn.execute(sa.select(turns.c.outcome).where(turns.c.id == sent.item_id)).scalar_one()
+        return [tuple(one) for one in kept], tuple(row), turn, conn.execute(sa.select(notices.c.kind)).scalars().all()
+
+    kept, row, outcome, alarms = database.read_now(look)
+    assert kept == [("message", "unread"), ("turn_failed", "unread")]
+    assert (row, outcome, alarms) == (("blocked", "set_aside"), "failed", ["set_aside"])
+    assert enter(item) == claims.Entry(outcome="failed")
+    database.write_now(sending.send, queue, "c1", "again", host_id=HOST)
+    assert enter(queue.items[-1]).epoch == RECOVERIES + 1
+
+
+async def test_a_turn_of_our_own_that_nothing_executes_any_more_goes_on_at_the_second_look(database: Database) -> None:
+    client: Any = FakeClient([Item("dropped", "b"), Item("executed", "b"), Item("beginning", "b")])
+    running = {"executed"}
+    takeover = Takeover(database, client, HOST, ("b", VERSION), running)
+    await takeover.once()
+    assert client.resumed == []
+    running.add("beginning")
+    await takeover.once()
+    assert client.resumed == [("dropped", f"wakes.{HOST}")]
+    await takeover.once()
+    assert len(client.resumed) == 1
+
+
+async def test_an_item_that_is_executed_twice_is_executed_until_both_have_ended() -> None:
+    """One that was taken over and came back: its first execution, fenced out, ends before the second."""
+    ends = [asyncio.Event(), asyncio.Event()]
+    left = iter(ends)
+
+    class Entering:
+        async def write(self, *_: object) -> Entry:
+            await next(left).wait()
+            return Entry(outcome="nothing")
+
+    anything: Any = Entering()
+    runner = TurnRunner(
+        database=anything, enqueuer=anything, agent=anything, propose=anything, gate=lambda: True, executor_id="b"
+    )
+    item = WorkItem(id="i1", type=ItemType.CHAT, priority=Priority.NORMAL, conversation_id="c1")
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(runner.run(item.to_json()))
+        group.create_task(runner.run(item.to_json()))
+        await asyncio.sleep(0)
+        ends[0].set()
+        await first
+        assert "i1" in runner.running
+        ends[1].set()
+    assert "i1" not in runner.running

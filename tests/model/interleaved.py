@@ -1,0 +1,177 @@
+"""Put, enter and release at the same moment on real connections: no wake is lost, nothing is heard twice.
+
+There is no sweep here: whatever has to come must come of the transactions themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from app.exec.model import Delivery, SessionId
+from app.storage import sessions as on_connection
+from app.storage.db import Database
+from app.storage.tables import conversations
+from app.storage.tables import mailbox as rows
+from app.work import approvals, claims, sending, stopping
+from app.work.approvals import Proposed
+from app.work.callbacks import CallbackSink
+from app.work.claims import Wakes
+from app.work.closing import Closing, close
+from app.work.errors import ApprovalSettled
+from app.work.items import WorkItem
+from tests.model.dbos import SimulatedEnqueuer, queue
+from tests.model.dbos import metadata as of_dbos
+from tests.model.schedules import Actor, play, watch
+from tests.sessions import EXITED, a_session
+
+HOST = "host1"
+ENQUEUER = SimulatedEnqueuer()
+SINK = CallbackSink(ENQUEUER, HOST, lambda session: {"session_id": session.id})
+
+
+@dataclass
+class Stage:
+    """One conversation, people and processes that have news for it, two workers that run its items."""
+
+    db: Database
+    others: list[Actor] = field(default_factory=list[Actor])
+    heard: list[int] = field(default_factory=list[int])
+    working: set[int] = field(default_factory=set[int])
+    pauses: list[Proposed] = field(default_factory=list[Proposed])
+    steps: int = 0
+
+    def actor(self, name: str, work: Callable[[], object]) -> None:
+        self.others.append(Actor(name, work))
+
+    def play(self, seed: int) -> None:
+        workers = [Actor(f"worker{number}", self.work) for number in (1, 2)]
+        self.steps += len(play(self.db, [*self.others, *workers], seed))
+
+    def send(self, text: str, **more: Any) -> None:
+        self.db.write_now(sending.send, ENQUEUER, "c1", text, host_id=HOST, **more)
+
+    def work(self) -> None:
+        me = threading.get_ident()
+        while True:
+            item = self.db.write_now(_next)
+            if item is not None:
+                self.working.add(me)
+                self.turn(item)
+                self.working.discard(me)
+            elif not self.working and not any(actor.is_alive() for actor in self.others):
+                return
+
+    def turn(self, item: WorkItem) -> None:
+        entry = self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes(per_hour=1000, chain=1000))
+        if entry.epoch is None:
+            return
+        letters, _ = self.db.write_now(stopping.look, "c1", item.id, entry.epoch, 0)
+        heard = frozenset(letter.id for letter in letters)
+        proposed, self.pauses = tuple(self.pauses), []
+        outcome = "pending_approval" if proposed else "answered"
+        closing = Closing(
+            conversation_id="c1", turn_id=item.id, epoch=entry.epoch, outcome=outcome, heard=heard, proposed=proposed
+        )
+        assert self.db.write_now(close, ENQUEUER, closing, None, [], None) == outcome
+        self.heard += sorted(heard)
+
+
+def _next(conn: sa.Connection) -> WorkItem | None:
+    query = sa.select(queue).where(queue.c.status == "ENQUEUED").order_by(queue.c.seq).limit(1)
+    row = conn.execute(query.with_for_update(skip_locked=True)).one_or_none()
+    if row is None:
+        return None
+    conn.execute(sa.update(queue).where(queue.c.id == row.id).values(status="PENDING"))
+    return WorkItem.from_json(row.body)
+
+
+@contextmanager
+def set_up(url: str) -> Generator[Stage]:
+    """A stage on a migrated Postgres database of its own."""
+    db = Database(url)
+    db.write_now(of_dbos.create_all)
+    watch(db)
+    try:
+        yield Stage(db)
+    finally:
+        db.close()
+
+
+def all_heard_once(stage: Stage, count: int) -> None:
+    state = stage.db.read_now(lambda conn: conn.execute(sa.select(conversations)).one())
+    assert state.state == "free"
+    found = stage.db.read_now(lambda conn: conn.execute(sa.select(rows).order_by(rows.c.id)).all())
+    assert [row.state for row in found] == ["heard"] * count
+    assert Counter(stage.heard) == Counter(row.id for row in found)
+
+
+def messages_that_come_while_turns_begin_and_end_are_heard_once(stage: Stage, seed: int) -> None:
+    stage.actor("anna", lambda: [stage.send(text) for text in ("one", "two")])
+    stage.actor("bert", lambda: [stage.send(text, waiting=False) for text in ("three", "four")])
+    stage.play(seed)
+    all_heard_once(stage, 4)
+
+
+def ends_that_are_recorded_and_handed_over_at_once_are_told_once(stage: Stage, seed: int) -> None:
+    db = stage.db
+    for number, delivery in ((1, Delivery.CALLBACK), (2, Delivery.INLINE)):
+        session = replace(a_session(number, delivery=delivery), conversation_id="c1")
+        db.write_now(on_connection.claim, session)
+    one, two = SessionId("s1"), SessionId("s2")
+    stage.actor("anna", lambda: stage.send("one"))
+    stage.actor("end1", lambda: db.write_now(on_connection.finish, one, EXITED, SINK))
+    stage.actor("again", lambda: db.write_now(on_connection.finish, one, EXITED, SINK))
+    stage.actor("end2", lambda: db.write_now(on_connection.finish, two, EXITED, SINK))
+    stage.actor("hand", lambda: db.write_now(on_connection.hand_over, two, SINK))
+    stage.play(seed)
+    all_heard_once(stage, 3)
+
+
+def decisions_at_the_same_moment_resume_once(stage: Stage, seed: int) -> None:
+    db = stage.db
+    stage.pauses = [_call(1), _call(2)]
+    stage.send("ask")
+    item = db.write_now(_next)
+    assert item is not None
+    stage.turn(item)
+    first, second = db.read_now(approvals.find, state="pending")
+
+    def decide(request: str, decision: Any) -> None:
+        try:
+            db.write_now(approvals.decide, ENQUEUER, request, decision, by="me", surface="test")
+        except ApprovalSettled:
+            return
+
+    stage.actor("yes1", lambda: decide(first.id, "approved"))
+    stage.actor("no1", lambda: decide(first.id, "denied"))
+    stage.actor("yes2", lambda: decide(second.id, "approved"))
+    stage.actor("anna", lambda: stage.send("meanwhile", interrupt=bool(seed % 2)))
+    stage.play(seed)
+    all_heard_once(stage, 2)
+    resumed = db.read_now(lambda conn: conn.execute(sa.select(queue.c.id).where(queue.c.id.like("APPROVAL:%"))).all())
+    assert len(resumed) == 1
+    states = {request.state for request in db.read_now(approvals.find)}
+    assert states <= {"approved", "denied", "superseded"}
+
+
+def _call(number: int) -> Proposed:
+    return Proposed(
+        call_key=f"k{number}", tool_call_id=f"t{number}", tool_name="execute", args={}, display={}, digest="d"
+    )
+
+
+SCENARIOS: Final[dict[str, Callable[[Stage, int], None]]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        messages_that_come_while_turns_begin_and_end_are_heard_once,
+        ends_that_are_recorded_and_handed_over_at_once_are_told_once,
+        decisions_at_the_same_moment_resume_once,
+    )
+}
