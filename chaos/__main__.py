@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from chaos.cells import cells, quick_cells
+from chaos.options import whole
 from chaos.report import Report, Row
 from chaos.runs import Runs
 from tests.databases import NoPostgres
@@ -29,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what was asked for; returns the exit code."""
     options = _options(argv)
     rows, left_out = _rows(options)
+    if not rows:
+        print(f"chaos: no cell has {options.only!r} in its name: --list shows them", file=sys.stderr)
+        return 2
     if options.list:
         print("\n".join(f"{row.name} ({row.database})" for row in rows))
         return 0
@@ -51,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in failed:
         where = f"; see {', '.join(row.kept)}" if row.kept else ""
         print(f"chaos: {row.name} on {row.database}: {row.said}{where}", file=sys.stderr)
-    return ended or (1 if failed or not rows else 0)
+    return ended or (1 if failed else 0)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -64,8 +68,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a part of the cells, once each")
     parser.add_argument("--only", default="", metavar="TEXT", help="cells whose name has this in it")
     parser.add_argument("--database", choices=tuple(REPEATS), help="only on this one")
-    parser.add_argument("--repeats", type=int, help="of each cell (25 on SQLite, 5 on Postgres)")
-    parser.add_argument("--jobs", type=int, default=5 * (os.cpu_count() or 1), help="runs at a time (5 for each core)")
+    parser.add_argument("--repeats", type=whole, help="of each cell (25 on SQLite, 5 on Postgres)")
+    parser.add_argument(
+        "--jobs", type=whole, default=5 * (os.cpu_count() or 1), help="runs at a time (5 for each core)"
+    )
     parser.add_argument("--forked", action="store_true", help="no worker from scratch, which one repeat on SQLite has")
     parser.add_argument("--json", type=Path, default=RESULTS, help=f"where the facts go ({RESULTS.parent.name}/...)")
     parser.add_argument("--kept", type=Path, help="where what is left of runs that went wrong is put (a new directory)")

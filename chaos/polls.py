@@ -29,6 +29,7 @@ from app.settings import Settings
 from app.storage.tables import turns
 from app.work import sending
 from app.work.queues import wakes_queue
+from chaos.options import seconds, unless_cut_off, whole
 from chaos.soak.figures import Figure, machine, markdown, table
 from tests.databases import TEMPLATE, NoPostgres, PostgresServer, serving_postgres
 from tests.stage import Stage, stage
@@ -53,6 +54,10 @@ class Looks:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     options = _options(argv)
+    return unless_cut_off("polls", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     # Forked before anything is opened: twenty starts of Python would be most of what is measured.
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe() for _ in range(options.enqueuers)]
@@ -87,8 +92,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Processes that send messages, for which a person waits, to one living worker on a private "
         "Postgres; then the longest gap between two looks of the worker at its wakes queue.",
     )
-    parser.add_argument("--enqueuers", type=int, default=20, help="processes that send (20)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long (60)")
+    parser.add_argument("--enqueuers", type=whole, default=20, help="processes that send (20)")
+    parser.add_argument("--seconds", type=seconds, default=60.0, help="how long (60)")
     parser.add_argument("--rate", type=float, default=0.5, help="messages a second of each (0.5); 0: no pause")
     parser.add_argument("--json", type=Path, default=RESULTS, help=f"where the facts go ({RESULTS.parent.name}/...)")
     parser.add_argument("--markdown", action="store_true", help="a table for a document")

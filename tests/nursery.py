@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import pkgutil
+import runpy
 import select
 import signal
 import socket
@@ -135,9 +136,14 @@ class Nursery:
         self._control = ours
 
     def fork(
-        self, arguments: Sequence[str], environ: Mapping[str, str], stdout: int, boot_id: Path | None = None
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        stdout: int,
+        boot_id: Path | None = None,
+        program: str | None = None,
     ) -> Nursling:
-        """Fork one that runs `shellback ARGUMENTS`.
+        """Fork one that runs `shellback ARGUMENTS`, or a Python `program` with them.
 
         Raises:
             NoNursery: It cannot fork, make namespaces, or has ended.
@@ -145,6 +151,8 @@ class Nursery:
         request = {"arguments": list(arguments), "environ": dict(environ), "cwd": str(Path.cwd())}
         if boot_id is not None:
             request["boot_id"] = str(boot_id)
+        if program is not None:
+            request["program"] = program
         report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stdin, stdin_in = os.pipe()
         stderr, stderr_in = os.pipe()
@@ -202,14 +210,26 @@ def probe_machines() -> None:
 
 
 class ForkedWorker(WorkerChild):
-    """A worker of the nursery; with `boot_id`, the path of a file that has one, on a machine of its own."""
+    """A worker of the nursery; with `boot_id`, the path of a file that has one, on a machine of its own.
 
-    def __init__(self, where: Place, environ: Mapping[str, str], boot_id: Path | None = None) -> None:
+    With `program` that one is run, and is to make itself a worker.
+    """
+
+    def __init__(
+        self,
+        where: Place,
+        environ: Mapping[str, str],
+        boot_id: Path | None = None,
+        *,
+        program: str | None = None,
+        arguments: Sequence[str] = ("worker",),
+    ) -> None:
         self._boot_id = boot_id
-        super().__init__(where, environ, ["worker"])
+        self._program = program
+        super().__init__(where, environ, arguments)
 
     def _begin(self, argv: Sequence[str], environ: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-        forked = nursery().fork(argv, environ or {}, self._log.fileno(), self._boot_id)
+        forked = nursery().fork(argv, environ or {}, self._log.fileno(), self._boot_id, self._program)
         return cast("subprocess.Popen[bytes]", forked)
 
 
@@ -338,7 +358,10 @@ def _main() -> None:
         from app.cli.main import main
 
         _become(request, own)
-        main(request["arguments"])
+        if "program" in request:
+            runpy.run_path(request["program"], run_name="__main__")
+        else:
+            main(request["arguments"])
 
 
 if __name__ == "__main__":

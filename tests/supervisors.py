@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import select
+import shutil
 import signal
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -141,6 +142,12 @@ async def stop(pid: int) -> None:
 def state_of(pid: int) -> str:
     """What a process does, in the kernel's letter."""
     return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+
+
+def removed(home: Path) -> bool:
+    """Remove a state directory; False where its supervisor put something there at the same time."""
+    shutil.rmtree(home, ignore_errors=True)
+    return not home.exists()
 
 
 async def gone(pid: int) -> bool:

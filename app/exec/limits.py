@@ -21,9 +21,9 @@ BACKGROUND_TIMEOUT_MAX_S: Final = 7 * 24 * 3600.0
 TIMEOUT_GRACE_S: Final = 1.0
 """SIGTERM to SIGKILL when a timeout or a lifetime ends a process."""
 KILL_GRACE_S: Final = 2.0
+"""SIGTERM to SIGKILL when somebody asks for the kill."""
 FRESH_S: Final = 10.0
 """A session claimed longer ago may have been given up since: it is read again before it is started."""
-"""SIGTERM to SIGKILL when somebody asks for the kill."""
 
 RESULT_CHARS: Final = 30_000
 """What one tool result shows of the output, head and tail together."""

@@ -26,6 +26,10 @@ _HELD: Final = sa.text(
     "SELECT objid FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = :space AND objsubid = 2 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
+_NOTICED: Final = sa.text(
+    "SELECT set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false), "
+    "set_config('tcp_keepalives_count', '3', false)"
+)
 _HOLDER: Final = re.compile(r"shellback (\d+)@(.+)")
 
 _FIND_HOLDER: Final = sa.text(
@@ -115,6 +119,8 @@ class _ServerLock:
             self._conn = self._engine.connect()
         except exc.DBAPIError as error:
             raise _unreachable(error, url) from error
+        # The server's end, too: a machine that lost its power closes nothing, and would be refused for hours.
+        self._conn.execute(_NOTICED)
         if not self._conn.execute(sa.text("SELECT pg_try_advisory_lock(:space, :key)"), key).scalar_one():
             found = self._conn.execute(_FIND_HOLDER, key).scalar()
             self.release()

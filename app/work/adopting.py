@@ -115,15 +115,17 @@ def move(
 def in_need(conn: sa.Connection, host: Host) -> list[str]:
     """Conversations of a silent host that have yet to be told, and those it has live processes in; a page."""
     name = conversations.c.id
-    wants = [
-        conversations.c.state == "claimed",
-        sa.exists().where(mailbox.c.conversation_id == name, mailbox.c.state == "unread"),
-        sa.exists().where(approvals.c.conversation_id == name, approvals.c.state == "pending"),
-        sa.exists().where(turns.c.conversation_id == name, turns.c.outcome.is_(None)),
-    ]
+    theirs = sa.select(name).where(conversations.c.host_id == host.host_id)
+    # Each of what they want by itself: as one condition it cost Postgres a quarter of a second for each silent host.
+    wanting = sa.union(
+        theirs.where(conversations.c.state == "claimed"),
+        theirs.join(mailbox, mailbox.c.conversation_id == name).where(mailbox.c.state == "unread"),
+        theirs.join(approvals, approvals.c.conversation_id == name).where(approvals.c.state == "pending"),
+        theirs.join(turns, turns.c.conversation_id == name).where(turns.c.outcome.is_(None)),
+    ).subquery()
     query = sa.union(
         sa.select(sessions.c.conversation_id).where(sessions.c.host_id == host.host_id, sessions.c.state.in_(LIVE)),
-        sa.select(name).where(conversations.c.host_id == host.host_id, sa.or_(*wants), ~_told(host, name)),
+        sa.select(wanting.c.id).where(~_told(host, wanting.c.id)),
     )
     return list(conn.execute(query.order_by(sa.literal_column("1")).limit(PAGE)).scalars())
 

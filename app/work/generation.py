@@ -95,7 +95,7 @@ def _whole(found: object) -> TypeGuard[dict[str, Any]]:
     return (
         all(type(count) is int and 0 <= count < _BOUND for count in counts)
         and counts[0] <= counts[1]
-        and one.get("older") in {None, "database", "directory"}
+        and one.get("older") in (None, "database", "directory")
         and type(one.get("since", 0.0)) in {int, float}
         and 0 <= one.get("since", 0.0) < _BOUND
     )

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 WATCHED_S: Final = 15.0
 """So long we look at a silence ourselves: after an outage of the database each host has yet to beat again."""
+SETTLED_S: Final = 60.0
+"""How often we look for news of a host of which everything is settled: some never return, and each look costs."""
 
 
 class Neighbours:
@@ -39,31 +41,32 @@ class Neighbours:
         self._here = here
         self._shared = shared
         self._watched_s = watched_s
-        self._since: dict[str, float] = {}
+        self._due: dict[str, float] = {}
 
     async def once(self) -> None:
         """Settle what silent hosts left. Cancelling leaves the rest to the next sweep, of whichever host."""
         found = await self._db.read(hosts.others, self._here.host_id, self._here.lease_s)
         now = time.monotonic()
-        self._since = {host.silence: self._since.get(host.silence, now) for host in found}
+        self._due = {host.silence: self._due.get(host.silence, now + self._watched_s) for host in found}
         for host in found:
-            if now - self._since[host.silence] >= self._watched_s:
-                await self._settle(host)
+            if now >= self._due[host.silence] and not await self._settle(host):
+                self._due[host.silence] = now + SETTLED_S
 
-    async def _settle(self, host: Host) -> None:
+    async def _settle(self, host: Host) -> bool:
+        """Settle what one left; whether there is, or was, anything to settle."""
         lost = moved = told = 0
         while self._shared and (names := await self._db.read(adopting.living_there, host.host_id)):
             for name in names:
                 came = await self._db.write(adopting.move, self._here, host.host_id, name)
                 if came is None:
-                    return
+                    return True
                 moved, lost = moved + 1, lost + came.lost
                 await asyncio.to_thread(cancel, self._client, came.items)
         while names := await self._db.read(adopting.in_need, host):
             for name in names:
                 number = await self._db.write(adopting.give_up, self._here, host.host_id, name)
                 if number is None:
-                    return
+                    return True
                 told, lost = told + 1, lost + number
         if moved or told:
             log.warning(
@@ -71,6 +74,7 @@ class Neighbours:
                 "%d told that they wait",
                 *(host.name, host.heard, lost, moved, told),
             )
+        return bool(moved or told)
 
     def adopt(self, host_id: str, conversation_id: str, *, force: bool = False) -> Moved | None:
         """Let a conversation of that host go on here; None where it lives elsewhere, or the lease runs. Blocks."""

@@ -23,6 +23,7 @@ from app.exec.supervisor import layout
 from app.work import stream
 from app.work.retention import Ages, Retention
 from app.work.worker import HEARTBEAT_S
+from chaos.options import seconds, unless_cut_off, whole
 from chaos.soak import ENVIRON, figures, verdict
 from chaos.soak.crowd import Crowd, make_tasks, rows
 from chaos.soak.gauges import Gauges, descendants
@@ -39,6 +40,10 @@ STALL_S: Final = 180.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; returns the exit code."""
     options = _options(argv)
+    return unless_cut_off("soak", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         with (
             serving_postgres(durable=True) as server,
@@ -80,12 +85,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         description="Background processes started through turns of two workers on a private Postgres, while workers, "
         "supervisor and Postgres are killed with kill -9 at random; then everything is counted from outside.",
     )
-    parser.add_argument("--processes", type=int, default=2000, help="how many in all (2000)")
-    parser.add_argument("--at-once", type=int, default=100, help="asked for and not ended, at most (100)")
-    parser.add_argument("--batch", type=int, default=5, help="commands in one message (5)")
-    parser.add_argument("--conversations", type=int, default=100, help="how many share the work (100)")
-    parser.add_argument("--sleep", type=float, nargs=2, default=(5.0, 30.0), metavar="S", help="of a command (5 30)")
-    parser.add_argument("--every", type=float, nargs=2, default=(5.0, 40.0), metavar="S", help="between kills (5 40)")
+    parser.add_argument("--processes", type=whole, default=2000, help="how many in all (2000)")
+    parser.add_argument("--at-once", type=whole, default=100, help="asked for and not ended, at most (100)")
+    parser.add_argument("--batch", type=whole, default=5, help="commands in one message (5)")
+    parser.add_argument("--conversations", type=whole, default=100, help="how many share the work (100)")
+    parser.add_argument("--sleep", type=seconds, nargs=2, default=(5.0, 30.0), metavar="S", help="of a command (5 30)")
+    parser.add_argument("--every", type=seconds, nargs=2, default=(5.0, 40.0), metavar="S", help="between kills (5 40)")
     parser.add_argument("--warm-up", type=int, default=100, metavar="N", help="processes before it counts (100)")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of kills and sleeps")
     parser.add_argument("--calm", action="store_true", help="kill nobody")

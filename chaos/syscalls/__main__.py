@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from chaos.options import pattern, unless_cut_off, whole
 from chaos.syscalls import tracer
 from chaos.syscalls.life import WRONG, Count, disturb, template, watch
 from chaos.syscalls.points import ALL, PROCESSES, STORIES, THREADS, Point, points
@@ -55,6 +56,10 @@ class Row:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what was asked for; returns the exit code."""
     options = _options(argv)
+    return unless_cut_off("chaos.syscalls", lambda: _asked_for(options))
+
+
+def _asked_for(options: argparse.Namespace) -> int:
     # What the engine warns of is what is done to it here.
     logging.getLogger("app").setLevel(logging.CRITICAL)
     try:
@@ -66,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="shellback-sweep-") as folder:
         database = template(Path(folder) / "template.db")
         chosen = [point for point in _points(options, database, Path(folder)) if re.search(options.only, point.name)]
+        if not chosen:
+            print(f"chaos.syscalls: no point matches {options.only!r}: --list shows them", file=sys.stderr)
+            return 2
         if options.list:
             print("\n".join(point.name for point in chosen))
             return 0
@@ -88,11 +96,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--story", choices=STORIES, help="only this one")
     parser.add_argument("--kills", action="store_true", help="only kills")
     parser.add_argument("--errors", action="store_true", help="only errors")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="points whose name matches")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: each N-th point (1)")
-    parser.add_argument("--recovery-every", type=int, default=5, metavar="N", help="the same for recovery (5)")
-    parser.add_argument("--repeats", type=int, default=1, help="of each point (1)")
-    parser.add_argument("--jobs", type=int, default=2, help="lives at a time (2)")
+    parser.add_argument("--only", type=pattern, default="", metavar="PATTERN", help="points whose name matches")
+    parser.add_argument("--every", type=whole, default=1, metavar="N", help="a sample: each N-th point (1)")
+    # No multiple of the number of errors, which would take the same one at every call.
+    parser.add_argument("--recovery-every", type=whole, default=6, metavar="N", help="the same for recovery (6)")
+    parser.add_argument("--repeats", type=whole, default=1, help="of each point (1)")
+    parser.add_argument("--jobs", type=whole, default=2, help="lives at a time (2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the facts go")
     parser.add_argument("--markdown", action="store_true", help="the table for a document")
     parser.add_argument("--list", action="store_true", help="print the points and end")

@@ -173,6 +173,8 @@ def test_units_that_leave_the_supervisor_alone_are_well() -> None:
     assert units.unit(one, [one], asked("process")).state == "ok"
     assert units.unit(other, [one], asked("control-group")).state == "ok"
     assert units.unit(V2.format("/"), [one], asked()).state == "ok"
+    scope = V2.format("/system.slice/docker-abc.scope")
+    assert "apart" not in units.unit(scope, [scope], asked()).text
 
 
 @pytest.mark.parametrize(("kills", "state"), [(True, "warn"), (None, "warn"), (False, "ok")])
@@ -191,6 +193,8 @@ def test_a_users_own_systemd_is_warned_of_where_it_ends_with_the_last_logout() -
 def test_a_container_that_takes_the_supervisor_along_is_warned_of() -> None:
     assert units.container("systemd", [], apart=False).state == "ok"
     assert units.container("tini", ["/.dockerenv"], apart=True).state == "ok"
+    assert units.container("init(Ubuntu)", [], apart=False).state == "ok"
+    assert units.container("", [], apart=False).state == "ok", "processes of others are hidden, which tells nothing"
     for first, marks in (("python", []), ("tini", ["/.dockerenv"]), ("systemd", ["/run/.containerenv"])):
         check = units.container(first, marks, apart=False)
         assert (check.state, "docker-compose.yml" in check.remedy) == ("warn", True)
@@ -281,6 +285,13 @@ def test_a_worker_that_is_away_is_named_with_what_it_leaves_unwatched(place: Sta
     check = named(all_checks(place.settings), "sessions")
     assert (check.state, check.text) == ("warn", "live and watched by no worker: 1 of this host")
     assert "shellback worker" in check.remedy
+    place.hire()
+    assert named(all_checks(place.settings), "worker").state == "ok"
+    place.workers[-1].kill()
+    check = named(all_checks(place.settings), "worker")
+    assert (check.state, check.text) == ("warn", "none of this host runs"), "though it was heard of a moment ago"
+    assert named(all_checks(place.settings), "sessions").state == "warn"
+
     import sqlalchemy as sa
 
     from app.storage.tables import sessions

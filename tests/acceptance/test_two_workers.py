@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from app.cli.children import WorkerChild
 from app.storage.tables import turns
 from app.work import backlog, roster, stream
 from app.work.claims import RECOVERIES
+from tests.nursery import ForkedWorker
 from tests.stage import Stage, stage
 
 COUNTING = str(Path(__file__).parent.parent / "programs" / "counting_worker.py")
@@ -32,9 +32,8 @@ class Pair:
         self.loop = loop
 
     def hire(self, name: str, *lease: str) -> WorkerChild:
-        worker = WorkerChild(
-            self.loop.where, {**self.loop.environ, "WORKER_NAME": name}, [sys.executable, COUNTING, *lease]
-        )
+        environ = {**self.loop.environ, "WORKER_NAME": name}
+        worker = ForkedWorker(self.loop.where, environ, program=COUNTING, arguments=lease)
         self.loop.workers.append(worker)
         worker.wait_ready()
         return worker

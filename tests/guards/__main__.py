@@ -28,6 +28,7 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
 LIMIT_S: Final = 300.0
+CONTROL_S: Final = 1200.0
 PASSED, FAILED = 0, 1
 
 
@@ -79,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="patches whose name has this in it")
     parser.add_argument("--jobs", type=int, default=2, help="copies at a time (2)")
     options = parser.parse_args(argv)
+    if lacking := [name for name in ("git", "patch") if shutil.which(name) is None]:
+        print(f"guards: not installed: apt install {' '.join(lacking)}", file=sys.stderr)
+        return 2
     try:
         guards = [read(path) for path in sorted(HERE.glob("*.patch")) if options.only in path.name]
     except BadPatch as error:
@@ -87,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not guards:
         print(f"guards: no patch in {HERE.name} has {options.only!r} in its name", file=sys.stderr)
         return 1
-    if complaint := _control(guards):
+    print(f"all tests of {len(guards)} guards first, with every guard in place", file=sys.stderr, flush=True)
+    if complaint := _control(guards, options.jobs):
         print(f"guards: red although every guard is in place:\n{complaint}", file=sys.stderr)
         return 1
     began = time.monotonic()
@@ -126,19 +131,25 @@ def _copy() -> Generator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _tests(directory: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _tests(
+    directory: Path, tests: Sequence[str], *options: str, limit_s: float = LIMIT_S
+) -> subprocess.CompletedProcess[str]:
     # Ours comes before the installed one, in this process and in those that tests start.
     environ = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1", "EXEC_TESTS_STRICT": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=line", "-p", "no:randomly", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=line", "-p", "no:randomly", *options]
     return subprocess.run(
-        command, cwd=directory, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*command, *tests], cwd=directory, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
     )
 
 
-def _control(guards: Sequence[Guard]) -> str:
+def _control(guards: Sequence[Guard], jobs: int) -> str:
     """Run every test that is named, with all guards in place; what went wrong, or nothing."""
+    tests = sorted({test for guard in guards for test in guard.tests})
     with _copy() as directory:
-        done = _tests(directory, sorted({test for guard in guards for test in guard.tests}))
+        try:
+            done = _tests(directory, tests, "-n", str(jobs), limit_s=CONTROL_S)
+        except subprocess.TimeoutExpired:
+            return f"not done within {CONTROL_S:.0f} s"
     return "" if done.returncode == PASSED else (done.stdout + done.stderr)[-4000:]
 
 

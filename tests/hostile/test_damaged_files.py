@@ -179,7 +179,10 @@ async def test_a_damaged_mark_without_a_process_never_starts_one(tmp_path: Path,
         assert (await sup.run("b", "exit 3"))["exit_code"] == 3
 
 
-@pytest.mark.parametrize(("age_s", "evidence"), [(0, "never_started"), (30 * 365 * 86400, "machine_rebooted")])
+@pytest.mark.parametrize(
+    ("age_s", "evidence"),
+    [(0, "never_started"), (30 * 365 * 86400, "machine_rebooted"), (-3600, "record_unreadable")],
+)
 async def test_an_empty_mark_says_never_started_only_on_the_boot_it_was_made_on(
     tmp_path: Path, age_s: int, evidence: str
 ) -> None:
@@ -223,7 +226,10 @@ async def test_a_draft_that_is_a_pipe_or_a_link_holds_nobody_up_and_leads_nowher
     assert outside.read_text() == "mine"
 
 
-@pytest.mark.parametrize("rows", ['[{"start": "a"}]', '[{"end": 5}, 7]', '{"start": 0}', "[" * 5000])
+@pytest.mark.parametrize(
+    "rows",
+    ['[{"start": "a"}]', '[{"end": 5}, 7]', '{"start": 0}', "[" * 5000, '[{"start": 9, "end": 4, "newlines": 0}]'],
+)
 async def test_a_damaged_table_of_holes_costs_no_process(tmp_path: Path, rows: str) -> None:
     async with rig(tmp_path) as sup:
         await sup.start("a", "echo one; read line; echo two; exit 7", keep_stdin_open=True)
@@ -231,5 +237,6 @@ async def test_a_damaged_table_of_holes_costs_no_process(tmp_path: Path, rows: s
         (sup.folder("a") / layout.HOLES).write_text(rows)
         await sup.kill_supervisor()
         await sup.client.write("a", b"\n")
-        assert (await sup.exit("a"))["exit_code"] == 7
+        record = await sup.exit("a")
+        assert (record["exit_code"], record["bytes_total"], record["bytes_dropped"]) == (7, 8, 0)
         assert sup.log("a") == b"one\ntwo\n"

@@ -28,4 +28,4 @@ def test_a_stranger_with_the_number_of_a_session_is_left_alone(tmp_path: Path) -
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == ["ended 3", "unseen lost supervisor_killed", "damaged lost"]
+    assert done.stdout.splitlines() == ["ended 3", "adopted 9", "unseen lost supervisor_killed", "damaged lost"]

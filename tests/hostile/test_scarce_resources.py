@@ -6,13 +6,13 @@ import asyncio
 import errno
 import json
 import resource
-import shutil
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from app.exec.ends import Ends
+from app.exec.errors import SpawnFailed
 from app.exec.exec_registry import ExecRegistry
 from app.exec.supervisor import layout
 from app.storage.db import Database
@@ -21,7 +21,7 @@ from app.storage.tables import mailbox
 from app.work.callbacks import CallbackSink
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
-from tests.supervisors import Rig, gone, rig, until
+from tests.supervisors import Rig, gone, removed, rig, until
 from tests.surroundings import small_rig
 
 pytestmark = pytest.mark.anyio
@@ -51,9 +51,11 @@ async def test_a_full_disk_costs_output_and_never_a_status(tmp_path: Path) -> No
         await sup.client.write("b", b"\n")
         assert (await sup.exit("b"))["exit_code"] == 8
         assert (await sup.client.status("a"))["record"] == full
+        sup.forget()
         sup.make_room()
         for name in ("a", "b"):
-            await until((sup.folder(name) / layout.EXIT).exists)
+            assert (await sup.exit(name))["exit_code"] in {7, 8}, "told once more when it can be acknowledged"
+            assert (sup.folder(name) / layout.EXIT).exists()
             assert await sup.client.ack(name)
         assert json.loads((sup.folder("a") / layout.ACKED).read_text()) == full
         again = await sup.start("s39", "echo whole; exit 5")
@@ -180,23 +182,19 @@ async def test_what_runs_ends_as_it_would_when_no_descriptor_is_left(tmp_path: P
         assert (await sup.pids())[0] == pid
 
 
-def _removed(home: Path) -> bool:
-    # Its supervisor may be putting something there at the same time.
-    shutil.rmtree(home, ignore_errors=True)
-    return not home.exists()
-
-
 async def test_a_state_directory_that_is_removed_costs_no_status_and_is_made_anew(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         pid, keeper = await sup.pids()
         await sup.start("a", "read line; exit 7", keep_stdin_open=True, background=True)
         await sup.start("b", "read line; exit 8", keep_stdin_open=True)
-        await until(lambda: _removed(sup.home))
+        await until(lambda: removed(sup.home))
         await sup.client.write("a", b"\n")
         assert (await sup.exit("a"))["exit_code"] == 7
         refused = await sup.start("c", "exit 3")
         assert (refused.outcome, refused.code) == ("refused", "state_gone")
         assert "was removed" in refused.message
+        with pytest.raises(SpawnFailed, match="was removed"):
+            await sup.client.abandon("c")
         await sup.client.write("b", b"\n")
         assert (await sup.exit("b"))["exit_code"] == 8
         assert await gone(pid)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.exec import limits as bounds
 from app.exec.engine import Engine
 from app.exec.errors import SupervisorUnreachable
 from app.exec.identity import session_id as session_id_of
@@ -192,6 +194,26 @@ async def test_an_abandoned_session_is_lost_and_never_starts(tmp_path: Path) -> 
         assert (again.state, again.end.evidence) == (SessionState.LOST, Evidence.NEVER_STARTED)
         assert not (engine.workspace / "ran").exists()
     assert len(told.sessions) == 1
+
+
+@pytest.mark.parametrize("later_s", [bounds.FRESH_S + 1, -1.0])
+async def test_what_was_given_up_while_its_worker_was_frozen_is_not_started(tmp_path: Path, later_s: float) -> None:
+    shift = 0.0
+    end = SessionEnd(state=SessionState.LOST, evidence=Evidence.HOST_UNREACHABLE, ended_at=1.0)
+
+    class Frozen(MemorySessionStore):
+        async def claim(self, session: Session) -> Session:
+            nonlocal shift
+            made = await super().claim(session)
+            await self.finish(made.id, end)
+            shift = later_s
+            return made
+
+    workspace, home = places(tmp_path)
+    async with unstarted_engine(workspace, home, Frozen(), clock=lambda: time.time() + shift) as engine:
+        session = await launch(engine, "touch ran")
+        assert session.end == end
+        assert await engine.supervised.status(session.id) is None
 
 
 async def test_what_the_supervisor_gave_up_is_lost_also_when_only_it_knows(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import ctypes
 import hashlib
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from app.exec.errors import InputUnknown
 from app.exec.supervisor import layout
-from tests.supervisors import end, gone, rig, stop, until
+from tests.supervisors import end, gone, removed, rig, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -344,6 +343,6 @@ async def test_many_workers_start_one_supervisor(tmp_path: Path) -> None:
 async def test_a_keeper_whose_state_directory_was_removed_ends_with_its_supervisor(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         pid, keeper = await sup.pids()
-        shutil.rmtree(sup.home)
+        await until(lambda: removed(sup.home))
         await end(pid)
         assert await gone(keeper)

@@ -94,6 +94,30 @@ async def test_living_descendants_are_named_and_may_be_ended_later(tmp_path: Pat
         assert (await sup.client.status("a"))["record"]["ended_by"] == "itself"
 
 
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("acknowledged", [False, True])
+async def test_survivors_without_the_marker_are_ended_after_the_death_of_a_supervisor(
+    tmp_path: Path, away: bool, acknowledged: bool
+) -> None:
+    seconds = a_while()
+    async with rig(tmp_path) as sup:
+        script = f"read line; env -i sleep {seconds} & sleep 0.1; echo left; exit 2"
+        await sup.start("a", script, keep_stdin_open=True)
+        if away:
+            await sup.client.write("a", b"\n")
+            await sup.until_log("a", b"left")
+        await sup.kill_supervisor()
+        if not away:
+            await sup.client.write("a", b"\n")
+        record = await sup.exit("a")
+        assert (record["exit_code"], record["survivors"]) == (2, sleepers(seconds))
+        if acknowledged:
+            assert await sup.client.ack("a")
+            await sup.kill_supervisor()
+        assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
+        assert sleepers(seconds) == []
+
+
 async def test_what_survivors_print_is_still_kept(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         record = await sup.run("a", "(sleep 0.3; echo late) & echo early")

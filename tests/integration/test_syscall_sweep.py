@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,17 @@ def test_nothing_is_lost_or_done_twice_when(what: str, trace: list[Call], databa
 )
 def test_a_keeper_that_cannot_do_it_now_does_it_later(call: str, error: str, database: Path) -> None:
     count = disturb(Point("recovery", "keeper", "main", call, 1, error), database, database.with_name("later"))
+    assert (count.clean, count.reached) == (True, 1), count
+
+
+@pytest.mark.parametrize("name", ['"', '/started"', '/log"'], ids=["its directory", "the mark", "the log"])
+def test_a_supervisor_that_has_no_room_to_look_leaves_it_to_the_next_one(name: str, database: Path) -> None:
+    path = database.with_name("looks")
+    assert watch("recovery", "supervisor", ALL, database, path).clean
+    opened = [call for call in tracer.calls(path) if call.name == "openat"]
+    index = next(at for at, call in enumerate(opened) if re.search(rf'/sessions>, "[^/"]+{name}', call.text))
+    nth = sum(call.thread == opened[index].thread for call in opened[: index + 1])
+    count = disturb(Point("recovery", "supervisor", ALL, "openat", nth, "EMFILE"), database, path)
     assert (count.clean, count.reached) == (True, 1), count
 
 

@@ -15,7 +15,7 @@ import pytest
 from app.exec.model import Session, SessionState
 from app.exec.supervisor import layout
 from app.work import generation
-from tests.commands import assert_refused, facts, told
+from tests.commands import assert_refused, facts, shellback, told
 from tests.stage import Stage, stage
 
 
@@ -97,6 +97,8 @@ def test_processes_that_an_older_database_does_not_know_are_settled_by_a_person_
     assert facts(told(loop, "kill", killed.id, "--json")) == {"session_id": killed.id, "survivors": []}
     assert not alive(killed.pid)
     assert_refused(told(loop, "adopt", "process", killed.id, "-c", "new"), "no unknown process")
+    for name in ("", "two words", "x" * 101):
+        assert_refused(shellback(loop, "adopt", "process", adopted.id, "-c", name), "conversation name")
     for one in (adopted, over):
         row = facts(told(loop, "adopt", "process", one.id[:12], "-c", "new", "--json"))
         assert [each["session_id"] for each in row] == [one.id]
@@ -110,9 +112,10 @@ def test_processes_that_an_older_database_does_not_know_are_settled_by_a_person_
         over.id: (SessionState.EXITED, "new"),
     }
     assert facts(told(loop, "ps", "--unknown", "--json")) == []
+    assert "no unknown processes" in told(loop, "kill", "--unknown").stderr
     assert generation.read(loop.home).older is None
     assert check(loop, "restored")["state"] == "ok"
-    assert_refused(told(loop, "adopt", "process", adopted.id, "-c", "other"), "no")
+    assert_refused(told(loop, "adopt", "process", adopted.id, "-c", "other"), "belongs to conversation new already")
 
 
 def test_all_that_is_unknown_is_ended_only_when_that_is_confirmed(loop: Stage) -> None:

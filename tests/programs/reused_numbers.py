@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from app.exec.supervisor.procfs import TICKS
-from tests.supervisors import Rig, end, until
+from tests.supervisors import Rig, end, stop, until
 
 
 def stranger_with(pid: int) -> subprocess.Popen[bytes]:
@@ -28,6 +28,12 @@ def stranger_with(pid: int) -> subprocess.Popen[bytes]:
         os.killpg(made.pid, signal.SIGKILL)
         made.wait()
     raise AssertionError(f"{pid} was not to be had")
+
+
+async def a_later_tick() -> None:
+    """The kernel tells a start to the tick only."""
+    began = time.monotonic()
+    await until(lambda: time.monotonic() - began > 2 / TICKS)
 
 
 def unharmed(stranger: subprocess.Popen[bytes]) -> None:
@@ -49,6 +55,23 @@ async def after_its_end(rig: Rig) -> None:
     assert (await rig.client.kill("ended", grace_s=0, ended_by="agent")).killed
     unharmed(stranger)
     print("ended", (await rig.client.status("ended"))["record"]["exit_code"])
+
+
+async def before_its_end_is_heard_of(rig: Rig) -> None:
+    """The keeper reaps what a later supervisor took over; its number is a stranger's before that one hears of it."""
+    pid = (await rig.start("adopted", "exec sleep 600")).pid or 0
+    await rig.kill_supervisor()
+    supervisor, _ = await rig.pids()
+    await stop(supervisor)
+    await end(pid)
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+    stranger = stranger_with(pid)
+    await a_later_tick()
+    os.kill(supervisor, signal.SIGCONT)
+    record = await rig.exit("adopted")
+    assert (await rig.client.kill("adopted", grace_s=0, ended_by="agent")).killed
+    unharmed(stranger)
+    print("adopted", record["signal"])
 
 
 async def while_nobody_looked(rig: Rig) -> None:
@@ -74,9 +97,7 @@ async def while_nobody_looked(rig: Rig) -> None:
 async def with_a_damaged_record(rig: Rig) -> None:
     """A record names a living stranger of the right boot by its number; its start is another."""
     await rig.start("damaged", "exec sleep 600")
-    began = time.monotonic()
-    # In a later tick, for the kernel tells a start to the tick only.
-    await until(lambda: time.monotonic() - began > 2 / TICKS)
+    await a_later_tick()
     stranger = stranger_with(20_000)
     file = rig.folder("damaged") / "started"
     pid = (await rig.client.status("damaged"))["pid"]
@@ -104,7 +125,8 @@ def _reaped(pid: int) -> bool:
 
 async def main(home: Path) -> None:
     options: dict[str, Any] = {"idle_s": 30.0}
-    for number, story in enumerate((after_its_end, while_nobody_looked, with_a_damaged_record)):
+    stories = (after_its_end, before_its_end_is_heard_of, while_nobody_looked, with_a_damaged_record)
+    for number, story in enumerate(stories):
         rig = Rig(home / str(number), **options)
         await rig.client.connect()
         await story(rig)

@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
+import argparse
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart, UserPromptPart
 
 from app.exec.callback_text import HEADER
-from chaos import polls
+from chaos import options, polls
 from chaos.soak.batch_agent import decide
 from chaos.soak.figures import Figure, of_delays
 from chaos.soak.staff import Outage
 from chaos.soak.verdict import Delay
+
+
+@pytest.mark.parametrize(
+    ("allowed", "text"),
+    [
+        (options.whole, "0"), (options.whole, "-5"), (options.whole, "x"), (options.whole, "1.5"),
+        (options.seconds, "0"), (options.seconds, "nan"), (options.seconds, "inf"), (options.seconds, "x"),
+        (options.pattern, "["),
+    ],
+)  # fmt: skip
+def test_a_number_that_means_nothing_is_refused(allowed: Callable[[str], object], text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is no"):
+        allowed(text)
+    assert (options.whole("3"), options.seconds("0.5"), options.pattern("a.c")) == (3, 0.5, "a.c")
+
+
+def test_what_is_told_to_end_takes_everything_down_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    down: list[str] = []
+
+    def run() -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            down.append("all of it")
+        return 0
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert options.unless_cut_off("soak", run) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (down, capsys.readouterr().err) == (["all of it"], "soak: cut off\n")
 
 
 def test_the_agent_makes_all_calls_of_a_message_at_once_and_then_repeats_the_news() -> None:

@@ -129,6 +129,23 @@ def test_a_deadline_in_a_thousand_years_does_not_stop_the_loop() -> None:
     loop.run()
 
 
+def test_nothing_that_came_in_the_meantime_is_begun_after_the_end_of_the_loop() -> None:
+    loop = Loop()
+    begun: list[int] = []
+    reads, writes = os.pipe()
+    loop.watch(reads, begun.append)
+
+    def leave() -> None:
+        os.write(writes, b"start")
+        loop.stop()
+
+    loop.after(0, leave)
+    loop.run()
+    os.close(reads)
+    os.close(writes)
+    assert begun == []
+
+
 def test_a_process_that_proc_hides_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def hidden(*_: object, **__: object) -> int:
         raise PermissionError(errno.EPERM, "hidepid")

@@ -172,7 +172,8 @@ class Keeper:
             match message["op"]:
                 case "hold":
                     held = self._held.setdefault(message["session"], link.Held())
-                    held.fds.update(zip(message["names"], fds, strict=True))
+                    # Those for which there was no room here are cut off, and are the supervisor's alone.
+                    held.fds.update(zip(message["names"], fds, strict=False))
                     held.notes = message["notes"]
                     crashpoints.reach("keeper.held")
                 case "drop":
@@ -197,12 +198,6 @@ class Keeper:
             if names is None:
                 del self._held[session]
 
-    def _remember(self, pid: int, start: int, sid: int, code: int, status: int) -> link.Dead:
-        self._number += 1
-        dead = link.Dead(self._number, pid, start, sid, code, status)
-        self._dead.append(dead)
-        return dead
-
     def _reap(self) -> int | None:
         """Reap every child that has ended; the supervisor's status if it is among them."""
         ended: int | None = None
@@ -214,6 +209,7 @@ class Keeper:
                 return ended
             if info is None:
                 return ended
+            known = procfs.ticks() - 1
             try:
                 proc = procfs.read(info.si_pid)
             except OSError:
@@ -225,7 +221,9 @@ class Keeper:
                 ended = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
                 continue
             start, sid = (proc.start, proc.sid) if proc is not None else (0, 0)
-            dead = self._remember(info.si_pid, start, sid, info.si_code, info.si_status)
+            self._number += 1
+            dead = link.Dead(self._number, info.si_pid, start, sid, info.si_code, info.si_status, known)
+            self._dead.append(dead)
             crashpoints.reach("keeper.reaped")
             self._unsent.append({"op": "ended", "dead": asdict(dead)})
             self._send()

@@ -1,4 +1,7 @@
-"""Exit records: on disk before anybody is told, told until acknowledged, durable soon after."""
+"""Exit records: on disk before anybody is told, told until acknowledged, durable soon after.
+
+Where the disk has no room, the keeper has the record until it does: it is told all the same, and once more then.
+"""
 
 from __future__ import annotations
 

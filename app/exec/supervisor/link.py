@@ -35,7 +35,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A process that the keeper reaped: identity and wait status as waitid gave it."""
+    """A process that the keeper reaped: identity and wait status as waitid gave it.
+
+    `known` is the last tick at which the number was its own for certain.
+    """
 
     number: int
     pid: int
@@ -43,6 +46,7 @@ class Dead:
     sid: int
     code: int
     status: int
+    known: int
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

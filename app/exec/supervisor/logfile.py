@@ -54,10 +54,9 @@ class LogFile:
 
     def _on_record(self) -> list[tuple[int, int, int]]:
         rows = self._records.read_list(self._session_id, self._table)
-        # One damaged row is no reason to lose the process behind it.
-        return sorted(
-            _hole(row) for row in rows if all(_counts(row.get(name)) for name in ("start", "end", "newlines"))
-        )
+        # One damaged row is no reason to lose the process behind it, or to count what cannot be.
+        holes = [_hole(row) for row in rows if all(_counts(row.get(name)) for name in ("start", "end", "newlines"))]
+        return sorted(hole for hole in holes if hole[0] <= hole[1])
 
     def take(self, pipe: int, limit: int) -> int:
         """Move at most `limit` bytes out of `pipe`; 0 at its end, WOULD_BLOCK when it is empty."""

@@ -86,7 +86,8 @@ class Loop:
         while not self._stopped:
             for fd, events in poll(self._wait(), 128):
                 call = ready.get(fd)
-                if call is not None:
+                # Whatever is begun after the end is nobody's.
+                if call is not None and not self._stopped:
                     call(events)
 
     def _wait(self) -> float:

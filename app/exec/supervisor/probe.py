@@ -150,7 +150,8 @@ def probe(path: str) -> dict[str, str]:
         OSError: Nothing can be made there at all.
     """
     _remove_stale(path)
-    scratch = os.path.join(path, f"{SCRATCH}{os.getpid()}")
+    # In a container each may have the number of one that did not come back.
+    scratch = os.path.join(path, f"{SCRATCH}{os.getpid()}.{time.time_ns()}")
     os.mkdir(scratch, 0o700)
     try:
         folder = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -42,7 +42,9 @@ class Records:
         """Create the session's `started` file and return its descriptor; None when somebody did before."""
         if self.spares is not None and content == self.spares.text and self.spares.take(session_id):
             try:
-                return self.claimed(session_id)
+                return os.open(
+                    f"{session_id}/{layout.STARTED}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=self.fd
+                )
             except BaseException:
                 self.remove(session_id, layout.STARTED)
                 raise
@@ -65,10 +67,6 @@ class Records:
             self.remove(session_id, layout.STARTED)
             raise
         return fd
-
-    def claimed(self, session_id: str) -> int:
-        """A descriptor that adds to the `started` file of a session."""
-        return os.open(f"{session_id}/{layout.STARTED}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=self.fd)
 
     def running(self, session_id: str) -> Message | None:
         """What is on record about the session's process: of what changed since its start, or of that.

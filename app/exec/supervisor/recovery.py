@@ -6,6 +6,7 @@ A number comes from the kernel, through the keeper, or not at all.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from app.exec.supervisor.records import ABANDONED, Unreadable
 from app.exec.supervisor.supervisor import Supervisor
 
 _DAMAGED: Final = b"?"
+_NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _BOOT_ID: Final = re.compile(r"[0-9A-Za-z-]+\Z")
 _NOTES: Final[Message] = {
     "deadline": None, "grace_s": 1.0, "log_cap": 0, "background": True, "separate_stderr": False, "pty": None,
@@ -100,11 +102,16 @@ class _Recovery:
         held = self._held.get(name)
         if held is not None:
             job = self._job(name, {})
-            job.record = self._sup.ledger.ended.get(name) or job.end(self._sup.boot_id, state="exited")
+            job.record = self._record(name) or job.end(self._sup.boot_id, state="exited")
             self._connect(job)
             if job.input is not None:
                 job.input.close()
             self._keep_streams(job)
+
+    def _record(self, name: str) -> ExitRecord | None:
+        with contextlib.suppress(Unreadable):
+            return self._sup.ledger.ended.get(name) or self._records.ended(name, layout.ACKED)
+        return None
 
     def _keep_streams(self, job: Job) -> None:
         """Watch the streams that an ended job still has; give the rest back."""
@@ -155,7 +162,7 @@ class _Recovery:
         self._connect(job)
         dead = next((dead for dead in self._dead if (dead.pid, dead.start) == (job.pid, job.start)), None)
         if dead is not None:
-            self._sup.end(job, dead.code, dead.status)
+            self._sup.end(job, dead.code, dead.status, dead.known)
             self._keep_streams(job)
             return
         job.pidfd = procfs.open_pidfd(job.pid, job.start) or -1
@@ -199,10 +206,15 @@ class _Recovery:
 
     @contextlib.contextmanager
     def _contained(self, name: str) -> Generator[None]:
-        """One damaged session does not stop the others; whoever asks for it hears that it is lost."""
+        """One damaged session does not stop the others; whoever asks for it hears that it is lost.
+
+        Where there is no room to look, nothing is known of any: this supervisor fails, and the next one looks again.
+        """
         try:
             yield
         except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise
             self._sup.diary.note("supervisor", f"{name}: cannot be taken over: {type(error).__name__}")
 
     def _look(self) -> list[procfs.Proc]:
@@ -266,7 +278,9 @@ class _Recovery:
         claim = self._claim(name).decode("ascii", "replace").split()
         if not claim:
             # Cut off by a kill before anything was forked; or the machine lost its power, and it may well have run.
-            return "never_started" if self._records.made_at(name) > time.time() - now() - 1 else "machine_rebooted"
+            age, up = time.time() - self._records.made_at(name), now() + 1
+            # A clock that is behind the file's has been set since: it cannot tell one boot from the other.
+            return "record_unreadable" if age < -1 else "never_started" if age < up else "machine_rebooted"
         if not _BOOT_ID.match(claim[0]):
             return "record_unreadable"
         if claim[0] != self._sup.boot_id:

@@ -33,6 +33,7 @@ from app.exec.supervisor.supervisor import Supervisor
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_GONE: Final = "the state directory was removed; nothing starts before what runs there has ended"
 _MOMENT_S: Final = 0.05
 _END_GRACE_S: Final = 5.0
 _END_S: Final = 12.0
@@ -53,7 +54,7 @@ class Requests:
         self._ops: dict[str, Callable[[Peer, Message], Message | None]] = {
             "hello": self._hello,
             "info": lambda _peer, _message: self._info(),
-            "start": self._start,
+            "start": lambda _peer, message: supervisor.start(message),
             "status": lambda _peer, message: supervisor.status(session_id(message)),
             "list": lambda _peer, _message: self._list(),
             "write": self._write,
@@ -115,7 +116,7 @@ class Requests:
             peer.send({"id": number, "ok": False, "error": refusal.code, "message": str(refusal)})
         except OSError as error:
             self._sup.diary.note("supervisor", f"{op} failed: {error.strerror}")
-            peer.send({"id": number, "ok": False, **_failure(error)})
+            peer.send({"id": number, "ok": False, **self._failure(error)})
         except Exception as error:  # noqa: BLE001 - whoever asks again after a crash would cause the next
             # A bug of ours; it harms this request only.
             self._sup.diary.note("supervisor", f"{op} failed: {type(error).__name__}")
@@ -123,6 +124,15 @@ class Requests:
         else:
             if answer is not None:
                 peer.send({"id": number, "ok": True, **answer})
+
+    def _failure(self, error: OSError) -> Message:
+        if isinstance(error, FileNotFoundError) and self._sup.records.gone:
+            # What runs goes on to its end here; then whoever wants to start something gets a new pair.
+            self._retiring = True
+            self._loop.after(0.0, self._rest)
+            return {"error": "state_gone", "message": _GONE}
+        code = "descriptors" if error.errno in _NO_FDS else "disk" if error.errno in _FULL else "os_error"
+        return {"error": code, "errno": error.errno, "message": error.strerror or str(error)}
 
     def _hello(self, peer: Peer, message: Message) -> Message | None:
         version = message.get("version")
@@ -149,17 +159,6 @@ class Requests:
             "descriptors": self._sup.descriptors,
             "stopping": self._sup.stopping,
         }
-
-    def _start(self, _peer: Peer, message: Message) -> Message:
-        try:
-            return self._sup.start(message)
-        except FileNotFoundError:
-            if not self._sup.records.gone:
-                raise
-        # What runs goes on to its end here; then whoever wants to start something gets a new pair.
-        self._retiring = True
-        self._loop.after(0.0, self._rest)
-        raise Refused("state_gone", "the state directory was removed; nothing starts before what runs there has ended")
 
     def _kill(self, peer: Peer, message: Message) -> Message | None:
         name, number = session_id(message), message.get("id")
@@ -276,8 +275,3 @@ class Requests:
         self._listener.close()
         self._sup.diary.note("supervisor", "ends: nobody needs it")
         self._loop.stop()
-
-
-def _failure(error: OSError) -> Message:
-    code = "descriptors" if error.errno in _NO_FDS else "disk" if error.errno in _FULL else "os_error"
-    return {"error": code, "errno": error.errno, "message": error.strerror or str(error)}

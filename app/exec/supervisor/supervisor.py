@@ -257,9 +257,10 @@ class Supervisor:
             self.end(job, os.CLD_EXITED, os.WEXITSTATUS(status))
         self._close_pidfd(job)
 
-    def end(self, job: Job, code: int, status: int) -> None:
-        """Record the end that the kernel reported."""
+    def end(self, job: Job, code: int, status: int, known: int = 0) -> None:
+        """Record the end that the kernel reported; `known` as whoever reaped it has it."""
         self._drain(job)
+        job.known = max(job.known, known)
         try:
             job.look()
             survivors = self._survivors(job)
@@ -381,7 +382,7 @@ class Supervisor:
         """Take over a wait status from the keeper."""
         for job in self.jobs.values():
             if job.record is None and (job.pid, job.start) == (dead.pid, dead.start):
-                self.end(job, dead.code, dead.status)
+                self.end(job, dead.code, dead.status, dead.known)
                 self._close_pidfd(job)
                 break
         self.keeper.forget([dead])
