@@ -69,7 +69,7 @@ class Keeper:
         failures, status = 0, 1
         while status != 0:
             began = time.monotonic()
-            if self._fork(ready):
+            if self._fork(ready, failures):
                 ready, status = -1, self._serve()
             else:
                 status = _NO_ROOM
@@ -104,7 +104,7 @@ class Keeper:
             with contextlib.suppress(OSError):
                 os.write(2, f"shellback supervisor: {what}\n".encode())
 
-    def _fork(self, ready: int) -> bool:
+    def _fork(self, ready: int, failures: int) -> bool:
         """Start a supervisor; False where the machine has no room for one now."""
         try:
             ours, theirs = link.pair()
@@ -128,7 +128,9 @@ class Keeper:
             for fd in (self._bell, self._bell_in, self._config.keeper_lock):
                 os.close(fd)
             ours.close()
-            os._exit(daemon.main(self._config, link.Legacy(keeper, theirs, self._held, list(self._dead)), ready))
+            os._exit(
+                daemon.main(self._config, link.Legacy(keeper, theirs, self._held, list(self._dead), failures), ready)
+            )
         theirs.close()
         if ready >= 0:
             os.close(ready)

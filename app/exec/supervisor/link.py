@@ -90,6 +90,8 @@ class Legacy:
     line: socket.socket
     held: dict[str, Held] = field(default_factory=dict[str, Held])
     dead: list[Dead] = field(default_factory=list[Dead])
+    failures: int = 0
+    """Supervisors that have ended one shortly after the other before this one."""
 
 
 class Line:

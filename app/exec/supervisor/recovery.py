@@ -23,6 +23,8 @@ from app.exec.supervisor.supervisor import Supervisor
 
 _DAMAGED: Final = b"?"
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_TRIES: Final = 3
+"""Supervisors that fail over an error which may pass, before the session it befell is given up."""
 _BOOT_ID: Final = re.compile(r"[0-9A-Za-z-]+\Z")
 _NOTES: Final[Message] = {
     "deadline": None, "grace_s": 1.0, "log_cap": 0, "background": True, "separate_stderr": False, "pty": None,
@@ -43,6 +45,7 @@ class _Recovery:
         self._sup = supervisor
         self._records = supervisor.records
         self._held = legacy.held
+        self._failures = legacy.failures
         self._dead = legacy.dead
         self._taken: set[tuple[int, int]] = set()
         self._pending: list[str] = []
@@ -209,11 +212,12 @@ class _Recovery:
         """One damaged session does not stop the others; whoever asks for it hears that it is lost.
 
         Where there is no room to look, nothing is known of any: this supervisor fails, and the next one looks again.
+        Other errors may pass as well, and get two more looks.
         """
         try:
             yield
         except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
-            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            if isinstance(error, OSError) and (error.errno in _NO_ROOM or self._failures < _TRIES - 1):
                 raise
             self._sup.diary.note("supervisor", f"{name}: cannot be taken over: {type(error).__name__}")
 
