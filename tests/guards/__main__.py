@@ -1,6 +1,6 @@
 """`python -m tests.guards`: take each guard away in a copy of the tree and see its tests turn red.
 
-A patch begins with lines for people and for this program, then the difference::
+A patch begins with lines for people and for this program, then the difference, by paths below `app`::
 
     guard: what is taken away
     promise: G1
@@ -159,8 +159,8 @@ def _without(guard: Guard) -> Finding:
     with _copy() as directory:
         # Not `git apply`: the copy is no repository.
         applied = subprocess.run(
-            ["patch", "--batch", "--forward", "--fuzz=1", "-p1", "-i", str(guard.path)],
-            cwd=directory,
+            ["patch", "--batch", "--forward", "--fuzz=1", "-p0", "-i", str(guard.path)],
+            cwd=directory / "app",
             capture_output=True,
             text=True,
             check=False,
