@@ -71,12 +71,10 @@ def _run(options: argparse.Namespace) -> int:
         "notes": run.notes,
     }
     options.json.write_text(json.dumps(facts, indent=1) + "\n")
-    missed = [figure for figure in found if not figure.met]
-    for figure in missed:
-        print(f"soak: {figure.name}: {figure.shown}, allowed is {figure.limit_shown}", file=sys.stderr)
+    code = figures.judged("soak", found)
     for note in run.notes[:20]:
         print(f"soak: {note}", file=sys.stderr)
-    return 1 if missed else 0
+    return code
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

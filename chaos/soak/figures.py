@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,14 @@ class Figure:
             "met": self.met,
             "note": self.note,
         }
+
+
+def judged(name: str, figures: Sequence[Figure]) -> int:
+    """Name each figure that falls short on standard error; the exit code."""
+    missed = [figure for figure in figures if not figure.met]
+    for figure in missed:
+        print(f"{name}: {figure.name}: {figure.shown}, allowed is {figure.limit_shown}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 def _number(value: float) -> str:

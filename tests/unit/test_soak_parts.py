@@ -13,7 +13,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from app.exec.callback_text import HEADER
 from chaos import options, polls
 from chaos.soak.batch_agent import decide
-from chaos.soak.figures import Figure, of_delays
+from chaos.soak.figures import Figure, judged, of_delays
 from chaos.soak.staff import Outage
 from chaos.soak.verdict import Delay
 
@@ -95,3 +95,10 @@ def test_gaps_between_polls_come_from_the_log_of_postgres(tmp_path: Path) -> Non
     )
     looks = polls.read_log(log, "wakes.h", 0.0, float("inf"))
     assert polls.gaps(looks.rounds) == pytest.approx([0.5])
+
+
+def test_a_figure_that_falls_short_is_named_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    kept, short = Figure(name="kept", value=1, limit=1), Figure(name="short", value=2, limit=1)
+    assert judged("soak", [kept]) == 0
+    assert judged("soak", [kept, short]) == 1
+    assert capsys.readouterr().err == "soak: short: 2, allowed is <= 1\n"
