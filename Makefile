@@ -12,7 +12,7 @@ UV ?= uv
 LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo test check guards bench chaos chaos-quick chaos-syscalls soak polls lock clean
+.PHONY: help setup demo test check guards bench chaos chaos-quick chaos-syscalls escape soak polls fuzz lock clean
 
 help: ## list what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -42,6 +42,9 @@ chaos-quick: $(STAMP) ## a part of it, in minutes
 
 chaos-syscalls: $(STAMP) ## kills and errors at every system call of supervisor and keeper (needs strace); ARGS=--help
 	@$(BIN)/python -m chaos.syscalls $(ARGS)
+
+escape: $(STAMP) ## attempts to get out of the sandbox, each shown to work without it; ARGS=--help
+	@$(BIN)/python -m tests.escape $(ARGS)
 
 guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no test notices; needs patch(1)
 	@$(BIN)/python -m tests.guards $(ARGS)

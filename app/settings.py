@@ -9,7 +9,9 @@ environment is built up from nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import shlex
 from collections.abc import Mapping
@@ -21,9 +23,12 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from app.exec import limits
+from app.exec.backends.secrets import secret_paths
 
 DOTENV: Final = ".env"
-_COMING: Final = ("bubblewrap", "podman")
+_COMING: Final = ("podman",)
+_OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
+_OF_ALL: Final = ("/tmp", "/var/tmp", "/home", "/home/agent")  # noqa: S108 - sandboxes have others there
 _DATABASES: Final = {
     "sqlite": "sqlite",
     "sqlite+pysqlite": "sqlite",
@@ -79,8 +84,10 @@ class Settings(BaseModel):
     model_base_url: str = _setting("", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True)
     model_timeout: float = _seconds(600.0, 0.5, 3600)
     offline_seconds: float = _seconds(0.0, 0, 60)
-    backend: Literal["auto", "host"] = _setting("auto", "auto or host")
+    backend: Literal["auto", "host", "bubblewrap"] = _setting("auto", "auto, host or bubblewrap")
     exec_uid: int = _count(65534, 1, 2**32 - 2)
+    network: Literal["off", "on"] = _setting("off", "off or on")
+    host_write_fence: Literal["off", "on"] = _setting("off", "off or on")
 
     shellback_home: Path = Field(
         default_factory=lambda: _default_home(os.environ),
@@ -90,6 +97,18 @@ class Settings(BaseModel):
         "", "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE (driver psycopg)", secret=True
     )
     workspace_root: Path = _setting("workspace", "a directory")
+    secret_paths: str = _setting("", "paths that begin with / or ~/, with colons between them")
+    sandbox_readable: str = _setting(
+        "",
+        "absolute paths with colons between them; not /, /tmp, /var/tmp, /home, /home/agent, /run, /proc, /sys, /dev or"
+        " what is below the last four, and nothing that is or is in a listed secret (SECRET_PATHS) or the state"
+        " directory",
+    )
+    sandbox_tmp_bytes: int = _count(2**30, 2**20, 2**40)
+    sandbox_processes: int = _count(1024, 16, 1_000_000)
+    sandbox_memory_bytes: int = _setting(
+        0, f"0 for no bound, or a whole number from {2**26} to {2**44}", ge=0, le=2**44
+    )
 
     approval_ttl: float = _seconds(3600.0, 1, 30 * 86400)
     turn_slots: int = _count(4, 1, 64)
@@ -186,6 +205,36 @@ class Settings(BaseModel):
             raise ValueError("one of the two")
         return value
 
+    @field_validator("secret_paths")
+    @classmethod
+    def _secrets(cls, value: str) -> str:
+        if value:
+            secret_paths(_parts(value), home=Path.home(), state=Path("/"))
+        return value
+
+    @field_validator("sandbox_readable")
+    @classmethod
+    def _no_secret(cls, value: str, info: ValidationInfo) -> str:
+        if not value:
+            return value
+        more = info.data
+        hidden = _hidden(more.get("secret_paths", ""), more.get("shellback_home", Path("/")), more.get("exec_uid", 0))
+        for part in _parts(value):
+            path = Path(os.path.realpath(part))
+            own = any(path.is_relative_to(place) for place in _OWN_OF_SANDBOXES)
+            if not part.startswith("/") or "\0" in part or own or str(path) in {"/", *_OF_ALL}:
+                raise ValueError("no path that a sandbox could have in addition")
+            if any(path.is_relative_to(secret) for secret in hidden):
+                raise ValueError("a secret")
+        return value
+
+    @field_validator("sandbox_memory_bytes")
+    @classmethod
+    def _enough(cls, value: int) -> int:
+        if 0 < value < 2**26:
+            raise ValueError("too little for a shell and a compiler")
+        return value
+
     @field_validator("log_level", mode="before")
     @classmethod
     def _capitals(cls, value: object) -> object:
@@ -208,6 +257,19 @@ class Settings(BaseModel):
         return f"sqlite:///{Path(path).expanduser().absolute()}" + (f"?{query}" if query else "")
 
     @property
+    def hidden(self) -> tuple[Path, ...]:
+        """What no sandbox sees and no command reads without being asked: listed secrets, state directory, database."""
+        found = _hidden(self.secret_paths, self.shellback_home, self.exec_uid)
+        file = self.database_url.partition("?")[0].removeprefix("sqlite:///")
+        names = (f"{os.path.realpath(file)}{end}" for end in ("", "-wal", "-shm"))
+        return (*found, *map(Path, names)) if file.startswith("/") else found
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """What sandboxes may read beside what programs need."""
+        return tuple(Path(part) for part in _parts(self.sandbox_readable))
+
+    @property
     def telemetry_endpoint(self) -> str:
         """Where traces and metrics go, empty for nowhere."""
         return "" if self.otel_sdk_disabled else self.otel_exporter_otlp_endpoint
@@ -216,6 +278,20 @@ class Settings(BaseModel):
     def shown_database(self) -> str:
         """The database's address for people, without its password."""
         return shown_url(self.database_url)
+
+
+def _parts(value: str) -> list[str]:
+    return [part for part in value.split(":") if part]
+
+
+def _hidden(extra: str, state: Path, exec_uid: int) -> tuple[Path, ...]:
+    found = {*secret_paths(_parts(extra), home=Path.home(), state=state)}
+    for uid in {os.geteuid(), exec_uid if os.geteuid() == 0 else os.geteuid()}:
+        # HOME may be another than the user's, and commands may be those of another user.
+        with contextlib.suppress(KeyError):
+            home = pwd.getpwuid(uid).pw_dir
+            found.update(secret_paths((), home=Path(home), state=state) if os.path.isdir(home) else ())
+    return tuple(sorted(found))
 
 
 def words(command: str) -> list[str]:

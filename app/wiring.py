@@ -135,13 +135,6 @@ def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retent
     return Retention(where.database, client, lambda name: remove_session(links, name), where.host_id, ages)
 
 
-def backend(settings: Settings) -> Backend:
-    """The backend that settings name; `auto` takes what works here, which for now is the host."""
-    from app.exec.backends.host import HostBackend
-
-    return HostBackend(settings.workspace_root, exec_uid=settings.exec_uid)
-
-
 def agent_with(settings: Settings, capabilities: Sequence[AbstractCapability[Any]]) -> Agent[Any, Any]:
     """The agent that settings name, with its model and these capabilities; what can be wrong with either is known.
 
@@ -231,8 +224,8 @@ def neighbours(where: Place) -> Generator[Neighbours]:
 
 
 @contextlib.contextmanager
-def worker(where: Place) -> Generator[Worker]:
-    """A worker of this host, not started; holds its executor id until the end.
+def worker(where: Place, backend: Backend) -> Generator[Worker]:
+    """A worker of this host whose commands run in `backend`, not started; holds its executor id until the end.
 
     Raises:
         ExecutorTaken: A worker with the same name lives.
@@ -289,7 +282,7 @@ def worker(where: Place) -> Generator[Worker]:
         engine = Engine(
             store,
             port,
-            backend(settings),
+            backend,
             home=where.home,
             host_id=where.host_id,
             absence_tells=lambda session: absence_tells(where.home, session.created_at),

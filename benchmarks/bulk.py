@@ -53,33 +53,34 @@ def sleeps(options: Options) -> Mapping[str, Reading]:
                     return await made.launch("sleep 3600")
 
             sessions = await asyncio.gather(*(start() for _ in range(SLEEPS)))
-            alive = sum(map(_runs, sessions))
+            alive = sum(map(runs, sessions))
             pids = await made.processes()
-            pss = [_pss(pid) for pid in pids]
+            memory = [pss(pid) for pid in pids]
             for session in sessions:
                 terminate(session.pid, session.id)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(60):
                     await told.enough.wait()
             await asyncio.sleep(0.2)
-            note = f"supervisor {pss[0] / MB:.1f} MB, keeper {pss[1] / MB:.1f} MB"
+            note = f"supervisor {memory[0] / MB:.1f} MB, keeper {memory[1] / MB:.1f} MB"
             # More ends than sessions would be as wrong as fewer.
             once = len(told.sessions) if len(set(told.sessions)) == len(told.sessions) else -1
             return {
                 "sleeps started": Reading(measured=alive),
-                "sleeps memory": Reading(measured=sum(pss) / MB, note=note),
+                "sleeps memory": Reading(measured=sum(memory) / MB, note=note),
                 "sleeps callbacks": Reading(measured=once),
             }
 
     return asyncio.run(measure(ground(options.directory)))
 
 
-def _runs(session: Session) -> bool:
+def runs(session: Session) -> bool:
+    """Whether the process of a session is there, and is the session's."""
     return session.pid is not None and session.id.encode() in Path(f"/proc/{session.pid}/environ").read_bytes()
 
 
-def _pss(pid: int) -> int:
-    """Bytes; pages that several processes have are shared out among them."""
+def pss(pid: int) -> int:
+    """Bytes of memory; pages that several processes have are shared out among them."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -132,9 +133,9 @@ async def _through_us(made: Rig, command: str, size: int) -> tuple[float, float]
 
 async def _into_file(made: Rig, command: str) -> float:
     file = made.where.workspace / "output"
-    line = f"{command} | cat > {file.name}"
+    argv, alike = await made.alike(f"{command} | cat > {file.name}")
     began = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(*made.argv(line), **made.alike(line))
+    process = await asyncio.create_subprocess_exec(*argv, **alike)
     await process.wait()
     took = time.perf_counter() - began
     file.unlink()

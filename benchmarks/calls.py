@@ -23,7 +23,7 @@ AT_ONCE = 200
 def foreground(options: Options) -> Mapping[str, Reading]:
     async def measure(where: Ground) -> Mapping[str, Reading]:
         async with rig(where) as made:
-            argv, alike = made.argv(TRUE), made.alike(TRUE)
+            argv, alike = await made.alike(TRUE)
 
             async def through_us() -> float:
                 began = time.perf_counter()
@@ -171,7 +171,7 @@ def started(argv: Sequence[str], alike: dict[str, Any]) -> subprocess.Popen[byte
 def background(options: Options) -> Mapping[str, Reading]:
     async def measure(where: Ground) -> Mapping[str, Reading]:
         async with rig(where) as made:
-            argv, alike = made.argv(TRUE), made.alike(TRUE)
+            argv, alike = await made.alike(TRUE)
 
             async def through_us() -> float:
                 began = time.perf_counter()
@@ -218,8 +218,8 @@ def burst(options: Options) -> Mapping[str, Reading]:
                 await made.engine.wait(session.id, up_to=30)
         return statistics.median(rates), max(fds for fds, _ in more), max(tasks for _, tasks in more)
 
-    def without_us(made: Rig) -> float:
-        argv, alike = made.argv("sleep 600"), made.alike("sleep 600")
+    async def without_us(made: Rig) -> float:
+        argv, alike = await made.alike("sleep 600")
         began = time.perf_counter()
         processes = [started(argv, alike) for _ in range(AT_ONCE)]
         rate = AT_ONCE / (time.perf_counter() - began)
@@ -233,7 +233,7 @@ def burst(options: Options) -> Mapping[str, Reading]:
         url = f"sqlite:///{durable.home / 'shellback.db'}"
         async with rig(light) as made:
             rate, descriptors, threads = await at_once(made)
-            bare = without_us(made)
+            bare = await without_us(made)
         schema.migrate(url)
         database = Database(url)
         try:
@@ -269,7 +269,7 @@ def exits(options: Options) -> Mapping[str, Reading]:
 
             async def blocking() -> float:
                 gate = Gate(where.workspace, f"gate-{next(names)}")
-                process = started(made.argv(gate.command), made.alike(gate.command))
+                process = started(*await made.alike(gate.command))
                 await gate.reached()
                 began = time.perf_counter()
                 gate.open()

@@ -36,11 +36,12 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """One measurement of a figure, in the figure's unit."""
+    """One measurement of a figure, in the figure's unit; with `absent`, why it cannot be had on this machine."""
 
-    measured: float
+    measured: float = 0.0
     baseline: float | None = None
     note: str = ""
+    absent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Result:
     @property
     def value(self) -> float | None:
         """What is held against the limit."""
-        return None if self.best is None else value_of(self.figure, self.best)
+        return None if self.best is None or self.best.absent else value_of(self.figure, self.best)
 
     @property
     def ok(self) -> bool:
@@ -86,8 +87,12 @@ class Result:
     def take(self, reading: Reading) -> None:
         """Count one more repeat."""
         self.all.append(reading)
+        if self.best is None or self.best.absent:
+            self.best = reading
+        if reading.absent:
+            return
         sign = -1 if self.figure.at_least else 1
-        if self.best is None or sign * value_of(self.figure, reading) < sign * value_of(self.figure, self.best):
+        if sign * value_of(self.figure, reading) < sign * value_of(self.figure, self.best):
             self.best = reading
 
     def to_json(self) -> dict[str, Any]:
@@ -113,8 +118,8 @@ def value_of(figure: Figure, reading: Reading) -> float:
 
 
 def keeps(figure: Figure, reading: Reading) -> bool:
-    """Whether a reading is within the limit."""
-    if figure.limit is None:
+    """Whether a reading is within the limit; one that cannot be had here is."""
+    if figure.limit is None or reading.absent:
         return True
     value = value_of(figure, reading)
     return value >= figure.limit if figure.at_least else value <= figure.limit
@@ -137,6 +142,11 @@ def judge(bench: Bench, run: Callable[[], Mapping[str, Reading]], *, repeats: in
         if all(result.ok for result in results.values()):
             break
     return list(results.values())
+
+
+def absent(figures: Sequence[Figure], why: str) -> dict[str, Reading]:
+    """Readings that say why there are none on this machine: said in the table, and not missed."""
+    return {figure.name: Reading(absent=why) for figure in figures}
 
 
 def missed(results: Sequence[Result]) -> list[str]:

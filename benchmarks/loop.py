@@ -42,6 +42,8 @@ class Stage:
             "WORKSPACE_ROOT": str(where.workspace),
             "ENABLE_EXECUTE": "true",
             "MODEL": "offline",
+            # Its figures are those of queue and database, and comparable with earlier ones; sandboxes have their own.
+            "BACKEND": "host",
             "SUPERVISOR_IDLE_SECONDS": "600",
             "LOG_LEVEL": "WARNING",
             **environ,

@@ -29,11 +29,14 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _noted(result: Result) -> str:
-    return f" ({result.best.note})" if result.best is not None and result.best.note else ""
+    said = "" if result.best is None else result.best.absent or result.best.note
+    return f" ({said})" if said else ""
 
 
 def _row(result: Result) -> tuple[str, ...]:
     figure, best, value, limit = result.figure, result.best, result.value, limit_of(result.figure)
+    if best is not None and best.absent:
+        return (figure.name, "-", "-", "-", limit, "not here")
     if best is None or value is None:
         return (figure.name, "-", "-", "-", limit, "MISSED")
     compared = {"ratio": f"{value:.2f}x", "difference": f"{value:+.2f} {figure.unit}", "value": ""}[figure.compare]

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends.host import EXEC_UID, HostBackend
+from app.exec.backends.base import Backend
+from app.exec.backends.host import HostBackend
+from app.exec.backends.runner import EXEC_UID
 from app.exec.commands import command_spec, proposal_for
 from app.exec.engine import Engine
 from app.exec.errors import SupervisorUnreachable
 from app.exec.limits import Limits
 from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CallOrigin, Session
+from app.exec.model import CallOrigin, CommandSpec, Session
 from app.exec.outcome import Outcome
 from app.exec.policy import Grant, grant_by_operator
 from app.exec.ports import SessionStore
@@ -30,6 +32,7 @@ from app.exec.supervisor.client import SupervisorClient
 
 UNLIMITED: Final = 1_000_000
 SOON_S: Final = 30.0
+CONVERSATION: Final = "bench"
 _numbers = itertools.count(1)
 
 
@@ -66,11 +69,13 @@ class Rig:
         self.engine = engine
         self.client = client
 
-    def _call(self, command: str, **more: Any) -> tuple[Any, CallOrigin, Grant]:
+    def _call(
+        self, command: str, *, conversation: str = CONVERSATION, **more: Any
+    ) -> tuple[CommandSpec, CallOrigin, Grant]:
         spec = command_spec(command=command, workspace=self.engine.workspace, limits=self.engine.limits, **more)
         number = next(_numbers)
         origin = CallOrigin(
-            conversation_id="bench",
+            conversation_id=conversation,
             response_run_id=f"run-{number}-{os.getpid()}",
             response_timestamp="2026-01-02T03:04:05.000000+00:00",
             call_index=0,
@@ -79,24 +84,23 @@ class Rig:
         return spec, origin, grant_by_operator(proposal_for(spec, self.engine.backend), "benchmark")
 
     async def run(self, command: str, **more: Any) -> Outcome:
-        """A foreground command, to its end."""
+        """A foreground command, to its end; a `conversation` has sandboxes of its own."""
         return await self.engine.run(*self._call(command, **more))
 
     async def launch(self, command: str) -> Session:
         """A background command."""
         return await self.engine.launch(*self._call(command, background=True))
 
-    def argv(self, command: str) -> tuple[str, ...]:
-        """What the engine executes for a command."""
-        spec, _, _ = self._call(command)
-        return self.engine.backend.plan(spec).argv
+    async def alike(self, command: str) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """What the engine executes for a command, and how, for `subprocess` and asyncio.
 
-    def alike(self, command: str) -> dict[str, Any]:
-        """How the engine executes it, for `subprocess` and asyncio: directory, environment, user, own session."""
+        The latter is directory, environment, user, own session.
+        """
         spec, _, _ = self._call(command)
-        plan = self.engine.backend.plan(spec)
+        plan = await self.engine.backend.plan(spec, CONVERSATION)
         who: dict[str, Any] = {} if plan.uid is None else {"user": plan.uid, "group": plan.gid, "extra_groups": []}
-        return {"cwd": plan.cwd, "env": plan.env, "start_new_session": True, "stdin": subprocess.DEVNULL, **who}
+        alike = {"cwd": plan.cwd, "env": plan.env, "start_new_session": True, "stdin": subprocess.DEVNULL, **who}
+        return plan.argv, alike
 
     async def processes(self) -> tuple[int, int]:
         """Pids of supervisor and keeper."""
@@ -106,14 +110,22 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def rig(
-    where: Ground, store: SessionStore | None = None, *, log_bytes: int | None = None, host_id: str = "local"
+    where: Ground,
+    store: SessionStore | None = None,
+    *,
+    backend: Backend | None = None,
+    log_bytes: int | None = None,
+    host_id: str = "local",
 ) -> AsyncGenerator[Rig]:
-    """A started engine; its commands, supervisor and keeper are gone at the end. `log_bytes` 0 is no cap."""
+    """A started engine; its commands, supervisor and keeper are gone at the end.
+
+    `backend` is for the workspace of `where`, the host's without one; `log_bytes` 0 is no cap.
+    """
     client = SupervisorClient(where.home, idle_s=600)
     engine = Engine(
         MemorySessionStore(limit=UNLIMITED) if store is None else store,
         client,
-        HostBackend(where.workspace),
+        backend or HostBackend(where.workspace),
         home=where.home,
         host_id=host_id,
         limits=Limits() if log_bytes is None else Limits(log_bytes=log_bytes),

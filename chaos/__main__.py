@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from chaos.cells import cells, quick_cells
+from chaos.cells import cells, quick_cells, sandboxed_cells
 from chaos.options import whole
 from chaos.report import Report, Row
 from chaos.runs import Runs
+from tests import sandboxes
 from tests.databases import NoPostgres
 from tests.nursery import NoNursery, probe_machines
 
 RESULTS: Final = Path(__file__).parent / "results" / "latest.json"
 REPEATS: Final = {"sqlite": 25, "postgres": 5}
+SANDBOXED: Final = 2
+"""Repeats of a cell in bubblewrap, on SQLite only: what differs there has to do with no database."""
 SAY_S: Final = 10.0
 SAVE_S: Final = 30.0
 
@@ -86,8 +89,13 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
         for database in ([options.database] if options.database else REPEATS)
         for cell in (quick_cells(database) if options.quick else cells())
     ]
+    if options.database != "postgres":
+        rows += [Row(cell, "sqlite") for cell in sandboxed_cells()[:: 2 if options.quick else 1]]
     rows = [row for row in rows if options.only in row.name]
     left_out: list[str] = []
+    if any(row.cell.backend == "bubblewrap" for row in rows) and (why := sandboxes.refusal()):
+        left_out.append(f"the cells in bubblewrap ({why})")
+        rows = [row for row in rows if row.cell.backend != "bubblewrap"]
     if any(row.cell.victims == ("machine",) for row in rows):
         try:
             probe_machines()
@@ -98,13 +106,14 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
 
 
 def _follow(runs: Runs, rows: Sequence[Row], options: argparse.Namespace, left_out: list[str], began: float) -> None:
-    repeats = {name: options.repeats or (1 if options.quick else times) for name, times in REPEATS.items()}
+    given = options.repeats or (1 if options.quick else None)
+    repeats = {id(row): given or (REPEATS[row.database] if row.cell.backend == "host" else SANDBOXED) for row in rows}
     todo: list[tuple[Row, bool]] = []
     # Each cell once, then each again: what is cut off has seen all of them as often. Mixed, since the slow ones,
     # those that wait and those that need a server of their own stand side by side.
     for number in range(max(repeats.values())):
         executed = number == 0 and not (options.quick or options.forked)
-        some = [(row, executed and row.database == "sqlite") for row in rows if number < repeats[row.database]]
+        some = [(row, executed and row.database == "sqlite") for row in rows if number < repeats[id(row)]]
         random.Random(number).shuffle(some)  # noqa: S311 - an order, not a secret
         todo += some
     said = saved = began

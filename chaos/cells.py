@@ -37,10 +37,15 @@ from typing import Final, Literal
 from app.exec.supervisor import crashpoints
 
 Victim = Literal["worker", "supervisor", "keeper", "database", "machine"]
+Backend = Literal["host", "bubblewrap"]
 Moment = Literal["hired", "approved", "running"]
 
 KEPT_BY_TESTS: Final = "retention."
-POINTS: Final = tuple(point for point in crashpoints.POINTS if not point.startswith(KEPT_BY_TESTS))
+OF_SANDBOXES: Final = ("supervisor.sandboxed", "supervisor.orphaned")
+"""Only a start in a sandbox reaches these."""
+POINTS: Final = tuple(
+    point for point in crashpoints.POINTS if point not in OF_SANDBOXES and not point.startswith(KEPT_BY_TESTS)
+)
 _OF_OTHERS: Final = ("supervisor.", "keeper.")
 WORKER_POINTS: Final = tuple(point for point in POINTS if not point.startswith(_OF_OTHERS))
 SUPERVISOR_POINTS: Final = tuple(point for point in POINTS if point.startswith("supervisor."))
@@ -57,8 +62,8 @@ NEVER_STARTED: Final = "lost never_started"
 UNKNOWN: Final = "lost supervisor_killed"
 REBOOTED: Final = "lost machine_rebooted"
 
-_AFTER_MARK: Final = ("supervisor.marked", "supervisor.held")
-"""The session's mark is on disk and no process exists: whoever comes later cannot start it any more."""
+_AFTER_MARK: Final = ("supervisor.marked", "supervisor.held", *OF_SANDBOXES)
+"""The session's mark is on disk and no command exists: whoever comes later cannot start it any more."""
 _CLAIMED: Final = ("claim.committed", "start.sent", "supervisor.request")
 _ALIVE: Final = (
     "supervisor.forked", "supervisor.recorded_pid", "start.answered", "started.recorded", "tool.returned",
@@ -74,15 +79,21 @@ _KILLING: Final = ("kill.sent", "supervisor.killing")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One point at which something is killed, with `kill -9`."""
+    """One point at which something is killed, with `kill -9`, while commands run in a backend."""
 
     victims: tuple[Victim, ...]
     point: str
+    backend: Backend = "host"
 
     @property
     def name(self) -> str:
         """As in the table."""
-        return f"{'+'.join(self.victims)} at {self.point}"
+        return f"{'+'.join(self.victims)} at {self.place}"
+
+    @property
+    def place(self) -> str:
+        """The point, and the backend where it is not the host."""
+        return self.point if self.backend == "host" else f"{self.point} in {self.backend}"
 
     @property
     def here(self) -> Victim:
@@ -154,9 +165,28 @@ VICTIMS: Final[tuple[tuple[Victim, ...], ...]] = (
 )
 
 
+_SANDBOXED: Final = (
+    "request", "marked", "held", "sandboxed", "orphaned", "forked", "recorded_pid", "exit_seen", "record_written",
+    "reaped", "killing",
+)  # fmt: skip
+
+
 def cells() -> list[Cell]:
     """All of them."""
     return [Cell(victims, point) for victims in VICTIMS for point in POINTS]
+
+
+def sandboxed_cells() -> list[Cell]:
+    """A part of the matrix in sandboxes: what is killed there holds or starts them."""
+    everybody: tuple[Victim, ...] = ("worker", "supervisor", "keeper")
+    return [
+        *(Cell(("supervisor",), f"supervisor.{point}", "bubblewrap") for point in _SANDBOXED),
+        *(Cell(everybody, f"supervisor.{point}", "bubblewrap") for point in _SANDBOXED[1::2]),
+        Cell(("worker",), "start.sent", "bubblewrap"),
+        Cell(("keeper",), "keeper.held", "bubblewrap"),
+        Cell(("keeper",), "keeper.reaped", "bubblewrap"),
+        Cell(("worker", "supervisor"), "started.recorded", "bubblewrap"),
+    ]
 
 
 def quick_cells(database: str) -> list[Cell]:

@@ -52,9 +52,14 @@ class Row:
         return " + ".join(self.cell.victims)
 
     @property
+    def kind(self) -> str:
+        """Victims, and the backend where it is not the host."""
+        return self.victims if self.cell.backend == "host" else f"{self.victims}, in {self.cell.backend}"
+
+    @property
     def name(self) -> str:
         """Victims and point."""
-        return f"{self.victims} at {self.cell.point}"
+        return f"{self.victims} at {self.cell.place}"
 
     @property
     def said(self) -> str:
@@ -90,10 +95,10 @@ class Report:
         """A line for each kind of victim and database."""
         names = ("Killed", "Database", "Points", "Kills", *(name.capitalize() for name in _SHOWN[:-1]))
         lines: list[tuple[str, ...]] = [names, tuple("---" for _ in names)]
-        groups = dict.fromkeys((row.victims, row.database) for row in self.rows)
-        for victims, database in groups:
-            rows = [row for row in self.rows if (row.victims, row.database) == (victims, database)]
-            lines.append((victims, database, str(len(rows)), *_totals(rows)[:-1]))
+        groups = dict.fromkeys((row.kind, row.database) for row in self.rows)
+        for kind, database in groups:
+            rows = [row for row in self.rows if (row.kind, row.database) == (kind, database)]
+            lines.append((kind, database, str(len(rows)), *_totals(rows)[:-1]))
         lines.append(("**all**", "", "", *_totals(self.rows)[:-1]))
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n\n".join([" ".join(self._ends()), table])

@@ -78,7 +78,8 @@ class Runs:
             return _broken(), None
 
     def _lived(self, row: Row, executed: bool) -> tuple[Count, Path | None]:
-        with self._database(row) as (url, server), stage(url, DRAIN_SECONDS="1", SUPERVISOR_IDLE_SECONDS="60") as made:
+        environ = {"DRAIN_SECONDS": "1", "SUPERVISOR_IDLE_SECONDS": "60", "BACKEND": row.cell.backend}
+        with self._database(row) as (url, server), stage(url, **environ) as made:
             made.left = self._left
             try:
                 count = live_through(made, row.cell, server, executed=executed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["tests.databases"]
+pytest_plugins = ["tests.databases", "tests.execs"]
 
 
 @pytest.fixture

@@ -14,6 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from app.exec.backends.base import Backend
+from app.exec.backends.bubblewrap import BubblewrapBackend
 from app.exec.backends.host import EXEC_UID, HostBackend
 from app.exec.commands import command_spec, proposal_for
 from app.exec.engine import Engine
@@ -25,6 +29,24 @@ from app.exec.policy import Grant, grant_by_operator
 from app.exec.ports import ExitSink, SessionStore
 from app.exec.sessions import Sessions
 from app.exec.supervisor.client import SupervisorClient
+from tests import sandboxes
+
+KIND = "host"
+"""The backend of engines that tests make; `each_backend` runs a test once with each."""
+
+
+def backend_of(kind: str, workspace: Path) -> Backend:
+    """A backend of this kind, whose commands may write the workspace."""
+    return BubblewrapBackend(workspace) if kind == "bubblewrap" else HostBackend(workspace)
+
+
+@pytest.fixture(params=["host", "bubblewrap"])
+def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The backend of all engines of the test, which runs once on each; skipped where one cannot be had."""
+    if request.param == "bubblewrap":
+        sandboxes.needed()
+    monkeypatch.setattr("tests.execs.KIND", request.param)
+    return request.param
 
 
 class Told(ExitSink):
@@ -68,7 +90,7 @@ def unstarted_engine(workspace: Path, home: Path, store: SessionStore | None = N
     return Engine(
         store or MemorySessionStore(),
         SupervisorClient(home, idle_s=0.5),
-        HostBackend(workspace),
+        backend_of(KIND, workspace),
         home=home,
         **more,
     )

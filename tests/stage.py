@@ -59,6 +59,8 @@ class Stage:
             "WORKSPACE_ROOT": str(self.workspace),
             "ENABLE_EXECUTE": "true",
             "MODEL": "offline",
+            # A probe at each of the many starts of a worker takes its time; BACKEND="auto" gives what it would choose.
+            "BACKEND": "host",
             "SWEEP_SECONDS": "1",
             "SUPERVISOR_IDLE_SECONDS": "600",
             "SHELLBACK_CRASH_POINTS": str(self.points),

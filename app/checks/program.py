@@ -1,4 +1,4 @@
-"""What the settings ask for: the gate, the agent and its model, the backend, telemetry."""
+"""What the settings ask for: the gate, the agent and its model, telemetry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from app import wiring
 from app.checks.check import Check
-from app.exec.errors import ExecError
 from app.settings import shown_url
 from app.telemetry.watches import missing
 
@@ -42,21 +41,6 @@ def model(settings: Settings) -> Check:
 
 def _model_id(agent: Agent[Any, Any]) -> str:
     return str(getattr(agent.model, "model_id", agent.model))
-
-
-def backend(settings: Settings) -> Check:
-    """Whether commands can run, and what that does not protect from."""
-    found = wiring.backend(settings)
-    if "workspace_root" not in settings.model_fields_set and not settings.workspace_root.exists():
-        return Check("backend", "ok", f"{found.name}; `chat` and `worker` will make {settings.workspace_root}")
-    try:
-        found.check()
-    except ExecError as error:
-        return Check("backend", "fail", str(error))
-    text = f"{found.name}: {found.description}"
-    if found.name == "host":
-        return Check("backend", "warn", text, "approve with care: what you approve can do what that user can")
-    return Check("backend", "ok", text)
 
 
 def telemetry(settings: Settings) -> Check:

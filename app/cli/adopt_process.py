@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.shared import Refused, json_option, me, opened, print_json, utf8, visible
-from app.exec.model import SessionId
+from app.exec.model import WORK, SessionId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,18 +72,18 @@ def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
 
 
 def _home(where: Place) -> Home:
-    from app import wiring
+    from app.choice import choose
     from app.exec.links import LogLinks
     from app.exec.supervisor import layout
     from app.work.unknown import Home
 
-    backend = wiring.backend(where.settings)
+    backend = choose(where.settings).backend
     sessions = where.home / layout.SESSIONS
     return Home(
         host_id=where.host_id,
         uid=backend.uid,
         backend=backend.name,
-        profile=backend.profile,
+        profile=WORK,
         workspace=str(backend.workspace),
         log_path=LogLinks(backend.workspace, sessions).path,
         sessions=sessions,

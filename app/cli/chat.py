@@ -36,6 +36,7 @@ def chat(conversation: str, interrupt: bool) -> None:
       echo 'What runs?' | shellback chat -c build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from app import wiring
+    from app.choice import check_workspace
     from app.cli.children import a_worker, worker_lives
     from app.cli.talking import Talk
     from app.work.sending import require_name
@@ -45,11 +46,15 @@ def chat(conversation: str, interrupt: bool) -> None:
     with _ending_in_order(), opened(settings) as where:
         if not worker_lives(where):
             make_default(settings)
-            wiring.backend(settings).check()
+            check_workspace(settings)
         with a_worker(where) as ours, wiring.enqueuing(where) as enqueuer:
             person = sys.stdin.isatty() and sys.stdout.isatty()
             if person:
                 _greet(conversation, settings, ours=ours is not None)
+            if ours is not None and ours.on_the_host and settings.enable_execute:
+                click.echo(
+                    f"commands run on the host, and nothing is kept from them: {ours.on_the_host}", err=not person
+                )
             talk = Talk(where, enqueuer, conversation, by=me(), interrupt=interrupt, child=ours)
             code = talk.with_a_person() if person else talk.with_a_pipe()
             if person and ours is not None:

@@ -20,12 +20,17 @@ STOP_S: Final = 10.0
 """What a worker gets to end beyond the time in which it drains."""
 LOG_BYTES: Final = 4 * 1024 * 1024
 """A worker's log that has grown beyond this is put aside as `worker.log.1` at the next start."""
+ON_THE_HOST: Final = "on the host: "
+"""A worker that was to take a sandbox if possible, and could not, begins a line with this, and goes on with why."""
 # -P: a directory `app` where the user happens to be is not ours.
 WORKER: Final = (sys.executable, "-P", "-m", "app", "worker", "--while-stdin")
 
 
 class WorkerChild:
-    """A worker process of ours, which ends when we do. What it logs goes to a file in the state directory."""
+    """A worker process of ours, which ends when we do. What it logs goes to a file in the state directory.
+
+    `on_the_host` is why its commands have no sandbox although they were to have one if possible, "" where they have.
+    """
 
     def __init__(self, where: Place, environ: Mapping[str, str] | None = None, argv: Sequence[str] = WORKER) -> None:
         self._path = where.home / "worker.log"
@@ -34,6 +39,7 @@ class WorkerChild:
         self.process = self._begin(argv, environ)
         self._ready = threading.Event()
         self._listens = False
+        self.on_the_host = ""
         self._tail: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -55,6 +61,8 @@ class WorkerChild:
             self._tail = [*self._tail[-19:], text]
             self._log.write(line)
             self._log.flush()
+            if text.startswith(ON_THE_HOST):
+                self.on_the_host = text.removeprefix(ON_THE_HOST)
             if text == "ready":
                 self._listens = True
                 self._ready.set()

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "completion": ("app.cli.completion", "Print the completion script for a shell."),
     "migrate": ("app.cli.migrate", "Create or upgrade the tables."),
     "doctor": ("app.cli.doctor", "Say what works here, what does not, and how to mend it."),
+    "sandbox": ("app.cli.sandbox", "Show where commands run and what holds them there; try a command in it."),
     "adopt": ("app.cli.adopt", "Take over what is another host's, because you say so."),
     "demo": ("app.cli.demo", "A tour with real processes that ends by itself."),
 }
@@ -39,7 +40,7 @@ SECTIONS: Final = {
     "Talk and decide": ("chat", "send", "stop", "approvals", "conversations"),
     "Processes": ("ps", "logs", "kill"),
     "What goes on": ("queue", "events", "workers"),
-    "Run it": ("worker", "supervisor", "migrate", "prune", "doctor", "adopt", "config"),
+    "Run it": ("worker", "supervisor", "migrate", "prune", "doctor", "sandbox", "adopt", "config"),
     "Get to know it": ("demo", "completion"),
 }
 

@@ -37,6 +37,10 @@ done
 echo "2 warnings, 0 errors"
 exit 3
 """
+PLACES: Final = {
+    "bubblewrap": "in a sandbox of bubblewrap: `shellback sandbox` shows what holds it there",
+    "host": "on the host, where nothing is kept from it: `shellback sandbox` says why there is no sandbox",
+}
 CHATTER: Final = "\n".join(["!process_list {}"] * 12)
 """A message that keeps a slot busy for longer than the build takes."""
 
@@ -110,6 +114,8 @@ class Tour:
         answer = self._answer(item, "tour")
         self._say(_quoted("agent", answer))
         text = (self._root / "workspace" / "note.txt").read_text()
+        facts["backend"] = self._sessions()[0].backend
+        self._say(f"   it ran {PLACES.get(facts['backend'], facts['backend'])}")
         used = self._read(approvals.get, request.id)
         facts["approval"] = {"id": request.id, "state": used.state, "used_by": used.used_by}
         facts["checks"]["exactly the approved command ran, once"] = text == "written once\n" and used.state == "used"

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from app.cli.children import ON_THE_HOST
 from app.cli.shared import Refused, load_settings
 from app.cli.workspace import make_default
 
 if TYPE_CHECKING:
+    from app.choice import Choice
     from app.settings import Settings
     from app.storage.errors import ExecutorTaken
     from app.work.worker import Worker
@@ -42,6 +44,7 @@ def worker(while_stdin: bool) -> None:
       LOG_FORMAT=json LOG_LEVEL=WARNING shellback worker 2>>worker.log
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from app import wiring
+    from app.choice import choose
     from app.log import configure
     from app.storage.errors import ExecutorTaken
 
@@ -49,20 +52,22 @@ def worker(while_stdin: bool) -> None:
     configure(settings.log_level, settings.log_format)
     wiring.arm_crash_points(settings)
     make_default(settings)
-    wiring.backend(settings).check()
+    chosen = choose(settings)
     try:
-        with wiring.place(settings) as where, wiring.worker(where) as built:
-            _announce(settings)
+        with wiring.place(settings) as where, wiring.worker(where, chosen.backend) as built:
+            _announce(settings, chosen)
+            if while_stdin and chosen.fallen_back:
+                click.echo(f"{ON_THE_HOST}{chosen.why}", err=True)
             asyncio.run(_serve(built, while_stdin=while_stdin))
     except ExecutorTaken as taken:
         raise Refused(_taken(taken, settings)) from None
 
 
-def _announce(settings: Settings) -> None:
-    from app import wiring
-
-    backend = wiring.backend(settings)
-    log.info("backend %s: %s", backend.name, backend.description)
+def _announce(settings: Settings, chosen: Choice) -> None:
+    backend = chosen.backend
+    log.info("backend %s (%s): %s", backend.name, chosen.why, backend.description)
+    if chosen.fallen_back:
+        log.warning("commands run on the host, and nothing is kept from them: %s", chosen.why)
     log.info("workspace %s, database %s", backend.workspace, settings.shown_database)
     if not settings.enable_execute:
         log.warning("ENABLE_EXECUTE is not set: agents have no tools that run commands")

@@ -12,7 +12,7 @@ from app.exec.backends.base import Backend
 from app.exec.environment import check_env
 from app.exec.errors import InvalidCommand
 from app.exec.limits import Limits
-from app.exec.model import CommandSpec, WindowSize
+from app.exec.model import READ_ONLY, CommandSpec, WindowSize
 from app.exec.paths import sandbox_cwd
 from app.exec.policy import Proposal
 
@@ -96,8 +96,8 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
             "separate_stderr": spec.separate_stderr,
             "background": spec.background,
             "backend": backend.name,
-            "profile": backend.profile,
-            "network": backend.network,
+            "profile": spec.profile,
+            "network": backend.network and spec.profile != READ_ONLY,
             "uid": backend.uid,
             "lifetime": LIFETIME,
         },

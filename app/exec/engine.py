@@ -248,7 +248,7 @@ class Engine:
             boot_id=self.supervised.boot_id,
             uid=self.backend.uid,
             backend=self.backend.name,
-            profile=self.backend.profile,
+            profile=spec.profile,
             command=spec.command,
             cwd=spec.cwd,
             workspace=str(self.workspace),
@@ -292,13 +292,13 @@ class Engine:
         """Start a claimed session; one that an earlier execution has started is read again, as it may have ended."""
         if spec is None or session.state is not SessionState.CLAIMED:
             return await self.store.get(session.id) or session
-        plan = self.backend.plan(spec)
-        reach("start.sent")
-        if not 0 <= self._clock() - session.created_at < bounds.FRESH_S:
-            session = await self.store.get(session.id) or session
-            if session.end is not None:
-                return session
         try:
+            plan = await self.backend.plan(spec, session.conversation_id)
+            reach("start.sent")
+            if not 0 <= self._clock() - session.created_at < bounds.FRESH_S:
+                session = await self.store.get(session.id) or session
+                if session.end is not None:
+                    return session
             seen = await self.supervised.start(session, spec, plan)
         except SupervisorUnreachable:
             self._unsure.add(session.id)

@@ -33,6 +33,11 @@ class SessionState(StrEnum):
     LOST = "lost"
 
 
+WORK: Final = "work"
+"""Profile of a command that may write the workspace."""
+READ_ONLY: Final = "read_only"
+"""Profile of a command that writes nothing but a scratch space of its own, and has no network."""
+
 LIVE_STATES: Final = frozenset({SessionState.CLAIMED, SessionState.RUNNING})
 
 
@@ -95,6 +100,7 @@ class CommandSpec:
     pty: WindowSize | None = None
     background: bool = False
     separate_stderr: bool = False
+    profile: str = WORK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,7 @@ def grant(proposal: Proposal, verdict: Verdict, approval: Approval | None) -> Gr
         return None
     if approval.digest is not None and approval.digest != proposal.digest:
         raise CommandDenied(
-            "what would run now is not what was approved (the directory or the session changed meanwhile); "
+            "what would run now is not what was approved (directory, session or settings changed meanwhile); "
             "nothing was started, propose the call again"
         )
     return Grant(_MAKER, proposal.digest, "approved", approval.id)

@@ -85,6 +85,8 @@ class Supervised:
             grace_s=bounds.TIMEOUT_GRACE_S,
             log_cap=self._limits.log_bytes,
             background=spec.background,
+            sandbox=plan.sandbox,
+            fence=plan.fence,
         )
         answer = await self._port.start(request)
         match answer.outcome:

@@ -42,7 +42,7 @@ PRINTED: Final = b"first\nthen on\n"
 SOON_S: Final = 20.0
 _HUNG_S: Final = 75.0
 _STAYS_S: Final = 0.1
-"""How long a process may still live after its session was acknowledged that is to be killed in the session's life."""
+"""How long after its session was acknowledged a process may still come to the call at which it is disturbed."""
 _SYNCED_S: Final = 0.12
 """A worker so slow that the record is synced before it is acknowledged, as it is not with a quick one."""
 _SPARES: Final = 16
@@ -139,7 +139,8 @@ class _Life:
             os.chown(path, UID or -1, UID or -1)
         self._file = self._home / "db.sqlite"
         shutil.copyfile(database, self._file)
-        self._client = SupervisorClient(self._home, idle_s=1.0)
+        # Longer than a life: where a client takes its time to come back, a pair that leaves has not died.
+        self._client = SupervisorClient(self._home, idle_s=_HUNG_S)
         self._count = Count()
 
     async def live(self, process: Process, thread: str, trace: Path, point: Point | None) -> Count:
@@ -230,12 +231,14 @@ class _Life:
         await self._until("the acknowledgement", acked.exists)
 
     async def _reached(self, victim: int, trace: Path, point: Point | None) -> bool:
-        """Whether the disturbance came; a kill may still be about to."""
+        """Whether the disturbance came; it may still be about to."""
         if point is None:
             await asyncio.sleep(_STAYS_S)
             return True
         if point.error is None:
             return await asyncio.to_thread(_gone, victim, _STAYS_S)
+        with contextlib.suppress(_Hung):
+            await self._until("the error", lambda: tracer.injected(trace), _STAYS_S)
         return tracer.injected(trace)
 
     @contextlib.asynccontextmanager
@@ -355,7 +358,7 @@ class _Life:
 
     async def _afterwards(self, before: _Pair, point: Point | None) -> None:
         """Wait until supervisor and keeper are as when nothing had run; count what is not."""
-        after = before
+        after, rested = before, False
 
         def clean() -> bool:
             return after.open == before.open and not _children(after)
@@ -364,7 +367,7 @@ class _Life:
             async with asyncio.timeout(10):
                 while True:
                     with contextlib.suppress(ExecError, OSError):
-                        after = await self._pair()
+                        after, rested = await self._pair(), True
                         if clean():
                             break
                     await asyncio.sleep(0.02)
@@ -372,7 +375,8 @@ class _Life:
             self._count.left_over = 1
             more = [dict(now - then) for now, then in zip(after.open, before.open, strict=True)]
             less = [dict(then - now) for now, then in zip(after.open, before.open, strict=True)]
-            self._note(f"left open {more}, closed {less}, processes {_children(after)}")
+            left = f"left open {more}, closed {less}, processes {_children(after)}"
+            self._note(left if rested else "they never came to rest, or a spare is missing")
         same = (after.supervisor, after.keeper) == (before.supervisor, before.keeper)
         if self._story == "recovery":
             same = after.keeper == before.keeper

@@ -169,8 +169,9 @@ def test_stopping_the_worker_s_unit_touches_no_command_and_leaves_it_time_to_dra
         assert one["Service"]["StateDirectory"] == ["shellback shellback-workspace"]
         assert "ProcSubset" not in one["Service"]
         assert one["Unit"]["StartLimitIntervalSec"] == ["0"]
-    # A sandbox of a command's own is made below these.
-    assert not {"ProtectKernelTunables", "RestrictNamespaces"} & supervisor["Service"].keys()
+        # The supervisor makes sandboxes of commands below these, and the worker the one that it tries.
+        assert not {"ProtectKernelTunables", "RestrictNamespaces"} & one["Service"].keys()
+    assert "AF_NETLINK" in service["RestrictAddressFamilies"][0].split()
 
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from app.exec.supervisor import layout
+from app.exec.supervisor.protocol import VERSION
 from tests.supervisors import rig
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +61,7 @@ RECORDS: dict[str, Spoil] = {
     "a link": _link,
     "a pipe": _pipe,
     "a directory": _folder,
-    "of another version": _changed(version=2),
+    "of another version": _changed(version=VERSION + 1),
     "of another session": _changed(session_id="b"),
     "a code that is text": _changed(exit_code="abc"),
     "a code that is none": _changed(exit_code=256),

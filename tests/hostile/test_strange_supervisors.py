@@ -19,7 +19,7 @@ from app.exec.supervised import end_of
 from app.exec.supervisor import client as client_module
 from app.exec.supervisor import launch, layout
 from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.protocol import MAX_ANSWER, ExitRecord
+from app.exec.supervisor.protocol import MAX_ANSWER, VERSION, ExitRecord
 from tests.execs import launch as background
 from tests.execs import running_engine
 from tests.supervisors import BOOT, SOON, rig, state_of, stop, until
@@ -122,7 +122,14 @@ async def test_ends_that_name_nobody_are_logged_and_the_others_are_told(
 
 @pytest.mark.parametrize(
     "changed",
-    [{"exit_code": "abc"}, {"survivors": 5}, {"version": 2}, {"state": "lost"}, {"signal": 9}, {"exit_code": True}],
+    [
+        {"exit_code": "abc"},
+        {"survivors": 5},
+        {"version": VERSION + 1},
+        {"state": "lost"},
+        {"signal": 9},
+        {"exit_code": True},
+    ],
 )
 def test_the_worker_believes_no_part_of_a_record_that_is_not_whole(
     changed: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -34,7 +34,7 @@ from tests.execs import (
     unstarted_engine,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
 
 class FailingStore(MemorySessionStore):
@@ -232,7 +232,7 @@ async def test_abandoning_what_has_started_lets_it_run(tmp_path: Path) -> None:
         made, who = spec(engine, "sleep 0.3; exit 3", background=True), origin()
         session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
         await engine.store.claim(session)
-        await engine.supervised.start(session, made, engine.backend.plan(made))
+        await engine.supervised.start(session, made, await engine.backend.plan(made, session.conversation_id))
         await engine.abandon(session.id)
         assert (await engine.registry.get(session.id)).state is SessionState.RUNNING
         ended = await engine.wait(session.id, up_to=10)

@@ -18,6 +18,7 @@ from app.exec.errors import SupervisorUnreachable
 from app.exec.supervisor import client as client_module
 from app.exec.supervisor import launch, layout
 from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisor.protocol import VERSION
 from app.settings import plain_environment
 from tests.supervisors import Rig, end, gone
 
@@ -208,8 +209,8 @@ async def test_a_supervisor_of_an_older_version_serves_a_newer_worker(
 ) -> None:
     async with service(outside.home) as running:
         await running.ready()
-        monkeypatch.setattr(client_module, "VERSION", 2)
-        assert (await outside.client.connect())["version"] == 1
+        monkeypatch.setattr(client_module, "VERSION", VERSION + 1)
+        assert (await outside.client.connect())["version"] == VERSION
         assert (await outside.run("s1", "exit 9"))["exit_code"] == 9
         await outside.client.close()
 
@@ -219,8 +220,10 @@ async def test_a_supervisor_too_old_to_be_spoken_to_is_refused_with_what_to_do(
 ) -> None:
     async with service(outside.home) as running:
         await running.ready()
-        monkeypatch.setattr(client_module, "OLDEST", 2)
-        with pytest.raises(SupervisorUnreachable, match=r"speaks version 1; .*Let what runs end.*start the supervisor"):
+        monkeypatch.setattr(client_module, "OLDEST", VERSION + 1)
+        with pytest.raises(
+            SupervisorUnreachable, match=rf"speaks version {VERSION}; .*Let what runs end.*start the supervisor"
+        ):
             await outside.client.connect()
         await outside.client.close()
 

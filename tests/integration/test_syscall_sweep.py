@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from app.exec.supervisor import procfs
 from chaos.syscalls import tracer
 from chaos.syscalls.life import disturb, template, watch
 from chaos.syscalls.points import ALL, Point, forked, marked
 from chaos.syscalls.tracer import Call
 from tests.databases import unavailable
+from tests.supervisors import rig, until
 
 DISTURBED = {
     "the mark is there and cannot be opened": ("openat", '/started"', "EMFILE", "refused"),
@@ -125,3 +127,15 @@ def test_a_supervisor_that_has_no_room_to_look_leaves_it_to_the_next_one(name: s
 def test_a_keeper_killed_at_its_first_message_costs_nothing(database: Path) -> None:
     count = disturb(Point("session", "keeper", "main", "recvmsg", 1), database, database.with_name("keeper"))
     assert (count.clean, count.reached) == (True, 1), count
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("database")
+async def test_an_orphan_that_ends_while_the_first_thread_is_about_to_wait_is_reaped(tmp_path: Path) -> None:
+    orphan = "(sleep 0.1 </dev/null >/dev/null 2>&1 & echo $!)"
+    async with rig(tmp_path) as r:
+        supervisor, _ = await r.pids()
+        with tracer.attached(supervisor, tmp_path / "trace", inject="rt_sigtimedwait,read:delay_enter=1000000"):
+            await r.run("orphaned", orphan)
+            pid = int(r.log("orphaned"))
+            await until(lambda: procfs.read(pid) is None)

@@ -30,7 +30,7 @@ from app.exec.sessions import Sessions
 from app.exec.toolset import ExecTools, exec_toolset
 from tests.execs import Told, launch, printed, running_engine
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
 OUTPUT: list[Any] = [str, DeferredToolRequests]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from app.exec.backends.probe import Found
 from benchmarks import __main__ as program
-from benchmarks import harness, report
+from benchmarks import harness, report, sandbox
 from benchmarks.harness import Bench, Figure, Options, Reading, Result, alternate, judge, missed
 
 QUICK = Figure(name="quick", says="how quick", compare="ratio", limit=1.5)
@@ -128,6 +129,49 @@ def test_the_table_has_a_line_for_each_figure() -> None:
     line, told = (text for text in report.table([result]).splitlines() if text.startswith("quick"))
     assert line.split() == ["quick", "3", "ms", "2.50", "ms", "1.20x", "<=", "1.50x", "ok"]
     assert told == "quick: how quick (on a quiet machine)"
+
+
+def test_what_cannot_be_had_on_a_machine_is_said_and_not_missed() -> None:
+    results = judge(bench(QUICK, MANY), readings_of(harness.absent([QUICK, MANY], "no sandboxes here")))
+    assert missed(results) == []
+    text = report.table(results)
+    assert text.count("not here") == 2
+    assert "quick: how quick (no sandboxes here)" in text
+    assert results[0].to_json()["value"] is None
+
+
+def test_what_was_measured_in_one_repeat_counts_more_than_that_it_was_absent_in_another() -> None:
+    slow = Reading(measured=3.0, baseline=1.0)
+    for first, second in ((Reading(absent="gone"), slow), (slow, Reading(absent="gone"))):
+        result = Result(QUICK)
+        result.take(first)
+        result.take(second)
+        assert (result.best, result.ok) == (slow, False)
+
+
+def found(why: str, *, passing: bool = False) -> Callable[[object], Found]:
+    def probe(_: object) -> Found:
+        return Found(ok=False, why=why, passing=passing)
+
+    return probe
+
+
+def test_sandboxes_that_cannot_be_made_are_said_by_each_of_their_benchmarks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sandbox, "probe", found("no user namespaces"))
+    for each in sandbox.BENCHES:
+        readings = each.run(Options(directory=tmp_path))
+        assert {figure.name for figure in each.figures} == set(readings)
+        assert {reading.absent for reading in readings.values()} == {"no user namespaces"}
+
+
+def test_a_probe_of_sandboxes_that_may_go_well_next_time_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sandbox, "probe", found("out of memory", passing=True))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sandbox.refused(Options(directory=tmp_path))
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -57,8 +57,19 @@ def test_postgres_is_spoken_to_through_psycopg(url: str) -> None:
     ("variable", "value", "allowed"),
     [
         ("ENABLE_EXECUTE", "perhaps", "true or false"),
-        ("BACKEND", "docker", "auto or host"),
+        ("BACKEND", "docker", "auto, host or bubblewrap"),
         ("BACKEND", "podman", "podman is not available in this version"),
+        ("NETWORK", "maybe", "off or on"),
+        ("HOST_WRITE_FENCE", "yes", "off or on"),
+        ("SECRET_PATHS", "keys", "begin with / or ~/"),
+        ("SANDBOX_READABLE", "tools", "absolute paths"),
+        ("SANDBOX_READABLE", "/", "not /, /tmp"),
+        ("SANDBOX_READABLE", "/srv/tools:/run/docker.sock", "not /, /tmp"),
+        ("SANDBOX_READABLE", "/usr/../proc", "not /, /tmp"),
+        ("SANDBOX_READABLE", "/home/somebody/.local/state/shellback/logs", "the state directory"),
+        ("SANDBOX_TMP_BYTES", "0", "from 1048576 to"),
+        ("SANDBOX_PROCESSES", "2", "from 16 to"),
+        ("SANDBOX_MEMORY_BYTES", "4096", "0 for no bound"),
         ("EXEC_UID", "0", "from 1 to"),
         ("EXEC_UID", "nobody", "a whole number"),
         ("DATABASE_URL", "mysql://h/db", "sqlite:///FILE"),
@@ -84,6 +95,17 @@ def test_a_wrong_value_is_answered_with_variable_value_and_what_is_allowed(
     assert problem.value == value
     assert allowed in problem.allowed
     assert str(problem) == f"{variable}={value!r} cannot be used; allowed is {problem.allowed}"
+
+
+def test_a_listed_secret_cannot_be_made_readable_but_what_holds_one_can() -> None:
+    where = {"SECRET_PATHS": "/srv/tools/keys:~/vault"}
+    for path in ("/srv/tools/keys", "/srv/tools/keys/one", "/srv/tools/x/../keys", str(Path.home() / ".ssh")):
+        assert "listed secret" in str(refused(SANDBOX_READABLE=path, **where))
+    settings = load(SANDBOX_READABLE="/srv/tools::/opt/x", **where)
+    assert settings.readable == (Path("/srv/tools"), Path("/opt/x"))
+    assert {Path("/srv/tools/keys"), Path.home() / "vault", Path("/home/somebody/.local/state/shellback")} <= set(
+        settings.hidden
+    )
 
 
 def test_all_wrong_values_are_told_at_once() -> None:

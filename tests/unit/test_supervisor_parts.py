@@ -7,10 +7,13 @@ import errno
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
@@ -156,7 +159,14 @@ def test_a_process_that_proc_hides_is_not_there(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     "field",
-    [{"argv": ["\ud800"]}, {"cwd": "/\0"}, {"env": {"A": "\ud800"}}]
+    [
+        {"argv": ["\ud800"]},
+        {"argv": ["a\0b"]},
+        {"argv": ["a", 1]},
+        {"argv": [None]},
+        {"cwd": "/\0"},
+        {"env": {"A": "\ud800"}},
+    ]
     + [{"uid": number} for number in (-1, 2**32 - 1, 2**32)]
     + [{"groups": [number]} for number in (-1, 2**32 - 1, 2**32)],
 )
@@ -167,6 +177,15 @@ def test_a_start_that_no_kernel_could_be_given_is_refused_before_it_is_claimed(f
     assert StartRequest.from_wire(whole)
     with pytest.raises(Refused):
         StartRequest.from_wire({**whole, **field})
+
+
+def test_a_process_that_has_gone_has_no_children_and_nobody_looks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = os.fork()
+    if gone == 0:
+        os._exit(0)
+    os.waitpid(gone, 0)
+    monkeypatch.setattr(procfs, "snapshot", None)
+    assert procfs.children(gone) == []
 
 
 def test_a_descriptor_is_for_exactly_the_process_that_was_meant() -> None:
@@ -292,6 +311,23 @@ def test_another_user_has_nothing_of_ours_by_either_way(switches: bool, monkeypa
     assert (os.getresuid(), os.getresgid()) == ((0, 0, 0), (0, 0, 0))
 
 
+def test_a_container_that_cannot_be_seen_now_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(number: int) -> Callable[[str], None]:
+        def stat(_path: str) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return stat
+
+    for number in (errno.EMFILE, errno.EIO, errno.ENOMEM):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", fails(number))
+            with pytest.raises(OSError, match=os.strerror(number)):
+                linux.container_id()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fails(errno.EACCES))
+        assert linux.container_id() == ""
+
+
 def test_a_spare_directory_is_given_once_and_never_over_another(tmp_path: Path) -> None:
     (tmp_path / "supervisor").mkdir()
     made = Records(str(tmp_path))
@@ -310,6 +346,33 @@ def test_a_spare_directory_is_given_once_and_never_over_another(tmp_path: Path) 
     os.write(claim, b"{}")
     os.close(claim)
     assert (made.claim("second", b"claim\n"), made.claimed_by("second")) == (None, b"claim\n{}")
+
+
+@pytest.mark.parametrize(("module", "call"), [(shutil, "rmtree"), (os, "mkdir")])
+def test_all_spares_come_soon_after_an_error_at_what_the_last_supervisor_left_of_them(
+    module: ModuleType, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "supervisor" / "spare"
+    for number in range(16):
+        (folder / str(number)).mkdir(parents=True)
+    made = Records(str(tmp_path))
+    calls, really = itertools.count(), getattr(module, call)
+
+    def fails_first(path: str, *more: int, **named: bool) -> None:
+        if path == str(folder) and next(calls) == 0:
+            if named.get("ignore_errors"):
+                return
+            raise OSError(errno.ENOSPC, "no room now")
+        really(path, *more, **named)
+
+    monkeypatch.setattr(module, call, fails_first)
+    spares = Spares(str(tmp_path), made.fd, b"claim\n")
+    deadline = time.monotonic() + 10
+    for number in range(16):
+        while not spares.take(f"session{number}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert (tmp_path / "sessions" / f"session{number}" / "started").read_bytes() == b"claim\n"
 
 
 def test_what_a_busy_keeper_does_not_take_yet_reaches_it_in_order() -> None:

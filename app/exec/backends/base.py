@@ -7,21 +7,27 @@ from pathlib import Path
 from typing import Protocol
 
 from app.exec.model import CommandSpec
+from app.exec.supervisor.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to spawn for one command: no shell of ours, no environment of ours. `uid` None is our own."""
+    """What to spawn for one command: no shell of ours, no environment of ours. `uid` None is our own.
+
+    With a `sandbox`, `argv`, `cwd` and `env` are as they are seen in there. `fence` has all that may be written.
+    """
 
     argv: tuple[str, ...]
     cwd: str
     env: dict[str, str]
     uid: int | None
     gid: int | None
+    sandbox: Sandbox | None = None
+    fence: tuple[str, ...] | None = None
 
 
 class Backend(Protocol):
-    """A place where commands run. Plans are pure; only `check` looks at the machine."""
+    """A place where commands run. A plan starts nothing; it may look at the workspace."""
 
     @property
     def name(self) -> str:
@@ -29,13 +35,13 @@ class Backend(Protocol):
         ...
 
     @property
-    def profile(self) -> str:
-        """What its commands may do; commands of different profiles share nothing."""
+    def profiles(self) -> frozenset[str]:
+        """What it can hold commands to; commands of different profiles share nothing."""
         ...
 
     @property
     def network(self) -> bool:
-        """Whether its commands reach the network."""
+        """Whether its commands reach the network; those of `read_only` never do."""
         ...
 
     @property
@@ -62,6 +68,11 @@ class Backend(Protocol):
         """
         ...
 
-    def plan(self, spec: CommandSpec) -> Plan:
-        """Say what to spawn for the command."""
+    async def plan(self, spec: CommandSpec, scope: str) -> Plan:
+        """Say what to spawn for the command; commands of one `scope` and profile share a sandbox.
+
+        Raises:
+            BackendUnavailable: The profile is none of `profiles`.
+            WorkspaceUnusable: Something in the workspace is in the way.
+        """
         ...

@@ -7,7 +7,18 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
-from app.exec.supervisor.protocol import SESSION_ID, ExitRecord, Message
+from app.exec.errors import (
+    ExecError,
+    InvalidCommand,
+    LimitReached,
+    PtyError,
+    SessionNotFound,
+    SpawnFailed,
+    SupervisorUnreachable,
+    TaskCompleted,
+)
+from app.exec.supervisor.fields import SESSION_ID
+from app.exec.supervisor.protocol import ExitRecord, Message
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +48,13 @@ class StartAnswer:
     record: ExitRecord | None = None
     code: str = ""
     message: str = ""
+
+
+TOO_OLD: Final = StartAnswer(
+    outcome="refused",
+    code="unsupported_version",
+    message="it is of an older version, which knows no sandboxes; it makes room by itself once nothing runs",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +102,34 @@ def named(records: object) -> list[ExitRecord]:
         else:
             log.error("the supervisor tells an end that names no session: %s", json.dumps(record)[:200])
     return found
+
+
+def checked(answer: Message, message: Message) -> Message:
+    """The answer to `message`, unless it is a refusal.
+
+    Raises:
+        ExecError: Which one says what was refused.
+    """
+    if answer["ok"]:
+        return answer
+    raise _error(str(answer["error"]), str(answer["message"]), str(message.get("session_id", "")))
+
+
+_ERRORS: Final[dict[str, type[ExecError]]] = {
+    "descriptors": LimitReached,
+    "busy": LimitReached,
+    "no_pty": PtyError,
+    "no_stdin": InvalidCommand,
+    "bad_request": InvalidCommand,
+    "unknown_op": SupervisorUnreachable,
+    "unsupported_version": SupervisorUnreachable,
+    "malformed": SupervisorUnreachable,
+}
+
+
+def _error(code: str, text: str, session_id: str) -> ExecError:
+    if code == "not_found":
+        return SessionNotFound(session_id)
+    if code == "ended":
+        return TaskCompleted(session_id, "it is over")
+    return _ERRORS.get(code, SpawnFailed)(text)

@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Final, cast
 
 from app.exec.errors import (
-    ExecError,
     InputUnknown,
     InvalidCommand,
-    LimitReached,
-    PtyError,
-    SessionNotFound,
-    SpawnFailed,
     SupervisorAbsent,
     SupervisorUnreachable,
-    TaskCompleted,
 )
 from app.exec.supervisor import answers, launch
 from app.exec.supervisor.answers import Killed, StartAnswer, Written
 from app.exec.supervisor.connection import Connection, Lost
-from app.exec.supervisor.protocol import OLDEST, VERSION, ExitRecord, Message, ProtocolError, StartRequest
+from app.exec.supervisor.protocol import (
+    OLDEST,
+    SANDBOXES_SINCE,
+    VERSION,
+    ExitRecord,
+    Message,
+    ProtocolError,
+    StartRequest,
+)
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +242,7 @@ class SupervisorClient:
         raise SupervisorUnreachable("the supervisor ends again and again; its log is in the state directory")
 
     async def _act(self, message: Message, *, longer_s: float = 0.0) -> Message:
-        return _checked(await self._ask(message, longer_s=longer_s), message)
+        return answers.checked(await self._ask(message, longer_s=longer_s), message)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -260,6 +262,9 @@ class SupervisorClient:
         until = time.monotonic() + _NO_ANSWER_S
         while time.monotonic() < until:
             connection = await self._connected()
+            held = request.sandbox is not None or request.fence is not None
+            if held and connection.info["version"] < SANDBOXES_SINCE:
+                return answers.TOO_OLD
             try:
                 answer = await connection.ask(message, _NO_ANSWER_S)
             except Lost:
@@ -327,7 +332,7 @@ class SupervisorClient:
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
         except ProtocolError as error:
             raise InvalidCommand(str(error)) from None
-        answer = _checked(answer, message)
+        answer = answers.checked(answer, message)
         return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
 
     async def written(self, session_id: str, key: str) -> Written | None:
@@ -341,7 +346,7 @@ class SupervisorClient:
         answer = await self._ask(message)
         if not answer["ok"] and answer["error"] == "not_known":
             return None
-        answer = _checked(answer, message)
+        answer = answers.checked(answer, message)
         return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
 
     async def _same(self, connection: Connection) -> Connection | None:
@@ -372,29 +377,3 @@ class SupervisorClient:
     async def stop(self) -> int:
         """Have supervisor and keeper end as soon as no session is left; returns how many there are."""
         return int((await self._act({"op": "stop"}))["live"])
-
-
-def _checked(answer: Message, message: Message) -> Message:
-    if answer["ok"]:
-        return answer
-    raise _error(str(answer["error"]), str(answer["message"]), str(message.get("session_id", "")))
-
-
-_ERRORS: Final[dict[str, type[ExecError]]] = {
-    "descriptors": LimitReached,
-    "busy": LimitReached,
-    "no_pty": PtyError,
-    "no_stdin": InvalidCommand,
-    "bad_request": InvalidCommand,
-    "unknown_op": SupervisorUnreachable,
-    "unsupported_version": SupervisorUnreachable,
-    "malformed": SupervisorUnreachable,
-}
-
-
-def _error(code: str, text: str, session_id: str) -> ExecError:
-    if code == "not_found":
-        return SessionNotFound(session_id)
-    if code == "ended":
-        return TaskCompleted(session_id, "it is over")
-    return _ERRORS.get(code, SpawnFailed)(text)

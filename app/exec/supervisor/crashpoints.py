@@ -32,6 +32,8 @@ POINTS: Final = (
     "supervisor.request",
     "supervisor.marked",
     "supervisor.held",
+    "supervisor.sandboxed",
+    "supervisor.orphaned",
     "supervisor.forked",
     "supervisor.recorded_pid",
     "supervisor.output",

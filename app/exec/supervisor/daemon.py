@@ -13,6 +13,7 @@ from typing import Final
 
 from app.exec.supervisor import layout, link, linux, procfs, recovery
 from app.exec.supervisor.diary import Diary
+from app.exec.supervisor.orphans import Orphans
 from app.exec.supervisor.requests import Requests
 from app.exec.supervisor.supervisor import Supervisor
 
@@ -60,10 +61,12 @@ def main(config: Config, legacy: link.Legacy, ready: int) -> int:
         diary.note("supervisor", "another supervisor holds the lock")
         return LOCKED
 
+    orphans = Orphans()
+
     def serve() -> None:
         status = 70
         try:
-            supervisor = Supervisor(config.home, legacy, diary)
+            supervisor = Supervisor(config.home, legacy, diary, orphans)
             recovery.recover(supervisor, legacy)
             requests = Requests(supervisor, folder, config.idle_s)
             if ready >= 0:
@@ -71,23 +74,40 @@ def main(config: Config, legacy: link.Legacy, ready: int) -> int:
                 os.close(ready)
             diary.note("supervisor", "ready")
             requests.serve()
+            supervisor.sandboxes.close()
             status = 0
         except BaseException as error:  # noqa: BLE001 - the last line of this process
             diary.note("supervisor", f"fails: {_where(error)}")
         finally:
             os._exit(status)
 
+    bell = _bell()
     threading.Thread(target=serve, name="serve").start()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
-        _reap_orphans()
-        signal.sigwait({signal.SIGCHLD})
+        _reap(orphans)
+        os.read(bell, 4096)
 
 
-def _reap_orphans() -> None:
+def _bell() -> int:
+    """A pipe that has something to read once a child has ended, whichever thread the kernel tells of it.
+
+    Blocked in one thread only, the signal would be given to another, and be gone; blocked in all, a command would
+    begin with it blocked.
+    """
+    bell, bell_in = os.pipe()
+    os.set_blocking(bell_in, False)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    signal.siginterrupt(signal.SIGCHLD, False)
+    signal.set_wakeup_fd(bell_in, warn_on_full_buffer=False)
+    return bell
+
+
+def _reap(orphans: Orphans) -> None:
     with contextlib.suppress(ChildProcessError):
-        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | _WNOTHREAD) is not None:
-            pass
+        while (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WNOTHREAD)) is not None:
+            orphans.leave(info.si_pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, info.si_pid, os.WEXITED | os.WNOHANG | _WNOTHREAD)
 
 
 def _where(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,14 @@ ITSELF = "itself"
 def target_of(record: ExitRecord) -> Target:
     """The tree of a session that has ended, as far as it can still be told from strangers."""
     # Where it ended within the tick it began in, no witness counts: a stranger may have begun in that tick too.
-    return Target(record["session_id"], record["pid"] or 0, record["starttime"] or 0, record.get("known", 0))
+    init = record.get("init")
+    return Target(
+        record["session_id"],
+        record["pid"] or 0,
+        record["starttime"] or 0,
+        record.get("known", 0),
+        None if init is None else (init[0], init[1]),
+    )
 
 
 @dataclass(slots=True)
@@ -32,6 +40,8 @@ class Job:
     `notes` is what a later supervisor needs and is kept in `running.json`; `start` is in ticks since
     boot, `began` in seconds since boot; `over` once the process has gone; `known` is the last tick at which
     the number was seen to be the process's. An adopted job is not our child: the keeper waits for it.
+    `init` is pid and start of the first process of its PID namespace while that is there, `launching` what is to be
+    told once it has a process at all.
     """
 
     session_id: str
@@ -48,13 +58,22 @@ class Job:
     over: bool = False
     known: int = 0
     record: ExitRecord | None = None
+    init: tuple[int, int] | None = None
+    launching: list[Callable[[], None]] | None = None
 
     @property
     def target(self) -> Target:
         if self.record is not None:
             return target_of(self.record)
         self.look()
-        return Target(self.session_id, self.pid, self.start, max(self.start, self.known))
+        return Target(self.session_id, self.pid, self.start, max(self.start, self.known), self.init)
+
+    def when_launched(self, then: Callable[[], None]) -> bool:
+        """Call `then` later if it has no process yet; whether that is so."""
+        if self.launching is None:
+            return False
+        self.launching.append(then)
+        return True
 
     def look(self) -> None:
         """See whether the process still has its number: a zombie has, what the keeper has reaped may have not."""
@@ -75,6 +94,7 @@ class Job:
             "boot_id": boot_id,
             "container_id": container_id,
             "ended_by": self.ended_by,
+            "init": self.init,
         }
 
     def status(self) -> Message:
@@ -82,7 +102,7 @@ class Job:
         return {
             "state": "running",
             "session_id": self.session_id,
-            "pid": self.pid,
+            "pid": self.pid or None,
             "starttime": self.start,
             "started_at": self.notes.get("started_at"),
             "background": self.notes["background"],
@@ -115,6 +135,7 @@ class Job:
             "err_bytes_dropped": sizes[1][1],
             "survivors": [],
             "known": self.known,
+            "init": None if self.init is None else list(self.init),
             **how,
         }
         return ExitRecord(**record)

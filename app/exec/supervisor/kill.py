@@ -29,13 +29,20 @@ Done = Callable[[list[int]], None]
 class Target:
     """The main process of a tree and the marker its members carry.
 
-    `known` is the last tick at which the main process was there, so that its number was its session's.
+    `known` is the last tick at which the main process was there, so that its number was its session's. `init` is pid
+    and start of the first process of its PID namespace, if it has one: nothing leaves that, and it ends with that.
     """
 
     session_id: str
     pid: int
     start: int
     known: int
+    init: tuple[int, int] | None = None
+
+    @property
+    def since(self) -> int:
+        """Nothing of the tree is older, in ticks since boot."""
+        return self.start if self.init is None else min(self.start or self.init[1], self.init[1])
 
 
 def members(target: Target, procs: list[procfs.Proc], markers: dict[int, str | None], spare: set[int]) -> list[int]:
@@ -44,6 +51,8 @@ def members(target: Target, procs: list[procfs.Proc], markers: dict[int, str | N
     Its own are its session, while that is still the one that the main process led, every bearer of
     the marker, and everything below these.
     """
+    if target.init is not None:
+        return _inside(target, target.init, procs, spare)
     held = holds_number(target, procs)
     roots: set[int] = set()
     for proc in procs:
@@ -53,6 +62,13 @@ def members(target: Target, procs: list[procfs.Proc], markers: dict[int, str | N
             roots.add(proc.pid)
     tree = procfs.with_descendants(roots, procs) - spare
     return [proc.pid for proc in procs if proc.pid in tree and proc.pid > 1 and proc.alive]
+
+
+def _inside(target: Target, init: tuple[int, int], procs: list[procfs.Proc], spare: set[int]) -> list[int]:
+    # Whoever was orphaned in there is the first process's child; that itself is no member: it only waits.
+    roots = {proc.pid for proc in procs if (proc.pid, proc.start) in {init, (target.pid, target.start)}}
+    tree = procfs.with_descendants(roots, procs) - spare - {init[0]}
+    return [proc.pid for proc in procs if proc.pid in tree and proc.alive]
 
 
 def holds_number(target: Target, procs: list[procfs.Proc]) -> bool:
@@ -130,7 +146,7 @@ class Killer:
         if not self._looking:
             self._looking = True
             wanted, self._wanted = self._wanted, set()
-            since = min(self._ladders[name].target.start for name in wanted)
+            since = min(self._ladders[name].target.since for name in wanted)
             self._todo.put((wanted, since))
 
     def _run(self) -> None:
@@ -193,6 +209,9 @@ class Killer:
             return
         if not ladder.signalled:
             ladder.first()
+        if ladder.number == signal.SIGKILL and ladder.target.init is not None:
+            # The kernel ends the whole namespace with it, whoever is being born in there included.
+            self._signal(ladder, *ladder.target.init)
         for pid, start in found:
             self._signal(ladder, pid, start)
         if not ladder.waiting:

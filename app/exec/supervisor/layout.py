@@ -7,6 +7,7 @@ sessions/<session_id>/
 started                    created O_EXCL before fork, or to abandon: whoever creates it decides;
                            then pid, start time, boot id, limits: what a new supervisor needs
 running.json               the same where it changed since: somebody began to end the process
+laid.json                  what its sandbox puts into the workspace, until that is taken out again
 log, err                   output; err only where the streams are apart
 holes.json                 ranges that were dropped, with their newlines
 log.times, err.times       when what was printed, to the second
@@ -25,9 +26,12 @@ SUPERVISOR_LOCK: Final = "supervisor.lock"
 KEEPER_LOCK: Final = "keeper.lock"
 SPARE: Final = "spare"
 DIARY: Final = "supervisor.log"
+STUBS: Final = "stubs.json"
+"""What sandboxes have put into workspaces and is still to be removed."""
 
 STARTED: Final = "started"
 RUNNING: Final = "running.json"
+LAID: Final = "laid.json"
 LOG: Final = "log"
 ERR: Final = "err"
 HOLES: Final = "holes.json"
@@ -42,3 +46,5 @@ MARKER: Final = "SHELLBACK_SESSION"
 
 HOME names the state directory by device and inode: a copied one has the same session ids, and its
 supervisor must not take our processes for its own."""
+FIRST: Final = "init."
+"""Comes before the session's id in the marker of the first process of a PID namespace."""

@@ -122,10 +122,16 @@ def boot_id() -> str:
 
 
 def container_id() -> str:
-    """What changes when our PID namespace is made anew: its inode and its first process's start."""
+    """What changes when our PID namespace is made anew: its inode and its first process's start.
+
+    Empty where /proc hides that process.
+
+    Raises:
+        OSError: It cannot be seen now. That is not another container.
+    """
     try:
         with open("/proc/1/stat", encoding="utf-8", errors="replace") as file:
             start = file.read().rpartition(")")[2].split()[19]
         return f"{os.stat('/proc/self/ns/pid').st_ino}:{start}"
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return ""

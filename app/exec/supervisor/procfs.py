@@ -43,6 +43,18 @@ def read(pid: int) -> Proc | None:
     return Proc(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
+def child(pid: int, parent: int) -> Proc:
+    """The process, which is a child of `parent`.
+
+    Raises:
+        ValueError: It is not, or not any more.
+    """
+    found = read(pid)
+    if found is None or found.ppid != parent:
+        raise ValueError("that is nobody's child that we know")
+    return found
+
+
 def ticks() -> int:
     """Now, in the unit of start times."""
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
@@ -83,6 +95,16 @@ def marker(pid: int) -> str | None:
     return session_id if at + home == _home else None
 
 
+def first_of_namespace(pid: int) -> bool:
+    """Whether it is the first process of a PID namespace below ours, which no process can make itself."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            numbers = file.read(8192).partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    except OSError:
+        return False
+    return len(numbers) > 1 and numbers[-1] == b"1"
+
+
 def snapshot(since: int = 0) -> list[Proc]:
     """Every process that started at tick `since` or later."""
     found: list[Proc] = []
@@ -100,7 +122,7 @@ def children(pid: int) -> list[int]:
         with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
             return [int(child) for child in file.readall().split()]
     except OSError:
-        return [proc.pid for proc in snapshot() if proc.ppid == pid]
+        return [] if read(pid) is None else [proc.pid for proc in snapshot() if proc.ppid == pid]
 
 
 def with_descendants(roots: Iterable[int], procs: Iterable[Proc]) -> set[int]:
@@ -124,11 +146,14 @@ def open_pidfd(pid: int, start: int) -> int | None:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    found = read(pid)
-    if found is None or found.start != start:
-        os.close(fd)
-        return None
-    return fd
+    found = None
+    try:
+        found = read(pid)
+    finally:
+        same = found is not None and found.start == start
+        if not same:
+            os.close(fd)
+    return fd if same else None
 
 
 def send(pidfd: int, number: int) -> None:

@@ -9,21 +9,33 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import re
 import struct
 from dataclasses import dataclass
-from typing import Any, Final, NotRequired, TypedDict, TypeVar, cast
+from typing import Final, NotRequired, TypedDict, cast
 
-VERSION: Final = 1
+from app.exec.supervisor.fields import (
+    Message,
+    Refused,
+    bytes_of,
+    encodes,
+    field_of,
+    id_of,
+    number_of,
+    optional_id,
+    session_id,
+    size_of,
+    words_of,
+)
+from app.exec.supervisor.sandbox import Sandbox
+
+VERSION: Final = 2
+SANDBOXES_SINCE: Final = 2
+"""An older supervisor would run the command of a sandbox without one."""
 OLDEST: Final = 1
 """The oldest version of a supervisor that a client of this one can still speak to."""
 MAX_FRAME: Final = 2 * 1024 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
-SESSION_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}\Z")
 
-Message = dict[str, Any]
-_T = TypeVar("_T")
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -31,20 +43,13 @@ class ProtocolError(Exception):
     """Raised for bytes that are not a frame, or a frame that is too long."""
 
 
-class Refused(Exception):
-    """A request that is answered with an error code and acts on nothing."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class ExitRecord(TypedDict):
     """How a session ended; `state` is one of exited, signaled, timed_out, start_failed, lost.
 
     Exactly one of `exit_code` and `signal` is set after an end that the kernel reported, else
     neither, and `errno` or `evidence` says why. Byte counts of `err` are 0 where streams are one.
-    `known` is the last tick since boot at which the number `pid` was the process's for certain.
+    `known` is the last tick since boot at which the number `pid` was the process's for certain; `init` is pid and
+    start of the first process of its PID namespace, if it had one of its own.
     """
 
     version: int
@@ -67,6 +72,7 @@ class ExitRecord(TypedDict):
     err_bytes_dropped: int
     survivors: list[int]
     known: NotRequired[int]
+    init: NotRequired[list[int] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +81,8 @@ class StartRequest:
 
     `env` is the whole environment but the session's marker. `uid` None runs as we are; `pty` is
     (rows, cols); `stdin` None is /dev/null, else it is written and then closed unless
-    `keep_stdin_open`. `timeout_s` 0 is none, `log_cap` 0 is none.
+    `keep_stdin_open`. `timeout_s` 0 is none, `log_cap` 0 is none. With `sandbox`, `argv`, `env` and
+    `cwd` are as they are seen in there. `fence` has all that may be written, None is no fence.
     """
 
     session_id: str
@@ -95,6 +102,8 @@ class StartRequest:
     log_cap: int = 64 * 1024 * 1024
     background: bool = False
     umask: int = 0o022
+    sandbox: Sandbox | None = None
+    fence: tuple[str, ...] | None = None
 
     def to_wire(self) -> Message:
         return {
@@ -115,6 +124,8 @@ class StartRequest:
             "log_cap": self.log_cap,
             "background": self.background,
             "umask": self.umask,
+            "sandbox": None if self.sandbox is None else self.sandbox.to_wire(),
+            "fence": self.fence,
         }
 
     @classmethod
@@ -124,20 +135,20 @@ class StartRequest:
         Raises:
             Refused: A field is missing or of the wrong kind.
         """
-        argv = cast("list[object]", field_of(message, "argv", list))
         env = cast("dict[str, object]", field_of(message, "env", dict))
-        words = tuple(word for word in argv if isinstance(word, str) and _encodes(word))
-        if not words or len(words) != len(argv):
-            raise Refused("bad_request", "argv is not a list of strings that the kernel could be given")
+        words = words_of(message, "argv")
+        if not words:
+            raise Refused("bad_request", "argv is empty")
         for name, value in env.items():
-            if not name or "=" in name or not _encodes(name) or not isinstance(value, str) or not _encodes(value):
+            if not name or "=" in name or not encodes(name) or not isinstance(value, str) or not encodes(value):
                 raise Refused("bad_request", "env is not a table of names without '=' to values without NUL")
         cwd = field_of(message, "cwd", str)
-        if not _encodes(cwd):
+        if not encodes(cwd):
             raise Refused("bad_request", "cwd is not a path")
         groups = cast("list[object]", field_of({"groups": [], **message}, "groups", list))
         stdin = message.get("stdin")
         pty = message.get("pty")
+        sandbox = message.get("sandbox")
         return cls(
             session_id=session_id(message),
             argv=words,
@@ -146,7 +157,7 @@ class StartRequest:
             boot_id=field_of(message, "boot_id", str),
             uid=optional_id(message, "uid"),
             gid=optional_id(message, "gid"),
-            groups=tuple(_id(group) for group in groups),
+            groups=tuple(id_of(group) for group in groups),
             pty=None if pty is None else size_of(pty),
             stdin=None if stdin is None else bytes_of(stdin),
             keep_stdin_open=bool(message.get("keep_stdin_open")),
@@ -156,62 +167,9 @@ class StartRequest:
             log_cap=int(number_of(message, "log_cap", 0)),
             background=bool(message.get("background")),
             umask=int(number_of(message, "umask", 0o022)) & 0o777,
+            sandbox=None if sandbox is None else Sandbox.from_wire(sandbox),
+            fence=None if message.get("fence") is None else words_of(message, "fence"),
         )
-
-
-def field_of(message: Message, name: str, kind: type[_T]) -> _T:
-    value = message.get(name)
-    if not isinstance(value, kind):
-        raise Refused("bad_request", f"{name} is missing or not a {kind.__name__}")
-    return value
-
-
-def session_id(message: Message) -> str:
-    value = message.get("session_id")
-    if not isinstance(value, str) or not SESSION_ID.match(value):
-        raise Refused("bad_request", "session_id is missing or not a plain name")
-    return value
-
-
-def number_of(message: Message, name: str, default: float) -> float:
-    value = message.get(name, default)
-    if not isinstance(value, int | float) or not 0 <= value < 1e15:
-        raise Refused("bad_request", f"{name} is not a number from 0")
-    return value
-
-
-def optional_id(message: Message, name: str) -> int | None:
-    return None if message.get(name) is None else _id(message[name])
-
-
-def _id(value: object) -> int:
-    # The last number means "as it is" to the kernel, and those above it wrap around to root.
-    if not isinstance(value, int) or not 0 <= value < (1 << 32) - 1:
-        raise Refused("bad_request", "not the id of a user or group")
-    return value
-
-
-def _encodes(text: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
-        return False
-
-
-def size_of(value: object) -> tuple[int, int]:
-    if isinstance(value, dict):
-        size = cast("dict[str, object]", value)
-        rows, cols = size.get("rows"), size.get("cols")
-        if isinstance(rows, int) and isinstance(cols, int) and 1 <= rows <= 9999 and 1 <= cols <= 9999:
-            return rows, cols
-    raise Refused("bad_request", "rows and cols are not numbers from 1 to 9999")
-
-
-def bytes_of(value: object) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True) if isinstance(value, str) else b""
-    except ValueError:
-        raise Refused("bad_request", "not base64") from None
 
 
 def encode(message: Message) -> bytes:

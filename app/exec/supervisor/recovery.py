@@ -14,8 +14,8 @@ import time
 from collections.abc import Generator
 from typing import Final, cast
 
-from app.exec.supervisor import channels, layout, link, procfs
-from app.exec.supervisor.job import ITSELF, Job
+from app.exec.supervisor import channels, layout, link, procfs, sandboxes, shapes
+from app.exec.supervisor.job import ITSELF, Job, target_of
 from app.exec.supervisor.loop import now
 from app.exec.supervisor.protocol import ExitRecord, Message
 from app.exec.supervisor.records import ABANDONED, Unreadable
@@ -25,6 +25,8 @@ _DAMAGED: Final = b"?"
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _TRIES: Final = 3
 """Supervisors that fail over an error which may pass, before the session it befell is given up."""
+_STRAYS_S: Final = 1.0
+"""How long it may take until somebody looks for what is in nobody's way."""
 _BOOT_ID: Final = re.compile(r"[0-9A-Za-z-]+\Z")
 _NOTES: Final[Message] = {
     "deadline": None, "grace_s": 1.0, "log_cap": 0, "background": True, "separate_stderr": False, "pty": None,
@@ -33,11 +35,15 @@ _NOTES: Final[Message] = {
 
 def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
     """Bring every session that was not acknowledged to where it is now."""
+    supervisor.sandboxes.instances.adopt(legacy.held)
     recovery = _Recovery(supervisor, legacy)
     for name in supervisor.records.sessions():
         recovery.settle(name)
     recovery.settle_pending()
     recovery.close_rest()
+    recovery.keep_laid()
+    supervisor.sandboxes.recovered()
+    supervisor.loop.after(_STRAYS_S, recovery.settle_strays)
 
 
 class _Recovery:
@@ -49,6 +55,8 @@ class _Recovery:
         self._dead = legacy.dead
         self._taken: set[tuple[int, int]] = set()
         self._pending: list[str] = []
+        self._laid: dict[str, Message] = {}
+        self._unclaimed: dict[str, Job] = {}
         self._procs: list[procfs.Proc] = []
         self._markers: dict[int, str | None] = {}
 
@@ -59,6 +67,9 @@ class _Recovery:
 
     def _settle_recorded(self, name: str) -> None:
         files = self._records.names(name)
+        if layout.LAID in files:
+            with contextlib.suppress(Unreadable):
+                self._laid[name] = shapes.laid(self._records.read(name, layout.LAID))
         if layout.ACKED in files:
             self._linger(name)
         elif layout.EXIT in files:
@@ -106,6 +117,7 @@ class _Recovery:
         if held is not None:
             job = self._job(name, {})
             job.record = self._record(name) or job.end(self._sup.boot_id, state="exited")
+            job.init = target_of(job.record).init
             self._connect(job)
             if job.input is not None:
                 job.input.close()
@@ -118,9 +130,10 @@ class _Recovery:
 
     def _keep_streams(self, job: Job) -> None:
         """Watch the streams that an ended job still has; give the rest back."""
-        if any(stream.open for stream in job.streams):
+        if job.init is not None or any(stream.open for stream in job.streams):
             self._sup.jobs[job.session_id] = job
             self._sup.follow(job)
+            self._sup.vacate(job)
         else:
             self._sup.stream_ended(job)
 
@@ -130,7 +143,10 @@ class _Recovery:
 
     def _job(self, name: str, notes: Message) -> Job:
         held = self._held.get(name)
-        return Job(name, {**_NOTES, **(held.notes if held is not None else {}), **notes}, adopted=True)
+        laid = self._laid.pop(name, {})
+        job = Job(name, {**_NOTES, **(held.notes if held is not None else {}), **notes, **laid}, adopted=True)
+        self._sup.sandboxes.adopt(job)
+        return job
 
     def _connect(self, job: Job) -> None:
         held = self._held.get(job.session_id)
@@ -148,11 +164,13 @@ class _Recovery:
             return False
         job = self._job(name, row)
         job.pid, job.start, job.ended_by = row["pid"], row["start"], row["ended_by"]
+        job.init = None if row.get("init") is None else (row["init"][0], row["init"][1])
         if row["boot_id"] != self._sup.boot_id or row["container_id"] != self._sup.container_id:
             same = row["boot_id"] == self._sup.boot_id
             job.notes.pop("began", None)
             # Its number means nothing here, and must never be signalled.
             job.pid = job.start = 0
+            job.init = None
             self._connect(job)
             self._lose(job, "container_restarted" if same else "machine_rebooted")
             return True
@@ -201,6 +219,7 @@ class _Recovery:
         found = self._find(name)
         if found is not None:
             job.pid, job.start = found
+            job.init = self._first_process(name)
             self._note_start(job)
             self._settle(job)
         else:
@@ -248,7 +267,10 @@ class _Recovery:
             self._records.write(job.session_id, layout.RUNNING, job.running(self._sup.boot_id, self._sup.container_id))
 
     def _find(self, name: str) -> tuple[int, int] | None:
-        fitting = self._fitting(name)
+        held = self._held.get(name)
+        waits = held is not None and sandboxes.INSTANCE in held.notes and self._first_process(name) is None
+        # Of those in sandboxes many may be on their way: without its first process this one was never told to go.
+        fitting = set[tuple[int, int]]() if waits else self._fitting(name)
         marked = [proc for proc in self._procs if self._markers.get(proc.pid) == name and proc.pid == proc.sid]
         if marked:
             first = min((proc.start, proc.pid) for proc in marked)
@@ -257,6 +279,12 @@ class _Recovery:
             if not fitting:
                 return first[1], first[0]
         return fitting.pop() if len(fitting) == 1 else None
+
+    def _first_process(self, name: str) -> tuple[int, int] | None:
+        mark = layout.FIRST + name
+        bearing = [proc for proc in self._procs if self._markers.get(proc.pid) == mark]
+        # A command can forge a mark, not a place.
+        return next(((proc.pid, proc.start) for proc in bearing if procfs.first_of_namespace(proc.pid)), None)
 
     def _fitting(self, name: str) -> set[tuple[int, int]]:
         """Processes that may be the session's, forked and not noted: if it is exactly one, it is that.
@@ -296,6 +324,29 @@ class _Recovery:
         # The keeper has been there all the time, and has neither a child nor a wait status of it.
         none = claim[2] == f"{self._sup.keeper.pid}:{self._sup.keeper.start}" and not self._fitting(name)
         return "never_started" if none else "supervisor_killed"
+
+    def settle_strays(self) -> None:
+        """See to it that PID namespaces of which no job knows end, each with the last who lives in there."""
+        known = {job.init for job in self._sup.jobs.values()}
+        for proc in procfs.snapshot():
+            mark = procfs.marker(proc.pid) or ""
+            name = mark.removeprefix(layout.FIRST)
+            if name == mark or (proc.pid, proc.start) in known or not procfs.first_of_namespace(proc.pid):
+                continue
+            job = self._sup.jobs.get(name) or self._unclaimed.pop(name, None)
+            job = job or self._job(name, self._records.running(name) or {})
+            job.init = proc.pid, proc.start
+            if name not in self._sup.jobs:
+                job.record = self._record(name) or job.end(self._sup.boot_id, state="exited")
+            if job.record is not None:
+                self._keep_streams(job)
+        for job in self._unclaimed.values():
+            self._sup.sandboxes.left(job)
+        self._unclaimed.clear()
+
+    def keep_laid(self) -> None:
+        """Keep what sandboxes of nobody's have put into workspaces until it is known that nobody lives in them."""
+        self._unclaimed = {name: self._job(name, {}) for name in list(self._laid)}
 
     def close_rest(self) -> None:
         """Give back what belongs to no session any more."""

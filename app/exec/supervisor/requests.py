@@ -12,22 +12,14 @@ from typing import Final
 
 from app.exec import pty_spawn
 from app.exec.supervisor import peers
+from app.exec.supervisor.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
 from app.exec.supervisor.job import Job, target_of
 from app.exec.supervisor.loop import IN, Timer
 from app.exec.supervisor.peers import Peer
-from app.exec.supervisor.protocol import (
-    VERSION,
-    ExitRecord,
-    Message,
-    Refused,
-    bytes_of,
-    field_of,
-    number_of,
-    session_id,
-    size_of,
-)
+from app.exec.supervisor.protocol import VERSION, ExitRecord
 from app.exec.supervisor.records import ABANDONED
 from app.exec.supervisor.shapes import KILLERS
+from app.exec.supervisor.starts import Starts
 from app.exec.supervisor.streams import Screen
 from app.exec.supervisor.supervisor import Supervisor
 
@@ -45,6 +37,7 @@ class Requests:
 
     def __init__(self, supervisor: Supervisor, folder_fd: int, idle_s: float) -> None:
         self._sup = supervisor
+        self._starts = Starts(supervisor)
         self._loop = supervisor.loop
         self._idle_s = idle_s
         self._instance = uuid.uuid4().hex
@@ -54,7 +47,7 @@ class Requests:
         self._ops: dict[str, Callable[[Peer, Message], Message | None]] = {
             "hello": self._hello,
             "info": lambda _peer, _message: self._info(),
-            "start": lambda _peer, message: supervisor.start(message),
+            "start": self._start,
             "status": lambda _peer, message: supervisor.status(session_id(message)),
             "list": lambda _peer, _message: self._list(),
             "write": self._write,
@@ -158,7 +151,12 @@ class Requests:
             "unacknowledged": len(self._sup.ledger.ended),
             "descriptors": self._sup.descriptors,
             "stopping": self._sup.stopping,
+            "sandboxes": len(self._sup.sandboxes.instances),
         }
+
+    def _start(self, peer: Peer, message: Message) -> Message | None:
+        number = message.get("id")
+        return self._starts.start(message, lambda answer: peer.send({"id": number, "ok": True, **answer}))
 
     def _kill(self, peer: Peer, message: Message) -> Message | None:
         name, number = session_id(message), message.get("id")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, cast
 
-from app.exec.supervisor.protocol import SESSION_ID, VERSION, ExitRecord, Message
+from app.exec.supervisor.fields import SESSION_ID
+from app.exec.supervisor.protocol import VERSION, ExitRecord, Message
 
 KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
 """Who may end a session. Any other word workers would stumble over each time they are told it."""
@@ -15,8 +16,8 @@ _EVIDENCE: Final = frozenset({
 })  # fmt: skip
 _NUMBERS: Final = {"exit_code": (0, 255), "signal": (1, 64), "errno": (1, 4095)}
 _SIZES: Final = ("bytes_total", "bytes_dropped", "err_bytes_total", "err_bytes_dropped")
-_NEEDED: Final = ExitRecord.__annotations__.keys() - {"known"}
-"""An earlier build writes no `known`."""
+_NEEDED: Final = ExitRecord.__annotations__.keys() - {"known", "init"}
+"""An earlier build writes neither `known` nor `init`."""
 _SAYS: Final = {
     "exited": ({"exit_code"},),
     "signaled": ({"signal"},),
@@ -52,6 +53,7 @@ def exit_record(value: object, session_id: str | None = None) -> ExitRecord | No
         and record["duration_s"] >= 0
         and all(_whole(record[size], 0) for size in _SIZES)
         and _whole(record.get("known", 0), 0)
+        and _identity(record.get("init"))
         and isinstance(record["survivors"], list)
         and all(_whole(pid, 1) for pid in cast("list[object]", record["survivors"]))
     )
@@ -76,12 +78,39 @@ def running(value: object) -> Message | None:
         and _whole(row.get("log_cap"), 0)
         and all(isinstance(row.get(name), bool) for name in ("background", "separate_stderr"))
         and (row.get("pty") is None or isinstance(row["pty"], list))
+        and _identity(row.get("init"))
+        and isinstance(row.get("instance", ""), str)
+        and _words(row.get("stubs", []))
     )
     return row if whole else None
 
 
+def laid(value: object) -> Message:
+    """`value` if it says whole what a sandbox has put into a workspace; else nothing."""
+    row = cast("Message", value) if isinstance(value, dict) else {}
+    files = row.get("placeholders")
+    whole = (
+        isinstance(row.get("instance"), str)
+        and _words(row.get("stubs"))
+        and isinstance(files, list)
+        and all(_words(pair) and len(cast("list[object]", pair)) == 2 for pair in cast("list[object]", files))
+    )
+    return row if whole else {}
+
+
 def _whole(value: object, least: int, most: int = (1 << 63) - 1) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _identity(value: object) -> bool:
+    if not isinstance(value, list):
+        return value is None
+    pair = cast("list[object]", value)
+    return len(pair) == 2 and _whole(pair[0], 2) and _whole(pair[1], 0)
+
+
+def _words(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in cast("list[object]", value))
 
 
 def _number(value: object) -> bool:

@@ -30,9 +30,6 @@ class Spares:
         self._names = itertools.count()
         self._ready: collections.deque[str] = collections.deque()
         self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
-        shutil.rmtree(self._path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.mkdir(self._path, 0o700)
         for _ in range(_COUNT):
             self._wanted.put(None)
         threading.Thread(target=self._run, name="spares", daemon=True).start()
@@ -56,6 +53,8 @@ class Spares:
         return True
 
     def _run(self) -> None:
+        while not self._emptied():
+            time.sleep(_AGAIN_S)
         while True:
             self._wanted.get()
             time.sleep(_LATER_S)
@@ -65,6 +64,16 @@ class Spares:
                 shutil.rmtree(path, ignore_errors=True)
                 time.sleep(_AGAIN_S)
             self._ready.append(path)
+
+    def _emptied(self) -> bool:
+        """Whether the folder is there and has nothing of the last supervisor's, whose names are used again."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self._path)
+            os.mkdir(self._path, 0o700)
+        except OSError:
+            return False
+        return True
 
     def _make(self, path: str) -> bool:
         try:

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from typing import Final
 
 from app.exec import pty_spawn
-from app.exec.supervisor import layout, linux, procfs
+from app.exec.supervisor import landlock, layout, linux, procfs
 from app.exec.supervisor.protocol import StartRequest
 
 _SOFT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -37,10 +37,24 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-def _lower_descriptor_limit() -> int:
+def lower_descriptor_limit() -> int:
+    """Have the limit of a command, and return the hard one. No descriptor above it can be made any more."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT, hard), hard))
     return hard
+
+
+def plain_child() -> None:
+    """In a forked child: have the descriptor limit of a command, and no signal ignored or blocked."""
+    lower_descriptor_limit()
+    plain_signals()
+
+
+def plain_signals() -> None:
+    """In a forked child: have no signal ignored or blocked."""
+    for name in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(name, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def owner(request: StartRequest) -> tuple[int, int] | None:
@@ -82,7 +96,7 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
 
 @contextlib.contextmanager
 def _child_limits() -> Generator[None]:
-    hard = _lower_descriptor_limit()
+    hard = lower_descriptor_limit()
     try:
         yield
     finally:
@@ -118,21 +132,30 @@ class _Command:
         )  # fmt: skip
 
 
-def spawn_on_terminal(request: StartRequest, slave: int) -> int:
-    """Start the command on a terminal that controls it, and return its pid.
+def spawn_by_fork(request: StartRequest, streams: list[int]) -> int:
+    """Start the command with code of ours in the child: on a terminal that controls it, or behind a fence.
+
+    `streams` are its 0, 1 and 2, all above 2, or the one terminal. Returns its pid.
 
     Raises:
         ExecFailed: With the errno of exec, or of what precedes it.
+        OSError: The fence cannot be built.
     """
     command = _Command(request)
+    rules = -1
+    if request.fence is not None:
+        own = (os.ttyname(streams[0]),) if request.pty is not None else ()
+        rules = landlock.ruleset((*request.fence, *own))
     failed_out, failed_in = os.pipe()
     try:
         try:
             pid = os.fork()
             if pid == 0:
-                _exec_on_terminal(request, command, slave, failed_in)
+                _exec_in_child(request, command, streams, failed_in, rules)
         finally:
             os.close(failed_in)
+            if rules >= 0:
+                os.close(rules)
         report = os.read(failed_out, 512)
     finally:
         os.close(failed_out)
@@ -142,19 +165,23 @@ def spawn_on_terminal(request: StartRequest, slave: int) -> int:
     return pid
 
 
-def _exec_on_terminal(request: StartRequest, command: _Command, slave: int, failed: int) -> None:
+def _exec_in_child(request: StartRequest, command: _Command, streams: list[int], failed: int, rules: int) -> None:
     number = 0
     try:
-        pty_spawn.become_session_on(slave)
-        _lower_descriptor_limit()
-        for name in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(name, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if request.pty is not None:
+            pty_spawn.become_session_on(streams[0])
+        else:
+            os.setsid()
+            for target, fd in enumerate(streams):
+                os.dup2(fd, target)
+        plain_child()
         who = owner(request)
         if who is not None:
             os.setgroups(request.groups)
             os.setresgid(who[1], who[1], who[1])
             os.setresuid(who[0], who[0], who[0])
+        if rules >= 0:
+            landlock.fence(rules)
         os.chdir(command.cwd)
         os.umask(command.umask)
         env = dict(entry.split(b"=", 1) for entry in command.env)

@@ -1,37 +1,35 @@
-"""The supervisor's state: commands that run, and what happens when they start, end, or must end."""
+"""The supervisor's state: commands that run, and what happens when they end, or must end."""
 
 from __future__ import annotations
 
-import errno
-import json
 import os
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from app.exec.supervisor import channels, crashpoints, layout, link, linux, procfs, spawn
+from app.exec.supervisor import channels, crashpoints, layout, link, linux, procfs, sandboxes, spawn
 from app.exec.supervisor.diary import Diary
 from app.exec.supervisor.inputs import Input
 from app.exec.supervisor.job import ITSELF, TIMEOUT, Job
 from app.exec.supervisor.kill import Killer, Target
 from app.exec.supervisor.ledger import Ledger
 from app.exec.supervisor.logfile import LogFile
-from app.exec.supervisor.loop import IN, Loop, now
-from app.exec.supervisor.protocol import ExitRecord, Message, Refused, StartRequest
+from app.exec.supervisor.loop import IN, Loop
+from app.exec.supervisor.orphans import Orphans
+from app.exec.supervisor.protocol import ExitRecord, Message
 from app.exec.supervisor.records import Records
+from app.exec.supervisor.sandboxes import Sandboxes
 from app.exec.supervisor.spare import Spares
 from app.exec.supervisor.streams import Pipe, Screen
 
 _LAST_DRAIN: Final = 4 << 20
 _UNTOLD_S: Final = 1.0
-_UNWATCHED_S: Final = 0.05
 _SURVIVORS: Final = 64
 
 
 class Supervisor:
     """All of its methods run on the loop's thread."""
 
-    def __init__(self, home: str, legacy: link.Legacy, diary: Diary) -> None:
+    def __init__(self, home: str, legacy: link.Legacy, diary: Diary, orphans: Orphans) -> None:
         self.diary = diary
         self.loop = Loop()
         self.records = Records(home)
@@ -43,119 +41,19 @@ class Supervisor:
         self.ended: Callable[[ExitRecord], None] = lambda _record: None
         self.changed: Callable[[], None] = lambda: None
         self.keeper = link.Line(self.loop, legacy, self.told, self._keeper_gone)
+        self.sandboxes = Sandboxes(self.loop, home, self.records, self.keeper, diary, orphans)
         self.descriptors = spawn.raise_descriptor_limit()
         self._killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
-        self._claim = f"{self.boot_id} {self.container_id} {self.keeper.pid}:{self.keeper.start}\n".encode()
-        self.records.spares = Spares(home, self.records.fd, self._claim)
+        self.claim = f"{self.boot_id} {self.container_id} {self.keeper.pid}:{self.keeper.start}\n".encode()
+        self.records.spares = Spares(home, self.records.fd, self.claim)
 
-    # -- starting --------------------------------------------------------------------------------
+    # -- what has begun ---------------------------------------------------------------------------
 
-    def start(self, message: Message) -> Message:
-        """Start a command unless its session was claimed before; answers how it is.
-
-        Raises:
-            Refused: Nothing has been done.
-        """
-        crashpoints.reach("supervisor.request")
-        request = StartRequest.from_wire(message)
-        name = request.session_id
-        if request.boot_id != self.boot_id:
-            raise Refused("boot_id", "the machine has been started anew since this command was to run")
-        if name in self.jobs or name in self.ledger.ended:
-            return {"outcome": "already", "status": self.status(name)}
-        if self.stopping:
-            raise Refused("stopping", "the supervisor is about to end")
-        if self.keeper.pid is None and request.background:
-            raise Refused("keeper_dead", "the keeper is gone; nothing new can run in the background until both restart")
-        made = channels.make(request, self.descriptors)
-        try:
-            claim = self.records.claim(name, self._claim)
-            if claim is None:
-                status = self.status(name)
-                return {"outcome": "abandoned" if status["state"] == "abandoned" else "already", "status": status}
-            try:
-                crashpoints.reach("supervisor.marked")
-                return self._run(request, made, claim)
-            finally:
-                os.close(claim)
-        finally:
-            made.close()
-
-    def _run(self, request: StartRequest, made: channels.Channels, claim: int) -> Message:
-        began = now()
-        job = Job(
-            request.session_id,
-            {
-                "began": began,
-                "started_at": time.time(),
-                "deadline": began + request.timeout_s if request.timeout_s else None,
-                "grace_s": request.grace_s,
-                "log_cap": request.log_cap,
-                "background": request.background,
-                "separate_stderr": request.separate_stderr,
-                "pty": request.pty,
-            },
-        )
-        try:
-            self.hold(job, made)
-            self.connect(job, made.ours, resumed=False)
-            if request.pty is None:
-                job.pid = spawn.spawn(request, made.child[0], made.child[1], made.child[2])
-            else:
-                job.pid = spawn.spawn_on_terminal(request, made.child[0])
-        except (spawn.ExecFailed, OSError) as failure:
-            made.close_child()
-            return self._not_started(job, failure.errno or errno.EIO)
-        made.close_child()
-        crashpoints.reach("supervisor.forked")
-        self.jobs[job.session_id] = job
-        if self._identify(job):
-            self._put_on_record(job, claim)
-        crashpoints.reach("supervisor.recorded_pid")
-        self.follow(job)
-        if request.pty is not None and request.stdin is not None and job.input is not None:
-            job.input.write(request.stdin, eof=not request.keep_stdin_open, key="", told=lambda _: None)
-        return {"outcome": "started", "pid": job.pid, "starttime": job.start, "started_at": job.notes["started_at"]}
-
-    def _put_on_record(self, job: Job, claim: int) -> None:
-        row = json.dumps(job.running(self.boot_id, self.container_id), separators=(",", ":")).encode()
-        try:
-            os.write(claim, row)
-        except OSError as error:
-            self.diary.note("supervisor", f"{job.session_id}: pid not on record: {error.strerror}")
-
-    def _identify(self, job: Job) -> bool:
-        """Get hold of the process that was forked; False when the kernel has no room for it now."""
-        try:
-            proc = procfs.read(job.pid)
-            job.start = proc.start if proc is not None else 0
-            job.pidfd = os.pidfd_open(job.pid)
-        except OSError as error:
-            # Our own child and not reaped, so it can be had later too.
-            self.diary.note("supervisor", f"{job.session_id}: not watched yet: {error.strerror}")
-            self.loop.after(_UNWATCHED_S, lambda: self._identify_later(job))
-            return False
-        return True
-
-    def _identify_later(self, job: Job) -> None:
-        if self._identify(job):
-            self._note_running(job)
-            self.loop.watch(job.pidfd, lambda _: self._exited(job), IN)
-
-    def _note_running(self, job: Job) -> None:
+    def note_running(self, job: Job) -> None:
         try:
             self.records.write(job.session_id, layout.RUNNING, job.running(self.boot_id, self.container_id))
         except OSError as error:
             self.diary.note("supervisor", f"{job.session_id}: running.json: {error.strerror}")
-
-    def hold(self, job: Job, made: channels.Channels) -> None:
-        """Give the keeper its dups, before there is a process that could miss them."""
-        names = [name for name in made.ours if not (name == channels.STDIN and channels.MASTER in made.ours)]
-        self.keeper.send(
-            {"op": "hold", "session": job.session_id, "names": names, "notes": job.notes},
-            [made.ours[name] for name in names],
-        )
-        crashpoints.reach("supervisor.held")
 
     def connect(self, job: Job, ours: dict[str, int], *, resumed: bool) -> None:
         """Give the job its logs, streams and input over descriptors that are the job's from now on."""
@@ -187,7 +85,7 @@ class Supervisor:
     def follow(self, job: Job) -> None:
         """Watch the job's process, streams and deadline."""
         if job.pidfd >= 0:
-            self.loop.watch(job.pidfd, lambda _: self._exited(job), IN)
+            self.loop.watch(job.pidfd, lambda _: self.exited(job), IN)
         for stream in job.streams:
             stream.watch(self.loop, lambda: self.stream_ended(job))
         deadline = job.notes["deadline"]
@@ -195,7 +93,8 @@ class Supervisor:
             job.timer = self.loop.at(deadline, lambda: self._expired(job))
         self.changed()
 
-    def _not_started(self, job: Job, number: int) -> Message:
+    def not_started(self, job: Job, number: int) -> Message:
+        self._drain(job)
         record = job.end(self.boot_id, state="start_failed", errno=number)
         for stream in job.streams:
             stream.close()
@@ -207,9 +106,9 @@ class Supervisor:
     def notice(self, job: Job) -> None:
         """Record the end of a job now if it has ended."""
         if job.record is None and job.pidfd >= 0:
-            self._exited(job)
+            self.exited(job)
 
-    def _exited(self, job: Job) -> None:
+    def exited(self, job: Job) -> None:
         if job.record is not None:
             return
         if job.adopted:
@@ -223,6 +122,7 @@ class Supervisor:
         crashpoints.reach("supervisor.exit_seen")
         self.end(job, info.si_code, info.si_status)
         os.waitid(os.P_PIDFD, job.pidfd, os.WEXITED)
+        self.sandboxes.reaped(job)
         crashpoints.reach("supervisor.reaped")
         self._close_pidfd(job)
 
@@ -293,13 +193,24 @@ class Supervisor:
         written = self.ledger.enter(record)
         self.ended(record)
         crashpoints.reach("supervisor.rung")
+        self.vacate(job)
         self.stream_ended(job)
         if not written:
             # The keeper has it until the disk does.
-            notes: Message = {**job.notes, "record": record}
+            # What is laid in the workspace is in a file, and may be more than a message can have.
+            notes: Message = {
+                name: job.notes[name] for name in job.notes.keys() - {sandboxes.STUBS, sandboxes.PLACEHOLDERS}
+            }
+            notes["record"] = record
             self.keeper.send_soon({"op": "hold", "session": job.session_id, "names": [], "notes": notes})
 
+    def vacate(self, job: Job) -> None:
+        """See to it that the PID namespace of an ended job, if it has one, ends with the last who lives in there."""
+        self.sandboxes.vacate(job, lambda: self.stream_ended(job))
+
     def _survivors(self, job: Job) -> list[int]:
+        if job.init is not None:
+            return sandboxes.inhabitants(job, _SURVIVORS)
         # Orphans are given to our first thread, which starts nothing itself: usually there are none.
         orphans = procfs.children(os.getpid())
         if job.adopted and self.keeper.pid is not None:
@@ -322,12 +233,13 @@ class Supervisor:
         return found[:_SURVIVORS]
 
     def stream_ended(self, job: Job) -> None:
-        if job.record is None or any(stream.open for stream in job.streams):
+        if job.record is None or job.init is not None or any(stream.open for stream in job.streams):
             return
         for log in job.logs:
             log.close()
         job.logs.clear()
         self.jobs.pop(job.session_id, None)
+        self.sandboxes.left(job)
         self.keeper.drop(job.session_id)
         self.changed()
 
@@ -342,6 +254,8 @@ class Supervisor:
 
     def kill(self, job: Job, grace_s: float, who: str, done: Callable[[list[int]], None]) -> None:
         """End the job's whole tree and record who did it."""
+        if job.when_launched(lambda: self.kill(job, grace_s, who, done)):
+            return
         self._killer.kill(job.target, grace_s, lambda: self._first_signal(job, who), done)
 
     def kill_rest(self, target: Target, grace_s: float, done: Callable[[list[int]], None]) -> None:
@@ -354,7 +268,7 @@ class Supervisor:
             job.ended_by = who
             if job.pidfd >= 0 or job.adopted:
                 # Else it is noted with the process.
-                self._note_running(job)
+                self.note_running(job)
             crashpoints.reach("supervisor.killing")
 
     def status(self, name: str) -> Message:

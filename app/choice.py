@@ -1,0 +1,132 @@
+"""Which backend runs commands: the one that settings name, or the best that a try succeeds in, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from app.exec.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from app.exec.backends.base import Backend
+    from app.exec.backends.bubblewrap import BubblewrapBackend
+    from app.exec.backends.probe import Found
+    from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A backend and the reason for it; `found` is what the probe of a sandbox saw, None on the host.
+
+    `fallen_back`: sandboxes were wanted if possible, and cannot be had.
+    """
+
+    backend: Backend
+    why: str
+    found: Found | None = None
+    fallen_back: bool = False
+
+
+def choose(settings: Settings, workspace: Path | None = None) -> Choice:
+    """The backend for commands, tried for real; `workspace` instead of the one that settings name.
+
+    `auto` takes the host only where a sandbox cannot be had for a reason that stays. What is in the workspace never
+    is one: whoever writes there must not decide how commands run. Blocks for some tenths of a second.
+
+    Raises:
+        BackendUnavailable: The named backend does not work here, or it could not be found out; with cause and remedy.
+        SpawnFailed: No try could be made.
+        WorkspaceUnusable: The workspace is missing, or commands could not use it.
+    """
+    if settings.backend == "host":
+        return Choice(backend=_host(settings, workspace), why="BACKEND=host asks for it")
+    from app.exec.backends.probe import probe
+
+    sandbox = bubblewrap(settings, workspace)
+    try:
+        found = probe(sandbox)
+    except BackendUnavailable as error:
+        why = str(error)
+    else:
+        if found.ok:
+            asked = "BACKEND=bubblewrap asks for it" if settings.backend == "bubblewrap" else "BACKEND=auto"
+            return Choice(backend=sandbox, why=f"{asked}, and a try in it succeeded", found=found)
+        why = found.why
+        if settings.supervisor == "external":
+            why += "; this was tried beside the worker, whose unit or container has to let it, as the supervisor's does"
+        if found.passing:
+            raise BackendUnavailable(
+                f"whether sandboxes work here could not be found out: {why}; start again when the machine has room, or"
+                " name a BACKEND"
+            )
+    if settings.backend == "bubblewrap":
+        raise BackendUnavailable(f"BACKEND=bubblewrap cannot be used here: {why}")
+    return Choice(
+        backend=_host(settings, workspace), why=f"BACKEND=auto, and no sandbox can be had: {why}", fallen_back=True
+    )
+
+
+def check_workspace(settings: Settings) -> None:
+    """What can be known of the workspace without trying anything, for somebody who is about to start a worker.
+
+    Raises:
+        BackendUnavailable: Commands would run as root.
+        WorkspaceUnusable: It is missing, or commands could not write it.
+    """
+    from app.exec.backends.runner import Runner
+
+    given = settings.workspace_root
+    Runner(exec_uid=settings.exec_uid).check(given.resolve(), given=given)
+
+
+@contextlib.contextmanager
+def a_workspace(settings: Settings) -> Generator[tuple[Path, bool]]:
+    """The workspace of the settings; one for the moment, and True, where `chat` and `worker` have yet to make it."""
+    if "workspace_root" in settings.model_fields_set or settings.workspace_root.exists():
+        yield settings.workspace_root, False
+        return
+    path = Path(tempfile.mkdtemp(prefix="shellback-workspace-", dir="/tmp"))
+    try:
+        if os.geteuid() == 0:
+            os.chown(path, settings.exec_uid, settings.exec_uid)
+        yield path, True
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def bubblewrap(settings: Settings, workspace: Path | None = None) -> BubblewrapBackend:
+    """The sandbox that settings describe, not tried."""
+    from app.exec.backends.bubblewrap import FILE_BYTES, BubblewrapBackend
+    from app.exec.supervisor.sandbox import Bounds
+    from app.settings import DOTENV
+
+    return BubblewrapBackend(
+        workspace or settings.workspace_root,
+        exec_uid=settings.exec_uid,
+        network=settings.network == "on",
+        readable=settings.readable,
+        hidden=settings.hidden,
+        orders=(Path(DOTENV).absolute(),),
+        bounds=Bounds(
+            processes=settings.sandbox_processes,
+            file_bytes=FILE_BYTES,
+            memory_bytes=settings.sandbox_memory_bytes,
+        ),
+        scratch_bytes=settings.sandbox_tmp_bytes,
+    )
+
+
+def _host(settings: Settings, workspace: Path | None) -> Backend:
+    from app.exec.backends.host import HostBackend
+
+    backend = HostBackend(
+        workspace or settings.workspace_root, exec_uid=settings.exec_uid, fence=settings.host_write_fence == "on"
+    )
+    backend.check()
+    return backend

@@ -1,0 +1,135 @@
+"""Commands in sandboxes of bubblewrap: namespaces, no capability, of the host only what programs need."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from app.exec.backends import causes, seccomp, view
+from app.exec.backends.base import Plan
+from app.exec.backends.protected import Covers, Protected
+from app.exec.backends.runner import EXEC_UID, Runner, found
+from app.exec.environment import child_env
+from app.exec.errors import BackendUnavailable, WorkspaceUnusable
+from app.exec.model import READ_ONLY, WORK, CommandSpec
+from app.exec.supervisor.sandbox import Bounds, Sandbox
+
+SCRATCH_BYTES: Final = 1024**3
+PROCESSES: Final = 1024
+FILE_BYTES: Final = 16 * 1024**3
+BOUNDS: Final = Bounds(processes=PROCESSES, file_bytes=FILE_BYTES)
+
+
+class BubblewrapBackend:
+    """Runs commands in sandbox instances, one for each scope and profile.
+
+    `hidden` is what no command sees; `orders` are files that Shellback obeys, which no command sees or writes.
+    """
+
+    name = "bubblewrap"
+    profiles = frozenset({WORK, READ_ONLY})
+
+    def __init__(  # noqa: PLR0913 - the settings that shape a sandbox
+        self,
+        workspace: str | Path,
+        *,
+        exec_uid: int = EXEC_UID,
+        euid: Callable[[], int] = os.geteuid,
+        network: bool = False,
+        readable: Sequence[Path] = (),
+        hidden: Sequence[Path] = (),
+        orders: Sequence[Path] = (),
+        bounds: Bounds = BOUNDS,
+        scratch_bytes: int = SCRATCH_BYTES,
+    ) -> None:
+        self._given = Path(workspace)
+        self.workspace = self._given.resolve()
+        self.network = network
+        self.runner = Runner(exec_uid=exec_uid, euid=euid)
+        self.uid = self.runner.uid
+        self.readable = tuple(path.resolve() for path in readable)
+        self.links = tuple(pair for pair in zip(readable, self.readable, strict=True) if pair[0] != pair[1])
+        orders = [path for path in orders if path.is_relative_to(self.workspace)]
+        self.hidden = (*hidden, *orders)
+        self.bounds = bounds
+        # What is in a scratch counts as memory of the group, and nobody who could be killed has it.
+        self.scratch_bytes = min(scratch_bytes, bounds.memory_bytes // 4 or scratch_bytes)
+        self.protected = Protected(self.workspace, orders=orders, hidden=self.hidden)
+        self.bwrap = found("bwrap")
+        self.limits = ""
+
+    @property
+    def description(self) -> str:
+        """What is in force in the sandbox, for the model; the probe finds out which bounds are."""
+        network = "the host's network" if self.network else "no network but its own loopback"
+        also = "".join(f", {path}" for path in self.readable)
+        return (
+            f"Commands run in bash in a sandbox, as user {self.runner.user}, with {network}. Of the machine's files"
+            f" they can read the installed programs (/usr, /opt{also}) and parts of /etc, nothing else. What they write"
+            f" stays in the workspace only; /tmp and {view.HOME} can be written too, and are private, at most"
+            f" {self.scratch_bytes >> 20} MiB each, and emptied when nothing has run for a while. Commands of this"
+            " conversation share them and the loopback, not their processes. Version control hooks and configuration,"
+            f" editor, agent and shell configuration in the workspace are read-only.{self.limits}"
+        )
+
+    def check(self) -> None:
+        """See `Backend.check`."""
+        if self.bwrap is None:
+            raise BackendUnavailable(causes.MISSING)
+        seccomp.program()
+        self.runner.check(self.workspace, given=self._given)
+        why = view.unusable(self.workspace, self.hidden)
+        if why is not None:
+            raise WorkspaceUnusable(f"workspace {self._given} cannot be used in a sandbox: {why}; set WORKSPACE_ROOT")
+        self.protected.covers()
+
+    async def plan(self, spec: CommandSpec, scope: str) -> Plan:
+        """See `Backend.plan`: bash without any start-up file, HOME is private."""
+        if spec.profile not in self.profiles:
+            raise BackendUnavailable(f"there is no profile {spec.profile}")
+        covers = await asyncio.to_thread(self.protected.covers)
+        uid, gid = self.runner.dropped
+        return Plan(
+            argv=("/bin/bash", "--noprofile", "--norc", "-c", spec.command),
+            cwd=spec.cwd,
+            env=child_env(spec.env, home=view.HOME, user=self.runner.user, pty=spec.pty is not None),
+            uid=uid,
+            gid=gid,
+            sandbox=self.sandbox(spec.profile, scope, covers),
+        )
+
+    def sandbox(self, profile: str, scope: str, covers: Covers) -> Sandbox:
+        """The sandbox of a command of this profile and scope."""
+        work = profile == WORK
+        network = self.network and work
+        seen = view.instance(
+            self.workspace,
+            writable=work,
+            network=network,
+            readable=self.readable,
+            hidden=self.hidden,
+            scratch_bytes=self.scratch_bytes,
+            links=self.links,
+        )
+        place = os.stat(self.workspace)
+        whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen])
+        return Sandbox(
+            bwrap=self.bwrap or "/usr/bin/bwrap",
+            key=hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:32],
+            view=seen,
+            wrap=view.command(),
+            workspace=str(self.workspace),
+            fixed=covers.writable if work else (),
+            readonly=(*covers.readonly, *(path for path, _ in covers.placeholders)) if work else (),
+            masked=() if work else covers.dotenvs,
+            # A socket in the workspace leads to who listens there, and that it is read-only changes nothing.
+            seccomp=seccomp.program(unix=work),
+            stubs=covers.stubs if work else (),
+            placeholders=tuple((path, text.decode()) for path, text in covers.placeholders) if work else (),
+            private_net=not network,
+            bounds=self.bounds,
+        )

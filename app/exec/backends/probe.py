@@ -1,0 +1,173 @@
+"""Whether sandboxes hold here what they promise: found out from inside one, made as for every command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from app.exec.backends import look, view
+from app.exec.backends.base import Plan
+from app.exec.backends.bubblewrap import BubblewrapBackend
+from app.exec.backends.causes import Machine, cause, passing
+from app.exec.backends.trial import tried
+from app.exec.environment import child_env
+from app.exec.errors import WorkspaceUnusable
+from app.exec.model import READ_ONLY, WORK
+from app.exec.supervisor.bwrap import words_in
+from app.exec.supervisor.sandbox import Bounds
+from app.exec.supervisor.trial import Report
+
+TRIAL_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the probe found. Where it is not `ok`, `why` has cause and remedy; else `in_force` is what was seen to hold.
+
+    `limits` says what holds sandboxes to their bounds, `unbounded` names the bounds that nothing holds them to.
+    `passing`: the failure says nothing about the next time. Milliseconds: of making an instance, and of a start in it.
+    """
+
+    ok: bool
+    why: str = ""
+    passing: bool = False
+    in_force: tuple[str, ...] = ()
+    limits: str = ""
+    unbounded: tuple[str, ...] = ()
+    instance_ms: float = 0.0
+    start_ms: float = 0.0
+
+
+def probe(backend: BubblewrapBackend, machine: Machine | None = None) -> Found:
+    """Run a look-around in a sandbox of each profile and judge what it saw. Blocks for some tenths of a second.
+
+    Leaves nothing behind. Other sandboxes of the workspace are not touched.
+
+    Raises:
+        BackendUnavailable: Nothing can be tried: bubblewrap is missing, say.
+        WorkspaceUnusable: The workspace is what is in the way.
+    """
+    backend.check()
+    machine = machine or Machine()
+    with _decoy() as decoy, ThreadPoolExecutor(2) as pool:
+        name = f".shellback-probe-{secrets.token_hex(6)}"
+        reports = list(pool.map(partial(_look, backend, name, decoy), (WORK, READ_ONLY)))
+        wrong = list(_seen_outside(decoy))
+    for report in reports:
+        failed = _failure(backend, report, machine)
+        if failed is not None:
+            return failed
+    work = reports[0]
+    seen = [look.Seen(report.output) for report in reports]
+    by_rlimit = "processes by rlimit" in work.limits
+    for profile, one in zip((WORK, READ_ONLY), seen, strict=True):
+        found = look.wrong(backend, profile, one, name, by_rlimit=by_rlimit)
+        wrong += [f"{what} (profile {profile})" for what in found]
+    if wrong:
+        text = "; ".join(dict.fromkeys(wrong))
+        return Found(
+            ok=False,
+            why=f"a sandbox was made, and does not hold what it has to: {text}. Look with `shellback sandbox run`, and"
+            " see that bubblewrap is the one of your distribution",
+        )
+    backend.limits = _limits(backend.bounds, work)
+    return Found(
+        ok=True,
+        in_force=tuple(_in_force(backend, seen[0])),
+        limits=work.limits,
+        unbounded=tuple(_unbounded(backend.bounds, work)),
+        instance_ms=work.instance_ms,
+        start_ms=work.start_ms,
+    )
+
+
+def _look(backend: BubblewrapBackend, name: str, decoy: str, profile: str) -> Report:
+    # Without the stand-ins for what is missing, which others who work there may need or remove.
+    covers = replace(backend.protected.covers(), stubs=(), placeholders=())
+    uid, gid = backend.runner.dropped
+    hidden = [str(path) for path in backend.hidden if os.path.lexists(path)]
+    words = ("/bin/bash", "--noprofile", "--norc", "-c", look.SCRIPT, "probe", name, decoy, " ".join(look.OUTSIDE))
+    plan = Plan(
+        argv=(*words, *hidden),
+        cwd=str(backend.workspace),
+        env=child_env({}, home=view.HOME, user=backend.runner.user),
+        uid=uid,
+        gid=gid,
+        sandbox=backend.sandbox(profile, f"probe {name}", covers),
+    )
+    report = tried(plan, timeout_s=TRIAL_S)
+    # What commands run in for a long time is decided by this: a moment's trouble must not do that.
+    return tried(plan, timeout_s=TRIAL_S) if report.stage or report.timed_out else report
+
+
+@contextlib.contextmanager
+def _decoy() -> Generator[str]:
+    """A directory outside that everybody may write, with a file in it that everybody may read."""
+    path = tempfile.mkdtemp(prefix="shellback-probe-", dir="/tmp")
+    try:
+        os.chmod(path, 0o777)  # noqa: S103
+        with open(f"{path}/decoy", "w", encoding="ascii") as file:
+            file.write("outside\n")
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _seen_outside(decoy: str) -> Iterator[str]:
+    if os.path.exists(f"{decoy}/written"):
+        yield "it can write /tmp of the host"
+
+
+def _failure(backend: BubblewrapBackend, report: Report, machine: Machine) -> Found | None:
+    scarce = report.signal == signal.SIGKILL or "fork: " in report.output
+    if not report.stage and not report.timed_out and report.exit_code == 0 and not scarce:
+        return None
+    if report.stage:
+        if str(backend.workspace) in report.said:
+            raise WorkspaceUnusable(
+                f"the workspace {backend.workspace} cannot be brought into a sandbox: {words_in(report.said).strip()};"
+                " set WORKSPACE_ROOT to a directory of a local disk"
+            )
+        why = cause(report, backend.bwrap or "", machine)
+    elif report.timed_out:
+        why = f"a sandbox was made, and a look around in it took longer than {TRIAL_S:g} s"
+    else:
+        how = f"signal {report.signal}" if report.signal else f"exit code {report.exit_code}"
+        why = f"a sandbox was made, and bash in it ended with {how}: {report.output.strip()[-300:]}"
+    return Found(ok=False, why=why, passing=scarce or passing(report, machine))
+
+
+def _in_force(backend: BubblewrapBackend, seen: look.Seen) -> Iterator[str]:
+    yield f"user id {backend.uid}, no capabilities, no gain by set-uid programs, a system call filter"
+    kinds = [one.partition(":")[0] for one in seen.every("namespace")]
+    yield "namespaces of its own: " + ", ".join(kind for kind in kinds if kind != "net" or not backend.network)
+    yield "network: that of the host" if backend.network else "network: only a loopback of its own"
+    yield f"writable: the workspace, and /tmp and {view.HOME} of its own; nothing in profile {READ_ONLY} but these two"
+    also = "".join(f", {path}" for path in backend.readable)
+    yield f"readable of this machine: installed programs{also}; {len(backend.hidden)} listed secrets are out of sight"
+
+
+def _limits(bounds: Bounds, report: Report) -> str:
+    words = ""
+    if bounds.processes and report.processes_bounded:
+        words += f" At most {bounds.processes} processes at a time."
+    if bounds.memory_bytes:
+        whose = "all commands of the sandbox together" if report.memory_bounded else "each process"
+        words += f" At most {bounds.memory_bytes >> 20} MiB of memory for {whose}."
+    return words
+
+
+def _unbounded(bounds: Bounds, report: Report) -> Iterator[str]:
+    if bounds.processes and not report.processes_bounded:
+        yield "processes (SANDBOX_PROCESSES)"
+    if bounds.memory_bytes and not report.memory_bounded:
+        yield "memory of all processes together (SANDBOX_MEMORY_BYTES)"

@@ -1,0 +1,140 @@
+"""The directories below a workspace, looked at again before every command at the price of one `lstat` each.
+
+A directory is read again when its inode or ctime has changed; mtime can be set by anybody, ctime cannot. Symlinks and
+other file systems are not entered. Commands may change the tree meanwhile: what is found is what was there at some
+moment of the look, and every directory that was there all the time is in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+_SETTLED_NS: Final = 20_000_000
+"""Longer than a tick of any kernel: a change within one tick of the last need not move the ctime."""
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+
+
+class Directory:
+    """One directory: what its names were when it was last read.
+
+    `marks` are the names that matter, each with `d`, `f` or `l` for what it is, and all of pipes, sockets and devices,
+    with `s`. `closed`: it is there and cannot be read, so that nobody knows what is in it.
+    """
+
+    __slots__ = ("children", "closed", "marks", "more", "path", "settled", "stamp")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.stamp: tuple[int, int] | None = None
+        self.settled = False
+        self.closed = False
+        self.marks: dict[str, str] = {}
+        self.children: dict[str, Directory] = {}
+        self.more = 0
+
+
+class Tree:
+    """The directories below `root`, which is absolute and without symlinks, at most `most` of them.
+
+    `marked` says of a name whether it matters, `entered` of a directory and the name of one in it whether to go there.
+    Not for several threads at once.
+    """
+
+    def __init__(
+        self, root: str, *, most: int, marked: Callable[[str], bool], entered: Callable[[Directory, str], bool]
+    ) -> None:
+        self._root = Directory(root)
+        self._most = most
+        self._marked = marked
+        self._entered = entered
+        self._device = 0
+
+    def look(self) -> tuple[list[Directory], int]:
+        """Every directory that is there, the root first, and how many were left out because of the bound.
+
+        What was looked at before comes before what is new, so that a flood of new directories hides no old one.
+
+        Raises:
+            OSError: The root cannot be read.
+        """
+        self._device = os.lstat(self._root.path).st_dev
+        found: list[Directory] = []
+        unreached = 0
+        known, new = deque([self._root]), deque[Directory]()
+        while known or new:
+            if len(found) >= self._most:
+                unreached += len(known) + len(new)
+                break
+            directory = known.popleft() if known else new.popleft()
+            if not self._there(directory):
+                continue
+            found.append(directory)
+            unreached += directory.more
+            for child in directory.children.values():
+                (new if child.stamp is None else known).append(child)
+        if not found or self._root.closed:
+            raise OSError(errno.EACCES, "cannot be read", self._root.path)
+        return found, unreached
+
+    def _there(self, directory: Directory) -> bool:
+        try:
+            status = os.lstat(directory.path)
+            if directory.settled and directory.stamp == (status.st_ino, status.st_ctime_ns):
+                return status.st_dev == self._device
+            if not stat.S_ISDIR(status.st_mode) or status.st_dev != self._device:
+                return False
+            return self._read(directory)
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+        directory.closed, directory.settled, directory.stamp = True, False, (0, 0)
+        directory.marks, directory.children, directory.more = {}, {}, 0
+        return True
+
+    def _read(self, directory: Directory) -> bool:
+        descriptor = os.open(directory.path, _OPEN)
+        try:
+            if os.readlink(f"/proc/self/fd/{descriptor}") != directory.path:
+                return False  # a symlink on the way, put there after the look at its parent
+            now = time.time_ns()
+            status = os.stat(".", dir_fd=descriptor)  # unlike fstat it fails where the names lead nowhere
+            if status.st_dev != self._device:
+                return False
+            self._take(directory, descriptor)
+        finally:
+            os.close(descriptor)
+        directory.stamp = (status.st_ino, status.st_ctime_ns)
+        directory.settled = now - status.st_ctime_ns > _SETTLED_NS
+        directory.closed = False
+        return True
+
+    def _take(self, directory: Directory, descriptor: int) -> None:
+        before = directory.children
+        names: list[str] = []
+        marks: dict[str, str] = {}
+        more = 0
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                folder = entry.is_dir(follow_symlinks=False)
+                if self._marked(entry.name):
+                    marks[entry.name] = "d" if folder else "l" if entry.is_symlink() else "f"
+                elif not (folder or entry.is_file(follow_symlinks=False) or entry.is_symlink()):
+                    marks[entry.name] = "s"
+                if folder and (entry.name in before or len(names) < self._most):
+                    names.append(entry.name)
+                elif folder:
+                    more += 1
+        directory.marks = marks
+        directory.children = {
+            name: before.get(name) or Directory(f"{directory.path}/{name}")
+            for name in sorted(names)
+            if self._entered(directory, name)
+        }
+        directory.more = more

@@ -1,0 +1,198 @@
+"""Sandbox instances: namespaces that commands of one conversation and profile share, as descriptors and nothing else.
+
+An instance is made by a bubblewrap that ends as soon as its namespaces are held here and by the keeper. It has no
+process that could be killed or has to be watched; it ends when it has not been used for a while.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NoReturn
+
+from app.exec.supervisor import link, namespaces, procfs
+from app.exec.supervisor.bwrap import Said, child_of, give_up
+from app.exec.supervisor.diary import Diary
+from app.exec.supervisor.fields import Refused
+from app.exec.supervisor.groups import Groups
+from app.exec.supervisor.loop import Loop, Timer
+from app.exec.supervisor.sandbox import Bounds, Sandbox
+
+MOST: Final = 128
+"""Instances at a time; each takes six descriptors, and memory for what is in its /tmp."""
+IDLE_S: Final = 900.0
+MAKE_S: Final = 20.0
+_HELD: Final = "instance."
+_WHOLE: Final = "whole"
+_READY: Final = "echo ready; read -r _"
+
+Then = Callable[[dict[str, int] | None, int, str], None]
+"""Gets the namespaces, or None with errno and what bubblewrap said."""
+
+
+@dataclass(slots=True)
+class Instance:
+    """`namespaces` is empty while it is being made; `waiting` are those who asked for it meanwhile."""
+
+    namespaces: dict[str, int] = field(default_factory=dict[str, int])
+    waiting: list[Then] = field(default_factory=list[Then])
+    used: int = 0
+    idle: Timer | None = None
+
+
+class Instances:
+    """All of its methods run on the loop's thread."""
+
+    def __init__(self, loop: Loop, keeper: link.Line, diary: Diary, *, idle_s: float = IDLE_S) -> None:
+        self._loop = loop
+        self._keeper = keeper
+        self._diary = diary
+        self._idle_s = idle_s
+        self._all: dict[str, Instance] = {}
+        self.groups = Groups(loop, lambda: keeper.pid, lambda why: diary.note("supervisor", why))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def adopt(self, held: dict[str, link.Held]) -> None:
+        """Take over what the keeper has of the last supervisor's instances; takes them out of `held`."""
+        for name in [name for name in held if name.startswith(_HELD)]:
+            key, one = name.removeprefix(_HELD), held.pop(name)
+            self._all[key] = Instance(one.fds)
+            if one.notes.get(_WHOLE) == sorted(one.fds):
+                self._rest(key)
+            else:
+                # The keeper had no room for all of them: what lacks one isolates nothing.
+                self._end(key)
+
+        self.groups.kept = list(self._all)
+
+    def enter(self, key: str) -> None:
+        """Note that a command uses the instance, which so does not end."""
+        instance = self._all.setdefault(key, Instance())
+        instance.used += 1
+        if instance.idle is not None:
+            instance.idle.cancel()
+            instance.idle = None
+
+    def leave(self, key: str) -> None:
+        """Note that a command that had entered has gone, with all its processes."""
+        instance = self._all.get(key)
+        if instance is not None:
+            instance.used -= 1
+            self._rest(key)
+
+    def make(self, sandbox: Sandbox, who: tuple[int, int] | None, then: Then) -> None:
+        """Have the instance, now or soon; to be called by who has entered it.
+
+        Raises:
+            Refused: There are as many as there may be, and all are in use.
+        """
+        instance = self._all[sandbox.key]
+        if instance.namespaces:
+            then(instance.namespaces, 0, "")
+            return
+        instance.waiting.append(then)
+        if len(instance.waiting) == 1:
+            try:
+                self._make_room()
+                self._begin(sandbox, who, instance)
+            except (OSError, Refused):
+                instance.waiting.pop()
+                raise
+
+    def _make_room(self) -> None:
+        if len(self._all) > MOST:
+            unused = [key for key, instance in self._all.items() if not instance.used]
+            if not unused:
+                raise Refused("instances", f"{MOST} sandboxes are in use; end some processes")
+            self._end(unused[0])
+
+    def _begin(self, sandbox: Sandbox, who: tuple[int, int] | None, instance: Instance) -> None:
+        argv = [
+            sandbox.bwrap, "--args", str(namespaces.ARGS_FD), "--info-fd", str(namespaces.INFO_FD),
+            "--", "/bin/sh", "-c", _READY,
+        ]  # fmt: skip
+
+        def work() -> NoReturn:
+            namespaces.prepare(who, Bounds())
+            os.umask(0o022)
+            namespaces.become(
+                argv,
+                {0: stdin, 1: out_write, 2: out_write, namespaces.ARGS_FD: options, namespaces.INFO_FD: out_write},
+            )
+
+        words = b"".join(os.fsencode(word) + b"\0" for word in sandbox.view)
+        pid, out_read, out_write, stdin, stop, options = 0, -1, -1, -1, -1, -1
+        try:
+            out_read, out_write = os.pipe()
+            stdin, stop = os.pipe()
+            options = namespaces.text_in_memory("view", words)
+            pid = namespaces.in_child(work, out_write)
+            said = Said(self._loop, out_read, pid, MAKE_S)
+        except BaseException:
+            give_up(pid, out_read, stop)
+            raise
+        finally:
+            give_up(0, options, out_write, stdin)
+        said.then = partial(self._made, sandbox, instance, said, stop)
+
+    def _made(self, sandbox: Sandbox, instance: Instance, said: Said, stop: int) -> None:
+        found: dict[str, int] = {}
+        number = said.errno
+        try:
+            if said.ready:
+                found = _opened(child_of(said.text), said.pid, private_net=sandbox.private_net)
+                names = sorted(found)
+                self._keeper.send(
+                    {"op": "hold", "session": _HELD + sandbox.key, "names": names, "notes": {_WHOLE: names}},
+                    [found[name] for name in names],
+                )
+        except (OSError, ValueError) as error:
+            number = getattr(error, "errno", 0) or 5
+            for fd in found.values():
+                os.close(fd)
+            found = {}
+        os.close(stop)
+        said.end()
+        if not found:
+            self._diary.note("supervisor", f"sandbox {sandbox.key}: not made: errno {number}")
+        instance.namespaces = found
+        waiting, instance.waiting = instance.waiting, []
+        for then in waiting:
+            then(found or None, number, said.text)
+
+    def _rest(self, key: str) -> None:
+        instance = self._all[key]
+        if instance.used:
+            return
+        if instance.namespaces:
+            instance.idle = self._loop.after(self._idle_s, lambda: self._end(key))
+        else:
+            del self._all[key]
+
+    def _end(self, key: str) -> None:
+        instance = self._all.pop(key)
+        if instance.idle is not None:
+            instance.idle.cancel()
+        for fd in instance.namespaces.values():
+            os.close(fd)
+        self._keeper.drop(_HELD + key)
+        self.groups.drop(key)
+
+
+def _opened(pid: int, parent: int, *, private_net: bool) -> dict[str, int]:
+    found: dict[str, int] = {}
+    try:
+        for name in namespaces.ALL:
+            if name != namespaces.NET or private_net:
+                found[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        # Had it gone before, these might be a stranger's.
+        procfs.child(pid, parent)
+    except BaseException:
+        for fd in found.values():
+            os.close(fd)
+        raise
+    return found

@@ -1,0 +1,237 @@
+"""Starting one command in a sandbox: asynchronous, and so that its wait status is the kernel's own.
+
+bubblewrap tells a death by a signal as 128 + n. So it only builds: its child, which waits, is orphaned to us, the
+subreaper, before it becomes the command. Nothing of a command has happened when its supervisor dies before that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple, NoReturn
+
+from app.exec.supervisor import covers, crashpoints, layout, namespaces, procfs, spawn
+from app.exec.supervisor.bwrap import Said, child_of, give_up
+from app.exec.supervisor.groups import Groups
+from app.exec.supervisor.instances import Instances
+from app.exec.supervisor.loop import Loop
+from app.exec.supervisor.orphans import Orphans
+from app.exec.supervisor.protocol import StartRequest
+from app.exec.supervisor.sandbox import Sandbox
+
+LAUNCH_S: Final = 20.0
+_INIT: Final = re.compile(r"^init (\d+)$", re.MULTILINE)
+
+Failed = Callable[[int, str], None]
+"""Gets the errno and what bubblewrap said."""
+
+
+class Launched(NamedTuple):
+    """A command's process, our child by now, and pid and start of the first process of its PID namespace."""
+
+    pid: int
+    start: int
+    pidfd: int
+    init: tuple[int, int]
+
+
+class Launch:
+    """One command on its way; ends in `started` or `failed`. The streams stay the caller's."""
+
+    def __init__(self, loop: Loop, request: StartRequest, streams: list[int], orphans: Orphans) -> None:
+        assert request.sandbox is not None
+        self.started: Callable[[Launched], None] = lambda _launched: None
+        self.failed: Failed = lambda _errno, _text: None
+        self._groups: Groups | None = None
+        self._loop = loop
+        self._request = request
+        self._sandbox: Sandbox = request.sandbox
+        self._streams = streams
+        self._orphans = orphans
+
+    def begin(self, instances: Instances) -> None:
+        """Start once the instance is there; its user has entered it.
+
+        Raises:
+            Refused: There is no room for another instance.
+            OSError: The kernel has no room.
+        """
+        self._groups = instances.groups
+        instances.make(self._sandbox, spawn.owner(self._request), self._fork)
+
+    def _fork(self, found: dict[str, int] | None, number: int, text: str) -> None:
+        if found is None:
+            self.failed(number, text)
+            return
+        try:
+            self._forked(found)
+        except OSError as error:
+            self.failed(error.errno or 5, "")
+
+    def _forked(self, found: dict[str, int]) -> None:
+        request, sandbox = self._request, self._sandbox
+        assert self._groups is not None
+        join = self._groups.join(sandbox.key, sandbox.bounds)
+        bounds = self._groups.for_each(sandbox.bounds, spawn.owner(request))
+        prepare = partial(namespaces.prepare, spawn.owner(request), bounds, join)
+        opened: list[int] = []
+
+        def kept(*fds: int) -> tuple[int, ...]:
+            opened.extend(fds)
+            return fds
+
+        pid, go, life, said = 0, -1, -1, -1
+        try:
+            said, say = os.pipe()
+            kept(say)
+            wait, go = os.pipe()
+            kept(wait)
+            alive, life = os.pipe()
+            kept(alive)
+            (options,) = kept(namespaces.text_in_memory("wrap", _options(request, sandbox)))
+            (filters,) = kept(namespaces.text_in_memory("seccomp", sandbox.seccomp))
+            pid = namespaces.in_child(
+                partial(self._become, prepare, found, say, wait, alive, options, filters, (go, life, said)), say
+            )
+            crashpoints.reach("supervisor.sandboxed")
+            talk = Said(self._loop, said, pid, LAUNCH_S)
+        except BaseException:
+            give_up(pid, go, life, said)
+            raise
+        finally:
+            for fd in opened:
+                os.close(fd)
+        talk.then = partial(self._stands, talk, go, life)
+
+    def _become(
+        self,
+        prepare: Callable[[], None],
+        found: dict[str, int],
+        say: int,
+        wait: int,
+        alive: int,
+        options: int,
+        filters: int,
+        others: tuple[int, ...],
+    ) -> NoReturn:
+        request, sandbox = self._request, self._sandbox
+        for fd in others:
+            os.close(fd)
+        prepare()
+        namespaces.enter(found)
+        mounted, told = os.pipe()
+        init = namespaces.in_child(lambda: namespaces.first_process(alive, told, _init_mark(request)), say)
+        os.close(told)
+        os.umask(0o022)
+        covers.over_workspace(sandbox)
+        os.umask(request.umask)
+        if os.read(mounted, 1) != b".":
+            os._exit(1)
+        covers.over_processes()
+        os.write(say, f"init {init}\n".encode())
+        terminal = ["--ctty"] if request.pty is not None else []
+        streams = self._streams
+        namespaces.become(
+            [
+                sandbox.bwrap, "--args", str(namespaces.ARGS_FD), "--seccomp", str(namespaces.SECCOMP_FD),
+                "--info-fd", str(namespaces.INFO_FD), "--", "/bin/sh", "-c", namespaces.WAITER, "sh",
+                *terminal, *request.argv,
+            ],
+            {
+                0: streams[0], 1: streams[-2 if len(streams) > 1 else 0], 2: say, namespaces.STDERR_FD: streams[-1],
+                namespaces.SECCOMP_FD: filters, namespaces.ARGS_FD: options, namespaces.INFO_FD: say,
+                namespaces.GO_FD: wait, namespaces.SAID_FD: say,
+            },
+        )  # fmt: skip
+
+    def _stands(self, talk: Said, go: int, life: int) -> None:
+        """The sandbox stands, or never will."""
+        ends = _Ends(go, life)
+        number = talk.errno
+        try:
+            ends.hold(talk, self._orphans)
+        except (OSError, ValueError) as error:
+            number = number or getattr(error, "errno", 0) or errno.EIO
+        talk.gone = partial(self._orphaned, ends, number, talk.text)
+        talk.end()
+
+    def _orphaned(self, ends: _Ends, number: int, text: str) -> None:
+        """Bubblewrap has gone, and what it forked is ours: say go, or let all of it end."""
+        crashpoints.reach("supervisor.orphaned")
+        if not number:
+            try:
+                os.write(ends.life, namespaces.GO)
+                os.write(ends.go, f"{layout.MARKER}={procfs.mark(self._request.session_id)}\n".encode())
+            except OSError as error:
+                number = error.errno or errno.EIO
+        launched = ends.close(self._orphans, go=not number)
+        if launched is not None:
+            crashpoints.reach("supervisor.forked")
+            self.started(launched)
+        else:
+            self.failed(number or errno.EIO, text)
+
+
+class _Ends:
+    """What we hold of a command that waits: two pipes, and from the moment it is known, both its processes."""
+
+    def __init__(self, go: int, life: int) -> None:
+        self.go = go
+        self.life = life
+        self._main: Launched | None = None
+        self._init: tuple[int, int, int] | None = None
+
+    def hold(self, talk: Said, orphans: Orphans) -> None:
+        """Take hold of both processes while bubblewrap, their parent, has not been reaped.
+
+        Raises:
+            ValueError: There is none.
+            OSError: The kernel has no room for a descriptor.
+        """
+        found = _INIT.search(talk.text)
+        if found is not None:
+            self._init = _held(int(found[1]), talk.pid)
+        if not talk.ready or self._init is None:
+            raise ValueError("the sandbox does not stand")
+        pid, start, pidfd = _held(child_of(talk.text), talk.pid)
+        self._main = Launched(pid, start, pidfd, self._init[:2])
+        orphans.expect(pid)
+
+    def close(self, orphans: Orphans, *, go: bool) -> Launched | None:
+        """Let go of what waits; the command's process, or None after seeing to it that nothing of it is left."""
+        os.close(self.go)
+        os.close(self.life)
+        if self._init is not None:
+            if not go:
+                procfs.send(self._init[2], signal.SIGKILL)
+            os.close(self._init[2])
+        if go or self._main is None:
+            return self._main
+        orphans.reaped(self._main.pid)
+        os.close(self._main.pidfd)
+        return None
+
+
+def _held(pid: int, parent: int) -> tuple[int, int, int]:
+    fd = os.pidfd_open(pid)
+    try:
+        return pid, procfs.child(pid, parent).start, fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _init_mark(request: StartRequest) -> str:
+    return procfs.mark(layout.FIRST + request.session_id)
+
+
+def _options(request: StartRequest, sandbox: Sandbox) -> bytes:
+    words = [*sandbox.wrap, "--clearenv"]
+    for name, value in request.env.items():
+        words += ["--setenv", name, value]
+    words += ["--chdir", request.cwd]
+    return os.fsencode("\0".join(words) + "\0")

@@ -1,0 +1,145 @@
+"""What the children of a sandboxed start do before they are bubblewrap, or the first process of a PID namespace.
+
+Everything here runs between fork and exec. Sources: namespaces(7), pid_namespaces(7), user_namespaces(7), mount(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from app.exec.supervisor import layout, rlimits, spawn
+from app.exec.supervisor import sandbox as places
+from app.exec.supervisor.sandbox import Bounds
+
+USER: Final = "user"
+NET: Final = "net"
+MNT: Final = "mnt"
+ALL: Final = (USER, NET, MNT)
+"""Namespaces of an instance, in the order in which they are entered."""
+
+_KINDS: Final = {USER: 0x10000000, NET: 0x40000000, MNT: 0x20000}
+_CLONE_NEWNS: Final = 0x20000
+_CLONE_NEWPID: Final = 0x20000000
+_MS_NOSUID_NODEV_NOEXEC: Final = 0xE
+_libc = ctypes.CDLL(None, use_errno=True)
+
+STDERR_FD: Final = 4
+"""The command's own; bubblewrap says on 2 what it has to say, which is for us."""
+SECCOMP_FD: Final = 5
+ARGS_FD: Final = 6
+INFO_FD: Final = 7
+GO_FD: Final = 8
+SAID_FD: Final = 9
+_ABOVE: Final = 32
+"""Where descriptors wait until all of them can be put where they belong."""
+
+WAITER: Final = (
+    f"echo ready >&{SAID_FD}; IFS= read -r mark <&{GO_FD} || exit 1; exec {GO_FD}<&- {SAID_FD}>&- 2>&{STDERR_FD};"
+    f' exec {STDERR_FD}>&-; export "$mark"; exec setsid "$@"'
+)
+"""The command's process until it may be the command: it says that the sandbox stands, and waits for its marker."""
+
+GO: Final = b"g"
+_SETSID: Final = "/usr/bin/setsid"
+_SLEEPERS: Final = ("/usr/bin/sleep", "/bin/sleep")
+
+
+def _checked(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def in_child(work: Callable[[], NoReturn], said: int) -> int:
+    """Fork; the child does `work`, and says `!errno` where it cannot. Its pid."""
+    pid = os.fork()
+    if pid == 0:
+        number, where = 0, ""
+        try:
+            said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+            work()
+        except OSError as error:
+            number = error.errno or 0
+            # One line whatever the name: the lines are words for us, and a command can name files.
+            where = f"{error.filename}: {error.strerror}".replace("\n", "?") + "\n" if error.filename else ""
+        finally:
+            with contextlib.suppress(OSError):
+                os.write(said, f"{where}!{number}\n".encode("utf-8", "replace"))
+            os._exit(127)
+    return pid
+
+
+def prepare(who: tuple[int, int] | None, bounds: Bounds, join: Callable[[], object] | None = None) -> None:
+    """Be what a command may be: its limits, its user, no signal ignored or blocked."""
+    if join is not None:
+        join()
+    spawn.plain_signals()
+    rlimits.set_limits(processes=bounds.processes, file_bytes=bounds.file_bytes, data_bytes=bounds.memory_bytes)
+    if who is not None:
+        os.setgroups([])
+        os.setresgid(who[1], who[1], who[1])
+        os.setresuid(who[0], who[0], who[0])
+
+
+def enter(namespaces: Mapping[str, int]) -> None:
+    """Enter an instance, with mounts of our own; the next child is the first process of a PID namespace."""
+    for name in ALL:
+        if name in namespaces:
+            _checked(_libc.setns(namespaces[name], _KINDS[name]))
+    _checked(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID))
+
+
+def first_process(life: int, mounted: int, mark: str) -> NoReturn:
+    """Be the first process of the namespace: mount its /proc, and stay once `life` says so.
+
+    With SIGCHLD ignored the kernel reaps every orphan (wait(2)). When `life` closes instead, nobody is left who
+    knows of us.
+    """
+    _checked(_libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
+    # Those that are open, not all that may be: the limit can be a billion.
+    for fd in map(int, os.listdir(f"{places.PROC}/self/fd")):
+        if fd not in {life, mounted}:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    os.write(mounted, b".")
+    os.close(mounted)
+    if os.read(life, 1) != GO:
+        os._exit(0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    for path in _SLEEPERS:
+        with contextlib.suppress(OSError):
+            # A session of its own only when it bears its mark: whoever recovers takes it for unborn before.
+            os.execve(_SETSID, ["setsid", path, "infinity"], {layout.MARKER: mark})  # noqa: S606 - the point of it
+    while True:
+        signal.pause()
+
+
+def become(argv: list[str], descriptors: Mapping[int, int]) -> NoReturn:
+    """Execute with exactly these descriptors, and without an environment."""
+    high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for number, fd in descriptors.items()}
+    for number, fd in high.items():
+        os.dup2(fd, number)
+    # Not before: what the supervisor has open may be more than a command may have.
+    spawn.lower_descriptor_limit()
+    os.execve(argv[0], argv, {})  # noqa: S606 - the point of it
+
+
+def text_in_memory(name: str, text: bytes) -> int:
+    """A descriptor from which `text` can be read."""
+    fd = os.memfd_create(name)
+    try:
+        os.write(fd, text)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

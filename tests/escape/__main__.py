@@ -1,0 +1,99 @@
+"""`python -m tests.escape`: ways out of the sandbox, each tried, and tried without it.
+
+An attempt counts when it succeeds without the sandbox: as an unprivileged user in a mount namespace of its own, on
+decoys made for it. Exit 1 when one succeeds in the sandbox, or fewer than 40 count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.escape.runs import Verdict, run
+from tests.escape.table import PROBES
+
+ENOUGH: Final = 40
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the attempts; returns the exit code."""
+    options = _options(argv)
+    chosen = [probe for probe in PROBES if options.only in f"{probe.group} {probe.name} {probe.way}"]
+    verdicts = run(chosen, lambda text: print(f"escape: {text}", file=sys.stderr, flush=True))
+    print(markdown(verdicts) if options.markdown else plain(verdicts))
+    if options.json:
+        options.json.write_text(json.dumps([_facts(one) for one in verdicts], indent=1))
+    escaped = [one for one in verdicts if one.inside]
+    for one in escaped:
+        print(f"escape: {one.probe.name} succeeded in the sandbox: {one.probe.attempts}: {one.said}", file=sys.stderr)
+    counted = sum(one.without is True for one in verdicts)
+    return 1 if escaped or (counted < ENOUGH and not options.only) else 0
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.escape", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--only", default="", metavar="TEXT", help="probes with this in group, name or way")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the facts go")
+    parser.add_argument("--markdown", action="store_true", help="print the tables for a document")
+    return parser.parse_args(argv)
+
+
+def plain(verdicts: Sequence[Verdict]) -> str:
+    """One line for each attempt."""
+    lines = [f"{'without':8} {'inside':8} {'probe':34} said inside / without"]
+    for one in verdicts:
+        without = {True: "ESCAPES", False: "blocked", None: "-"}[one.without]
+        inside = "ESCAPES" if one.inside else "blocked"
+        lines.append(f"{without:8} {inside:8} {one.probe.name:34} {one.said[:60]!r} / {one.said_without[:60]!r}")
+    return "\n".join([*lines, "", *_summary(verdicts)])
+
+
+def markdown(verdicts: Sequence[Verdict]) -> str:
+    """A row for each group, and below it one for each attempt."""
+    lines = [
+        *_summary(verdicts),
+        "",
+        "Every attempt:",
+        "",
+        "| Group | Attempt | Without | In the sandbox |",
+        "|---|---|---|---|",
+    ]
+    for one in verdicts:
+        without = {True: "escapes", False: "blocked already", None: "not tried"}[one.without]
+        inside = "**escapes**" if one.inside else "blocked"
+        lines.append(f"| {one.probe.group} | {one.probe.attempts} | {without} | {inside} |")
+    return "\n".join(lines)
+
+
+def _summary(verdicts: Sequence[Verdict]) -> list[str]:
+    lines = [
+        "| Group | Attempts | Escape without a sandbox | Escape in it | Blocked already, or not tried without |",
+        "|---|---|---|---|---|",
+    ]
+    groups = list(dict.fromkeys(one.probe.group for one in verdicts))
+    for name in [*groups, ""]:
+        rows = [one for one in verdicts if name in {one.probe.group, ""}]
+        figures = (len(rows), sum(one.without is True for one in rows), sum(one.inside for one in rows))
+        cells = [name or "**All**", *(str(figure) for figure in figures), str(sum(not one.without for one in rows))]
+        lines.append(f"| {' | '.join(cells)} |")
+    made = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    who = "root, commands as an unprivileged user" if os.geteuid() == 0 else "an unprivileged user"
+    return [f"{time.strftime('%Y-%m-%d')}, {made}, Linux {os.uname().release}, as {who}.", "", *lines]
+
+
+def _facts(one: Verdict) -> dict[str, object]:
+    return {
+        "probe": one.probe.name, "group": one.probe.group, "attempts": one.probe.attempts, "way": one.probe.way,
+        "inside": one.inside, "said": one.said, "without": one.without, "said_without": one.said_without,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

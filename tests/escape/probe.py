@@ -1,0 +1,128 @@
+"""What a probe is, and what it is told. Standard library only: this runs inside the sandbox too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from tests.escape.scene import Scene
+
+Way = Literal["work", "terminal", "read_only", "bounded", "moved"]
+"""How a probe is run: a plain command, one in a terminal, one of profile read_only with the network on, one of a
+sandbox with small bounds, one whose workspace changes between the look at it and the start."""
+
+DONE: Final = "done"
+"""What an attempt says that has got what it wanted, where nobody outside can see it."""
+TIME_S: Final = 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """What there is to attack: paths, numbers and names, no secret. The same fields with and without a sandbox."""
+
+    nonce: str
+    workspace: str
+    outside: str
+    home: str
+    state: str
+    hidden: str
+    readable: str
+    scratch: str
+    pid: int
+    victim: int
+    apart: int
+    address: int
+    held: int
+    given: int
+    tcp4: int
+    tcp6: int
+    udp4: int
+    udp6: int
+    abstract: str
+    socket: str
+    socket_in_run: str
+    shm: int
+    queue: str
+    terminal: str
+    other_tcp: int
+    other_file: str
+    other_abstract: str
+    other_shm: str
+    supervisor: int
+    supervisor_state: str
+    worker: int
+    setuid: str
+    processes: int
+    scratch_bytes: int
+    file_bytes: int
+
+
+Attempt = Callable[[Place], object]
+Seen = Callable[["Scene", str, str], bool]
+"""Whether the escape succeeded: what is attacked, the name of the probe, what the attempt said."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One attempt. `attempt` runs inside and says something or raises; `seen` judges outside."""
+
+    name: str
+    group: str
+    attempts: str
+    attempt: Attempt
+    seen: Seen
+    way: Way
+    control: bool
+    """Whether the same attempt can succeed without a sandbox at all."""
+
+
+@dataclass
+class Probes:
+    """The probes of one module, in the order in which they stand there."""
+
+    all: list[Probe] = field(default_factory=list[Probe])
+
+    def __call__(
+        self, group: str, *, seen: Seen, way: Way = "work", control: bool = True
+    ) -> Callable[[Attempt], Attempt]:
+        """Decorate an attempt; its docstring says what it tries, its name is the probe's."""
+
+        def kept(attempt: Attempt) -> Attempt:
+            name = getattr(attempt, "__name__", "")
+            words = " ".join((attempt.__doc__ or name).split()).rstrip(".")
+            self.all.append(Probe(name, group, words, attempt, seen, way, control))
+            return attempt
+
+        return kept
+
+
+def told(scene: Scene, _name: str, said: str) -> bool:
+    """The attempt knows what only somebody who reached the target can know."""
+    return scene.secret in said
+
+
+def done(_scene: Scene, _name: str, said: str) -> bool:
+    """The attempt says that it got what it wanted, which is nothing that leaves a trace."""
+    return said == DONE
+
+
+def changed(scene: Scene, name: str, _said: str) -> bool:
+    """The file outside that is this probe's own is not as it was, or there is another beside it."""
+    return scene.changed(name)
+
+
+def first_that_works(attempts: Iterable[Callable[[], object]]) -> object:
+    """The answer of the first that does not fail.
+
+    Raises:
+        OSError: All fail; the last one's error.
+    """
+    last: OSError = OSError("nothing to try")
+    for attempt in attempts:
+        try:
+            return attempt()
+        except OSError as error:
+            last = error
+    raise last

@@ -1,0 +1,70 @@
+"""The write fence of the host backend, through the real supervisor: on pipes and on a terminal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from app.exec.backends.host import HostBackend
+from app.exec.engine import Engine
+from app.exec.errors import BackendUnavailable
+from app.exec.memory_store import MemorySessionStore
+from app.exec.supervisor import landlock
+from app.exec.supervisor.client import SupervisorClient
+from tests.databases import unavailable
+from tests.execs import places, run
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def _landlock() -> None:
+    why = landlock.refusal()
+    if why is not None:
+        unavailable(why)
+
+
+@pytest.fixture
+def ground() -> Generator[Path]:
+    """A directory that is not below /tmp, which stays writable."""
+    base = Path(tempfile.mkdtemp(prefix="shellback-test-", dir="/var/tmp")).resolve()
+    base.chmod(0o755)
+    for name in ("ws", "outside"):
+        (base / name).mkdir()
+        (base / name).chmod(0o777)
+    yield base
+    shutil.rmtree(base)
+
+
+@pytest.mark.parametrize("pty", [False, True])
+async def test_a_fenced_command_writes_the_workspace_and_nothing_beside_it(
+    ground: Path, tmp_path: Path, pty: bool
+) -> None:
+    workspace, outside, home = ground / "ws", ground / "outside", tmp_path
+    home.chmod(0o700)
+    backend = HostBackend(workspace, fence=True)
+    async with Engine(MemorySessionStore(), SupervisorClient(home, idle_s=0.5), backend, home=home) as engine:
+        line = (
+            f"echo in > in; echo out > {outside}/out || echo held; cat /etc/hostname > /dev/null && echo read; exit 3"
+        )
+        done = await run(engine, line, pty=pty)
+    assert done.session.end is not None
+    assert done.session.end.exit_code == 3
+    assert "held" in done.output.text
+    assert "read" in done.output.text
+    assert (workspace / "in").read_text() == "in\n"
+    assert os.listdir(outside) == []
+
+
+def test_where_there_is_no_landlock_the_backend_refuses_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(landlock, "abi", lambda: 0)
+    workspace, _ = places(tmp_path)
+    with pytest.raises(BackendUnavailable, match=r"HOST_WRITE_FENCE.*lsm="):
+        HostBackend(workspace, fence=True).check()

@@ -1,0 +1,186 @@
+"""Supervisor and keeper killed while a sandboxed command starts, runs and ends: nothing lost, doubled or left."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from app.exec.supervisor.client import SupervisorClient
+from tests.sandboxes import Boxes, boxes
+from tests.supervisors import end, gone, until
+
+pytestmark = pytest.mark.anyio
+
+COUNTS = "echo ran >> count; echo ran; exit 8"
+BEFORE = ("marked", "held", "sandboxed", "orphaned")
+"""Nobody has said go yet."""
+
+
+def counted(box: Boxes) -> int:
+    """How often the command has run."""
+    path = box.workspace / "count"
+    runs = len(path.read_text().split()) if path.exists() else 0
+    path.unlink(missing_ok=True)
+    return runs
+
+
+async def orders(box: Boxes, victims: str) -> str:
+    """What has to happen at a point of the supervisor for these to be killed there."""
+    _, keeper = await box.pids()
+    others = [f"kill {keeper}"] if "keeper" in victims else []
+    return "\n".join([*others, *(["kill self"] if "supervisor" in victims else [])])
+
+
+@pytest.mark.parametrize("pty", [None, (24, 80)])
+@pytest.mark.parametrize("point", ["request", *BEFORE, "forked", "recorded_pid"])
+async def test_a_kill_at_each_point_of_a_start(tmp_path: Path, point: str, pty: tuple[int, int] | None) -> None:
+    async with boxes(tmp_path) as box:
+        before, _ = await box.pids()
+        box.arm(f"supervisor.{point}")
+        answer = await box.start("a", COUNTS, pty=pty)
+        record = await box.exit("a")
+        assert await gone(before)
+        if point in BEFORE:
+            assert (record["state"], record["evidence"]) == ("lost", "never_started")
+            assert (answer.outcome, counted(box)) == ("already", 0)
+        else:
+            assert (record["state"], record["exit_code"]) == ("exited", 8)
+            assert (box.log("a").count(b"ran"), counted(box)) == (1, 1)
+        # What a start that was cut off has put into the workspace, the next one takes away.
+        assert (await box.run("b", "exit 4"))["exit_code"] == 4
+        await box.nothing_left()
+
+
+@pytest.mark.parametrize("point", [*BEFORE, "forked", "recorded_pid"])
+async def test_a_start_without_a_keeper_goes_on(tmp_path: Path, point: str) -> None:
+    async with boxes(tmp_path) as box:
+        box.arm(f"supervisor.{point}", await orders(box, "keeper"))
+        await box.start("a", COUNTS)
+        record = await box.exit("a")
+        assert (record["exit_code"], counted(box)) == (8, 1)
+        await until(lambda: not box.marked())
+
+
+@pytest.mark.parametrize("point", [*BEFORE, "forked", "recorded_pid"])
+async def test_a_kill_of_both_at_each_point_of_a_start(tmp_path: Path, point: str) -> None:
+    async with boxes(tmp_path) as box:
+        box.arm(f"supervisor.{point}", await orders(box, "keeper supervisor"))
+        await box.start("a", COUNTS)
+        record = await box.exit("a")
+        runs = counted(box)
+        if record["state"] == "lost":
+            assert record["evidence"] == "supervisor_killed"
+            assert runs <= (point not in BEFORE)
+        else:
+            assert (runs, record["exit_code"] == 8 or record["signal"] == signal.SIGPIPE) == (1, True)
+            assert point not in BEFORE
+        assert (await box.run("b", "exit 4"))["exit_code"] == 4
+        await box.nothing_left()
+
+
+@pytest.mark.parametrize("victims", ["supervisor", "keeper supervisor"])
+@pytest.mark.parametrize("point", ["exit_seen", "record_written", "record_renamed", "rung", "reaped"])
+async def test_a_kill_at_each_point_of_an_end(tmp_path: Path, point: str, victims: str) -> None:
+    async with boxes(tmp_path) as box:
+        await box.start("a", "read line; echo bye; exit 137", keep_stdin_open=True)
+        box.arm(f"supervisor.{point}", await orders(box, victims))
+        await box.client.write("a", b"go\n", key="1")
+        record = await box.exit("a")
+        found = record["state"], record["exit_code"], record["evidence"]
+        unrecorded = point in {"exit_seen", "record_written"} and "keeper" in victims
+        allowed = {("exited", 137, None), *([("lost", None, "supervisor_killed")] if unrecorded else [])}
+        assert found in allowed
+        assert b"bye" in box.log("a")
+        assert (await box.client.status("a"))["record"] == record
+        # What nobody is left to take out of the workspace, the next one takes.
+        assert (await box.run("b", "exit 4"))["exit_code"] == 4
+        await box.nothing_left()
+
+
+@pytest.mark.parametrize("victims", ["supervisor", "keeper", "keeper supervisor"])
+async def test_a_kill_is_finished_by_whoever_comes_next(tmp_path: Path, victims: str) -> None:
+    async with boxes(tmp_path) as box:
+        await box.start("a", "trap '' TERM; setsid env -i sleep 600 & echo ready; while :; do sleep 600; done")
+        await box.until_log("a", b"ready")
+        box.arm("supervisor.killing", await orders(box, victims))
+        await box.client.kill("a", grace_s=0.2, ended_by="agent")
+        record = await box.exit("a")
+        assert (record["signal"], record["ended_by"]) in {(9, "agent"), *([(None, "itself")] * ("keeper" in victims))}
+        await box.nothing_left()
+
+
+@pytest.mark.parametrize("victims", ["supervisor", "keeper supervisor"])
+async def test_survivors_keep_their_namespace_over_a_kill_and_then_it_ends(tmp_path: Path, victims: str) -> None:
+    async with boxes(tmp_path) as box:
+        record = await box.run("a", "mkfifo fifo; setsid sh -c 'read line < fifo; sleep 0.1' & sleep 0.1; exit 3")
+        assert len(record["survivors"]) >= 1
+        first = box.first("a")
+        supervisor, keeper = await box.pids()
+        for pid in [keeper, supervisor] if "keeper" in victims else [supervisor]:
+            await end(pid)
+        assert (await box.run("b", "exit 4"))["exit_code"] == 4
+        assert box.first("a") == first
+        with (box.workspace / "fifo").open("w") as fifo:
+            fifo.write("\n")
+        assert await gone(first)
+        (box.workspace / "fifo").unlink()
+        await box.nothing_left()
+
+
+@pytest.mark.parametrize("point", ["held", "sandboxed"])
+async def test_no_room_for_a_descriptor_leaves_nothing_of_a_start(tmp_path: Path, point: str) -> None:
+    async with boxes(tmp_path) as box:
+        assert (await box.run("warm", "exit 4"))["exit_code"] == 4
+        box.arm(f"supervisor.{point}", f"error {errno.EMFILE}")
+        answer = await box.start("a", COUNTS)
+        assert answer.outcome == "start_failed"
+        assert answer.record is not None
+        assert (answer.record["errno"], counted(box)) == (errno.EMFILE, 0)
+        assert (await box.run("b", COUNTS))["exit_code"] == 8
+        assert counted(box) == 1
+        await box.nothing_left()
+
+
+async def test_many_starts_leave_no_descriptor_open(tmp_path: Path) -> None:
+    async with boxes(tmp_path) as box:
+        pid, keeper = await box.pids()
+        counts: list[tuple[int, int]] = []
+        for round_ in range(3):
+            for number in range(5):
+                pty = (24, 80) if number == 4 else None
+                assert (await box.run(f"s{round_}{number}", f"exit {number}", pty=pty))["exit_code"] == number
+            await box.nothing_left()
+            counts.append((len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{keeper}/fd"))))
+        assert counts[1] == counts[2]
+
+
+async def test_a_terminal_outlives_the_client_and_then_the_supervisor(tmp_path: Path) -> None:
+    async with boxes(tmp_path) as box:
+        await box.start("a", "stty size; read line; echo got $line; exit 3", pty=(31, 99), background=True)
+        await box.until_log("a", b"31 99")
+        await box.client.close()
+        await end_of_supervisor(box)
+        other = SupervisorClient(box.home, **box.options)
+        try:
+            await other.write("a", b"on\n", key="1")
+            async with asyncio.timeout(30):
+                while (status := await other.status("a"))["state"] == "running":  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert status["record"]["exit_code"] == 3
+            assert b"got on" in box.log("a")
+        finally:
+            await other.close()
+            box.client = box.another()
+
+
+async def end_of_supervisor(box: Boxes) -> None:
+    """Kill it while nobody is connected."""
+    other = SupervisorClient(box.home, **box.options)
+    pid = (await other.info())["pid"]
+    await other.close()
+    await end(pid)

@@ -1,0 +1,162 @@
+"""Sandboxes of a test's own, through a supervisor of its own: what runs in them, and what they leave."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.exec.backends.base import Plan
+from app.exec.backends.bubblewrap import BubblewrapBackend
+from app.exec.commands import command_spec
+from app.exec.limits import Limits
+from app.exec.model import WORK
+from app.exec.supervisor import launch, procfs
+from app.exec.supervisor.client import StartAnswer
+from tests.databases import unavailable
+from tests.supervisors import SOON, UID, Rig, end, until
+
+FAKE = "fake-bwrap"
+ADJUSTED = "import app.exec.supervisor.{module} as adjusted; {change}; "
+
+
+@functools.cache
+def refusal() -> str | None:
+    """Why no sandbox can be made on this machine, None where they can."""
+    bwrap = shutil.which("bwrap", path="/usr/bin:/bin")
+    if bwrap is None:
+        return "bubblewrap is not installed"
+    command = [bwrap, "--unshare-user", "--unshare-net", "--unshare-pid", "--ro-bind", "/", "/", "/bin/true"]
+    who: Any = {} if UID is None else {"user": UID, "group": UID, "extra_groups": []}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, **who)
+    return None if done.returncode == 0 else f"bubblewrap does not work here: {done.stderr.strip()}"
+
+
+def needed() -> None:
+    """Skip, or fail where nothing may be skipped, without bubblewrap."""
+    why = refusal()
+    if why is not None:
+        unavailable(why)
+
+
+def adjust(patch: pytest.MonkeyPatch, module: str, change: str) -> None:
+    """Have supervisors that are started from now on make this `change` to a module of theirs, called `adjusted`."""
+    begin, _, rest = launch._CODE.partition("from ")  # pyright: ignore[reportPrivateUsage]
+    patch.setattr(launch, "_CODE", f"{begin}{ADJUSTED.format(module=module, change=change)}from {rest}")
+
+
+class Boxes(Rig):
+    """A rig whose commands run in sandboxes."""
+
+    def __init__(self, home: Path, **options: Any) -> None:
+        super().__init__(home, **options)
+        base = Path(tempfile.mkdtemp(prefix="shellback-box-")).resolve()
+        atexit.register(shutil.rmtree, base, ignore_errors=True)
+        base.chmod(0o755)
+        self.workspace = base / "ws"
+        self.make_workspace()
+        self.backend = BubblewrapBackend(self.workspace)
+        self.backend.check()
+
+    def make_workspace(self) -> None:
+        self.workspace.mkdir()
+        if UID is not None:
+            os.chown(self.workspace, UID, UID)
+
+    async def plan(self, scope: str = "talk", profile: str = WORK) -> Plan:
+        made = command_spec(command=":", workspace=self.workspace, limits=Limits())
+        return await self.backend.plan(replace(made, profile=profile), scope)
+
+    async def start(self, name: str, *argv: str, scope: str = "talk", profile: str = WORK, **more: Any) -> StartAnswer:
+        """As `Rig.start`, in the sandbox of this conversation and profile; `change` is laid over what was planned."""
+        plan = await self.plan(scope, profile)
+        assert plan.sandbox is not None
+        fields = {"cwd": plan.cwd, "uid": plan.uid, "gid": plan.gid, "sandbox": plan.sandbox, **more}
+        return await super().start(name, *argv, **fields)
+
+    def script(self, text: str) -> str:
+        """A program that stands in for bubblewrap; `exec "$BWRAP"` in it goes on as the real one."""
+        # In the workspace: it has to be seen in an instance.
+        path = self.workspace / FAKE
+        path.write_text(f"#!/bin/sh\nBWRAP={shutil.which('bwrap', path='/usr/bin:/bin')}\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def marked(self) -> list[int]:
+        """Processes that bear a marker of this state directory, first processes of namespaces among them."""
+        place = os.stat(self.home)
+        end = f"@{place.st_dev:x}.{place.st_ino:x}\0".encode()
+        return [proc.pid for proc in procfs.snapshot() if proc.alive and end in _environ(proc.pid)]
+
+    def first(self, name: str) -> int:
+        """The first process of a command's PID namespace; blocks until it bears its mark."""
+        for _ in range(2000):
+            for pid in self.marked():
+                if f"=init.{name}@".encode() in _environ(pid):
+                    return pid
+            time.sleep(0.01)
+        raise AssertionError(f"{name} has no first process")
+
+    def inside(self, first: int) -> list[int]:
+        """Who lives in the PID namespace of a first process, that one apart."""
+        place = namespace(first)
+        living = [proc.pid for proc in procfs.snapshot() if proc.alive and proc.pid != first]
+        return [pid for pid in living if namespace(pid) == place != ""]
+
+    async def nothing_left(self) -> None:
+        """Wait until neither process nor stub of any command is there."""
+        await until(lambda: not self.marked() and {path.name for path in self.workspace.iterdir()} <= {FAKE})
+        async with asyncio.timeout(SOON):
+            while not await self._alone():  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+
+    async def _alone(self) -> bool:
+        # Asked anew each time: a supervisor without a keeper makes room for a new pair.
+        supervisor, keeper = await self.pids()
+        return not _children(supervisor) and _children(keeper) == [supervisor]
+
+
+def namespace(pid: int) -> str:
+    """The PID namespace of a process, '' where there is no telling."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return ""
+
+
+def _environ(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+    return b""
+
+
+def _children(pid: int) -> list[int]:
+    # A supervisor has its children under two threads.
+    return [proc.pid for proc in procfs.snapshot() if proc.ppid == pid]
+
+
+@contextlib.asynccontextmanager
+async def boxes(tmp_path: Path, **options: Any) -> AsyncGenerator[Boxes]:
+    """Sandboxes that leave no process behind."""
+    needed()
+    made = Boxes(tmp_path / "home", **options)
+    try:
+        await made.client.connect()
+        yield made
+    finally:
+        await made.finish()
+        # Where a supervisor fails at what is tested, nobody else ends these.
+        for pid in made.marked():
+            with contextlib.suppress(ProcessLookupError):
+                await end(pid)

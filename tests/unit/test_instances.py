@@ -1,0 +1,38 @@
+"""Instances of a supervisor that was killed, as the next one gets them from the keeper."""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+from app.exec.supervisor.diary import Diary
+from app.exec.supervisor.instances import Instances
+from app.exec.supervisor.link import Held, Line
+from app.exec.supervisor.loop import Loop
+
+
+class Keeper:
+    """Remembers what it was told to drop."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
+    def drop(self, name: str) -> None:
+        self.dropped.append(name)
+
+
+def held(*names: str) -> Held:
+    return Held({name: os.open("/dev/null", os.O_RDONLY) for name in names}, {"whole": ["mnt", "net", "user"]})
+
+
+def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
+    keeper = Keeper()
+    instances = Instances(Loop(), cast("Line", keeper), cast("Diary", None))
+    whole, partly = held("mnt", "net", "user"), held("mnt", "user")
+    all_held = {"instance.whole": whole, "instance.partly": partly, "session": Held()}
+    instances.adopt(all_held)
+    assert len(instances) == 1
+    assert keeper.dropped == ["instance.partly"]
+    assert list(all_held) == ["session"]
+    for fd in whole.fds.values():
+        os.close(fd)
