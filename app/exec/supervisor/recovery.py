@@ -336,10 +336,12 @@ class _Recovery:
             job = self._sup.jobs.get(name) or self._unclaimed.pop(name, None)
             job = job or self._job(name, self._records.running(name) or {})
             job.init = proc.pid, proc.start
-            if name not in self._sup.jobs:
-                job.record = self._record(name) or job.end(self._sup.boot_id, state="exited")
-            if job.record is not None:
-                self._keep_streams(job)
+            if name in self._sup.jobs:
+                if job.record is not None:
+                    self._sup.vacate(job)
+                continue
+            job.record = self._record(name) or job.end(self._sup.boot_id, state="exited")
+            self._keep_streams(job)
         for job in self._unclaimed.values():
             self._sup.sandboxes.left(job)
         self._unclaimed.clear()

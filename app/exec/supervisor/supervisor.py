@@ -86,7 +86,8 @@ class Supervisor:
         """Watch the job's process, streams and deadline."""
         if job.pidfd >= 0:
             self.loop.watch(job.pidfd, lambda _: self.exited(job), IN)
-        for stream in job.streams:
+        # One that has ended may have left its number to somebody else.
+        for stream in (stream for stream in job.streams if stream.open):
             stream.watch(self.loop, lambda: self.stream_ended(job))
         deadline = job.notes["deadline"]
         if deadline is not None and job.record is None:
