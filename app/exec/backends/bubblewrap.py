@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from app.exec.supervisor.sandbox import Bounds, Sandbox
 SCRATCH_BYTES: Final = 1024**3
 PROCESSES: Final = 1024
 FILE_BYTES: Final = 16 * 1024**3
+_filter: Final = functools.cache(seccomp.program)
+"""The same for every command of a profile."""
 BOUNDS: Final = Bounds(processes=PROCESSES, file_bytes=FILE_BYTES)
 
 
@@ -127,7 +130,7 @@ class BubblewrapBackend:
             readonly=(*covers.readonly, *(path for path, _ in covers.placeholders)) if work else (),
             masked=() if work else covers.dotenvs,
             # A socket in the workspace leads to who listens there, and that it is read-only changes nothing.
-            seccomp=seccomp.program(unix=work),
+            seccomp=_filter(unix=work),
             stubs=covers.stubs if work else (),
             placeholders=tuple((path, text.decode()) for path, text in covers.placeholders) if work else (),
             private_net=not network,

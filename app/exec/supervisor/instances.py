@@ -6,6 +6,7 @@ process that could be killed or has to be watched; it ends when it has not been 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -124,12 +125,11 @@ class Instances:
                 {0: stdin, 1: out_write, 2: out_write, namespaces.ARGS_FD: options, namespaces.INFO_FD: out_write},
             )
 
-        words = b"".join(os.fsencode(word) + b"\0" for word in sandbox.view)
         pid, out_read, out_write, stdin, stop, options = 0, -1, -1, -1, -1, -1
         try:
             out_read, out_write = os.pipe()
             stdin, stop = os.pipe()
-            options = namespaces.text_in_memory("view", words)
+            options = namespaces.options_in_memory("view", sandbox.view)
             pid = namespaces.in_child(work, out_write)
             said = Said(self._loop, out_read, pid, MAKE_S)
         except BaseException:
@@ -151,7 +151,7 @@ class Instances:
                     [found[name] for name in names],
                 )
         except (OSError, ValueError) as error:
-            number = getattr(error, "errno", 0) or 5
+            number = getattr(error, "errno", 0) or errno.EIO
             for fd in found.values():
                 os.close(fd)
             found = {}

@@ -70,7 +70,7 @@ class Launch:
         try:
             self._forked(found)
         except OSError as error:
-            self.failed(error.errno or 5, "")
+            self.failed(error.errno or errno.EIO, "")
 
     def _forked(self, found: dict[str, int]) -> None:
         request, sandbox = self._request, self._sandbox
@@ -92,7 +92,7 @@ class Launch:
             kept(wait)
             alive, life = os.pipe()
             kept(alive)
-            (options,) = kept(namespaces.text_in_memory("wrap", _options(request, sandbox)))
+            (options,) = kept(namespaces.options_in_memory("wrap", _options(request, sandbox)))
             (filters,) = kept(namespaces.text_in_memory("seccomp", sandbox.seccomp))
             pid = namespaces.in_child(
                 partial(self._become, prepare, found, say, wait, alive, options, filters, (go, life, said)), say
@@ -229,9 +229,8 @@ def _init_mark(request: StartRequest) -> str:
     return procfs.mark(layout.FIRST + request.session_id)
 
 
-def _options(request: StartRequest, sandbox: Sandbox) -> bytes:
+def _options(request: StartRequest, sandbox: Sandbox) -> list[str]:
     words = [*sandbox.wrap, "--clearenv"]
     for name, value in request.env.items():
         words += ["--setenv", name, value]
-    words += ["--chdir", request.cwd]
-    return os.fsencode("\0".join(words) + "\0")
+    return [*words, "--chdir", request.cwd]

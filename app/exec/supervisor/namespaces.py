@@ -10,7 +10,7 @@ import ctypes
 import fcntl
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NoReturn
 
 from app.exec.supervisor import layout, rlimits, spawn
@@ -131,6 +131,11 @@ def become(argv: list[str], descriptors: Mapping[int, int]) -> NoReturn:
     # Not before: what the supervisor has open may be more than a command may have.
     spawn.lower_descriptor_limit()
     os.execve(argv[0], argv, {})  # noqa: S606 - the point of it
+
+
+def options_in_memory(name: str, words: Iterable[str]) -> int:
+    """A descriptor from which bubblewrap can read `words` as `--args`."""
+    return text_in_memory(name, os.fsencode("".join(f"{word}\0" for word in words)))
 
 
 def text_in_memory(name: str, text: bytes) -> int:
