@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from app.exec import limits
 from app.exec.backends.secrets import secret_paths
+from app.setting import Problem, SettingsError, count, seconds, setting, shown_url
 
 DOTENV: Final = ".env"
 _COMING: Final = ("podman",)
@@ -38,121 +38,88 @@ _DATABASES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One variable that cannot be used; `value` has its secrets taken out."""
-
-    variable: str
-    value: str
-    allowed: str
-
-    def __str__(self) -> str:
-        return f"{self.variable}={self.value!r} cannot be used; allowed is {self.allowed}"
-
-
-class SettingsError(ValueError):
-    """Raised when settings cannot be used; names every wrong one, its value and what is allowed."""
-
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
-        super().__init__(problems)
-        self.problems = problems
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.problems))
-
-
-def _setting(default: object, allowed: str, *, secret: bool = False, **bounds: Any) -> Any:
-    return Field(default, description=allowed, repr=not secret, validate_default=True, **bounds)
-
-
-def _count(default: int, low: int, high: int) -> Any:
-    return _setting(default, f"a whole number from {low} to {high}", ge=low, le=high)
-
-
-def _seconds(default: float, low: float, high: float, unit: str = "seconds") -> Any:
-    return _setting(default, f"{unit} from {low:g} to {high:g}", ge=low, le=high, allow_inf_nan=False)
-
-
 class Settings(BaseModel):
     """Everything an operator can set; `.env.example` says what each one does."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
-    enable_execute: bool = _setting(default=False, allowed="true or false")
-    agent: str = _setting("", "MODULE:ATTRIBUTE, or the path of an agent spec (.yaml, .yml, .json)")
-    model: str = _setting("offline", "offline, or a Pydantic AI model: PROVIDER:NAME")
-    model_base_url: str = _setting("", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True)
-    model_timeout: float = _seconds(600.0, 0.5, 3600)
-    offline_seconds: float = _seconds(0.0, 0, 60)
-    backend: Literal["auto", "host", "bubblewrap"] = _setting("auto", "auto, host or bubblewrap")
-    exec_uid: int = _count(65534, 1, 2**32 - 2)
-    network: Literal["off", "on"] = _setting("off", "off or on")
-    host_write_fence: Literal["off", "on"] = _setting("off", "off or on")
+    enable_execute: bool = setting(default=False, allowed="true or false")
+    agent: str = setting("", "MODULE:ATTRIBUTE, or the path of an agent spec (.yaml, .yml, .json)")
+    model: str = setting("offline", "offline, or a Pydantic AI model: PROVIDER:NAME")
+    model_base_url: str = setting("", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True)
+    model_timeout: float = seconds(600.0, 0.5, 3600)
+    offline_seconds: float = seconds(0.0, 0, 60)
+    backend: Literal["auto", "host", "bubblewrap"] = setting("auto", "auto, host or bubblewrap")
+    exec_uid: int = count(65534, 1, 2**32 - 2)
+    network: Literal["off", "on"] = setting("off", "off or on")
+    host_write_fence: Literal["off", "on"] = setting("off", "off or on")
 
     shellback_home: Path = Field(
         default_factory=lambda: _default_home(os.environ),
         description="a directory, absolute or beginning with ~",
     )
-    database_url: str = _setting(
+    database_url: str = setting(
         "", "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE (driver psycopg)", secret=True
     )
-    workspace_root: Path = _setting("workspace", "a directory")
-    secret_paths: str = _setting("", "paths that begin with / or ~/, with colons between them")
-    sandbox_readable: str = _setting(
+    workspace_root: Path = setting("workspace", "a directory")
+    secret_paths: str = setting("", "paths that begin with / or ~/, with colons between them")
+    sandbox_readable: str = setting(
         "",
         "absolute paths with colons between them; not /, /tmp, /var/tmp, /home, /home/agent, /run, /proc, /sys, /dev or"
         " what is below the last four, and nothing that is or is in a listed secret (SECRET_PATHS) or the state"
         " directory",
     )
-    sandbox_tmp_bytes: int = _count(2**30, 2**20, 2**40)
-    sandbox_processes: int = _count(1024, 16, 1_000_000)
-    sandbox_memory_bytes: int = _setting(
-        0, f"0 for no bound, or a whole number from {2**26} to {2**44}", ge=0, le=2**44
-    )
+    sandbox_tmp_bytes: int = count(2**30, 2**20, 2**40)
+    sandbox_processes: int = count(1024, 16, 1_000_000)
+    sandbox_memory_bytes: int = setting(0, f"0 for no bound, or a whole number from {2**26} to {2**44}", ge=0, le=2**44)
 
-    approval_ttl: float = _seconds(3600.0, 1, 30 * 86400)
-    turn_slots: int = _count(4, 1, 64)
-    wake_slots: int = _count(16, 1, 64)
-    turn_max_requests: int = _count(100, 1, 10_000)
-    turn_max_tokens: int = _count(1_000_000, 1_000, 100_000_000)
-    turn_max_seconds: float = _seconds(1800.0, 1, 86400)
-    wakes_per_hour: int = _count(30, 1, 3600)
-    chain_turns: int = _count(8, 1, 1000)
-    sweep_seconds: float = _seconds(10.0, 0.1, 60)
-    drain_seconds: int = _count(30, 0, 3600)
+    auto_approve: Literal["sandboxed", "off"] = setting("sandboxed", "sandboxed or off")
+    trust_classifier: bool = setting(default=False, allowed="true or false")
+    policy_file: Path | None = setting(None, "the absolute path of a TOML file")
+    approval_ttl: float = seconds(3600.0, 1, 30 * 86400)
+    pending_approvals: int = count(20, 1, 500)
+    turn_slots: int = count(4, 1, 64)
+    wake_slots: int = count(16, 1, 64)
+    turn_max_requests: int = count(100, 1, 10_000)
+    turn_max_tokens: int = count(1_000_000, 1_000, 100_000_000)
+    turn_max_seconds: float = seconds(1800.0, 1, 86400)
+    wakes_per_hour: int = count(30, 1, 3600)
+    chain_turns: int = count(8, 1, 1000)
+    sweep_seconds: float = seconds(10.0, 0.1, 60)
+    drain_seconds: int = count(30, 0, 3600)
 
-    foreground_timeout: float = _seconds(
+    foreground_timeout: float = seconds(
         limits.FOREGROUND_TIMEOUT_S, limits.FOREGROUND_TIMEOUT_MIN_S, limits.FOREGROUND_TIMEOUT_MAX_S
     )
-    command_chars: int = _count(limits.COMMAND_CHARS, 1, limits.COMMAND_CHARS)
-    sessions_per_conversation: int = _count(limits.SESSIONS_PER_CONVERSATION, 1, limits.SESSIONS_PER_CONVERSATION)
-    log_bytes: int = _count(limits.LOG_BYTES, 65536, limits.LOG_BYTES)
-    log_age_hours: float = _seconds(limits.LOG_AGE_HOURS, 0.1, 8760, unit="hours")
-    log_total_bytes: int = _count(limits.LOG_TOTAL_BYTES, 0, 2**50)
-    retain_days: int = _count(30, 1, 36_500)
-    retain_conversations_days: int = _count(90, 0, 36_500)
-    supervisor: Literal["auto", "external"] = _setting("auto", "auto or external")
-    supervisor_idle_seconds: float = _seconds(60.0, 0.1, 86400)
+    command_chars: int = count(limits.COMMAND_CHARS, 1, limits.COMMAND_CHARS)
+    sessions_per_conversation: int = count(limits.SESSIONS_PER_CONVERSATION, 1, limits.SESSIONS_PER_CONVERSATION)
+    log_bytes: int = count(limits.LOG_BYTES, 65536, limits.LOG_BYTES)
+    log_age_hours: float = seconds(limits.LOG_AGE_HOURS, 0.1, 8760, unit="hours")
+    log_total_bytes: int = count(limits.LOG_TOTAL_BYTES, 0, 2**50)
+    retain_days: int = count(30, 1, 36_500)
+    retain_conversations_days: int = count(90, 0, 36_500)
+    supervisor: Literal["auto", "external"] = setting("auto", "auto or external")
+    supervisor_idle_seconds: float = seconds(60.0, 0.1, 86400)
 
-    host_lease_seconds: float = _seconds(300.0, 60, 604_800)
-    workspace_shared: bool = _setting(default=False, allowed="true or false")
-    worker_name: str = _setting("", "up to 60 letters, digits, dots, dashes, underscores", pattern=r"^[\w.-]{0,60}$")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = _setting(
+    host_lease_seconds: float = seconds(300.0, 60, 604_800)
+    workspace_shared: bool = setting(default=False, allowed="true or false")
+    worker_name: str = setting("", "up to 60 letters, digits, dots, dashes, underscores", pattern=r"^[\w.-]{0,60}$")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = setting(
         "INFO", "DEBUG, INFO, WARNING, ERROR or CRITICAL"
     )
-    log_format: Literal["text", "json"] = _setting("text", "text or json")
-    otel_exporter_otlp_endpoint: str = _setting(
+    log_format: Literal["text", "json"] = setting("text", "text or json")
+    otel_exporter_otlp_endpoint: str = setting(
         "", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True
     )
-    otel_sdk_disabled: bool = _setting(default=False, allowed="true or false")
-    telemetry_content: bool = _setting(default=False, allowed="true or false")
-    notify_command: str = _setting(
+    otel_sdk_disabled: bool = setting(default=False, allowed="true or false")
+    telemetry_content: bool = setting(default=False, allowed="true or false")
+    notify_command: str = setting(
         "", "a program and its arguments, quoted as for a shell, which does not run it", secret=True
     )
-    notify_webhook: str = _setting(
+    notify_webhook: str = setting(
         "", "http:// or https:// and an address, where NOTIFY_COMMAND is not set", secret=True
     )
-    shellback_crash_points: Path | None = _setting(None, "an absolute directory (tests only)")
+    shellback_crash_points: Path | None = setting(None, "an absolute directory (tests only)")
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -174,7 +141,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise SettingsError(tuple(_problems(cls, error))) from None
 
-    @field_validator("shellback_home", "workspace_root", "shellback_crash_points", mode="before")
+    @field_validator("shellback_home", "workspace_root", "policy_file", "shellback_crash_points", mode="before")
     @classmethod
     def _absolute(cls, value: object) -> object:
         if not isinstance(value, str | Path):
@@ -265,6 +232,12 @@ class Settings(BaseModel):
         return (*found, *map(Path, names)) if file.startswith("/") else found
 
     @property
+    def policy(self) -> Path | None:
+        """The operator's file of rules: the named one, or `shellback.toml` in the state directory where it is there."""
+        ours = self.shellback_home / "shellback.toml"
+        return self.policy_file or (ours if os.path.lexists(ours) else None)
+
+    @property
     def readable(self) -> tuple[Path, ...]:
         """What sandboxes may read beside what programs need."""
         return tuple(Path(part) for part in _parts(self.sandbox_readable))
@@ -339,16 +312,6 @@ def origins() -> Origins:
         passed_on=tuple(others),
         doubtful={name: guesses[0] for name, guesses in close.items() if guesses},
     )
-
-
-def shown_url(url: str) -> str:
-    """Take every password out of a database address, also out of one that cannot be parsed."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    if "@" in rest:
-        credentials, _, place = rest.rpartition("@")
-        user, colon, _ = credentials.partition(":")
-        rest = f"{user}:***@{place}" if colon else f"{user}@{place}"
-    return re.sub(r"(?i)(\b\w*pass\w*\s*=\s*)[^&\s]+", r"\1***", f"{scheme}{separator}{rest}")
 
 
 def _dotenv() -> Mapping[str, str | None]:

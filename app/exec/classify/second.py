@@ -1,0 +1,118 @@
+"""What tree-sitter-bash makes of a command: where it reads otherwise than our own reader, nothing is understood."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tree_sitter import Language, Node
+
+KNOWN: Final = frozenset(
+    {
+        # Lists and compound commands.
+        "program", "list", "pipeline", "negated_command", "redirected_statement", "compound_statement", "subshell",
+        "if_statement", "elif_clause", "else_clause", "for_statement", "while_statement", "do_group", "test_command",
+        "unary_expression", "binary_expression", "comment",
+        # Simple commands and their redirections.
+        "command", "command_name", "file_redirect", "file_descriptor", "heredoc_redirect", "heredoc_start",
+        "heredoc_body", "heredoc_end", "herestring_redirect", "variable_assignment",
+        # Words and what they are made of.
+        "word", "number", "string", "string_content", "raw_string", "concatenation", "simple_expansion", "expansion",
+        "variable_name", "test_operator", "extglob_pattern",
+        # Marks and reserved words.
+        "&&", "||", "|", "|&", ";", "\n", "{", "}", "(", ")", "[", "]", "[[", "]]", "!", '"', "$", "${", "=", "==",
+        "!=", "<", ">", ">>", "<&", ">&", "<&-", ">&-", "&>", "&>>", ">|", "<>", "<<", "<<-", "<<<",
+        "if", "then", "elif", "else", "fi", "for", "in", "do", "done", "while", "until",
+    }
+)  # fmt: skip
+_WORDS: Final = frozenset(
+    {"word", "number", "string", "raw_string", "concatenation", "simple_expansion", "expansion", "heredoc_start"}
+    | {"variable_name", "test_operator", "extglob_pattern"}
+)
+_PARTS: Final = frozenset({"string", "concatenation"})
+
+
+@cache
+def _language() -> Language:
+    import tree_sitter_bash
+    from tree_sitter import Language
+
+    return Language(tree_sitter_bash.language())
+
+
+def _parsed(text: bytes) -> Node:
+    from tree_sitter import Parser
+
+    return Parser(_language()).parse(text).root_node  # one for each text: made at once, and shared by no threads
+
+
+def disagreement(source: str, spans: Sequence[tuple[int, int]]) -> tuple[int, str] | None:
+    """Where tree-sitter-bash does not see exactly these words, in characters, and why; None where it does."""
+    text = source.encode()
+    root = _parsed(text)
+    ours = sorted(spans)
+    if len(text) != len(source):
+        offsets = _offsets(source)
+        ours = [(offsets[start], offsets[end]) for start, end in ours]
+    found = _compared(root, ours)
+    return found and (len(text[: found[0]].decode(errors="ignore")), found[1])
+
+
+def _offsets(source: str) -> list[int]:
+    offsets, at = [0], 0
+    for character in source:
+        code = ord(character)
+        at += 1 if code < 0x80 else 2 if code < 0x800 else 3 if code < 0x10000 else 4
+        offsets.append(at)
+    return offsets
+
+
+def _compared(root: Node, ours: Sequence[tuple[int, int]]) -> tuple[int, str] | None:
+    if root.has_error:
+        return _first_error(root), "it cannot be read"
+    theirs: list[tuple[int, int]] = []
+    waiting: list[tuple[Node, bool]] = [(root, False)]
+    while waiting:
+        node, tested = waiting.pop()
+        kind = node.type
+        if kind not in KNOWN:
+            return node.start_byte, f"{kind.replace('_', ' ')} is not known"
+        if kind in _WORDS:
+            theirs.append((node.start_byte, node.end_byte))
+            if kind in _PARTS and (strange := _strange(node)) is not None:
+                return strange
+            continue
+        children = node.children
+        if children:
+            tested = tested or kind == "test_command"
+            waiting.extend([(child, tested) for child in children])
+        elif tested:
+            theirs.append((node.start_byte, node.end_byte))
+    theirs.sort()
+    if theirs != ours:
+        at = next((min(a[0], b[0]) for a, b in zip(theirs, ours, strict=False) if a != b), None)
+        return (at if at is not None else (theirs or ours)[-1][0]), "it can be read in two ways"
+    return None
+
+
+def _strange(word: Node) -> tuple[int, str] | None:
+    waiting = word.children
+    while waiting:
+        node = waiting.pop()
+        if node.type not in KNOWN:
+            return node.start_byte, f"{node.type.replace('_', ' ')} is not known"
+        waiting.extend(node.children)
+    return None
+
+
+def _first_error(root: Node) -> int:
+    node = root
+    while not (node.is_error or node.is_missing):
+        inner = next((child for child in node.children if child.has_error), None)
+        if inner is None:
+            break
+        node = inner
+    return node.start_byte

@@ -1,0 +1,432 @@
+"""A command line is taken apart exactly as bash takes it apart, or it asks, or it is refused."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.exec.classify import second
+from app.exec.classify.grammar import COMMANDS, WORDS, parse
+from app.exec.classify.syntax import Parsed, Redirect, Simple, Unparsable
+from tests import lines
+from tests.lines import agrees_with_bash, read_as_bash_reads
+
+RARELY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def parsed(command: str) -> Parsed:
+    found = parse(command)
+    assert isinstance(found, Parsed), found
+    return found
+
+
+def inside(command: str) -> list[list[str]]:
+    found = parsed(command)
+    assert not found.outside, found.outside
+    return texts(found)
+
+
+def texts(found: Parsed) -> list[list[str]]:
+    return [[word.text for word in simple.words] for simple in found.commands]
+
+
+def only(command: str) -> Simple:
+    (simple,) = parsed(command).commands
+    return simple
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("ls -la", [["ls", "-la"]]),
+        ("t\"\"ouch 'a'\\''b' \"c\"d", [["touch", "a'b", "cd"]]),
+        ("find . -name a.txt -e\\xec", [["find", ".", "-name", "a.txt", "-exec"]]),
+        ('awk "{print \\$1}" a', [["awk", "{print $1}", "a"]]),
+        ('echo "a\\\\" ; touch x ; echo "b"', [["echo", "a\\"], ["touch", "x"], ["echo", "b"]]),
+        ('echo \\"; touch x', [["echo", '"'], ["touch", "x"]]),
+        ("echo 'a'\\''; touch x; '\\''b'; touch x", [["echo", "a'; touch x; 'b"], ["touch", "x"]]),
+        ('echo "\\x \\" \\` \\\\"', [["echo", '\\x " ` \\']]),
+        ("ls # a; touch x\npwd", [["ls"], ["pwd"]]),
+        ("echo a#b '#' \\#c", [["echo", "a#b", "#", "#c"]]),
+        ("ls \\\n  -la \\\n\tsrc", [["ls", "-la", "src"]]),
+        ("ls &&\\\n pwd", [["ls"], ["pwd"]]),
+        ("git show HEAD@{1} HEAD~1 stash@{0}", [["git", "show", "HEAD@{1}", "HEAD~1", "stash@{0}"]]),
+        (
+            "find . -exec grep x {} \\; -o -name '*.py'",
+            [["find", ".", "-exec", "grep", "x", "{}", ";", "-o", "-name", "*.py"]],
+        ),
+        ("grep foo$ a", [["grep", "foo$", "a"]]),
+        ("{ a; b\n}; (c)", [["a"], ["b"], ["c"]]),
+        ("if a; then b; elif c; then d; else e; fi", [["a"], ["b"], ["c"], ["d"], ["e"]]),
+        ("! a | b |& c || d", [["a"], ["b"], ["c"], ["d"]]),
+        (
+            "[ -f a ] && test -f b && [[ ! -d c ]]",
+            [["[", "-f", "a", "]"], ["test", "-f", "b"], ["[[", "!", "-d", "c", "]]"]],
+        ),
+        ("ls\ntouch x\n\n", [["ls"], ["touch", "x"]]),
+        ("cat <<'E' | grep b\n$(a) `b`\nE\nls", [["cat"], ["grep", "b"], ["ls"]]),
+        ("grep -rn 'Größe; ü' src/日本", [["grep", "-rn", "Größe; ü", "src/日本"]]),
+        ("# nothing", []),
+        ("", []),
+    ],
+)
+def test_words_are_what_the_program_gets(command: str, words: list[list[str]]) -> None:
+    assert inside(command) == words
+
+
+def test_offsets_are_characters_and_texts_are_slices() -> None:
+    command = "echo 日本 'é' && ls ü | wc"
+    for simple in parsed(command).commands:
+        assert command[simple.start : simple.end] == simple.text
+        assert [command[word.start : word.end] for word in simple.words] == [word.raw for word in simple.words]
+
+
+def test_what_reads_a_pipe_is_told_at_any_depth() -> None:
+    piped = {simple.words[0].text: simple.piped for simple in parsed("a | { b; c | d; } && (e; f) | g; h").commands}
+    assert piped == dict(zip("abcdefgh", (False, True, True, True, False, False, True, False), strict=True))
+
+
+def test_a_loop_variable_is_known_in_its_loop_only() -> None:
+    command = "for f in a *.b ~; do c \"$f\" ${f}x '$f'; done"
+    simple = only(command)
+    assert [(word.text, word.variables, word.splits) for word in simple.words] == [
+        ("c", (), False),
+        ("${f}", ("f",), False),
+        ("${f}x", ("f",), True),
+        ("$f", (), False),
+    ]
+    assert simple.words[2].with_values({"f": "v"}) == "vx"
+    ((name, values),) = simple.loops
+    assert name == "f"
+    assert values is not None
+    assert [(value.text, value.globs, value.tilde) for value in values] == [
+        ("a", False, False),
+        ("*.b", True, False),
+        ("~", False, True),
+    ]
+    assert not parsed(command).outside
+    assert parsed(f"{command}; echo $f").outside
+
+
+def test_patterns_and_home_are_marked_only_where_they_are_not_quoted() -> None:
+    words = only("c *.a '*.a' \\*.a [a] [ ~/a '~/a' a~").words
+    assert [(word.globs, word.tilde) for word in words[1:]] == [
+        *((True, False), (False, False), (False, False), (True, False), (False, False)),
+        *((False, True), (False, False), (False, False)),
+    ]
+
+
+def test_redirections_and_heredocs_are_recorded_also_of_compound_commands() -> None:
+    def redirects(command: str) -> list[tuple[str, int | None, str | None]]:
+        return [
+            (redirect.op, redirect.fd, redirect.target.text if redirect.target else redirect.body)
+            for simple in parsed(command).commands
+            for redirect in simple.redirects
+        ]
+
+    assert redirects("a 2>&1 >b <c &>d 3>>e >|f <>g 2>&-") == [
+        *((">&", 2, "1"), (">", None, "b"), ("<", None, "c"), ("&>", None, "d"), (">>", 3, "e"), (">|", None, "f")),
+        *(("<>", None, "g"), (">&", 2, "-")),
+    ]
+    assert redirects("{ a; } > b") == [(">", None, "b")]
+    assert redirects("> b") == [(">", None, "b")]
+    assert redirects("a <<< 'b c'") == [("<<<", None, "b c")]
+    assert redirects("a <<'E' <<-F\n$b\nE\n\tc\n\tF") == [("<<", None, "$b\n"), ("<<-", None, "c\n")]
+
+
+def test_assignments_are_recorded() -> None:
+    simple = only("A='b c' D= ls")
+    assert [(name, word.text) for name, word in simple.assignments] == [("A", "b c"), ("D", "")]
+    assert [word.text for word in simple.words] == ["ls"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "echo $HOME",
+            "echo ${f}",
+            'echo "$x"',
+            "echo ${x@P}",
+            "echo $1 $$ $?",
+            "echo $((1))",
+            "echo $[1]",
+            "((x=1))",
+        ),
+        *("echo $(a)", "echo `a`", "cat <(a)", "a > >(b)", "$'a'", '$"a"', "echo {a,b}", "echo {1..3}", "echo x{,y}"),
+        *(
+            "ls ~root",
+            "ls ~+",
+            "a b=~/c",
+            "ls @(a)",
+            "a=(1)",
+            "a[0]=1",
+            "a+=b",
+            "export A=b",
+            "declare -x A",
+            "unset a",
+        ),
+        *(
+            "f() { a; }",
+            "function f { a; }",
+            "case a in b) c;; esac",
+            "select f in a; do b; done",
+            "coproc a",
+            "time a",
+        ),
+        *("a &", "a & b", "echo !!", "for ((;;)); do a; done", "for f; do a; done", "for PATH in a; do b; done"),
+        *("for http_proxy in a; do b; done", "for f in a; do for f in b; do c; done; done", "for f in a; { b; }"),
+        *(
+            "[[ -v a ]]",
+            "[[ a -eq b ]]",
+            "[[ a =~ b ]]",
+            "[[ a == b* ]]",
+            "[[ -f a && -f b ]]",
+            "[[ a < b ]]",
+            "[[ (a) ]]",
+        ),
+        *(
+            "a {b}>c",
+            "cat <<E\n$x\nE",
+            "cat <<E\n`a`\nE",
+            "cat <<E\na\\\nE\nE",
+            "tou\\\nch x",
+            "a\\",
+            'a "b\\\nc"',
+            "a &\\\n& b",
+        ),
+        *('a "*"*.b', "! ! a", "[a'b'c]*", "for f in a; do b '$'$f; done", "a 2>&-b", "((a); b)", "a 99999>b"),
+        "((a) # it's\n)",
+    ],
+)
+def test_what_is_outside_the_subset_asks_and_says_where(command: str) -> None:
+    found = parsed(command)
+    assert found.outside
+    for outside in found.outside:
+        assert outside.reason
+        assert command[outside.start : outside.end] == outside.text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("$(rm -rf /)", "`rm -rf /`", 'echo "$(rm -rf /)"', "echo $(echo $(rm -rf /))", "cat <(rm -rf /)"),
+        *(
+            "f() { rm -rf /; }",
+            "function f { rm -rf /; }",
+            "case a in a) rm -rf /;; esac",
+            "rm -rf / &",
+            "time rm -rf /",
+        ),
+        *(
+            "cat <<E\n$(rm -rf /)\nE",
+            "echo ${a:-$(rm -rf /)}",
+            "echo $(( $(rm -rf /) ))",
+            "x=$(rm -rf /)",
+            "coproc rm -rf /",
+        ),
+        *("select f in a; do rm -rf /; done", "for ((;;)); do rm -rf /; done", "a[$(rm -rf /)]=1", "! ! rm -rf /"),
+        *("r\\\nm -rf /", "((a); rm -rf /)", "a=($(rm -rf /))", "[[ $(rm -rf /) ]]"),
+        "true;" * 200 + "rm -rf /",
+    ],
+    ids=lambda command: command[-30:],
+)
+def test_commands_are_listed_also_where_they_are_outside(command: str) -> None:
+    found = parsed(command)
+    assert found.outside
+    assert ["rm", "-rf", "/"] in texts(found)
+    assert all(before.start <= after.start for before, after in pairwise(found.commands))
+
+
+@pytest.mark.parametrize(
+    ("command", "at"),
+    [
+        *(
+            ("echo 'a", 5),
+            ('echo "a', 5),
+            ("echo `a", 5),
+            ("echo $(a", 5),
+            ("echo ${a", 5),
+            ("echo $((1", 7),
+            ("ls (", 3),
+        ),
+        *(
+            ("cat <<E\nno end", 4),
+            ("cat <<'E'\nE ", 4),
+            ("ls |", 3),
+            ("ls &&", 4),
+            ("&& ls", 0),
+            ("ls ;; pwd", 3),
+            (";", 0),
+        ),
+        *(
+            ("ls )", 3),
+            ("( ls", 0),
+            ("{ ls", 0),
+            ("{ ls }", 0),
+            ("}", 0),
+            ("fi", 0),
+            ("if a; then b", 0),
+            ("if a; b; fi", 9),
+        ),
+        *(
+            ("for f in a; b; done", 12),
+            ("while a; do b", 0),
+            ("case a in", 0),
+            ("ls >", 3),
+            ("ls > > a", 3),
+            ("cat <<", 4),
+        ),
+        *(
+            ("a & & b", 4),
+            ("f()", 0),
+            ("()", 1),
+            ("{ }", 2),
+            ("[[ a", 0),
+            ("a\nb\n)", 4),
+        ),
+        ("echo 日本 'a", 8),
+    ],
+)
+def test_what_bash_refuses_is_refused_with_the_place(command: str, at: int) -> None:
+    found = parse(command)
+    assert isinstance(found, Unparsable)
+    assert found.at == at
+    assert found.reason
+    assert lines.refusal(command) or "heredoc" in found.reason
+
+
+def test_more_commands_or_words_than_are_followed_ask_and_are_not_cut() -> None:
+    assert not parsed(";".join(["a"] * COMMANDS)).outside
+    many = parsed(";".join(["a"] * (COMMANDS + 1)))
+    assert many.outside
+    assert len(many.commands) == COMMANDS + 1
+    assert parsed("a " * (WORDS + 1)).outside
+    assert not parsed("{ " * 5 + "a;" + " };" * 5).outside
+    assert parsed("{ " * 30 + "a;" + " };" * 30).outside
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *(
+            "(",
+            "$(",
+            "$((",
+            "${",
+            "{ ",
+            "[[ ",
+            "if ",
+            "case a in ",
+            "$((a) ",
+            "`",
+            '"',
+            "\\",
+            "<<a ",
+            "a;",
+            "! ",
+            "a=( ",
+        ),
+        *(
+            "$",
+            "*",
+            "{a,",
+            "f() ",
+            "a|",
+            "$a",
+            "for f in a; do ",
+            "\\\n",
+            "'",
+            "é",
+            "{",
+            "~=",
+            "`a` ",
+            "<(",
+            "((",
+            "a <<'E'\nE\n",
+        ),
+    ],
+)
+def test_rubbish_neither_fails_nor_takes_long(piece: str) -> None:
+    command = (piece * 8192)[: 8192 // len(piece.encode()) * len(piece)]
+    took = min(_took(command) for _ in range(3))
+    assert took < 0.5
+
+
+def _took(command: str) -> float:
+    began = time.perf_counter()
+    parse(command)
+    return time.perf_counter() - began
+
+
+@pytest.fixture
+def read_anew() -> Iterator[None]:
+    """Nothing that was read before, or is read here, is remembered."""
+    parse.cache_clear()
+    yield
+    parse.cache_clear()
+
+
+@pytest.mark.usefixtures("read_anew")
+def test_a_node_that_is_not_known_to_us_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not parsed("ls | cat").outside
+    monkeypatch.setattr(second, "KNOWN", second.KNOWN - {"pipeline"})
+    parse.cache_clear()
+    assert [outside.reason for outside in parsed("ls | cat").outside] == ["pipeline is not known from character 0"]
+
+
+@pytest.mark.usefixtures("read_anew")
+def test_where_the_two_readers_differ_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def otherwise(_source: str, spans: object) -> tuple[int, str]:
+        return 3, "it can be read in two ways"
+
+    monkeypatch.setattr(second, "disagreement", otherwise)
+    (outside,) = parsed("ls -la").outside
+    assert (outside.reason, outside.start) == ("it can be read in two ways from character 3", 3)
+
+
+@pytest.mark.parametrize("spans", [[(0, 2)], [(0, 2), (3, 5)], [(0, 6)], [(0, 2), (3, 6), (6, 7)], []])
+def test_the_second_reader_objects_to_other_words_than_it_sees(spans: list[tuple[int, int]]) -> None:
+    assert second.disagreement("ls -la", [(0, 2), (3, 6)]) is None
+    assert second.disagreement("ls -la", spans) is not None
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        yield Path(name)
+
+
+@RARELY
+@given(st.one_of(lines.rubbish(), lines.lines()))
+def test_bash_accepts_what_is_read_and_refuses_what_is_refused(command: str) -> None:
+    read_as_bash_reads(command)
+
+
+def test_programs_get_the_words_that_were_read(directory: Path) -> None:
+    @RARELY
+    @given(lines.lines())
+    def holds(command: str) -> None:
+        agrees_with_bash(command, directory)
+
+    holds()
+
+
+@given(st.one_of(st.text(max_size=200), lines.rubbish()))
+@settings(deadline=None)
+def test_any_text_is_answered_and_always_the_same(command: str) -> None:
+    lines.well_formed(command)
+
+
+def test_values_are_plain() -> None:
+    assert hash(only("a 'b' > c").words)
+    assert Redirect(op=">") == Redirect(op=">")
