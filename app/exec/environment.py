@@ -8,57 +8,99 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.exec import limits
 from app.exec.errors import InvalidCommand
 
 CHILD_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_REFUSED: Final[dict[str, str]] = {
-    "it changes what programs load": """
-        LD_* _RLD* DYLD_* LDR_* LIBPATH SHLIB_PATH GCONV_PATH GETCONF_DIR GLIBC_TUNABLES HOSTALIASES LOCALDOMAIN
-        LOCPATH MALLOC_TRACE NIS_PATH NLSPATH RESOLV_HOST_CONF RES_OPTIONS TMPDIR TZDIR PATH_LOCALE LD_PRELOAD
-        LD_LIBRARY_PATH LD_AUDIT""",
-    "it changes what a shell runs": """
-        BASH_ENV ENV SHELLOPTS BASHOPTS PS4 PROMPT_COMMAND BASH_FUNC_* __BASH_FUNC* IFS CDPATH GLOBIGNORE FPATH
-        NULLCMD READNULLCMD ZDOTDIR TMPPREFIX HISTFILE FCEDIT INPUTRC SHELL PATH HOME XDG_CONFIG_HOME""",
-    "it points the terminal library at other files": "TERMINFO TERMINFO_DIRS TERMPATH TERMCAP",
-    "it makes Python run or load other code": """
-        PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONINSPECT PYTHONUSERBASE PYTHONBREAKPOINT PYTHONEXECUTABLE
+
+class _Group(NamedTuple):
+    names: str
+    reason: str
+    source: str
+
+
+# By who has listed them: what others learned to refuse, and what was seen to run a payload.
+_REFUSED: Final = (
+    _Group(
+        """LD_* LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT _RLD* DYLD_* LDR_* LIBPATH SHLIB_PATH GCONV_PATH GETCONF_DIR
+        GLIBC_TUNABLES HOSTALIASES LOCALDOMAIN LOCPATH MALLOC_* NIS_PATH NLSPATH RESOLV_HOST_CONF RES_OPTIONS TMPDIR
+        TZDIR PATH_LOCALE""",
+        "it changes what programs load",
+        "the C library, sudo",
+    ),
+    _Group(
+        """BASH_* BASH_ENV ENV SHELLOPTS BASHOPTS PS0 PS1 PS2 PS4 PROMPT_COMMAND BASH_FUNC_* __BASH_FUNC* IFS CDPATH
+        GLOBIGNORE EXECIGNORE FIGNORE FPATH NULLCMD READNULLCMD ZDOTDIR TMPPREFIX HISTFILE FCEDIT INPUTRC SHELL PATH
+        HOME XDG_* XDG_CONFIG_HOME POSIXLY_CORRECT""",
+        "it changes what a shell runs",
+        "sudo, peers",
+    ),
+    _Group("TERMINFO TERMINFO_DIRS TERMPATH TERMCAP", "it points the terminal library at other files", "sudo"),
+    _Group(
+        """PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONINSPECT PYTHONUSERBASE PYTHONBREAKPOINT PYTHONEXECUTABLE
         PYTHONWARNINGS PYTHONPLATLIBDIR PYTHONPYCACHEPREFIX VIRTUAL_ENV PIP_* UV_*""",
-    "it makes an interpreter run or load other code": """
-        PERL5LIB PERLLIB PERL5OPT PERL5DB PERL5DBCMD PERLIO_DEBUG RUBYLIB RUBYOPT GEM_HOME GEM_PATH BUNDLE_GEMFILE
-        LUA_PATH LUA_PATH_* LUA_CPATH LUA_CPATH_* LUA_INIT LUA_INIT_* PHPRC PHP_INI_SCAN_DIR COMPOSER_HOME
-        NODE_OPTIONS NODE_PATH NODE_EXTRA_CA_CERTS NODE_TLS_REJECT_UNAUTHORIZED NPM_CONFIG_* YARN_RC_FILENAME
-        DENO_DIR BUN_CONFIG_REGISTRY JAVA_TOOL_OPTIONS _JAVA_OPTIONS JDK_JAVA_OPTIONS JAVA_OPTS MAVEN_OPTS
-        GRADLE_OPTS SBT_OPTS ANT_OPTS CLASSPATH GRADLE_USER_HOME DOTNET_STARTUP_HOOKS DOTNET_ADDITIONAL_DEPS
-        CORECLR_PROFILER* COR_PROFILER*""",
-    "it changes what a build runs or downloads": """
-        GOFLAGS GOENV GOPATH GOPROXY GONOSUMDB GONOSUMCHECK GONOPROXY GOPRIVATE GOTOOLCHAIN CGO_* RUSTC_WRAPPER
-        RUSTFLAGS CARGO_HOME CARGO_BUILD_RUSTC* CARGO_REGISTRIES_* CC CXX CMAKE_*_COMPILER CPATH LIBRARY_PATH
-        MAKEFLAGS MFLAGS MAKEFILES""",
-    "it makes version control run other programs": "GIT_* HGRCPATH SSH_ASKPASS",
-    "it makes a tool run other programs": """
-        PAGER MANPAGER LESSOPEN LESSCLOSE LESS LESSKEYIN EDITOR VISUAL SUDO_EDITOR BROWSER TAR_OPTIONS
-        RIPGREP_CONFIG_PATH GREP_OPTIONS WGETRC CURL_HOME OPENSSL_CONF OPENSSL_ENGINES OPENSSL_MODULES""",
-    "it changes whom programs connect to or trust": """
-        *_PROXY SSL_CERT_* REQUESTS_CA_BUNDLE CURL_CA_BUNDLE SSLKEYLOGFILE DOCKER_* KUBECONFIG HELM_HOME
+        "it makes Python run or load other code",
+        "sudo, peers",
+    ),
+    _Group(
+        """PERL5LIB PERLLIB PERL5OPT PERL5DB PERL5DBCMD PERL5SHELL PERLIO_DEBUG RUBYLIB RUBYOPT RUBYSHELL GEM_HOME
+        GEM_PATH BUNDLE_* BUNDLE_GEMFILE LUA_PATH LUA_PATH_* LUA_CPATH LUA_CPATH_* LUA_INIT LUA_INIT_* PHPRC
+        PHP_INI_SCAN_DIR COMPOSER_HOME NODE_OPTIONS NODE_PATH NODE_EXTRA_CA_CERTS NODE_TLS_REJECT_UNAUTHORIZED
+        NPM_CONFIG_* YARN_RC_FILENAME DENO_DIR BUN_CONFIG_REGISTRY JAVA_TOOL_OPTIONS _JAVA_OPTIONS JDK_JAVA_OPTIONS
+        JAVA_OPTS MAVEN_OPTS GRADLE_OPTS SBT_OPTS ANT_OPTS CLASSPATH GRADLE_USER_HOME DOTNET_STARTUP_HOOKS
+        DOTNET_ADDITIONAL_DEPS CORECLR_PROFILER* COR_PROFILER* AWKPATH AWKLIBPATH""",
+        "it makes an interpreter run or load other code",
+        "sudo, peers",
+    ),
+    _Group(
+        """GOFLAGS GOENV GOPATH GOPROXY GONOSUMDB GONOSUMCHECK GONOPROXY GOPRIVATE GOTOOLCHAIN CGO_* RUSTC_WRAPPER
+        RUSTFLAGS CARGO_HOME CARGO_BUILD_RUSTC* CARGO_REGISTRIES_* CC CXX CMAKE_*_COMPILER CMAKE_TOOLCHAIN_FILE CPATH
+        LIBRARY_PATH MAKEFLAGS MFLAGS MAKEFILES CONFIG_SHELL CONFIG_SITE""",
+        "it changes what a build runs or downloads",
+        "peers",
+    ),
+    _Group(
+        "GIT_* HGRCPATH SSH_ASKPASS *_ASKPASS *_RSH SVN_SSH",
+        "it makes version control run other programs",
+        "the manual of git, peers",
+    ),
+    _Group(
+        """PAGER MANPAGER *_PAGER LESS* LESSOPEN LESSCLOSE LESS LESSKEYIN EDITOR VISUAL SUDO_EDITOR *_EDITOR BROWSER
+        TAR_OPTIONS RIPGREP_CONFIG_PATH GREP_OPTIONS WGETRC CURL_HOME OPENSSL_CONF OPENSSL_ENGINES OPENSSL_MODULES
+        FZF_DEFAULT_COMMAND FZF_DEFAULT_OPTS MANOPT MANROFFOPT PSQLRC""",
+        "it makes a tool run other programs",
+        "peers, our own trials",
+    ),
+    _Group(
+        """*_PROXY SSL_CERT_* REQUESTS_CA_BUNDLE CURL_CA_BUNDLE SSLKEYLOGFILE DOCKER_* DOCKER_HOST KUBECONFIG HELM_HOME
         KRB5_CONFIG* KRB5_KTNAME""",
-    "it is or points to a credential": """
-        AWS_* AZURE_* GOOGLE_APPLICATION_CREDENTIALS *_API_KEY *_TOKEN *_SECRET *_PASSWORD""",
-    "it belongs to this program": "DBOS_* DATABASE_URL EXEC_* SHELLBACK_* LOGNAME USER",
-}
+        "it changes whom programs connect to or trust",
+        "sudo, peers",
+    ),
+    _Group(
+        """AWS_* AZURE_* GOOGLE_APPLICATION_CREDENTIALS *_API_KEY *_TOKEN *_SECRET *_PASSWORD SSH_AUTH_SOCK
+        GNUPGHOME""",
+        "it is or points to a credential",
+        "peers",
+    ),
+    _Group(
+        "DBOS_* DATABASE_URL EXEC_* SHELLBACK_* LOGNAME USER",
+        "it belongs to this program",
+        "us",
+    ),
+)
 _ALLOWED: Final = frozenset({"GIT_OPTIONAL_LOCKS", "GIT_TERMINAL_PROMPT"})
 
-_DANGEROUS_ENV_VARS: Final = frozenset(name for names in _REFUSED.values() for name in names.split() if "*" not in name)
+_GROUPS: Final = {name: group for group in _REFUSED for name in group.names.split()}
+_DANGEROUS_ENV_VARS: Final = frozenset(name for name in _GROUPS if "*" not in name)
 _DANGEROUS_PATTERNS: Final = tuple(
-    (re.compile(name.replace("*", ".*"), re.DOTALL), name, reason)
-    for reason, names in _REFUSED.items()
-    for name in names.split()
+    (re.compile(name.replace("*", ".*"), re.DOTALL), name)
+    for name in sorted(_GROUPS, key=lambda name: (name.startswith("*"), -len(name)))  # the one that says most first
     if "*" in name
 )
-_REASONS: Final = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOCALE_NAME: Final = re.compile(r"LANG|LANGUAGE|LC_[A-Z]+|LINGUAS|TERM|TZ|COLORTERM")
@@ -109,20 +151,21 @@ def _check_name(name: str) -> None:
     upper = name.upper()
     if upper in _ALLOWED:
         return
-    reason = _REASONS.get(upper) if upper in _DANGEROUS_ENV_VARS else None
-    rule = upper
-    if reason is None:
-        rule, reason = next(
-            ((rule, reason) for pattern, rule, reason in _DANGEROUS_PATTERNS if pattern.fullmatch(upper)), ("", None)
-        )
-    if reason is not None:
+    rule = upper if upper in _DANGEROUS_ENV_VARS else None
+    if rule is None:
+        rule = next((name for pattern, name in _DANGEROUS_PATTERNS if pattern.fullmatch(upper)), None)
+    if rule is not None:
+        group = _GROUPS[rule]
         raise InvalidCommand(
-            f"env name {name!r} is refused (rule {rule}): {reason}; set it inside the command, where it is seen"
+            f"env name {name!r} is refused (rule {rule}): {group.reason} (listed by {group.source}); "
+            "set it inside the command, where it is seen"
         )
 
 
 def _check_value(name: str, value: str) -> None:
     if "\0" in value:
         raise InvalidCommand(f"env value of {name!r} holds a NUL byte")
+    if value.lstrip().startswith("()"):
+        raise InvalidCommand(f"env value of {name!r} begins like a shell function, which old shells would run")
     if _LOCALE_NAME.fullmatch(name.upper()) and ("/" in value or "%" in value):
         raise InvalidCommand(f"env value of {name!r} holds '/' or '%', which would name a file; give a plain name")

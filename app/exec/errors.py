@@ -16,6 +16,7 @@ ExecError
 │   ├── SupervisorUnreachable     the supervisor does not answer
 │   │   └── SupervisorAbsent      there is none, and none was to be started
 │   ├── WorkspaceUnusable         missing, or not writable by the uid that runs commands
+│   ├── PolicyUnusable            the policy file cannot be followed to the letter
 │   └── LimitReached              a stated bound is used up
 └── for us (a bug)
     └── InvalidTransition         a state machine was asked for an illegal move
@@ -101,6 +102,10 @@ class SupervisorAbsent(SupervisorUnreachable):
 
 class WorkspaceUnusable(ExecError, RuntimeError):
     """Raised when the workspace is missing or the uid that runs commands cannot write it."""
+
+
+class PolicyUnusable(ExecError):
+    """Raised when a policy file cannot be followed to the letter; the message has file, line and remedy."""
 
 
 class LimitReached(ExecError):

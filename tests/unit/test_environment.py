@@ -13,6 +13,70 @@ from app.exec.errors import InvalidCommand
 DANGEROUS = environment._DANGEROUS_ENV_VARS  # pyright: ignore[reportPrivateUsage]
 
 
+LISTED = {
+    "it changes what programs load": """
+        LD_PRELOAD LD_AUDIT LD_X _RLD_LIST DYLD_INSERT_LIBRARIES LDR_PRELOAD LIBPATH SHLIB_PATH GCONV_PATH
+        GETCONF_DIR GLIBC_TUNABLES HOSTALIASES LOCALDOMAIN LOCPATH MALLOC_TRACE NIS_PATH NLSPATH
+        RESOLV_HOST_CONF RES_OPTIONS TMPDIR TZDIR PATH_LOCALE""",
+    "it changes what a shell runs": """
+        BASH_ENV ENV SHELLOPTS BASHOPTS PS4 PROMPT_COMMAND BASH_FUNC_x __BASH_FUNC IFS CDPATH GLOBIGNORE FPATH
+        NULLCMD READNULLCMD ZDOTDIR TMPPREFIX HISTFILE FCEDIT INPUTRC SHELL PATH HOME XDG_CONFIG_HOME
+        XDG_DATA_DIRS BASH_LOADABLES_PATH POSIXLY_CORRECT""",
+    "it points the terminal library at other files": "TERMINFO TERMINFO_DIRS TERMPATH TERMCAP",
+    "it makes Python run or load other code": """
+        PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONINSPECT PYTHONUSERBASE PYTHONBREAKPOINT PYTHONEXECUTABLE
+        PYTHONWARNINGS VIRTUAL_ENV PIP_INDEX_URL UV_INDEX""",
+    "it makes an interpreter run or load other code": """
+        PERL5LIB PERLLIB PERL5OPT PERL5DB PERL5DBCMD PERLIO_DEBUG RUBYLIB RUBYOPT GEM_HOME GEM_PATH
+        BUNDLE_GEMFILE LUA_PATH LUA_PATH_5_4 LUA_CPATH LUA_INIT LUA_INIT_5_4 PHPRC PHP_INI_SCAN_DIR
+        COMPOSER_HOME NODE_OPTIONS NODE_PATH NODE_EXTRA_CA_CERTS NODE_TLS_REJECT_UNAUTHORIZED
+        NPM_CONFIG_REGISTRY npm_config_registry YARN_RC_FILENAME DENO_DIR BUN_CONFIG_REGISTRY
+        JAVA_TOOL_OPTIONS _JAVA_OPTIONS JDK_JAVA_OPTIONS JAVA_OPTS MAVEN_OPTS GRADLE_OPTS SBT_OPTS ANT_OPTS
+        CLASSPATH GRADLE_USER_HOME DOTNET_STARTUP_HOOKS DOTNET_ADDITIONAL_DEPS CORECLR_PROFILER_PATH
+        COR_PROFILER""",
+    "it changes what a build runs or downloads": """
+        GOFLAGS GOENV GOPATH GOPROXY GONOSUMDB GONOSUMCHECK GONOPROXY GOPRIVATE GOTOOLCHAIN CGO_CFLAGS
+        RUSTC_WRAPPER RUSTFLAGS CARGO_HOME CARGO_BUILD_RUSTC_WRAPPER CARGO_REGISTRIES_X CC CXX
+        CMAKE_C_COMPILER CPATH LIBRARY_PATH MAKEFLAGS MFLAGS MAKEFILES""",
+    "it makes version control run other programs": """
+        GIT_CONFIG_COUNT GIT_SSH GIT_SSH_COMMAND GIT_EXTERNAL_DIFF GIT_PAGER GIT_EDITOR GIT_ASKPASS
+        GIT_EXEC_PATH GIT_DIR GIT_TEMPLATE_DIR GIT_PROXY_COMMAND HGRCPATH SSH_ASKPASS SUDO_ASKPASS CVS_RSH""",
+    "it makes a tool run other programs": """
+        PAGER MANPAGER SYSTEMD_PAGER LESSOPEN LESSCLOSE LESS LESSKEYIN EDITOR VISUAL SUDO_EDITOR BROWSER
+        TAR_OPTIONS RIPGREP_CONFIG_PATH GREP_OPTIONS WGETRC CURL_HOME OPENSSL_CONF OPENSSL_ENGINES
+        OPENSSL_MODULES""",
+    "it changes whom programs connect to or trust": """
+        HTTP_PROXY https_proxy ALL_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
+        SSLKEYLOGFILE DOCKER_HOST DOCKER_CONFIG KUBECONFIG HELM_HOME KRB5_CONFIG KRB5_KTNAME""",
+    "it is or points to a credential": """
+        AWS_PROFILE AWS_SECRET_ACCESS_KEY AZURE_CLIENT_ID GOOGLE_APPLICATION_CREDENTIALS OPENAI_API_KEY
+        GITHUB_TOKEN CLIENT_SECRET DB_PASSWORD SSH_AUTH_SOCK GNUPGHOME""",
+    "it belongs to this program": "DBOS_X DATABASE_URL EXEC_UID SHELLBACK_HOME LOGNAME USER",
+}
+
+
+@pytest.mark.parametrize(("reason", "name"), [(why, name) for why, names in LISTED.items() for name in names.split()])
+def test_each_name_that_others_refuse_is_refused_for_its_reason_whatever_its_case(reason: str, name: str) -> None:
+    for spelling in {name, name.lower(), name.title()}:
+        with pytest.raises(InvalidCommand, match=r"\(rule [^)]+\): .* \(listed by [^)]+\)") as refusal:
+            check_env({spelling: "x"})
+        assert reason in str(refusal.value)
+        assert repr(spelling) in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", ["() { :; }; touch x", " (){ x; }", "()"])
+def test_a_value_that_old_shells_would_run_is_refused(value: str) -> None:
+    with pytest.raises(InvalidCommand, match="begins like a shell function"):
+        check_env({"FOO": value})
+
+
+@pytest.mark.parametrize(
+    "name", ["LDFLAGS", "MY_PATH", "PATHS", "GITHUB_REF", "PYTHONUNBUFFERED", "NODE_ENV", "TOKENS"]
+)
+def test_a_name_that_only_begins_like_a_refused_one_passes(name: str) -> None:
+    check_env({name: "x"})
+
+
 def test_the_list_of_the_specification_is_a_frozenset_with_its_names() -> None:
     assert isinstance(DANGEROUS, frozenset)
     assert {"LD_PRELOAD", "PYTHONPATH", "BASH_ENV", "NODE_OPTIONS", "PATH", "HOME", "IFS"} <= DANGEROUS

@@ -1,0 +1,264 @@
+"""`shellback rules`: what may run, has to be asked for, or is refused, because somebody said so beforehand."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from app.cli.completing import conversation_option
+from app.cli.shared import Refused, json_option, load_settings, me, opened, print_json, stamp, utf8
+from app.exec.display import shown_line
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from app.exec.rules.rule import Effect, Match, Rule
+    from app.storage.rules import Saved
+
+DAY_S: Final = 86_400.0
+DAYS: Final = 30
+NOTE_CHARS: Final = 500
+
+
+@click.group()
+def rules() -> None:
+    """List, add, revoke or try the rules about commands.
+
+    Those of POLICY_FILE and those that people saved hold together: deny goes before ask, ask before allow. An allow
+    decides only where every command of a line is allowed or only reads.
+
+    \b
+      shellback rules list
+      shellback rules add allow -- npm test
+      shellback rules add --prefix deny -- git push
+      shellback rules test 'npm test && git push'
+      shellback rules revoke r3f
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+
+
+@rules.command("list")
+@click.option("--all", "everything", is_flag=True, help="Also those that were revoked or have expired lately.")
+@json_option
+def list_(everything: bool, as_json: bool) -> None:
+    """List the rules in force: the operator's file first, then those that people saved, with their uses."""
+    from app.exec.rules.file import load
+    from app.storage import rules as store
+
+    settings = load_settings()
+    written = load(settings.policy).rules
+    with opened(settings) as where:
+        saved = where.database.read_now(store.find, everything=everything)
+    if as_json:
+        print_json([*(_facts(rule) for rule in written), *(_saved_facts(one) for one in saved)])
+        return
+    for rule in written:
+        click.echo(f"{shown_line(rule.source)}  {shown_line(rule.described())}{_noted(rule)}")
+    for one in saved:
+        used = f", the last time {stamp(one.used_at)}" if one.used_at is not None else ""
+        ended = f"  {one.state}" + (f" by {shown_line(one.revoked_by)}" if one.revoked_by else "")
+        click.echo(f"{one.rule.id}  {shown_line(one.rule.described())}{_noted(one.rule)}")
+        click.echo(
+            f"    by {shown_line(one.rule.owner)} {stamp(one.rule.created_at)}, used {one.rule.uses} times{used}"
+            + (ended if one.state != "active" else "")
+        )
+    if not written and not saved:
+        click.echo("no rules: read-only commands pass by themselves in the sandbox, all others are asked for")
+
+
+@rules.command()
+@click.argument("effect", type=click.Choice(["allow", "ask", "deny"]))
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- WORD...")
+@click.option("--prefix/--exact", "begins", default=None, help="Whatever follows too, or these words alone.")
+@click.option(
+    "--tier", type=click.Choice(["read_only", "read_write", "admin"]), help="Allow: up to it; others: from it."
+)
+@click.option("--path", "paths", multiple=True, metavar="GLOB", help="Only of these files; may be repeated.")
+@click.option("--piped", is_flag=True, help="An allow also behind a pipe, whatever comes through it.")
+@click.option("--cwd", metavar="DIR", help="Only there.")
+@click.option("--backend", metavar="NAME", help="Only there: bubblewrap, host.")
+@click.option("--agent", metavar="NAME", help="Only for this agent.")
+@conversation_option
+@click.option("--note", metavar="TEXT", help="Why; shown wherever the rule is.")
+@click.option("--days", type=click.IntRange(1, 365), help=f"So long it holds; {DAYS} for an allow, else for good.")
+@json_option
+def add(  # noqa: PLR0913, PLR0917 - what a rule has
+    effect: Effect,
+    words: tuple[str, ...],
+    begins: bool | None,
+    tier: str | None,
+    paths: tuple[str, ...],
+    piped: bool,
+    cwd: str | None,
+    backend: str | None,
+    agent: str | None,
+    conversation: str | None,
+    note: str | None,
+    days: int | None,
+    as_json: bool,
+) -> None:
+    """Save a rule about commands that begin with these WORDs, `*` being any one word.
+
+    Give the words behind `--`, so that their options are not taken for ours. An allow holds for exactly these words,
+    unless --prefix; an ask or deny for whatever follows too, unless --exact.
+    """
+    from app.exec.classify.model import Tier
+    from app.exec.rules.narrow import objection
+    from app.exec.rules.rule import Match, Rule
+    from app.storage import rules as store
+    from app.work import audit
+
+    exact = effect == "allow" if begins is None else not begins
+    match = Match(
+        prefix=tuple(utf8(word, "a word") for word in words),
+        exact=exact,
+        tier=Tier[tier.upper()] if tier else None,
+        paths=tuple(_glob(utf8(path, "--path")) for path in paths),
+        piped=piped,
+        cwd=str(Path(utf8(cwd, "--cwd")).expanduser().resolve()) if cwd else None,
+        backend=backend,
+        conversation_id=conversation,
+        agent=agent,
+    )
+    lasts = days if days is not None else DAYS if effect == "allow" else None
+    rule = Rule(
+        effect=effect,
+        match=match,
+        note=utf8(note or "", "the note")[:NOTE_CHARS],
+        owner=me(),
+        expires_at=None if lasts is None else time.time() + lasts * DAY_S,
+    )
+    wrong = objection(rule)
+    if wrong is not None:
+        raise Refused(f"{wrong.reason}: {wrong.remedy}")
+
+    def save(conn: sa.Connection) -> Rule:
+        (saved,) = store.add(conn, [rule])
+        audit.note(
+            conn, "rule_added", conversation_id=conversation, rule=saved.id, by=me(), surface="cli",
+            reason=saved.described(),
+        )  # fmt: skip
+        return saved
+
+    with opened() as where:
+        saved = where.database.write_now(save)
+    if as_json:
+        print_json(_facts(saved))
+    else:
+        click.echo(f"{saved.id}  {shown_line(saved.described())}{_noted(saved)}")
+
+
+@rules.command()
+@click.argument("rule_id", metavar="ID")
+@json_option
+def revoke(rule_id: str, as_json: bool) -> None:
+    """End a saved rule for good, from the next command on; ID may be the beginning of one.
+
+    What the rule has let start runs on.
+    """
+    from app.storage import rules as store
+    from app.work import audit
+
+    def end(conn: sa.Connection) -> Saved:
+        ended = store.revoke(conn, rule_id, by=me())
+        audit.note(
+            conn, "rule_revoked", conversation_id=ended.rule.match.conversation_id, rule=ended.rule.id, by=me(),
+            surface="cli", reason=ended.rule.described(),
+        )  # fmt: skip
+        return ended
+
+    with opened() as where:
+        ended = where.database.write_now(end)
+    if as_json:
+        print_json(_saved_facts(ended))
+    else:
+        click.echo(f"{ended.rule.id} revoked: {shown_line(ended.rule.described())}")
+
+
+@rules.command()
+@click.argument("command")
+@click.option("--backend", type=click.Choice(["bubblewrap", "host"]), default="bubblewrap", show_default=True)
+@click.option("--cwd", metavar="DIR", help="Where it would start. Default: here.")
+@click.option("--agent", metavar="NAME", help="As this agent.")
+@conversation_option
+@json_option
+def test(
+    command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None, as_json: bool
+) -> None:
+    """Say which rule decides about COMMAND, and what is said to it without one. Nothing is started."""
+    from app.cli.policy import SAID, around
+    from app.exec.judge import judged
+    from app.exec.model import WORK
+    from app.exec.rules.facts import Facts
+    from app.exec.rules.file import load
+    from app.storage import rules as store
+
+    settings = load_settings()
+    written = load(settings.policy)
+    with opened(settings) as where:
+        saved = where.database.read_now(store.live, conversation)
+    place = around(settings, Path(cwd or ".").absolute(), sandboxed=backend != "host")
+    judgement = judged(command, place)
+    known = Facts(
+        command=command, backend=backend, profile=WORK, conversation_id=conversation or "", cwd=place.cwd, agent=agent,
+        now=time.time(),
+    )  # fmt: skip
+    hit = None if judgement.verdict == "deny" else written.plus(saved).decide(judgement, known)
+    if as_json:
+        print_json(
+            {
+                "command": command,
+                "effect": hit and hit.effect,
+                "rules": list(hit.rule_ids) if hit else [],
+                "source": hit and hit.source,
+                "reason": hit.reason if hit else judgement.reason,
+                "verdict": judgement.verdict,
+            }
+        )
+    elif hit is not None:
+        click.echo(f"{hit.effect}: {shown_line(hit.reason)}")
+    else:
+        why = "no rule may change that" if judgement.verdict == "deny" else "no rule decides"
+        click.echo(f"{why}; it {SAID[judgement.verdict]}, because {shown_line(judgement.reason)}")
+
+
+def _glob(pattern: str) -> str:
+    from app.exec.rules.globs import absolute
+
+    try:
+        return absolute(pattern, Path.cwd())
+    except ValueError as error:
+        raise Refused(f"--path {pattern!r}: {error}") from None
+
+
+def _noted(rule: Rule) -> str:
+    return f"  ({shown_line(rule.note)})" if rule.note else ""
+
+
+def _facts(rule: Rule) -> dict[str, Any]:
+    return {
+        "id": rule.id,
+        "effect": rule.effect,
+        "match": _match(rule.match),
+        "rule": rule.described(),
+        "note": rule.note,
+        "source": rule.source,
+        "owner": rule.owner,
+        "created_at": rule.created_at or None,
+        "expires_at": rule.expires_at,
+        "uses": rule.uses if rule.saved else None,
+    }
+
+
+def _saved_facts(saved: Saved) -> dict[str, Any]:
+    ended = {"state": saved.state, "used_at": saved.used_at, "revoked_at": saved.revoked_at}
+    return {**_facts(saved.rule), **ended, "revoked_by": saved.revoked_by}
+
+
+def _match(match: Match) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    given = ((key, str(value) if key == "tier" else value) for key, value in asdict(match).items() if value)
+    return dict(given)
