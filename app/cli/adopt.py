@@ -10,7 +10,8 @@ import click
 
 from app.cli.adopt_process import process
 from app.cli.completing import conversation_names
-from app.cli.shared import Refused, age, json_option, opened, print_json, visible
+from app.cli.shared import Refused, age, json_option, opened, print_json
+from app.exec.display import visible
 
 if TYPE_CHECKING:
     from app.wiring import Place

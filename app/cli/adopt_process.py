@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.shared import Refused, json_option, me, opened, print_json, utf8, visible
+from app.cli.shared import Refused, json_option, me, opened, print_json, utf8
+from app.exec.display import visible
 from app.exec.model import WORK, SessionId
 
 if TYPE_CHECKING:

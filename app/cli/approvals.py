@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from app.cli.completing import conversation_option, request_ids
-from app.cli.shared import Refused, age, json_option, me, opened, print_json, table_lines, utf8, visible
+from app.cli.requests import facts_of, on_screen, whole
+from app.cli.shared import Refused, age, json_option, me, opened, print_json, table_lines, utf8
 from app.cli.watching import watch, watch_option
+from app.exec.display import shown_line, visible
 
 if TYPE_CHECKING:
-    from app.work.approvals import Decision, Request
+    from app.exec.rules.rule import Rule
+    from app.work.approvals import Request, Scope
 
 
 @click.group()
@@ -53,10 +56,10 @@ def list_(conversation: str | None, everything: bool, watching: bool, as_json: b
             )
 
         if watching:
-            watch(look, lambda one: one.id, _listed, lambda one: visible(_line(one)), as_json=as_json)
+            watch(look, lambda one: one.id, _listed, _line, as_json=as_json)
         found = look()
     if as_json:
-        print_json([asdict(request) for request in found])
+        print_json([facts_of(request) for request in found])
         return
     for line in _listed(found):
         click.echo(line)
@@ -68,7 +71,7 @@ def _listed(found: Sequence[Request]) -> list[str]:
     if not found:
         return ["nothing waits for approval"]
     now = time.time()
-    return table_lines(
+    lines = table_lines(
         [
             {
                 "id": request.id,
@@ -76,78 +79,108 @@ def _listed(found: Sequence[Request]) -> list[str]:
                 "state": request.state,
                 "left": age(max(0.0, request.expires_at - now)) if request.state == "pending" else None,
                 "tool": request.tool_name,
-                "what": request.display.get("command") or request.args,
             }
             for request in found
         ],
-        {"id": "ID", "conversation": "CONVERSATION", "state": "STATE", "left": "LEFT", "tool": "TOOL", "what": "WHAT"},
+        {"id": "ID", "conversation": "CONVERSATION", "state": "STATE", "left": "LEFT", "tool": "TOOL"},
     )
+    room = max(map(len, map(click.unstyle, lines)))
+    whats = ["WHAT", *map(_what, found)]
+    return [f"{line}{' ' * (room - len(click.unstyle(line)))}  {what}" for line, what in zip(lines, whats, strict=True)]
+
+
+def _what(one: Request) -> str:
+    """What it would do, on one line and never cut."""
+    command = one.display.get("command")
+    return shown_line(command if isinstance(command, str) else json.dumps(one.changed_args or one.args))
 
 
 def _line(one: Request) -> str:
-    what = one.display.get("command") or one.args
-    return f"{one.id}  {one.conversation_id}  {one.state}  {one.tool_name}  {what}".replace("\n", "⏎ ")
+    return f"{one.id}  {visible(one.conversation_id)}  {one.state}  {visible(one.tool_name)}  {_what(one)}"
 
 
 @approvals.command()
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @json_option
 def show(request_id: str, as_json: bool) -> None:
-    """Show one request whole: nothing is cut, control characters are made visible."""
+    r"""Show one request whole: nothing is cut, and what could be misread is made visible.
+
+    `\x1b` and `\u{200B}` stand for characters that cannot be shown; a backslash of the call that would read like
+    that is `\x5c`. A line that begins with ↳ goes on with the one above it.
+    """
     from app.work import approvals as requests
 
     with opened() as where:
         request = where.database.read_now(requests.get, request_id)
     if as_json:
-        print_json(asdict(request))
+        print_json(facts_of(request))
     else:
-        click.echo(whole(request))
-
-
-def wanted(request: Request) -> list[str]:
-    """What a call would do, in lines, nothing of it cut; facts that say nothing here are left to `show`."""
-    short: list[str] = []
-    lines = [f"? {request.tool_name} wants to run, and waits for you ({request.id}):"]
-    for key, value in request.display.items():
-        if isinstance(value, bool | int | float) or key in _SHORT:
-            short += [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"] if value else []
-        elif value:
-            lines += _indented(key, value)
-    return [*lines, f"    {visible(', '.join(short))}"]
-
-
-_SHORT: Final = {"backend", "profile", "lifetime"}
-
-
-def _indented(key: str, value: object) -> list[str]:
-    first, *more = visible(str(value)).split("\n")
-    return [f"    {key}: {first}", *(" " * (len(key) + 6) + line for line in more)]
-
-
-def whole(request: Request) -> str:
-    """Everything there is about a request, in lines."""
-    head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
-    lines = [visible(head)]
-    for key, value in request.display.items():
-        lines += _indented(key, value)
-    lines.append(f"    digest: {request.digest}")
-    left = request.expires_at - time.time()
-    if request.state == "pending":
-        lines.append(f"    expires in: {age(max(0.0, left))}")
-    elif request.decided_by:
-        note = f": {request.note}" if request.note else ""
-        lines += _indented("decided by", f"{request.decided_by} through {request.surface}{note}")
-    if request.used_by:
-        lines.append(f"    used by: {request.used_by}")
-    return "\n".join(lines)
+        click.echo(on_screen(whole(request)))
 
 
 @approvals.command()
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
+@click.option(
+    "--args", "changed", metavar="JSON", help="Other arguments, over those it has: shown again, then decided."
+)
+@click.option(
+    "--for",
+    "scope",
+    type=click.Choice(["once", "session"]),
+    default="once",
+    show_default=True,
+    help="For input to a process: this call, or all input until the process ends.",
+)
+@click.option("--remember", is_flag=True, help="Save a rule for exactly its commands, so that they need no approval.")
+@click.option("--everywhere", is_flag=True, help="With --remember: in every conversation, not only in this one.")
+@click.option(
+    "--days", type=click.IntRange(1, 365), default=30, show_default=True, help="With --remember: it expires after."
+)
+@click.option("--digest", metavar="HEX", help="Only if this is what it would run, as `show` and --json have it.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask about what --args and --remember show.")
 @json_option
-def approve(request_id: str, as_json: bool) -> None:
-    """Let exactly this call run, once."""
-    _decide(request_id, "approved", None, as_json=as_json)
+def approve(  # noqa: PLR0913, PLR0917 - the options
+    request_id: str,
+    changed: str | None,
+    scope: Scope,
+    remember: bool,
+    everywhere: bool,
+    days: int,
+    digest: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Let exactly this call run, once.
+
+    With --args a worker says what would run instead, which is shown and, after a y or with --yes, approved as it
+    was shown. With --remember the rules are shown before they are saved.
+
+    \b
+      shellback approvals approve a7db --args '{"command": "rm -r build"}'
+      shellback approvals approve a7db --for session
+      shellback approvals approve a7db --remember --days 7
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from app.cli.approving import Approving
+
+    arguments = changed and _arguments(changed)
+    with Approving.opened(as_json=as_json, yes=yes) as approving:
+        if arguments:
+            digest = approving.change(request_id, arguments)
+        rules: Sequence[Rule] = ()
+        if remember:
+            digest, rules = approving.offer(request_id, digest=digest, everywhere=everywhere, days=days)
+        facts = approving.approve(request_id, scope=scope, digest=digest, rules=rules)
+    _say(facts, "approved", as_json=as_json)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(utf8(text, "--args"))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"--args is not JSON: {error}") from None
+    if not isinstance(given, dict) or not given:
+        raise Refused('--args is no object with arguments; give {"command": "..."}')
+    return cast("dict[str, Any]", given)
 
 
 @approvals.command()
@@ -156,21 +189,22 @@ def approve(request_id: str, as_json: bool) -> None:
 @json_option
 def deny(request_id: str, reason: str | None, as_json: bool) -> None:
     """Do not let it run; the agent is told so, with the reason."""
-    _decide(request_id, "denied", reason and utf8(reason, "the reason"), as_json=as_json)
-
-
-def _decide(request_id: str, decision: Decision, note: str | None, *, as_json: bool) -> None:
     from app import wiring
     from app.work import approvals as requests
 
+    note = reason and utf8(reason, "the reason")
     with opened() as where, wiring.enqueuing(where) as enqueuer:
-        request = where.database.write_now(
-            requests.decide, enqueuer, request_id, decision, by=me(), surface="cli", note=note
-        )
-    facts: dict[str, Any] = {"id": request.id, "state": request.state, "conversation": request.conversation_id}
+        request = requests.settle(where.database, enqueuer, request_id, "denied", by=me(), surface="cli", note=note)
+    facts = {"id": request.id, "state": request.state, "conversation": request.conversation_id}
+    _say(facts, "denied", as_json=as_json)
+
+
+def _say(facts: dict[str, Any], wanted: str, *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
-    if request.state != decision:
-        raise Refused(f"{request.id} is {request.state}: it was not decided in time. Nothing runs")
+    if facts["state"] != wanted:
+        raise Refused(f"{facts['id']} is {facts['state']}: it was not decided in time. Nothing runs")
     if not as_json:
-        click.echo(f"{request.id} {request.state}")
+        click.echo(f"{facts['id']} {facts['state']}")
+        for rule in facts.get("rules", ()):
+            click.echo(f"remembered as {rule['id']}: {rule['rule']}")

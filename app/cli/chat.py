@@ -67,7 +67,8 @@ def _greet(conversation: str, settings: Settings, *, ours: bool) -> None:
     answers = f"agent {settings.agent}" if settings.agent else f"model {settings.model}"
     click.echo(f"conversation {conversation}, {worker}, {answers}; Ctrl-D ends")
     if settings.enable_execute:
-        click.echo(f"commands run in {settings.workspace_root}, each after you said yes")
+        but = "" if settings.auto_approve == "off" else ", but for what only reads in a sandbox"
+        click.echo(f"commands run in {settings.workspace_root}, each after you said yes{but}")
     else:
         click.echo("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
 

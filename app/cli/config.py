@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.shared import json_option, load_settings, print_json, table, visible
+from app.cli.shared import json_option, load_settings, print_json, table
+from app.exec.display import visible
 
 if TYPE_CHECKING:
     from app.settings import Settings

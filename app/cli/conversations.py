@@ -11,7 +11,8 @@ import click
 
 from app.cli.completing import conversation_names
 from app.cli.elsewhere import silent_hosts, waits
-from app.cli.shared import Refused, age, json_option, opened, print_json, table, visible, write_any_text
+from app.cli.shared import Refused, age, json_option, opened, print_json, table, write_any_text
+from app.exec.display import visible
 
 if TYPE_CHECKING:
     from app.wiring import Place

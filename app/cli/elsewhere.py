@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from app.cli.shared import visible
+from app.exec.display import visible
 
 if TYPE_CHECKING:
     from app.wiring import Place

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from app.cli.completing import conversation_option
 from app.cli.following import Tail
 from app.cli.moments import MOMENT
-from app.cli.shared import coloured, json_option, opened, print_json, stamp, visible
+from app.cli.shared import coloured, json_option, opened, print_json, stamp
+from app.exec.display import request_lines, visible
 
 if TYPE_CHECKING:
     from app.work.stream import Event
@@ -22,6 +23,9 @@ KINDS: Final = (
     "message", "text", "tool_call", "tool_result", "answer", "approval", "decision", "exit",
     "stopping", "stopped", "failed", "blocked", "taken_over", "alarm",
 )  # fmt: skip
+
+CALLS: Final = ("tool_call", "approval")
+"""What is about a call, and so never cut."""
 
 
 @click.command()
@@ -53,7 +57,7 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
         tail = Tail(where, conversation, number, kinds=kinds)
         while True:
             for event in tail.new():
-                print_json(asdict(event)) if as_json else click.echo(_line(event))
+                print_json(_facts(event)) if as_json else click.echo(_line(event))
             if not follow:
                 return
             time.sleep(LOOK_S)
@@ -64,7 +68,17 @@ def _line(event: Event) -> str:
     return f"{stamp(event.created_at)}  {visible(event.conversation_id)}  {kind}  {_told(event)}".rstrip()
 
 
+def _facts(event: Event) -> dict[str, Any]:
+    facts = asdict(event)
+    if event.kind in CALLS:
+        display = event.payload.get("args", event.payload)
+        facts["shown"] = "\n".join(request_lines(display))
+    return facts
+
+
 def _told(event: Event) -> str:
+    if event.kind in CALLS:
+        return json.dumps(event.payload, default=str)
     told = event.payload.get("text")
     if event.kind == "exit":
         from app.exec.callback_text import wake_text

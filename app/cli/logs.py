@@ -14,7 +14,8 @@ import click
 from app.cli.completing import session_ids
 from app.cli.moments import MOMENT
 from app.cli.processes import ending, find_session
-from app.cli.shared import Refused, json_option, opened, print_json, visible
+from app.cli.shared import Refused, json_option, opened, print_json
+from app.exec.display import visible
 
 if TYPE_CHECKING:
     from app.exec.model import Session

@@ -19,6 +19,9 @@ COMMANDS: Final = {
     "send": ("app.cli.send", "Send one message, and wait for the answer if asked to."),
     "stop": ("app.cli.stop", "End the turn of a conversation at its next step; with --kill its processes too."),
     "approvals": ("app.cli.approvals", "List, show, approve or deny what waits for a person."),
+    "audit": ("app.cli.audit", "Show who let what run, when, and through which surface."),
+    "policy": ("app.cli.policy", "Say what policy makes of a command, without starting it."),
+    "rules": ("app.cli.rules", "List, add, revoke or try the rules about commands."),
     "ps": ("app.cli.processes", "List processes that the agents started."),
     "logs": ("app.cli.logs", "Show what a process printed."),
     "kill": ("app.cli.processes", "End a process and everything it started."),
@@ -37,7 +40,7 @@ COMMANDS: Final = {
 }
 
 SECTIONS: Final = {
-    "Talk and decide": ("chat", "send", "stop", "approvals", "conversations"),
+    "Talk and decide": ("chat", "send", "stop", "approvals", "audit", "policy", "rules", "conversations"),
     "Processes": ("ps", "logs", "kill"),
     "What goes on": ("queue", "events", "workers"),
     "Run it": ("worker", "supervisor", "migrate", "prune", "doctor", "sandbox", "adopt", "config"),

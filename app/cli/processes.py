@@ -11,9 +11,10 @@ import click
 
 from app.cli.completing import conversation_option, session_ids
 from app.cli.elsewhere import silent_hosts
-from app.cli.shared import Refused, age, json_option, opened, print_json, table_lines, visible
+from app.cli.shared import Refused, age, json_option, opened, print_json, table_lines
 from app.cli.unknown import how
 from app.cli.watching import watch, watch_option
+from app.exec.display import shown_line, visible
 
 if TYPE_CHECKING:
     from app.exec.model import Session
@@ -92,6 +93,7 @@ _COLUMNS = {
     "state": "STATE",
     "end": "END",
     "backend": "BACKEND",
+    "by": "ALLOWED BY",
     "age": "AGE",
     "command": "COMMAND",
 }
@@ -99,7 +101,7 @@ _COLUMNS = {
 
 def _line(one: Session) -> str:
     end = "" if one.end is None else f"  {ending(one)}"
-    return visible(f"{one.id}  {one.conversation_id}  {one.state.value}{end}  {one.command}").replace("\n", "⏎ ")
+    return visible(f"{one.id}  {one.conversation_id}  {one.state.value}{end}  ") + shown_line(one.command)
 
 
 def _row(session: Session) -> dict[str, Any]:
@@ -110,6 +112,7 @@ def _row(session: Session) -> dict[str, Any]:
         "state": session.state.value,
         "end": None if end is None else ending(session),
         "backend": f"{session.backend}/{session.profile}",
+        "by": session.granted_by or None,
         "age": age(time.time() - (session.started_at or session.created_at)),
         "command": session.command,
     }

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import Refused, json_option, load_settings, print_json, visible
+from app.cli.shared import Refused, json_option, load_settings, print_json
+from app.exec.display import visible
 from app.exec.model import READ_ONLY, WORK
 
 if TYPE_CHECKING:

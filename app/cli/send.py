@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import PENDING, SET_ASIDE, Refused, json_option, me, opened, print_json, utf8, visible
+from app.cli.shared import PENDING, SET_ASIDE, Refused, columns, json_option, me, opened, print_json, utf8
+from app.exec.display import folded, visible
 
 if TYPE_CHECKING:
     from app.storage.db import Database
@@ -106,7 +107,9 @@ def _wait(database: Database, sent: Sent, timeout: float, facts: dict[str, Any])
     facts["outcome"] = fate
     match fate:
         case "pending_approval":
-            facts["approvals"] = [{"id": one.id, "tool": one.tool_name, **one.display} for one in waiting.requests]
+            facts["approvals"] = [
+                {"id": one.id, "tool": one.tool_name, **one.display, "shown": one.shown} for one in waiting.requests
+            ]
             return PENDING
         case "set_aside":
             return SET_ASIDE
@@ -129,9 +132,8 @@ def _print(facts: dict[str, Any], *, as_json: bool) -> None:
         click.echo(visible(facts["answer"]))
     elif facts.get("outcome") == "pending_approval":
         for request in facts["approvals"]:
-            click.echo(
-                f"{request['id']} waits for approval: {request['tool']} {visible(str(request.get('command', '')))}"
-            )
+            click.echo(f"{request['id']} waits for approval: {visible(request['tool'])}")
+            click.echo("\n".join(folded(request["shown"].split("\n"), columns())))
             click.echo(f"  shellback approvals approve {request['id']}   (or: deny {request['id']} --reason ...)")
     elif facts.get("outcome") == "set_aside":
         click.echo("this conversation is set aside after failed turns; write again to try again", err=True)

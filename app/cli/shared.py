@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import getpass
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Generator, Iterable, Mapping
@@ -14,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from app.exec.plain_text import visible
+from app.exec.display import escaped, shown_line
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -121,17 +123,28 @@ def opened(settings: Settings | None = None) -> Generator[Place]:
         yield where
 
 
+def columns() -> int | None:
+    """How wide the terminal of standard output is; None where there is none, and no line is folded."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def write_any_text(**how: str) -> None:
-    """Let standard output take every text: what its encoding does not have is written as an escape."""
+    """Let standard output take every text: what its encoding does not have is written as people are shown it."""
+    codecs.register_error("shown", _shown)
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # a file of text that Python opened has it
     if reconfigure is not None:
-        reconfigure(errors="backslashreplace", **how)
+        reconfigure(errors="shown", **how)
+
+
+def _shown(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(escaped(ord(char)) for char in error.object[error.start : error.end]), error.end
 
 
 def print_json(value: object) -> None:
-    """One JSON document on a line of standard output, in UTF-8 whatever the terminal has."""
-    # Half a surrogate pair, which only JSON can hold, becomes its escape again.
-    click.echo(json.dumps(value, ensure_ascii=False, default=str).encode(errors="backslashreplace"))
+    """One JSON document on a line of standard output, in ASCII: what no terminal should get is escaped as JSON does."""
+    click.echo(json.dumps(value, default=str))
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
@@ -173,7 +186,7 @@ def coloured(text: str) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    text = visible(str(value)).replace("\n", "⏎ ").replace("\t", " ")
+    text = shown_line(str(value))
     return text if len(text) <= 60 else text[:59] + "…"
 
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.approvals import wanted
 from app.cli.children import worker_lives
 from app.cli.elsewhere import home_of, waits
 from app.cli.following import Events
-from app.cli.shared import PENDING, SET_ASIDE, Refused, visible
+from app.cli.requests import wanted
+from app.cli.shared import PENDING, SET_ASIDE, Refused, columns
 from app.cli.terminal import PROMPT, Interrupts, Lines, Screen, kept_terminal
 from app.cli.waiting import Waiting
+from app.exec.display import folded, shown, visible
 from app.work import approvals, sending, stopping, stream
 from app.work.errors import WorkError
 
 if TYPE_CHECKING:
     from app.cli.children import WorkerChild
     from app.wiring import Place
-    from app.work.approvals import Decision, Request
+    from app.work.approvals import Decision, Request, Scope
     from app.work.queues import Enqueuer
     from app.work.sending import Sent
     from app.work.stream import Event
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.1
 WORKER_LOOK_S: Final = 5.0
 HOW: Final = "  y runs exactly this, once; n, or n and a reason, denies it; anything else is a message that waits"
+HOW_SESSION: Final = "  s lets this and all further input through, unasked, until the process ends"
 
 
 class Talk:
@@ -52,6 +55,8 @@ class Talk:
         self._events = Events(where, conversation, where.database.read_now(stream.last_number))
         self._own: set[str] = set()
         self._asked: str | None = None
+        self._seen = ""
+        self._for_session = False
         self._person = False
         self._alone = False
         self._looked = time.monotonic()
@@ -108,6 +113,8 @@ class Talk:
         try:
             if self._asked and line.lower() in {"y", "yes"}:
                 self._decide(self._asked, "approved", None)
+            elif self._asked and self._for_session and line.lower() == "s":
+                self._decide(self._asked, "approved", None, scope="session")
             elif self._asked and word.lower() in {"n", "no"}:
                 self._decide(self._asked, "denied", reason.strip() or None)
             elif line:
@@ -139,11 +146,10 @@ class Talk:
         self._show_news()
         return {"pending_approval": PENDING, "set_aside": SET_ASIDE}.get(fate, 0)
 
-    def _decide(self, request_id: str, decision: Decision, note: str | None) -> None:
+    def _decide(self, request_id: str, decision: Decision, note: str | None, scope: Scope = "once") -> None:
+        how: dict[str, Any] = {"by": self._by, "surface": "chat", "note": note, "scope": scope, "digest": self._seen}
         try:
-            self._where.database.write_now(
-                approvals.decide, self._enqueuer, request_id, decision, by=self._by, surface="chat", note=note
-            )
+            approvals.settle(self._where.database, self._enqueuer, request_id, decision, **how)
         finally:
             self._ask_next()
 
@@ -153,10 +159,14 @@ class Talk:
         self._asked = waiting[0].id if waiting else None
         if waiting:
             # The row, not the event: an event is cut, and nobody approves what they cannot see.
-            for line in wanted(waiting[0]):
-                self._screen.line(f"  {line}")
+            self._seen = waiting[0].digest
+            self._for_session = approvals.why_not_for_session(waiting[0]) is None
+            for line in folded((f"  {line}" for line in wanted(waiting[0])), columns()):
+                self._screen.line(line)
             if self._person:
                 self._screen.line(f"  {HOW}")
+                if self._for_session:
+                    self._screen.line(f"  {HOW_SESSION}")
 
     def _pending(self) -> list[Request]:
         return self._where.database.read_now(approvals.find, conversation_id=self._conversation, state="pending")
@@ -186,7 +196,7 @@ class Talk:
         for event in self._events.new():
             self._show(event)
 
-    def _show(self, event: Event) -> None:  # noqa: C901 - a table of kinds
+    def _show(self, event: Event) -> None:  # noqa: C901, PLR0912 - a table of kinds
         payload: dict[str, Any] = event.payload
         match event.kind:
             case "message" if event.turn_id not in self._own:
@@ -194,9 +204,8 @@ class Talk:
             case "text":
                 self._screen.piece(visible(payload["text"]))
             case "tool_call":
-                self._screen.line(
-                    f"  → {payload['tool']} {visible(str(payload['args'].get('command', payload['args'])))}"
-                )
+                for line in folded(_called(payload), columns()):
+                    self._screen.line(line)
             case "approval" if self._asked is None:
                 self._ask_next()
             case "decision":
@@ -214,6 +223,13 @@ class Talk:
                 self._screen.line(visible(payload["text"]))
             case _:
                 pass
+
+
+def _called(payload: dict[str, Any]) -> list[str]:
+    args: dict[str, Any] = payload["args"]
+    command = args.get("command")
+    first, *more = shown(command if isinstance(command, str) else json.dumps(args)).split("\n")
+    return [f"  → {visible(str(payload['tool']))} {first}", *(f"      {line}" for line in more)]
 
 
 def _end(payload: dict[str, Any]) -> str:

@@ -18,9 +18,10 @@ import click
 from app import wiring
 from app.cli import facts as facts_of
 from app.cli.children import WorkerChild
-from app.cli.shared import Refused, visible
+from app.cli.shared import Refused
+from app.exec.display import visible
 from app.exec.errors import SupervisorUnreachable
-from app.exec.model import Session
+from app.exec.model import READ_ONLY, Session
 from app.settings import Settings, plain_environment
 from app.storage import sessions as session_rows
 from app.work import approvals, sending
@@ -119,6 +120,17 @@ class Tour:
         used = self._read(approvals.get, request.id)
         facts["approval"] = {"id": request.id, "state": used.state, "used_by": used.used_by}
         facts["checks"]["exactly the approved command ran, once"] = text == "written once\n" and used.state == "used"
+        if facts["backend"] != "host":
+            self._a_look(facts)
+
+    def _a_look(self, facts: dict[str, Any]) -> None:
+        self._say("   What only reads asks nobody: it runs in a profile of the sandbox that can do nothing else.")
+        answer = self._answer(self._send("look", "$ cat note.txt"), "look")
+        self._say(_quoted("agent", answer))
+        session = next((one for one in self._sessions() if one.command == "cat note.txt"), None)
+        facts["checks"]["what only reads asked nobody"] = (
+            session is not None and session.profile == READ_ONLY and session.approval_id is None
+        )
 
     def _a_wake_past_a_backlog(self, facts: dict[str, Any]) -> None:
         self._say("", "3. A background build, while every slot is busy and a backlog waits.")

@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from app.cli.shared import Refused, stamp, visible
+from app.cli.shared import Refused, stamp
+from app.exec.display import shown, visible
 from app.storage import transcript
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ TELL_S = 1.0
 
 
 def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
-    """One message in lines; calls and results are cut to `cut` characters where given. Instructions are left out."""
+    """One message in lines; results are cut to `cut` characters where given. Instructions are left out."""
     when = _when(message)
     for part in message.get("parts", []):
         kind = part.get("part_kind")
@@ -37,7 +38,7 @@ def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
         elif kind == "thinking":
             yield from _said(f"{when}agent thinks", text, cut)
         elif kind == "tool-call":
-            yield from _said(f"{when}call {part.get('tool_name')}", _text(part.get("args")), cut)
+            yield from _lines(f"{when}call {part.get('tool_name')}", shown(_text(part.get("args"))))
         elif kind == "tool-return":
             yield from _said(f"{when}result of {part.get('tool_name')}", text, cut)
         elif kind == "retry-prompt":
@@ -55,7 +56,11 @@ def _when(message: dict[str, Any]) -> str:
 
 
 def _said(who: str, text: str, cut: int | None = None) -> Iterator[str]:
-    first, *more = _short(visible(text), cut).split("\n")
+    yield from _lines(who, _short(visible(text), cut))
+
+
+def _lines(who: str, text: str) -> Iterator[str]:
+    first, *more = text.split("\n")
     name = click.style(visible(who), bold=True) if _styled() else visible(who)
     yield f"{name}: {first}"
     yield from (f"    {line}" for line in more)
@@ -132,7 +137,7 @@ class Export:
             "exported_at": time.time(),
             "conversation": asdict(self._standing),
         }
-        file.write(json.dumps(head | {"history": record}, ensure_ascii=False, default=str)[:-1])
+        file.write(json.dumps(head | {"history": record}, default=str)[:-1])
         self._write(file, "messages", self._messages(ids), len(ids))
         for part in transcript.PARTS:
             self._write(file, part, self._rows(part, name), None)
@@ -142,7 +147,7 @@ class Export:
         file.write(f',\n"{what}": [')
         told_at = time.monotonic()
         for item in items:
-            file.write(("\n" if self._counts[what] == 0 else ",\n") + json.dumps(item, ensure_ascii=False, default=str))
+            file.write(("\n" if self._counts[what] == 0 else ",\n") + json.dumps(item, default=str))
             self._counts[what] += 1
             if time.monotonic() - told_at >= TELL_S:
                 told_at = time.monotonic()

@@ -22,14 +22,6 @@ def harmless(text: str) -> str:
     return _CONTROLS.sub("", text)
 
 
-def visible(text: str) -> str:
-    """Text with every control character but newline and tab made visible, so that output cannot drive a terminal."""
-    return "".join(
-        char if char in "\n\t" or (char.isprintable() and ord(char) not in range(0x200B, 0x2070)) else ascii(char)[1:-1]
-        for char in text
-    )
-
-
 def decoded(data: bytes) -> str:
     """`data` as UTF-8 with replacement characters, made harmless."""
     return harmless(data.decode("utf-8", "replace"))

@@ -16,6 +16,7 @@ from app.storage.history_garbage import delete_histories
 from app.storage.rows import lock_name, lock_row
 from app.storage.tables import (
     approvals,
+    audit,
     calls,
     conversations,
     history_records,
@@ -23,6 +24,7 @@ from app.storage.tables import (
     mailbox,
     metadata,
     notices,
+    rules,
     sessions,
     turns,
     workers,
@@ -30,7 +32,7 @@ from app.storage.tables import (
 
 BATCH: Final = 200
 CALLBACK: Final = "EXEC_CALLBACK"
-PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "hosts")
+PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "hosts", "audit")
 """Tables whose rows go without anything outside the database, in this order."""
 _LOCK: Final = "shellback retention"
 
@@ -154,6 +156,8 @@ def delete_conversations(conn: sa.Connection, cut: Cut) -> int:
     if going:
         delete_histories(conn, going)
         conn.execute(sa.delete(conversations).where(conversations.c.id.in_(going)))
+        # Of a name that is used again nothing may hold that was said about the old one.
+        conn.execute(sa.delete(rules).where(rules.c.conversation_id.in_(going)))
     return len(going)
 
 
@@ -215,6 +219,10 @@ def _notices(cut: Cut) -> sa.Select[Any]:
     return sa.select(notices.c.id).where(notices.c.state.in_(["sent", "given_up"]), notices.c.due_at < cut.rows)
 
 
+def _audit(cut: Cut) -> sa.Select[Any]:
+    return sa.select(audit.c.id).where(audit.c.at < cut.rows)
+
+
 def _workers(cut: Cut) -> sa.Select[Any]:
     return sa.select(workers.c.executor_id).where(workers.c.heartbeat_at < cut.rows)
 
@@ -234,4 +242,5 @@ _QUERIES: Final = {
     "notices": _notices,
     "workers": _workers,
     "hosts": _hosts,
+    "audit": _audit,
 }

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import sqlalchemy as sa
 
-from app.exec.errors import InvalidTransition, LimitReached, SessionNotFound
+from app.exec.errors import CommandDenied, InvalidTransition, LimitReached, SessionNotFound
 from app.exec.limits import SESSIONS_PER_CONVERSATION
 from app.exec.model import CallKey, Delivery, Session, SessionEnd, SessionId, SessionState
 from app.exec.ports import ExitSink, SessionStore
@@ -27,8 +28,10 @@ log = logging.getLogger(__name__)
 
 Within = Callable[[sa.Connection, Session], None]
 """More work for the claiming transaction; raising undoes the claim."""
-WithinCall = Callable[[sa.Connection, CallKey], None]
-"""More work for the transaction that begins a call; raising leaves it not begun."""
+WithinCall = Callable[[sa.Connection, CallKey, SessionId, str], None]
+"""More work for the transaction that begins a call of a tool on a session; raising leaves it not begun."""
+Refused = Callable[[sa.Connection, CommandDenied], None]
+"""Told, in a transaction of its own, that an approval was not taken and so nothing was claimed or begun."""
 
 
 class SqlSessionStore(SessionStore):
@@ -39,6 +42,7 @@ class SqlSessionStore(SessionStore):
         sink: Told about ends, inside the transaction that records them.
         within: Runs in the transaction of a new claim, after the row exists.
         within_call: Runs in the transaction that begins a new call.
+        refused: Told when either has refused.
         limit: Live sessions that one conversation may have.
     """
 
@@ -49,16 +53,19 @@ class SqlSessionStore(SessionStore):
         sink: ExitSink | None = None,
         within: Within | None = None,
         within_call: WithinCall | None = None,
+        refused: Refused | None = None,
         limit: int = SESSIONS_PER_CONVERSATION,
     ) -> None:
         self._database = database
         self._sink = sink
         self._within = within
         self._within_call = within_call
+        self._refused = refused
         self._limit = limit
 
     async def claim(self, session: Session) -> Session:
-        return await self._database.write(claim, session, within=self._within, limit=self._limit)
+        async with self._telling():
+            return await self._database.write(claim, session, within=self._within, limit=self._limit)
 
     async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
         await self._database.write(started, session_id, pid=pid, started_at=started_at)
@@ -81,15 +88,25 @@ class SqlSessionStore(SessionStore):
     async def begin_call(
         self, key: CallKey, session_id: SessionId, tool: str, *, turn_id: str = "", epoch: int = 0
     ) -> dict[str, object] | None:
-        return await self._database.write(
-            begin_call, key, session_id, tool, self._within_call, turn_id=turn_id, epoch=epoch
-        )
+        async with self._telling():
+            return await self._database.write(
+                begin_call, key, session_id, tool, self._within_call, turn_id=turn_id, epoch=epoch
+            )
 
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         await self._database.write(end_call, key, outcome)
 
     async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
         return await self._database.write(advance_poll, key, session_id, upto)
+
+    @asynccontextmanager
+    async def _telling(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        except CommandDenied as error:
+            if self._refused is not None:
+                await self._database.write(self._refused, error)
+            raise
 
 
 def claim(
@@ -213,7 +230,7 @@ def begin_call(
     row = {"call_key": key, "session_id": session_id, "tool": tool, "created_at": time.time()}
     if insert_new(conn, calls, row):
         if within is not None:
-            within(conn, key)
+            within(conn, key, session_id, tool)
         return None
     return conn.execute(rows.OUTCOME_OF, {"key": key}).scalar_one() or {}
 

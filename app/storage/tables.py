@@ -115,7 +115,7 @@ approvals: Final = sa.Table(
     sa.Column("args", sa.JSON, nullable=False),
     sa.Column("display", sa.JSON, nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),  # pending, approved, denied, expired, superseded, used
+    sa.Column("state", sa.String(16), nullable=False),  # see app.work.approvals
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("decided_at", sa.Float, index=True),
@@ -123,7 +123,34 @@ approvals: Final = sa.Table(
     sa.Column("surface", sa.String(32)),
     sa.Column("note", sa.Text),
     sa.Column("used_by", sa.String(64)),
+    sa.Column("scope", sa.String(16), nullable=False, server_default="once"),  # once, session
+    sa.Column("session_id", sa.String(64)),  # the session that the call is about, if it is about one
+    sa.Column("changed_args", sa.JSON),  # what a person wants to run instead of what the model asked for
+    sa.Column("changed_by", sa.String(100)),
     sa.Index("ix_approvals_conversation_id_state", "conversation_id", "state"),
+)
+
+audit: Final = sa.Table(  # a trigger refuses to change a row; retention alone deletes old ones
+    "audit",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False, index=True),
+    sa.Column("event", sa.String(32), nullable=False),
+    sa.Column("conversation_id", sa.String(200)),
+    sa.Column("turn_id", sa.String(200)),
+    sa.Column("call_key", sa.String(64), index=True),
+    sa.Column("request_id", sa.String(64)),
+    sa.Column("session_id", sa.String(64)),
+    sa.Column("tool", sa.String(100)),
+    sa.Column("digest", sa.String(64)),
+    sa.Column("rule", sa.Text),
+    sa.Column("done_by", sa.String(100)),
+    sa.Column("surface", sa.String(32)),
+    sa.Column("reason", sa.Text),
+    sa.Column("command", sa.Text),
+    sa.Column("facts", sa.JSON),
+    sa.Column("dedupe_key", sa.String(200), unique=True),
+    sa.Index("ix_audit_conversation_id_id", "conversation_id", "id"),
 )
 
 sessions: Final = sa.Table(
@@ -159,6 +186,7 @@ sessions: Final = sa.Table(
     sa.Column("end", sa.JSON),  # SessionEnd, once
     sa.Column("ended_at", sa.Float, index=True),
     sa.Column("traceparent", sa.String(64)),  # W3C trace context of the call that started it
+    sa.Column("granted_by", sa.Text, nullable=False, server_default=sa.text("''")),  # approval, classifier, rule ID ...
     sa.Index("ix_sessions_conversation_id_state", "conversation_id", "state"),
 )
 
@@ -225,4 +253,21 @@ notices: Final = sa.Table(
     sa.Column("due_at", sa.Float, nullable=False),
     sa.Column("sent_at", sa.Float),
     sa.Index("ix_notices_state_due_at", "state", "due_at"),
+)
+
+rules: Final = sa.Table(
+    "rules",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("effect", sa.String(8), nullable=False),  # allow, ask, deny
+    sa.Column("match", sa.JSON, nullable=False),  # Match, without the conversation
+    sa.Column("conversation_id", sa.String(200)),  # None: of every one
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("owner", sa.String(100), nullable=False),  # who had it remembered
+    sa.Column("created_at", sa.Float, nullable=False),  # this and the others in the database's time
+    sa.Column("expires_at", sa.Float),
+    sa.Column("revoked_at", sa.Float),
+    sa.Column("revoked_by", sa.String(100)),
+    sa.Column("uses", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("used_at", sa.Float),
 )

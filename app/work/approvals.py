@@ -3,42 +3,44 @@
 States of a request::
 
     pending ──▶ approved ──▶ used
-       └──▶ denied | expired | superseded
+       ├──▶ denied | expired | superseded
+       └──▶ changed ──▶ pending, as the worker proposes what a person wants instead
+    refused, at once: nobody is asked twice about the same call, or about more calls than anybody reads
 
-Nothing waits inside a turn. The closing transaction of a turn writes its requests and blocks the
-conversation; the transaction that settles the last of them enqueues one APPROVAL item.
+`app.work.asking` writes them, `app.work.uses` uses them. Nothing waits inside a turn. The closing transaction of a
+turn writes its requests and blocks the conversation; the one that settles the last enqueues one APPROVAL item.
 """
 
 from __future__ import annotations
 
 import time
-import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from app.exec.errors import CommandDenied
-from app.exec.model import CallKey, Session
-from app.exec.supervisor.crashpoints import reach
+from app.exec.classify.model import Tier
+from app.exec.display import request_lines
+from app.storage.db import Database
 from app.storage.tables import approvals, conversations, turns
-from app.work import mailbox, stream
-from app.work.errors import ApprovalSettled, UnknownApproval
+from app.work import audit, mailbox, stream
+from app.work.errors import ApprovalRefused, ApprovalSettled, UnknownApproval
 from app.work.items import ItemType, Priority, epoch_item
-from app.work.notices import SILENT, Outbox
 from app.work.queues import Enqueuer
+from app.work.uses import APART_S, INPUT
 
-Decision = Literal["approved", "denied", "expired", "superseded"]
+Decision = Literal["approved", "denied", "expired", "superseded", "changed"]
+Scope = Literal["once", "session"]
 NOTE_CHARS: Final = 2_000
-APART_S: Final = 300.0
-"""So far the clocks of two hosts may be apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One call that waits, or waited, for a person.
 
-    `display` is what the person is shown; `digest` names everything that will run.
+    `display` is what the person is shown; `digest` names everything that will run. `args` are the model's;
+    `changed_args` are what runs instead, if `changed_by` wanted that. `session_id` is the session it is about.
     """
 
     id: str
@@ -58,65 +60,45 @@ class Request:
     surface: str | None = None
     note: str | None = None
     used_by: str | None = None
+    scope: str = "once"
+    session_id: str | None = None
+    changed_args: dict[str, Any] | None = None
+    changed_by: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """All of it, in lines that are harmless to show and decode to what runs."""
+        return "\n".join(request_lines(self.display))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed:
-    """A call that the model made and nobody has judged yet."""
-
-    call_key: str
-    tool_call_id: str
-    tool_name: str
-    args: dict[str, Any]
-    display: dict[str, Any]
-    digest: str
-
-
-def ask(
-    conn: sa.Connection,
-    conversation_id: str,
-    turn_id: str,
-    epoch: int,
-    proposed: list[Proposed],
-    *,
-    ttl_s: float,
-    outbox: Outbox = SILENT,
-) -> None:
-    """Write one request per call; the caller blocks the conversation in the same transaction."""
-    now = time.time()
-    for call in proposed:
-        request_id = f"a{uuid.uuid4().hex[:11]}"
-        request = {
-            "id": request_id,
-            "conversation_id": conversation_id,
-            "turn_id": turn_id,
-            "call_key": call.call_key,
-            "tool_call_id": call.tool_call_id,
-            "tool_name": call.tool_name,
-            "args": call.args,
-            "display": call.display,
-            "digest": call.digest,
-            "state": "pending",
-            "created_at": now,
-            "expires_at": now + ttl_s,
-        }
-        conn.execute(sa.insert(approvals).values(request))
-        stream.note(
-            conn,
-            conversation_id,
-            turn_id,
-            epoch,
-            "approval",
-            {"id": request_id, "tool": call.tool_name, **call.display},
-        )
-        asked = {"id": request_id, "tool": call.tool_name, "display": call.display}
-        outbox.put(conn, "approval", conversation_id, call.call_key, _wanted(request_id, call), asked)
-    reach("approval.recorded")
+def why_not_for_session(request: Request) -> str | None:
+    """Why input may not be approved for all of its session; None when it may."""
+    if request.tool_name not in INPUT or request.session_id is None:
+        return f"{request.tool_name} is no input to a session"
+    tier = request.display.get("session_tier")
+    if tier is None:
+        return f"the tier of what runs in session {request.session_id} is not on record"
+    if tier == str(Tier.ADMIN):
+        return f"session {request.session_id} runs at tier {tier}"
+    return None
 
 
-def _wanted(request_id: str, call: Proposed) -> str:
-    command = f": {call.display['command']}" if "command" in call.display else ""
-    return f"{call.tool_name} waits for approval as {request_id}{command}"
+def audited(conn: sa.Connection, event: audit.Event, request: Request, **more: Any) -> None:
+    """Tell the audit what became of a request."""
+    command = request.display.get("command")
+    audit.note(
+        conn,
+        event,
+        conversation_id=request.conversation_id,
+        turn_id=request.turn_id,
+        call_key=request.call_key,
+        request_id=request.id,
+        session_id=request.session_id,
+        tool=request.tool_name,
+        digest=request.digest,
+        command=command if isinstance(command, str) else None,
+        **more,
+    )
 
 
 def get(conn: sa.Connection, request_id: str) -> Request:
@@ -149,7 +131,7 @@ def find(conn: sa.Connection, *, conversation_id: str | None = None, state: str 
     return [_request(row) for row in conn.execute(query).mappings()]
 
 
-def decide(
+def decide(  # noqa: PLR0913 - what a decision is
     conn: sa.Connection,
     enqueuer: Enqueuer,
     request_id: str,
@@ -158,32 +140,50 @@ def decide(
     by: str,
     surface: str,
     note: str | None = None,
+    scope: Scope = "once",
+    digest: str | None = None,
+    args: dict[str, Any] | None = None,
 ) -> Request:
     """Settle one request; the last one of its conversation enqueues the APPROVAL item that resumes it.
+
+    With a `digest` only what it names is approved; a request that somebody has changed needs one. With `args`, and the
+    decision `changed`, the worker proposes the call with these instead and asks again about exactly that.
 
     Raises:
         UnknownApproval: No such request.
         ApprovalSettled: It has been decided, used, superseded, or has expired.
+        ApprovalRefused: Input to this session is not approved for all of it, or it is not the call that was seen.
     """
     request = get(conn, request_id)
     conversation = mailbox.lock(conn, request.conversation_id)
     request = get(conn, request.id)
     if request.state != "pending":
         raise ApprovalSettled(f"approval request {request.id} is {request.state} already; nothing was changed")
-    now = time.time()
-    if decision == "approved" and _left(request.created_at, request.expires_at, now) <= 0:
-        decision = "expired"
-    conn.execute(
-        sa.update(approvals)
-        .where(approvals.c.id == request.id, approvals.c.state == "pending")
-        .values(
-            state=decision,
-            decided_at=now,
-            decided_by=by[:100],
-            surface=surface,
-            note=note[:NOTE_CHARS] if note else None,
+    if digest is not None and digest != request.digest:
+        raise ApprovalRefused(f"approval request {request.id} has changed since you saw it; look at it again")
+    if digest is None and decision == "approved" and request.changed_by is not None:
+        # It has the id that somebody may have looked at before the change.
+        raise ApprovalRefused(
+            f"approval request {request.id} is not what was asked first, {request.changed_by} changed it; look at it "
+            f"again, and approve exactly that with --digest {request.digest}"
         )
-    )
+    if scope == "session" and (why := why_not_for_session(request)):
+        raise ApprovalRefused(f"{why}, so it is approved for one call at a time")
+    now = time.time()
+    if decision in {"approved", "changed"} and _left(request.created_at, request.expires_at, now) <= 0:
+        decision = "expired"
+    values: dict[str, Any] = {
+        "state": decision,
+        "decided_at": now,
+        "decided_by": by[:100],
+        "surface": surface,
+        "note": note[:NOTE_CHARS] if note else None,
+        "scope": scope if decision == "approved" else "once",
+        **({"changed_args": args, "changed_by": by[:100]} if decision == "changed" else {}),
+    }
+    conn.execute(sa.update(approvals).where(approvals.c.id == request.id).values(values))
+    facts = {"scope": scope} if scope != "once" else {"args": args} if args is not None else None
+    audited(conn, decision, request, by=by, surface=surface, reason=note, facts=facts)
     stream.note(
         conn,
         request.conversation_id,
@@ -195,6 +195,39 @@ def decide(
     if conversation is not None and not mailbox.undecided(conn, request.conversation_id):
         resume(conn, enqueuer, conversation)
     return get(conn, request.id)
+
+
+def settle(
+    database: Database,
+    enqueuer: Enqueuer,
+    request_id: str,
+    decision: Decision,
+    *,
+    then: Callable[[sa.Connection, Request], None] | None = None,
+    **how: Any,
+) -> Request:
+    """`decide` as a transaction of its own, and `then` what else a request decided so is worth; a refusal is audited.
+
+    Raises:
+        UnknownApproval: No such request.
+        ApprovalSettled: It has been decided, used, superseded, or has expired.
+        ApprovalRefused: It cannot be decided like that.
+    """
+
+    def act(conn: sa.Connection) -> Request:
+        request = decide(conn, enqueuer, request_id, decision, **how)
+        if then is not None and request.state == decision:
+            then(conn, request)
+        return request
+
+    try:
+        return database.write_now(act)
+    except (ApprovalSettled, ApprovalRefused) as error:
+        told: dict[str, Any] = {"by": how["by"], "surface": how["surface"], "reason": str(error)}
+        database.write_now(
+            lambda conn: audited(conn, "refused", get(conn, request_id), facts={"wanted": decision}, **told)
+        )
+        raise
 
 
 def resume(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], suffix: str = "") -> None:
@@ -249,46 +282,6 @@ def left(conn: sa.Connection, host_id: str | None = None) -> dict[str, float]:
 
 def _left(created_at: float, expires_at: float, now: float) -> float:
     return 0.0 if created_at > now + APART_S else max(0.0, expires_at - now)
-
-
-def consume_claim(conn: sa.Connection, session: Session) -> None:
-    """Use the approval a new session was claimed with; part of the claim's transaction.
-
-    Raises:
-        CommandDenied: It cannot be used, so nothing is claimed.
-    """
-    if session.approval_id is not None:
-        consume(conn, session.approval_id, session.id, session.digest)
-
-
-def consume_call(conn: sa.Connection, key: CallKey) -> None:
-    """Use the approval of a call that changes a session; part of the transaction that begins it.
-
-    Raises:
-        CommandDenied: It cannot be used, so nothing is done.
-    """
-    row = conn.execute(sa.select(approvals.c.id, approvals.c.digest).where(approvals.c.call_key == key)).one_or_none()
-    if row is not None:
-        consume(conn, row.id, key, row.digest)
-
-
-def consume(conn: sa.Connection, request_id: str, user: str, digest: str) -> None:
-    """Use an approval for the one thing it was given for, in the transaction that claims it.
-
-    Raises:
-        CommandDenied: It was used, is not an approval, or was given for something else.
-    """
-    done = conn.execute(
-        sa.update(approvals)
-        .where(approvals.c.id == request_id, approvals.c.state == "approved", approvals.c.digest == digest)
-        .values(state="used", used_by=user)
-    )
-    if done.rowcount != 1:
-        row = conn.execute(sa.select(approvals).where(approvals.c.id == request_id)).one_or_none()
-        if row is not None and row.state == "used" and row.used_by == user:
-            return
-        state = "unknown" if row is None else row.state
-        raise CommandDenied(f"approval {request_id} is {state} or was given for something else; nothing was started")
 
 
 def asked_last(conversation_id: str) -> sa.ScalarSelect[Any]:

@@ -55,6 +55,6 @@ def decided(conn: sa.Connection, conversation_id: str, wish: str | None) -> list
     found = approvals.decided(conn, conversation_id)
     if wish is None:
         return found
-    # Approved, but not begun: a tool of somebody's own does not look for a wish by itself.
+    # Approved or changed, but not begun: a tool of somebody's own does not look for a wish by itself.
     stopped = {"state": "superseded", "decided_by": wish, "surface": "stop"}
-    return [replace(request, **stopped) if request.state == "approved" else request for request in found]
+    return [replace(request, **stopped) if request.state in {"approved", "changed"} else request for request in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
@@ -14,7 +14,7 @@ from app.exec.supervisor.crashpoints import reach
 from app.storage.db import Database
 from app.storage.history import SqlConversationStore, write_record_in
 from app.storage.tables import conversations, turns
-from app.work import approvals, claims, mailbox, stopping, stream
+from app.work import asking, claims, mailbox, stopping, stream
 from app.work.notices import SILENT, Outbox
 from app.work.queues import Enqueuer
 
@@ -32,10 +32,13 @@ class Closing:
     outcome: str
     answer: str | None = None
     error: str | None = None
-    proposed: tuple[approvals.Proposed, ...] = ()
+    proposed: tuple[asking.Proposed, ...] = ()
+    again: Mapping[str, asking.Proposed] = field(default_factory=dict[str, asking.Proposed])
+    """Requests that a person has changed, each with the call it is now."""
     told: frozenset[SessionId] = field(default_factory=frozenset[SessionId])
     heard: frozenset[int] = field(default_factory=frozenset[int])
     ttl_s: float = 3600.0
+    pending_limit: int = asking.PENDING
     outbox: Outbox = SILENT
 
 
@@ -62,17 +65,22 @@ def close(
     if record is not None:
         write_record_in(conn, record, new_entries, expected_revision)
     mailbox.hear(conn, closing.conversation_id, closing.turn_id, closing.heard, closing.told)
+    waits = bool(closing.proposed or closing.again)
+    # What is denied below is nobody's to decide.
+    outbox = SILENT if stopping.wish_of(conversation, closing.turn_id) else closing.outbox
     if closing.proposed:
-        approvals.ask(
+        asking.ask(
             conn,
             closing.conversation_id,
             closing.turn_id,
             closing.epoch,
             list(closing.proposed),
             ttl_s=closing.ttl_s,
-            # What is denied below is nobody's to decide.
-            outbox=SILENT if stopping.wish_of(conversation, closing.turn_id) else closing.outbox,
+            outbox=outbox,
+            limit=closing.pending_limit,
         )
+    for request_id, call in closing.again.items():
+        asking.ask_again(conn, request_id, call, closing.epoch, ttl_s=closing.ttl_s, outbox=outbox)
     if closing.outcome != "nothing":
         conn.execute(sa.update(conversations).where(conversations.c.id == closing.conversation_id).values(failures=0))
     conn.execute(
@@ -85,8 +93,8 @@ def close(
     if closing.answer is not None:
         kind = closing.outcome if closing.outcome in {"failed", "stopped"} else "answer"
         stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
-    claims.release(conn, enqueuer, conversation, blocked="approval" if closing.proposed else None)
-    if closing.proposed or (closing.outcome == "stopped" and mailbox.any_apart(conn, closing.conversation_id)):
+    claims.release(conn, enqueuer, conversation, blocked="approval" if waits else None)
+    if waits or (closing.outcome == "stopped" and mailbox.any_apart(conn, closing.conversation_id)):
         # Somebody wanted it to end while the model was still asking: nobody is to be asked any more. Or the
         # wish was about more messages than one turn takes.
         stopping.pass_on(conn, enqueuer, conversation)

@@ -5,6 +5,7 @@ WorkError
 ├── UnknownConversation   nothing of that name (also LookupError)
 ├── UnknownApproval       no request of that id (also LookupError)
 ├── ApprovalSettled       already decided, used, expired or superseded
+├── ApprovalRefused       it cannot be decided like that
 └── WorkerRefused         a worker cannot start here: cause and remedy
 """
 
@@ -29,6 +30,10 @@ class UnknownApproval(WorkError, LookupError):
 
 class ApprovalSettled(WorkError):
     """Raised when a request can no longer be decided; the message says what became of it."""
+
+
+class ApprovalRefused(WorkError):
+    """Raised when a request cannot be decided as somebody wanted; the message says why, and the request still waits."""
 
 
 class WorkerRefused(WorkError):

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from app.exec.plain_text import visible
+from app.exec.display import visible
 from app.storage.rows import insert_new
 from app.storage.tables import notices
 
@@ -32,7 +32,7 @@ ERROR_CHARS: Final = 500
 class Outbox:
     """Where notices are put. `host` is what a person calls this machine; with `on` false nothing is written.
 
-    What a notice says in words is harmless to show; the call in it is exact.
+    What a notice says in words is harmless to show; the call in it is exact and whole.
     """
 
     host: str = ""
@@ -56,8 +56,8 @@ class Outbox:
         payload = {
             "kind": kind,
             "conversation": conversation_id,
-            "text": _cut(visible(text)),
-            "approval": _cut(approval),
+            "text": visible(text) if kind == "approval" else _cut(visible(text)),
+            "approval": approval,
             "at": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
             "host": self.host,
         }
@@ -75,14 +75,8 @@ class Outbox:
 SILENT: Final = Outbox()
 
 
-def _cut(value: Any) -> Any:
-    match value:
-        case str():
-            return value if len(value) <= TEXT_CHARS else value[:TEXT_CHARS] + "…"
-        case dict():
-            return {key: _cut(part) for key, part in value.items()}  # pyright: ignore[reportUnknownVariableType]
-        case _:
-            return value
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS else text[:TEXT_CHARS] + "…"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ def _trusted() -> ssl.SSLContext:
 
 
 def _encoded(payload: dict[str, Any]) -> bytes:
-    return json.dumps(payload, ensure_ascii=False).encode("utf-8", "replace")
+    return json.dumps(payload).encode()
 
 
 def _over(process: subprocess.Popen[bytes]) -> bool:

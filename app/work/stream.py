@@ -19,6 +19,7 @@ from app.storage.tables import events
 KEEP_S: Final = 24 * 3600.0
 PRUNED_AT_ONCE: Final = 500
 PAYLOAD_CHARS: Final = 4_000
+WHOLE: Final = frozenset({"approval", "tool_call"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +38,16 @@ class Event:
 def note(
     conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, kind: str, payload: dict[str, Any]
 ) -> None:
-    """Add an event; text in it is cut to what a terminal wants to see at once."""
+    """Add an event; text in it is cut to what a terminal wants to see at once, but that of a call is whole."""
+    if kind not in WHOLE:
+        payload = {key: _cut(value) for key, value in payload.items()}
     conn.execute(
         sa.insert(events).values(
             conversation_id=conversation_id,
             turn_id=turn_id,
             epoch=epoch,
             kind=kind,
-            payload={key: _cut(value) for key, value in payload.items()},
+            payload=payload,
             created_at=time.time(),
         )
     )

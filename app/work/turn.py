@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import sqlalchemy as sa
-from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied, capture_run_messages
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, capture_run_messages
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.messages import (
     ModelMessage,
@@ -30,12 +30,13 @@ from pydantic_ai.usage import UsageLimits
 
 from app.agent.answer import answer_text
 from app.exec.identity import call_key, origins_in
-from app.exec.policy import Approval
 from app.exec.supervisor.crashpoints import reach
 from app.log import about
 from app.storage.db import Database
 from app.work import claims
-from app.work.approvals import Proposed, Request
+from app.work.answers import changes_in, grants_of, results_of
+from app.work.approvals import Request
+from app.work.asking import PENDING, Proposed
 from app.work.beginning import Begun, begin
 from app.work.claims import Entry, Wakes
 from app.work.closing import Closing, TurnStore, close, outcome_of
@@ -49,11 +50,11 @@ from app.work.prompt import texts_of
 from app.work.queues import Enqueuer
 from app.work.watching import TurnWatch, Unwatched
 
-STEP_SHAPE: Final = 2
+STEP_SHAPE: Final = 4
 
 log = logging.getLogger(__name__)
 
-Propose = Callable[[str, str, dict[str, Any]], tuple[str, dict[str, Any]]]
+Propose = Callable[[str, str, dict[str, Any]], Awaitable[tuple[str, dict[str, Any]]]]
 """Digest and display of a call: (conversation id, tool name, arguments) → (digest, what a person is shown)."""
 
 
@@ -79,6 +80,7 @@ class TurnRunner:
     budget: Budget = field(default_factory=Budget)
     wakes: Wakes = field(default_factory=Wakes)
     approval_ttl_s: float = 3600.0
+    pending_limit: int = PENDING
     outbox: Outbox = SILENT
     watch: TurnWatch = field(default_factory=Unwatched)
     host_id: str = ""
@@ -148,13 +150,16 @@ class TurnRunner:
         )
         store = TurnStore(self.database, self.enqueuer, begun.record)
         conversation = await store.load(item.conversation_id) or Conversation(conversation_id=item.conversation_id)
-        results = _results(conversation, begun.decided)
+        changed = [request for request in begun.decided if request.state == "changed"]
+        if changed and conversation.deferred_tool_requests is not None:
+            return await self._ask_again(item, epoch, changed)
+        results = results_of(conversation, begun.decided)
         if not begun.letters and results is None:
             return await self._close_without_news(item, epoch)
-        deps.approvals = _grants(begun.decided)
+        deps.approvals = grants_of(begun.decided)
         with capture_run_messages() as messages:
             try:
-                result = await self._run_agent(conversation, begun.letters, results, deps)
+                result = await self._run_agent(conversation, begun.letters, results, deps, changes_in(begun.decided))
             except Exception as error:
                 if (cause := answerable(error)) is None:
                     raise
@@ -167,8 +172,9 @@ class TurnRunner:
         letters: Sequence[Letter],
         results: DeferredToolResults | None,
         deps: TurnDeps,
+        changes: Sequence[str] = (),
     ) -> AgentRunResult[Any]:
-        texts = texts_of(letters)
+        texts = [*changes, *texts_of(letters)]
         spent = conversation.usage
         return await self.agent.run(
             (texts[0] if len(texts) == 1 else texts) if texts else None,
@@ -179,6 +185,35 @@ class TurnRunner:
                 request_limit=spent.requests + self.budget.requests,
                 total_tokens_limit=spent.total_tokens + self.budget.tokens,
             ),
+        )
+
+    async def _ask_again(self, item: WorkItem, epoch: int, changed: Sequence[Request]) -> str:
+        """Propose what a person wants instead; nothing else of the conversation goes on until that is decided."""
+
+        async def act() -> str:
+            closing = Closing(
+                conversation_id=item.conversation_id,
+                turn_id=item.id,
+                epoch=epoch,
+                outcome="pending_approval",
+                again={request.id: await self._changed(request) for request in changed},
+                ttl_s=self.approval_ttl_s,
+                outbox=self.outbox,
+            )
+            return await self.database.write(close, self.enqueuer, closing, None, [], None)
+
+        return await recorded("close", act)
+
+    async def _changed(self, request: Request) -> Proposed:
+        args = request.changed_args or {}
+        digest, display = await self.propose(request.conversation_id, request.tool_name, args)
+        return Proposed(
+            call_key=request.call_key,
+            tool_call_id=request.tool_call_id,
+            tool_name=request.tool_name,
+            args=args,
+            display=display | {"changed_by": request.changed_by},
+            digest=digest,
         )
 
     async def _close_without_news(self, item: WorkItem, epoch: int) -> str:
@@ -194,7 +229,7 @@ class TurnRunner:
             output = result.output
             proposed: tuple[Proposed, ...] = ()
             if isinstance(output, DeferredToolRequests):
-                proposed = self._proposed(item.conversation_id, result.all_messages(), output.approvals)
+                proposed = await self._proposed(item.conversation_id, result.all_messages(), output.approvals)
             store.closing = Closing(
                 conversation_id=item.conversation_id,
                 turn_id=item.id,
@@ -205,6 +240,7 @@ class TurnRunner:
                 told=frozenset(deps.told),
                 heard=_ids(deps.letters),
                 ttl_s=self.approval_ttl_s,
+                pending_limit=self.pending_limit,
                 outbox=self.outbox,
             )
             await store.save(result)
@@ -245,14 +281,14 @@ class TurnRunner:
 
         return await recorded("close", act)
 
-    def _proposed(
+    async def _proposed(
         self, conversation_id: str, messages: list[ModelMessage], calls: Sequence[ToolCallPart]
     ) -> tuple[Proposed, ...]:
         origins = origins_in(messages, conversation_id, [call.tool_call_id for call in calls])
         found: list[Proposed] = []
         for call, origin in zip(calls, origins, strict=True):
             args = call.args_as_dict()
-            digest, display = self.propose(conversation_id, call.tool_name, args)
+            digest, display = await self.propose(conversation_id, call.tool_name, args)
             found.append(
                 Proposed(
                     call_key=call_key(origin),
@@ -272,45 +308,6 @@ def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes, 
 
 def _outcome(conn: sa.Connection, turn_id: str) -> str:
     return outcome_of(conn, turn_id) or "open"
-
-
-def _results(conversation: Conversation, decided: Sequence[Request]) -> DeferredToolResults | None:
-    """Answers for every call the conversation is paused at."""
-    deferred = conversation.deferred_tool_requests
-    if deferred is None or not deferred.approvals:
-        return None
-    by_call = {request.tool_call_id: request for request in decided}
-    results = DeferredToolResults()
-    for call in deferred.approvals:
-        request = by_call.get(call.tool_call_id)
-        results.approvals[call.tool_call_id] = (
-            ToolApproved() if request and request.state in {"approved", "used"} else ToolDenied(_refusal(request))
-        )
-    return results
-
-
-def _refusal(request: Request | None) -> str:
-    match request.state if request else None:
-        case "denied":
-            assert request is not None
-            said = f": {request.note}" if request.note else ""
-            return f"Denied by {request.decided_by}{said}. Do not try the same in another way."
-        case "expired":
-            return "Denied: nobody decided in time (expired). Ask again only if it is still needed."
-        case "superseded" if request is not None and request.surface == "stop":
-            return f"Denied: {request.decided_by} stopped this instead. Do not try it again unless you are told to."
-        case "superseded":
-            return "Denied: the person sent a new message instead (superseded). Read it first."
-        case _:
-            return "Denied: there is no decision on record for this call."
-
-
-def _grants(decided: Sequence[Request]) -> dict[Any, Approval]:
-    return {
-        request.call_key: Approval(request.id, request.digest)
-        for request in decided
-        if request.state in {"approved", "used"}
-    }
 
 
 def _ids(letters: Sequence[Letter]) -> frozenset[int]:

@@ -1,0 +1,71 @@
+"""`shellback audit`: who let what run, when, and through which surface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from app.cli.completing import conversation_option
+from app.cli.moments import MOMENT
+from app.cli.shared import coloured, columns, json_option, opened, print_json, stamp
+from app.exec.display import folded, request_lines, visible
+from app.work.audit import EVENTS
+
+if TYPE_CHECKING:
+    from app.wiring import Place
+    from app.work.audit import Entry
+
+
+@click.command()
+@conversation_option
+@click.option("--since", type=MOMENT, metavar="DURATION|TIME", help="Only since then: 90s, 10m, 2h, or a time.")
+@click.option(
+    "--event", "-e", "wanted", multiple=True, type=click.Choice(EVENTS), help="Only of this kind; may be repeated."
+)
+@json_option
+def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...], as_json: bool) -> None:
+    """Show what was asked, approved, denied, used and refused, by whom: oldest first, nothing cut.
+
+    Rows are never changed; `prune` and RETAIN_DAYS let them go. With --json, one object a line.
+
+    \b
+      shellback audit --since 1d
+      shellback audit -c build -e used
+      shellback audit --json -e refused | jq -r .reason
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    with opened() as where:
+        for entry in _rows(where, conversation, since, wanted):
+            if as_json:
+                print_json(asdict(entry))
+            else:
+                click.echo("\n".join(folded(_lines(entry), columns())))
+
+
+def _rows(where: Place, conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> Iterator[Entry]:
+    from app.work import audit as rows
+
+    number = 0
+    while True:
+        found = where.database.read_now(
+            rows.find, conversation_id=conversation, events=wanted, since=since, after=number
+        )
+        yield from found
+        if len(found) < rows.PAGE:
+            return
+        number = found[-1].id
+
+
+def _lines(entry: Entry) -> list[str]:
+    by = f"by {visible(entry.done_by)}" if entry.done_by else ""
+    through = f"through {entry.surface}" if entry.surface else ""
+    what = (entry.conversation_id, entry.request_id or entry.rule, entry.session_id, entry.tool, by, through)
+    head = f"{stamp(entry.at)}  {coloured(f'{entry.event:13}')}  {'  '.join(visible(one) for one in what if one)}"
+    told = {"because": entry.reason, **(entry.facts or {})}
+    lines = [head.rstrip()]
+    if entry.command:
+        first, *more = entry.command.split("\n")
+        lines += [f"    command: {first}", *(f"             {line}" for line in more)]
+    return lines + request_lines({key: value for key, value in told.items() if value})

@@ -1,0 +1,211 @@
+"""`shellback policy`: what would be said to a command, without starting anything."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, cast
+
+import click
+
+from app.cli.shared import load_settings
+
+if TYPE_CHECKING:
+    from app.exec.classify.model import Judgement, Surroundings
+    from app.settings import Settings
+
+LINE_BYTES: Final = 1 << 20
+_SYSTEM: Final = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run")
+"""What never stands for a workspace."""
+Judged = Callable[[str, str | None], "Judgement"]
+
+profile_option = click.option(
+    "--profile",
+    type=click.Choice(["sandbox", "host"]),
+    default="sandbox",
+    show_default=True,
+    help="Where it would run: a repository's own configuration could run programs on the host.",
+)
+cwd_option = click.option(
+    "--cwd",
+    metavar="DIR",
+    help="Where it would start. A directory outside WORKSPACE_ROOT stands for the workspace. Default: here.",
+)
+
+
+@click.group()
+def policy() -> None:
+    """Show what policy says to commands: read_only passes by itself in a sandbox, the others are asked for or refused.
+
+    The built-in denials, the classification and the rules of POLICY_FILE speak; rules that people saved are in
+    `shellback rules test`. Nothing is started.
+
+    \b
+      shellback policy check 'git status' 'rm -rf build'
+      shellback policy explain 'find . -name "*.py" | xargs wc -l'
+      echo '{"command": "ls", "cwd": "/srv/project"}' | shellback policy check --profile host
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+
+
+@policy.command()
+@click.argument("commands", nargs=-1, metavar="[COMMAND]...")
+@profile_option
+@cwd_option
+def check(commands: tuple[str, ...], profile: str, cwd: str | None) -> None:
+    """Judge each COMMAND, or each JSON line {"command": ..., "cwd": ...} of standard input: one JSON line for each.
+
+    A line that is no such object gets its line too: deny, with the reason. Exit code 0 whatever is said.
+    """
+    judged = _judged(profile, cwd)
+    if commands:
+        for command in commands:
+            _print(command, judged(command, None))
+        return
+    if sys.stdin.isatty():
+        raise click.UsageError("give COMMAND, or JSON lines on standard input")
+    for line in _lines(sys.stdin.buffer):
+        _one(line, judged)
+
+
+@policy.command()
+@click.argument("command")
+@profile_option
+@cwd_option
+def explain(command: str, profile: str, cwd: str | None) -> None:
+    """Say to a person what COMMAND is taken for, part by part, and why."""
+    from app.exec.classify.model import CAPABILITIES
+    from app.exec.display import shown
+
+    judgement = _judged(profile, cwd)(command, None)
+    may = [name for name, given in CAPABILITIES[judgement.tier]._asdict().items() if given]
+    click.echo(f"{SAID[judgement.verdict]}\n  because {shown(judgement.reason)}")
+    click.echo(f"  tier: {judgement.tier} ({', '.join(may)})")
+    for number, one in enumerate(judgement.segments, 1):
+        first, *more = shown(one.text).split("\n")
+        click.echo(f"  {number}. {first}")
+        for line in more:
+            click.echo(f"     {line}")
+        click.echo(f"     {one.tier}: {shown(one.reason)}")
+        for path in one.paths:
+            click.echo(f"     names {shown(path)}")
+
+
+SAID: Final = {
+    "read_only": "passes by itself where a sandbox holds it to reading",
+    "needs_approval": "waits for a person",
+    "deny": "is refused",
+}
+
+
+def _judged(profile: str, cwd: str | None) -> Judged:
+    from app.exec.classify.model import Judgement, Tier
+    from app.exec.judge import by_rules, judged
+    from app.exec.model import WORK
+    from app.exec.rules.file import load
+    from app.exec.rules.matching import Facts
+
+    settings = load_settings()
+    rules = load(settings.policy)
+    sandboxed = profile == "sandbox"
+
+    @functools.lru_cache(maxsize=64)
+    def place_of(directory: Path) -> Surroundings:
+        return around(settings, directory, sandboxed=sandboxed)
+
+    def judge(command: str, directory: str | None) -> Judgement:
+        try:
+            place = place_of(Path(directory or cwd or ".").absolute())
+        except (OSError, RuntimeError) as error:  # a loop of symlinks, or a name that is too long
+            return Judgement(verdict="deny", tier=Tier.ADMIN, reason=f"the directory cannot be found: {error}")
+        backend = "bubblewrap" if sandboxed else "host"
+        facts = Facts(
+            command=command,
+            backend=backend,
+            profile=WORK,
+            conversation_id="",
+            agent=None,
+            cwd=place.cwd,
+            now=time.time(),
+        )
+        return by_rules(judged(command, place), facts, rules)
+
+    return judge
+
+
+def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:
+    """What a command in `cwd` would find around it."""
+    from app.exec.backends.secrets import is_secret
+    from app.exec.backends.view import HOME
+    from app.exec.classify.model import Surroundings
+
+    hidden = settings.hidden
+    workspace = settings.workspace_root.resolve()
+    real = cwd.resolve()
+    of_the_system = str(real) == "/" or any(real.is_relative_to(place) for place in _SYSTEM)
+    root = workspace if real.is_relative_to(workspace) or of_the_system else real
+    return Surroundings(
+        cwd=real,
+        allowed=(root, *settings.readable) if sandboxed else (root,),
+        secret=lambda path: is_secret(path, hidden),
+        home=Path(HOME) if sandboxed else root,
+        sandboxed=sandboxed,
+        state=settings.shellback_home,
+    )
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a stream; what is beyond a line's bound is read and thrown away."""
+    while line := stream.readline(LINE_BYTES + 1):
+        rest = line
+        while len(rest) > LINE_BYTES and not rest.endswith(b"\n"):
+            rest = stream.readline(LINE_BYTES + 1)
+        yield line
+
+
+def _one(line: bytes, judged: Judged) -> None:
+    from app.exec.classify.model import Judgement, Tier
+
+    def rubbish(why: str, command: Any = None) -> None:
+        _print(command, Judgement(verdict="deny", tier=Tier.ADMIN, reason=why))
+
+    if len(line) > LINE_BYTES:
+        return rubbish(f"the line has more than {LINE_BYTES} bytes")
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return rubbish(f"the line is not JSON: {error}")
+    if not isinstance(given, dict):
+        return rubbish('the line is no object; give {"command": "..."}')
+    fields = cast("dict[str, Any]", given)
+    command, cwd = fields.get("command"), fields.get("cwd")
+    if not isinstance(command, str):
+        return rubbish("the object has no text under command", command)
+    if cwd is not None and (not isinstance(cwd, str) or "\0" in cwd or not _encodes(cwd)):
+        return rubbish("cwd is no path", command)
+    return _print(command, judged(command, cwd))
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _print(command: Any, judgement: Judgement) -> None:
+    facts = {
+        "command": command,
+        "verdict": judgement.verdict,
+        "tier": str(judgement.tier),
+        "reason": judgement.reason,
+        "segments": [
+            {"text": one.text, "words": one.words, "tier": str(one.tier), "reason": one.reason, "paths": one.paths}
+            for one in judgement.segments
+        ],
+    }
+    click.echo(json.dumps(facts, ensure_ascii=True))

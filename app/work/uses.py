@@ -1,0 +1,169 @@
+"""How an approval is used: once, for exactly what it was given for, in the transaction that acts.
+
+An approval of input may hold for its session instead of for one call. Then each input is looked up here again, and
+the end of the session ends it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from app.exec.model import LIVE_STATES, CallKey, Session, SessionId
+from app.storage.tables import approvals, sessions
+from app.storage.tables import audit as audit_rows
+from app.work import audit
+from app.work.audit import Unusable
+
+INPUT: Final = frozenset({"process_write", "process_send_keys"})
+"""The tools whose calls may be approved for all of a session."""
+APART_S: Final = 300.0
+"""So far the clocks of two hosts may be apart."""
+LIVE: Final = tuple(state.value for state in LIVE_STATES)
+_STANDS: Final = sa.and_(approvals.c.scope == "session", approvals.c.state.in_(["approved", "used"]))
+
+
+def consume_claim(conn: sa.Connection, session: Session) -> None:
+    """Use the approval a new session was claimed with; part of the claim's transaction.
+
+    Raises:
+        Unusable: It cannot be used, so nothing is claimed.
+    """
+    if session.approval_id is not None:
+        consume(conn, session.approval_id, session.id, session.digest, conversation_id=session.conversation_id)
+
+
+def consume_call(conn: sa.Connection, key: CallKey, session_id: SessionId, tool: str) -> None:
+    """Use the approval of a call that changes a session; part of the transaction that begins it.
+
+    Raises:
+        Unusable: It cannot be used, or input has none, so nothing is done.
+    """
+    conversation_id = conn.execute(
+        sa.select(sessions.c.conversation_id).where(sessions.c.id == session_id)
+    ).scalar_one_or_none()
+    row = conn.execute(sa.select(approvals).where(approvals.c.call_key == key)).one_or_none()
+    if row is not None:
+        ours = row.session_id in {None, session_id}
+        consume(conn, row.id, key, row.digest if ours else "", conversation_id=conversation_id)
+    elif tool in INPUT:
+        _use_standing(conn, key, session_id, tool, conversation_id)
+
+
+def _use_standing(conn: sa.Connection, key: CallKey, session_id: str, tool: str, conversation_id: str | None) -> None:
+    facts: dict[str, Any] = {
+        "conversation_id": conversation_id,
+        "call_key": key,
+        "session_id": session_id,
+        "tool": tool,
+    }
+    found = conn.execute(
+        sa.select(approvals.c.id, approvals.c.digest)
+        .join(sessions, sessions.c.id == approvals.c.session_id)
+        .where(
+            approvals.c.session_id == session_id,
+            approvals.c.conversation_id == sessions.c.conversation_id,
+            sessions.c.state.in_(LIVE),
+            _STANDS,
+        )
+        .limit(1)
+    ).one_or_none()
+    if found is None:
+        raise Unusable(
+            f"nobody approved this input to session {session_id}, nor input until it ends; nothing was written", facts
+        )
+    audit.note(conn, "used", request_id=found.id, digest=found.digest, reason="approved for the session", **facts)
+
+
+def standing(conn: sa.Connection, conversation_id: str) -> dict[SessionId, str]:
+    """Sessions of a conversation that live and may be given input unasked, with the approval that says so."""
+    query = (
+        sa.select(approvals.c.session_id, approvals.c.id)
+        .join(sessions, sessions.c.id == approvals.c.session_id)
+        .where(
+            approvals.c.conversation_id == conversation_id,
+            sessions.c.conversation_id == conversation_id,
+            sessions.c.state.in_(LIVE),
+            _STANDS,
+        )
+    )
+    return {SessionId(row.session_id): row.id for row in conn.execute(query)}
+
+
+def consume(conn: sa.Connection, request_id: str, user: str, digest: str, *, conversation_id: str | None) -> None:
+    """Use an approval for the one thing it was given for, in the transaction that claims it.
+
+    Raises:
+        Unusable: It was used or has expired, is no approval, or was given for something else; the message says which.
+    """
+    now = time.time()
+    row = conn.execute(
+        sa.update(approvals)
+        .where(
+            approvals.c.id == request_id,
+            approvals.c.state == "approved",
+            approvals.c.digest == digest,
+            approvals.c.conversation_id == conversation_id,
+            approvals.c.decided_at >= now - (approvals.c.expires_at - approvals.c.created_at),
+            approvals.c.decided_at <= now + APART_S,
+        )
+        .values(state="used", used_by=user)
+        .returning(approvals)
+    ).one_or_none()
+    if row is None:
+        _refuse(conn, request_id, user, digest, conversation_id)
+        return
+    command = row.display.get("command")
+    audit.note(
+        conn,
+        "used",
+        conversation_id=row.conversation_id,
+        turn_id=row.turn_id,
+        call_key=row.call_key,
+        request_id=row.id,
+        session_id=row.session_id or user,
+        tool=row.tool_name,
+        digest=digest,
+        command=command if isinstance(command, str) else None,
+    )
+
+
+def _refuse(conn: sa.Connection, request_id: str, user: str, digest: str, conversation_id: str | None) -> None:
+    """Return for a repeat of the very use that was made."""
+    row = conn.execute(sa.select(approvals).where(approvals.c.id == request_id)).one_or_none()
+    if row is not None and row.state == "used" and row.used_by == user and row.digest == digest:
+        return
+    facts: dict[str, Any] = {"request_id": request_id, "digest": digest, "conversation_id": conversation_id}
+    if row is not None:
+        facts |= {"tool": row.tool_name, "call_key": row.call_key, "turn_id": row.turn_id}
+    raise Unusable(f"approval {request_id} {_why(row, digest, conversation_id)}; nothing was started", facts)
+
+
+def _why(row: sa.Row[Any] | None, digest: str, conversation_id: str | None) -> str:
+    if row is None:
+        return "is not known"
+    if row.conversation_id != conversation_id:
+        return "belongs to another conversation"
+    if row.state == "used":
+        return "was used already"
+    if row.state != "approved":
+        return f"is no approval, it is {row.state}"
+    if row.digest != digest:
+        return "was given for something else: what would run has changed since"
+    return "has expired: it was not used in time"
+
+
+def tier_of(conn: sa.Connection, session: sa.Row[Any]) -> str | None:
+    """The tier of what a session was started with, as it was shown or judged then; None when that is not on record."""
+    if session.approval_id is not None:
+        display = conn.execute(
+            sa.select(approvals.c.display).where(approvals.c.id == session.approval_id)
+        ).scalar_one_or_none()
+        return str(display["tier"]) if display and display.get("tier") else None
+    judged = sa.select(audit_rows.c.facts).where(
+        audit_rows.c.session_id == session.id, audit_rows.c.event.in_(["auto_approved", "rule"])
+    )
+    facts = conn.execute(judged.order_by(audit_rows.c.id).limit(1)).scalar_one_or_none()
+    return str(facts["tier"]) if facts and facts.get("tier") else None

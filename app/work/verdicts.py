@@ -1,0 +1,93 @@
+"""What policy let happen without a person is written down with it: in the transaction that claims, or on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from app.exec.classify.model import Tier
+from app.exec.errors import ExecError
+from app.exec.judge import CLASSIFIER, TRUSTED
+from app.exec.model import Session
+from app.exec.permit import HELD
+from app.exec.policy import Asked, Policy, Verdict
+from app.storage import rules
+from app.storage.db import Database
+from app.work import audit
+from app.work.uses import consume_claim
+
+
+def claim(conn: sa.Connection, session: Session) -> None:
+    """Use what a session is claimed with, approval or rules, and note who let it run; part of the claim's transaction.
+
+    Raises:
+        CommandDenied: It cannot be used, so nothing is claimed.
+    """
+    consume_claim(conn, session)
+    by, _, rest = session.granted_by.partition(" ")
+    if by == "rule":
+        rules.use(conn, rest.split())
+        _note(conn, "rule", session, rule=rest)
+    elif by == "policy":
+        _note(conn, "rule", session, rule=rest)
+    elif session.granted_by in {CLASSIFIER, TRUSTED}:
+        _note(conn, "auto_approved", session, tier=str(Tier.READ_ONLY))
+    elif session.granted_by == HELD:
+        _note(conn, "auto_approved", session)
+
+
+def _note(
+    conn: sa.Connection, event: audit.Event, session: Session, *, rule: str | None = None, tier: str | None = None
+) -> None:
+    audit.note(
+        conn,
+        event,
+        conversation_id=session.conversation_id,
+        turn_id=session.turn_id,
+        session_id=session.id,
+        tool="execute",
+        digest=session.digest,
+        rule=rule,
+        by=session.granted_by,
+        reason="nothing holds it to reading (TRUST_CLASSIFIER)" if session.granted_by == TRUSTED else None,
+        command=session.command,
+        facts={"backend": session.backend, "profile": session.profile} | ({"tier": tier} if tier else {}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """A policy whose refusals are in the audit, once for each call."""
+
+    policy: Policy
+    database: Database
+
+    @property
+    def asking(self) -> str:
+        """See `Policy.asking`."""
+        return self.policy.asking
+
+    async def judge(self, asked: Asked) -> Verdict:
+        """See `Policy.judge`."""
+        return await self.policy.judge(asked)
+
+    async def refused(self, asked: Asked, why: ExecError) -> None:
+        """See `Policy.refused`."""
+        if not isinstance(why, audit.Unusable):  # that is told already
+            await self.database.write(_refused, asked, why)
+
+
+def _refused(conn: sa.Connection, asked: Asked, why: ExecError) -> None:
+    command = asked.spec.command if asked.spec is not None else asked.args.get("command")
+    audit.note(
+        conn,
+        "refused",
+        conversation_id=asked.conversation_id,
+        call_key=asked.call_key or None,
+        tool=asked.tool,
+        by="policy",
+        reason=str(why),
+        command=command if isinstance(command, str) else None,
+        once=bool(asked.call_key),
+    )

@@ -1,0 +1,318 @@
+"""Approvals as rows: one use, exactly what was shown, refused by name, and all of it in an audit nobody can change."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DatabaseError
+
+from app.exec.errors import CommandDenied
+from app.exec.model import CallKey, SessionId
+from app.exec.permit import HELD
+from app.exec.policy import Asked, TablePolicy
+from app.storage import sessions
+from app.storage.db import Database
+from app.storage.sessions import SqlSessionStore
+from app.storage.tables import approvals as rows
+from app.storage.tables import audit as audit_rows
+from app.storage.tables import conversations
+from app.work import approvals, asking, audit, stream, uses, verdicts
+from app.work.approvals import Request
+from app.work.asking import Proposed
+from app.work.errors import ApprovalRefused, ApprovalSettled
+from app.work.verdicts import Audited
+from tests.items import NotedEnqueuer
+from tests.sessions import EXITED, a_session
+
+pytestmark = pytest.mark.anyio
+
+USES = 500
+"""Of one approval, at once, on each of the two databases."""
+COMMAND = {"command": "rm -r build", "cwd": "/w", "tier": "read_write"}
+
+
+def a_call(name: str = "k1", tool: str = "execute", digest: str = "d1", **args: Any) -> Proposed:
+    given = args or {"command": "rm -r build"}
+    display = COMMAND if tool == "execute" else given
+    return Proposed(call_key=name, tool_call_id=name, tool_name=tool, args=given, display=display, digest=digest)
+
+
+@dataclass
+class Office:
+    db: Database
+    queue: NotedEnqueuer = field(default_factory=NotedEnqueuer)
+
+    def ask(self, *calls: Proposed, conversation: str = "c1", ttl_s: float = 3600.0, **more: Any) -> list[Request]:
+        def act(conn: sa.Connection) -> None:
+            known = sa.select(conversations.c.id).where(conversations.c.id == conversation)
+            if conn.execute(known).first() is None:
+                conn.execute(sa.insert(conversations).values(id=conversation, host_id="h", created_at=1.0))
+            asking.ask(conn, conversation, f"CHAT:{conversation}", 1, list(calls), ttl_s=ttl_s, **more)
+
+        self.db.write_now(act)
+        found = {one.call_key: one for one in self.db.read_now(approvals.find)}
+        return [found[call.call_key] for call in calls]
+
+    def decide(self, request: Request, decision: Any = "approved", **how: Any) -> Request:
+        return approvals.settle(self.db, self.queue, request.id, decision, by="ann", surface="test", **how)
+
+    def approved(self, *args: Any, **more: Any) -> Request:
+        (request,) = self.ask(*args, **more)
+        return self.decide(request)
+
+    def use(self, request: Request, user: str = "s1", **other: Any) -> None:
+        facts = {"digest": request.digest, "conversation_id": request.conversation_id, **other}
+        self.db.write_now(uses.consume, request.id, user, **facts)
+
+    def claim(self, number: int, request: Request | None = None, **more: Any) -> str:
+        """Claim a session with an approval: its id, or why not."""
+        given = {"approval_id": request.id, "digest": request.digest} if request else {}
+        session = a_session(number, **given, **more)
+        try:
+            return self.db.write_now(sessions.claim, session, within=uses.consume_claim).id
+        except CommandDenied as error:
+            return str(error)
+
+    def write(self, name: str, session_id: str = "s1", tool: str = "process_write") -> str | None:
+        """Give input to a session in a call of this key: why not, if not."""
+        try:
+            self.db.write_now(sessions.begin_call, CallKey(name), SessionId(session_id), tool, uses.consume_call)
+        except CommandDenied as error:
+            return str(error)
+        return None
+
+    def told(self, event: str | None = None) -> list[audit.Entry]:
+        return self.db.read_now(audit.find, events=(event,) if event else ())
+
+
+@pytest.fixture
+def office(database: Database) -> Office:
+    return Office(database)
+
+
+def test_five_hundred_uses_of_one_approval_at_once_are_one_start(office: Office) -> None:
+    request = office.approved(a_call())
+
+    def claim(number: int) -> str:
+        return office.claim(number, request)
+
+    with ThreadPoolExecutor(16) as pool:
+        came = list(pool.map(claim, range(USES)))
+    started = [one for one in came if one.startswith("s")]
+    refusals = Counter(one for one in came if not one.startswith("s"))
+    assert len(started) == 1
+    assert refusals == {f"approval {request.id} was used already; nothing was started": USES - 1}
+    assert [one.id for one in office.db.read_now(sessions.find)] == started
+    (used,) = office.told("used")
+    assert (used.session_id, used.request_id, used.digest) == (started[0], request.id, "d1")
+    office.use(request, started[0])
+    assert len(office.told("used")) == 1, "a repeat of the very same use is no second one"
+
+
+def _aged(office: Office, request: Request, **changes: float) -> None:
+    moved = {name: getattr(request, name) + by for name, by in changes.items()}
+    office.db.write_now(lambda conn: conn.execute(sa.update(rows).where(rows.c.id == request.id).values(moved)))
+
+
+REFUSED: dict[str, Callable[[Office], tuple[Request, dict[str, Any]]]] = {
+    "was given for something else: what would run has changed": lambda on: (on.approved(a_call()), {"digest": "d2"}),
+    "belongs to another conversation": lambda on: (on.approved(a_call()), {"conversation_id": "c2"}),
+    "is no approval, it is pending": lambda on: (on.ask(a_call())[0], {}),
+    "is no approval, it is denied": lambda on: (on.decide(on.ask(a_call())[0], "denied"), {}),
+    "has expired: it was not used in time": lambda on: (_late(on), {}),
+    "was used already": lambda on: (_used(on), {}),
+    "is not known": lambda on: (replace(on.approved(a_call()), id="a0"), {}),
+}
+
+
+def _late(office: Office) -> Request:
+    request = office.approved(a_call())
+    _aged(office, request, created_at=-4000.0, expires_at=-4000.0, decided_at=-3700.0)
+    return request
+
+
+def _used(office: Office) -> Request:
+    request = office.approved(a_call())
+    office.use(request, "s0")
+    return request
+
+
+@pytest.mark.parametrize("why", REFUSED)
+async def test_an_approval_that_does_not_hold_is_refused_by_name_and_audited(office: Office, why: str) -> None:
+    request, other = REFUSED[why](office)
+    store = SqlSessionStore(office.db, within=uses.consume_claim, refused=audit.refused)
+    facts = {"approval_id": request.id, "digest": request.digest} | other
+    with pytest.raises(CommandDenied, match=why):
+        await store.claim(a_session(1, **facts))
+    assert office.db.read_now(sessions.find) == []
+    (row,) = office.told("refused")
+    assert row.request_id == request.id
+    assert why in str(row.reason)
+
+
+def test_nobody_is_asked_twice_about_one_call_or_about_too_many(office: Office) -> None:
+    calls = [a_call(f"k{number}", digest=f"d{number // 2}") for number in range(8)]
+    found = office.ask(*calls, limit=3)
+    states = [one.state for one in found]
+    assert states == ["pending", "refused", "pending", "refused", "pending", "refused", "refused", "refused"]
+    assert [one.note for one in found if one.state == "refused"] == [
+        *(
+            f"an identical call waits for approval already ({found[i].id}); it is asked about and runs once"
+            for i in (0, 2, 4)
+        ),
+        *["3 calls of this conversation wait for approval already, and nobody is asked about more"] * 2,
+    ]
+    assert [event.payload["id"] for event in office.db.read_now(stream.after, "c1", 0)] == [
+        one.id for one in found if one.state == "pending"
+    ]
+    assert Counter(entry.event for entry in office.told()) == {"asked": 3, "refused": 5}
+    assert office.ask(a_call("other"), conversation="c2", limit=3)[0].state == "pending"
+
+
+def test_what_a_person_changed_is_asked_again_and_only_what_was_shown_is_approved(office: Office) -> None:
+    (before,) = office.ask(a_call())
+    changed = office.decide(before, "changed", args={"command": "rm -r build/x"})
+    assert (changed.state, changed.changed_args, changed.changed_by) == ("changed", {"command": "rm -r build/x"}, "ann")
+    assert office.queue.items[-1].type.value == "APPROVAL"
+    with pytest.raises(ApprovalSettled, match="is changed already"):
+        office.decide(before)
+    proposed = replace(a_call(digest="d2"), display={"command": "rm -r build/x"})
+    office.db.write_now(asking.ask_again, before.id, proposed, 2, ttl_s=3600.0)
+    with pytest.raises(ApprovalRefused, match="has changed since you saw it"):
+        office.decide(before, digest="d1")
+    with pytest.raises(ApprovalRefused, match=r"ann changed it; .*--digest d2"):
+        office.decide(before)
+    after = office.decide(before, digest="d2")
+    assert (after.args, after.display["command"]) == ({"command": "rm -r build"}, "rm -r build/x")
+    with pytest.raises(CommandDenied, match="has changed since"):
+        office.use(after, digest="d1")
+    office.use(after)
+    assert [(entry.event, entry.digest, entry.command) for entry in office.told()] == [
+        ("asked", "d1", "rm -r build"),
+        ("changed", "d1", "rm -r build"),
+        ("refused", "d1", "rm -r build"),
+        ("asked", "d2", "rm -r build/x"),
+        ("refused", "d2", "rm -r build/x"),
+        ("refused", "d2", "rm -r build/x"),
+        ("approved", "d2", "rm -r build/x"),
+        ("used", "d2", "rm -r build/x"),
+    ]
+
+
+def _input(office: Office, tier: str | None, tool: str = "process_write") -> Request:
+    """A session that was approved at this tier, and a call of a tool on it that waits."""
+    start = a_call("start", digest="d0")
+    start = replace(start, display={"command": "bash", **({"tier": tier} if tier else {})})
+    office.claim(1, office.decide(office.ask(start)[0]))
+    (request,) = office.ask(a_call("k1", tool, "d1", session_id="s1", data="ls\n"))
+    return request
+
+
+@pytest.mark.parametrize(
+    ("tier", "tool", "why"),
+    [
+        ("admin", "process_write", "runs at tier admin"),
+        (None, "process_send_keys", "not on record"),
+        ("read_write", "process_kill", "no input to a session"),
+    ],
+)
+def test_input_is_not_approved_for_a_session_where_that_is_too_much(
+    office: Office, tier: str | None, tool: str, why: str
+) -> None:
+    request = _input(office, tier, tool)
+    with pytest.raises(ApprovalRefused, match=why):
+        office.decide(request, scope="session")
+    assert office.db.read_now(approvals.get, request.id).state == "pending"
+    assert why in str(office.told("refused")[0].reason)
+
+
+def test_input_approved_for_a_session_holds_there_until_it_ends_and_nowhere_else(office: Office) -> None:
+    request = _input(office, "read_write")
+    assert (request.session_id, request.display["session_command"]) == ("s1", "printf 'ü\n\"'")
+    office.claim(2)
+    office.claim(3, conversation_id="c2")
+    assert "nobody approved this input" in str(office.write("k2"))
+    office.decide(request, scope="session")
+    assert office.write("k1") is None
+    assert office.write("k2") is None
+    assert office.write("k3", tool="process_send_keys") is None
+    assert "nobody approved this input" in str(office.write("k4", "s2"))
+    assert "nobody approved this input" in str(office.write("k5", "s3"))
+    assert office.db.read_now(uses.standing, "c1") == {"s1": request.id}
+    assert office.db.read_now(uses.standing, "c2") == {}
+    used = [(entry.call_key, entry.request_id) for entry in office.told("used")[1:]]
+    assert used == [("k1", request.id), ("k2", request.id), ("k3", request.id)]
+    office.db.write_now(sessions.finish, SessionId("s1"), EXITED)
+    assert "nobody approved this input" in str(office.write("k6"))
+    assert office.db.read_now(uses.standing, "c1") == {}
+
+
+def test_input_approved_for_one_call_lets_no_second_one_through(office: Office) -> None:
+    office.decide(_input(office, "read_write"))
+    office.claim(2)
+    assert "was given for something else" in str(office.write("k1", "s2"))
+    assert office.write("k1") is None
+    assert "nobody approved this input" in str(office.write("k2"))
+
+
+def test_a_row_of_the_audit_is_never_changed(office: Office) -> None:
+    office.ask(a_call())
+    with pytest.raises(DatabaseError, match="never changed"):
+        office.db.write_now(lambda conn: conn.execute(sa.update(audit_rows).values(event="approved")))
+    assert [entry.event for entry in office.told()] == ["asked"]
+
+
+def test_the_audit_tells_each_event_once_and_in_words_that_drive_nothing(office: Office) -> None:
+    def act(conn: sa.Connection) -> None:
+        audit.note(
+            conn, "auto_approved", call_key="k", digest="d", command="ls \x1b[2J\x00", reason="\u202e", once=True
+        )
+
+    began = time.time()
+    office.db.write_now(act)
+    office.db.write_now(act)
+    (entry,) = office.told()
+    assert (entry.command, entry.reason) == (r"ls \x1b[2J\x00", r"\u{202E}")
+    assert office.db.read_now(audit.find, since=began) == [entry]
+    assert office.db.read_now(audit.find, since=time.time() + 60) == []
+    assert office.db.read_now(audit.find, after=entry.id) == []
+
+
+async def test_each_refusal_is_in_the_audit_once_whatever_is_executed_again(office: Office) -> None:
+    request = _used(office)
+    store = SqlSessionStore(office.db, within=uses.consume_claim, refused=audit.refused)
+    facts = {"approval_id": request.id, "digest": request.digest}
+    for _ in range(2):
+        with pytest.raises(CommandDenied, match="was used already"):
+            await store.claim(a_session(1, **facts))
+    assert len(office.told("refused")) == 1
+    policy = Audited(TablePolicy(), office.db)
+    for key in ("k1", "k1", "k2", "", ""):
+        asked = Asked(tool="execute", call_key=key, conversation_id="c1", args={"command": "rm -r x"})
+        await policy.refused(asked, CommandDenied("no"))
+    rows = office.told("refused")[1:]
+    assert [(row.call_key, row.command) for row in rows] == [
+        *(("k1", "rm -r x"), ("k2", "rm -r x")),
+        *[(None, "rm -r x")] * 2,
+    ]
+
+
+async def test_what_the_code_of_a_tool_runs_without_anybody_is_in_the_audit(office: Office) -> None:
+    store = SqlSessionStore(office.db, within=verdicts.claim)
+    await store.claim(a_session(1, granted_by=HELD, profile="read_only"))
+    (row,) = office.told("auto_approved")
+    assert (row.session_id, row.done_by, (row.facts or {})["profile"]) == ("s1", HELD, "read_only")
+
+
+async def test_a_rule_of_a_file_with_a_long_name_is_in_the_audit_whole(office: Office) -> None:
+    where = f"/srv/{'policies/' * 12}shellback.toml:12"
+    store = SqlSessionStore(office.db, within=verdicts.claim)
+    await store.claim(a_session(1, granted_by=f"policy {where}"))
+    assert [(row.rule, row.session_id) for row in office.told("rule")] == [(where, "s1")]
