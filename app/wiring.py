@@ -237,11 +237,10 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
     from app.exec.limits import Limits
     from app.exec.logs import cleanup_exec_logs
     from app.exec.toolset import ExecTools
+    from app.policing import policy_for, sessions_of
     from app.storage.executor_lock import hold_executor
     from app.storage.host import process_space
-    from app.storage.sessions import SqlSessionStore
     from app.telemetry.watches import watches as chosen
-    from app.work.approvals import consume_call, consume_claim
     from app.work.callbacks import CallbackSink
     from app.work.claims import Wakes
     from app.work.failures import model_steps
@@ -271,13 +270,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             return callback_payload(session, engine.output(session) if session.host_id == where.host_id else None)
 
         sink = CallbackSink(enqueuer, where.host_id, payload_of)
-        store = SqlSessionStore(
-            database,
-            sink=sink,
-            within=consume_claim,
-            within_call=consume_call,
-            limit=settings.sessions_per_conversation,
-        )
+        store = sessions_of(settings, database, sink)
         port = supervisor_client(settings)
         engine = Engine(
             store,
@@ -293,7 +286,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             ),
             watch=watches.sessions,
         )
-        tools = ExecTools(engine)
+        tools = ExecTools(engine, policy=policy_for(settings, database, backend))
         outbox, notifiers = _notifying(where)
 
         from pydantic_ai.durable_exec.dbos import DBOSDurability
@@ -328,6 +321,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             ),
             wakes=Wakes(per_hour=settings.wakes_per_hour, chain=settings.chain_turns),
             approval_ttl_s=settings.approval_ttl,
+            pending_limit=settings.pending_approvals,
             outbox=outbox,
             watch=watches.turns,
             host_id=where.host_id,

@@ -8,6 +8,7 @@ from app import wiring
 from app.checks import database, leftovers, live, machine, program, sandbox
 from app.checks.check import Check
 from app.checks.filesystems import filesystem
+from app.checks.policy import policy
 from app.checks.supervisors import answered, processes, supervisor
 from app.checks.units import surroundings
 from app.exec.errors import ExecError
@@ -26,7 +27,7 @@ __all__ = ["Check", "all_checks", "live_checks"]
 def all_checks(settings: Settings) -> list[Check]:
     """Everything, cheap things first; a check that cannot be made says why instead of raising."""
     found = [machine.kernel(), machine.descriptors(), program.gate(settings), program.model(settings)]
-    found += [*sandbox.sandbox(settings), program.telemetry(settings)]
+    found += [*sandbox.sandbox(settings), *policy(settings), program.telemetry(settings)]
     # In a process of its own, before we touch it: a disk that hangs would hold us too.
     home = filesystem("state directory", settings.shellback_home)
     if "does not answer" in home.text:

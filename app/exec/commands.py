@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from app.exec import binding
 from app.exec import limits as bounds
-from app.exec.backends.base import Backend
+from app.exec.backends.base import Backend, Plan
 from app.exec.environment import check_env
-from app.exec.errors import InvalidCommand
+from app.exec.errors import CommandDenied, InvalidCommand
 from app.exec.limits import Limits
 from app.exec.model import READ_ONLY, CommandSpec, WindowSize
 from app.exec.paths import sandbox_cwd
 from app.exec.policy import Proposal
 
 LIFETIME: Final = "conversation"
+CHANGED: Final = (
+    "what was about to start when the worker died is not what would start now (directory, scripts, rules or settings "
+    "changed meanwhile); nothing was started, propose the call again"
+)
+"""Why a session that was claimed before is given up instead of started."""
 
 
 def command_spec(  # noqa: PLR0913 - the parameters of the tools
@@ -52,6 +60,7 @@ def command_spec(  # noqa: PLR0913 - the parameters of the tools
         keep_stdin_open=keep_stdin_open,
         pty=WindowSize(bounds.PTY_ROWS, bounds.PTY_COLS) if pty else None,
         background=background,
+        log_bytes=limits.log_bytes,
     )
 
 
@@ -71,20 +80,41 @@ def check_yield_after(yield_after: float | None, *, background: bool, limits: Li
         )
 
 
-def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
-    """Everything that decides what will run, the identity of its directory included.
+async def proposed(spec: CommandSpec, backend: Backend) -> Proposal:
+    """As `proposal_for`; files are read in a thread.
 
     Raises:
         InvalidCommand: The directory has gone.
     """
+    if spec.profile != READ_ONLY and binding.reads_files(spec.command):
+        return await asyncio.to_thread(proposal_for, spec, backend)
+    return proposal_for(spec, backend)
+
+
+def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
+    """Everything that decides what will run: the identity of its directory and the content of its scripts included.
+
+    Blocks where there are scripts to read. What may write nothing is bound without them.
+
+    Raises:
+        InvalidCommand: The directory has gone.
+    """
+    held_to = backend.facts(spec.profile)
     try:
         directory = os.stat(spec.cwd)
     except OSError as error:
         raise InvalidCommand(f"cwd {spec.cwd!r} cannot be used: {error.strerror}") from None
+    files = (
+        binding.Binding()
+        if spec.profile == READ_ONLY
+        else binding.read(spec.command, cwd=spec.cwd, workspace=backend.workspace, private=held_to["mounts"]["private"])
+    )
     return Proposal(
         tool="execute_pty" if spec.pty else "execute",
         facts={
             "command": spec.command,
+            **files.facts(),
+            "shell": held_to["shell"],
             "cwd": spec.cwd,
             "cwd_device": directory.st_dev,
             "cwd_inode": directory.st_ino,
@@ -97,11 +127,36 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
             "background": spec.background,
             "backend": backend.name,
             "profile": spec.profile,
+            "mounts": held_to["mounts"],
+            "limits": {**held_to["limits"], "log_bytes": spec.log_bytes},
             "network": backend.network and spec.profile != READ_ONLY,
+            "secrets": [],
             "uid": backend.uid,
             "lifetime": LIFETIME,
         },
     )
+
+
+async def fixed(plan: Plan, spec: CommandSpec, proposal: Proposal, backend: Backend) -> Plan:
+    """The plan of a granted proposal, held to the directory and the scripts of it: the supervisor looks at them again.
+
+    Raises:
+        CommandDenied: What would run is not what it was when the grant was used.
+        InvalidCommand: The directory has gone.
+    """
+    now = await proposed(spec, backend)
+    if now.digest != proposal.digest:
+        raise CommandDenied(
+            f"changed since it was approved: {binding.changed(proposal.facts, now.facts)}; nothing was started and the "
+            "approval is used up, propose the call again"
+        )
+    facts: Mapping[str, Any] = now.facts
+    plan = replace(plan, place=(facts["cwd_device"], facts["cwd_inode"]))
+    if plan.sandbox is None:
+        return plan
+    held = tuple((row["named"], row["path"], row["sha256"]) for row in facts["scripts"] if row["held"])
+    pinned = binding.ways((one[0] for one in held), backend.workspace)
+    return replace(plan, sandbox=replace(plan.sandbox, held=held, pinned=pinned))
 
 
 def _check_command(command: str, limits: Limits) -> None:

@@ -20,24 +20,17 @@ from typing import Any, Final
 
 from app.exec import limits as bounds
 from app.exec.backends.base import Backend
-from app.exec.commands import LIFETIME, proposal_for
+from app.exec.commands import CHANGED, LIFETIME, fixed, proposed
 from app.exec.ends import Ends
 from app.exec.errors import CommandDenied, ExecError, InvalidCommand, SessionNotFound, SupervisorUnreachable
 from app.exec.exec_registry import ExecRegistry
 from app.exec.identity import session_id as session_id_of
 from app.exec.limits import Limits
 from app.exec.links import LogLinks
-from app.exec.model import (
-    CallOrigin,
-    CommandSpec,
-    Delivery,
-    Session,
-    SessionId,
-    SessionState,
-)
+from app.exec.model import CallOrigin, CommandSpec, Delivery, Evidence, Session, SessionId, SessionState
 from app.exec.outcome import Outcome
 from app.exec.output import OutputLog
-from app.exec.policy import Grant
+from app.exec.policy import Grant, Proposal
 from app.exec.ports import SessionStore, SessionWatch, SupervisorPort, Unwatched
 from app.exec.recovery import Recovery
 from app.exec.supervised import Supervised
@@ -52,6 +45,7 @@ GIVE_UP_S: Final = 15.0
 LINK_S: Final = 0.02
 SHORT_S: Final = 0.1
 """A foreground command that ends sooner is never recorded as running: that would be a commit for nobody."""
+_Wanted = tuple[CommandSpec, Proposal]
 
 
 class Engine:
@@ -139,9 +133,9 @@ class Engine:
             LimitReached: The conversation has its live sessions.
             SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
         """
-        session = await self._claimed(spec, origin, grant, Delivery.INLINE)
+        session, wanted = await self._claimed(spec, origin, grant, Delivery.INLINE)
         with about(session=session.id):
-            return await self._joined(session, spec, yield_after)
+            return await self._joined(session, wanted, yield_after)
 
     async def launch(self, spec: CommandSpec, origin: CallOrigin, grant: Grant) -> Session:
         """Start a command in the background and return its session at once; a callback tells its end.
@@ -149,19 +143,16 @@ class Engine:
         A repeat of the call returns the same session as it is by then. Cancelling leaves a session that is
         claimed or running; a claimed one is started by the repeat of the call, or given up by `abandon`.
 
-        Raises:
-            CommandDenied: The grant is not for this command.
-            LimitReached: The conversation has its live sessions.
-            SupervisorUnreachable: Not known whether it started; if so, a callback will tell its end.
+        Raises what `run` does.
         """
-        session = await self._claimed(spec, origin, grant, Delivery.CALLBACK)
+        session, wanted = await self._claimed(spec, origin, grant, Delivery.CALLBACK)
         with about(session=session.id):
-            return session if session.end is not None else await self._running(session, spec)
+            return session if session.end is not None else await self._running(session, wanted)
 
-    async def recorded(self, origin: CallOrigin) -> Session | None:
-        """The session that an earlier execution of this call has started, or None."""
-        session = await self.store.get(session_id_of(origin))
-        return None if session is None or session.state is SessionState.CLAIMED else session
+    async def settled(self, session: Session) -> Session | None:
+        """A claimed session that nothing shall start any more, as it is then; None where nothing ever has."""
+        session = await self._recovery.abandon(session)
+        return None if session.end is not None and session.end.evidence is Evidence.NEVER_STARTED else session
 
     async def resumed(self, session: Session) -> Outcome:
         """Go on with a recorded session whose call would no longer be accepted; like the repeat of `run`."""
@@ -219,10 +210,13 @@ class Engine:
             await self.abandon(session_id)
         await self._recovery.reconcile()
 
-    async def _claimed(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
+    async def _claimed(
+        self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery
+    ) -> tuple[Session, _Wanted | None]:
         if not self.started:
             await self.start()
-        if not grant.covers(proposal_for(spec, self.backend)):
+        proposal = await proposed(spec, self.backend)
+        if not grant.covers(proposal):
             raise CommandDenied("what would run is not what was granted; nothing was started")
         wanted = self._session(spec, origin, grant, delivery)
         reach("claim.before")
@@ -234,7 +228,12 @@ class Engine:
                 "make one call at a time"
             )
         self.registry.add(session)
-        return session
+        if session.state is SessionState.CLAIMED and session.digest != proposal.digest:
+            # Nothing else than what the claim says, and in no other profile, is started with it.
+            if (started := await self.settled(session)) is None:
+                raise CommandDenied(CHANGED)
+            return started, None
+        return session, (spec, proposal)
 
     def _session(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
         session_id = session_id_of(origin)
@@ -262,20 +261,21 @@ class Engine:
             log_path=self.links.path(session_id),
             approval_id=grant.approval_id,
             digest=grant.digest,
+            granted_by=grant.by,
             created_at=self._clock(),
             traceparent=self._watch.context(),
         )
 
-    async def _joined(self, session: Session, spec: CommandSpec | None, yield_after: float | None) -> Outcome:
+    async def _joined(self, session: Session, wanted: _Wanted | None, yield_after: float | None) -> Outcome:
         """Start the session if nobody has, wait for its end if nobody was told to wait for the callback."""
         if session.end is not None or session.delivery is not Delivery.INLINE:
             return await self._told(session)
         ended = self._ends.expect(session.id)
         self._ends.inline.add(session.id)
         try:
-            session = await self._running(session, spec)
+            session = await self._running(session, wanted)
             if session.end is None:
-                end = await self._waited(ended, spec.timeout_s if spec else 0.0, yield_after)
+                end = await self._waited(ended, wanted[0].timeout_s if wanted else 0.0, yield_after)
                 if end is None:
                     return await self._handed_over(session)
                 session = end
@@ -288,10 +288,11 @@ class Engine:
             self._ends.forget(session.id, ended)
         return await self._told(session)
 
-    async def _running(self, session: Session, spec: CommandSpec | None) -> Session:
+    async def _running(self, session: Session, wanted: _Wanted | None) -> Session:
         """Start a claimed session; one that an earlier execution has started is read again, as it may have ended."""
-        if spec is None or session.state is not SessionState.CLAIMED:
+        if wanted is None or session.state is not SessionState.CLAIMED:
             return await self.store.get(session.id) or session
+        spec, _ = wanted
         try:
             plan = await self.backend.plan(spec, session.conversation_id)
             reach("start.sent")
@@ -299,7 +300,7 @@ class Engine:
                 session = await self.store.get(session.id) or session
                 if session.end is not None:
                     return session
-            seen = await self.supervised.start(session, spec, plan)
+            seen = await self.supervised.start(session, spec, await fixed(plan, *wanted, self.backend))
         except SupervisorUnreachable:
             self._unsure.add(session.id)
             await self.store.hand_over(session.id)

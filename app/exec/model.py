@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NewType
 
+from app.exec.limits import LOG_BYTES
+
 SessionId = NewType("SessionId", str)
 CallKey = NewType("CallKey", str)
 
@@ -88,7 +90,8 @@ class CommandSpec:
     """What somebody wants run, before a backend has turned it into argv.
 
     `env` holds only what was given on top of the built-up base. `timeout_s` 0 means none.
-    `stdin` None is /dev/null; text is written and then closed unless `keep_stdin_open`.
+    `stdin` None is /dev/null; text is written and then closed unless `keep_stdin_open`. `log_bytes` is the most that is
+    kept of what it prints.
     """
 
     command: str
@@ -101,6 +104,7 @@ class CommandSpec:
     background: bool = False
     separate_stderr: bool = False
     profile: str = WORK
+    log_bytes: int = LOG_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +142,11 @@ class SessionEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One launch of a command, as the store knows it."""
+    """One launch of a command, as the store knows it.
+
+    `granted_by` says who let it run: `approval`, `classifier`, `trusted classifier`,
+    `rule ID ...` for saved rules, `policy FILE:LINE`, `operator`.
+    """
 
     id: SessionId
     conversation_id: str
@@ -164,6 +172,7 @@ class Session:
     pid: int | None = None
     approval_id: str | None = None
     digest: str = ""
+    granted_by: str = ""
     created_at: float = 0.0
     started_at: float | None = None
     poll_offset: int = 0

@@ -9,34 +9,41 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, Literal, NamedTuple, Protocol, final
+from typing import Any, Final, Literal, NamedTuple, Protocol, final
 
-from app.exec.errors import CommandDenied
+from app.exec.errors import CommandDenied, ExecError
+from app.exec.model import WORK, CommandSpec
 
 
 class ToolRule(NamedTuple):
-    """What one tool is and whether a person is asked first."""
+    """What one tool is and whether a person is asked first: never, always, or as the call is judged."""
 
     category: Literal["exec", "process"]
-    approval: Literal["pass", "ask"]
+    approval: Literal["pass", "ask", "judge"]
 
 
 TOOLS: Final[Mapping[str, ToolRule]] = {
-    "execute": ToolRule("exec", "ask"),
-    "execute_pty": ToolRule("exec", "ask"),
+    "execute": ToolRule("exec", "judge"),
+    "execute_pty": ToolRule("exec", "judge"),
     "process_list": ToolRule("process", "pass"),
     "process_poll": ToolRule("process", "pass"),
     "process_log": ToolRule("process", "pass"),
-    "process_write": ToolRule("process", "ask"),
-    "process_send_keys": ToolRule("process", "ask"),
+    "process_write": ToolRule("process", "judge"),
+    "process_send_keys": ToolRule("process", "judge"),
     "process_kill": ToolRule("process", "ask"),
 }
 
 
 def asks(tool: str) -> bool:
-    """Whether a call of this tool waits for a person; a tool that is not in the table does."""
+    """Whether a call of this tool may wait for a person; one of a tool that is not in the table does."""
+    rule = TOOLS.get(tool)
+    return rule is None or rule.approval != "pass"
+
+
+def asks_always(tool: str) -> bool:
+    """Whether it does whatever the call is; the body of the others asks once it has been judged."""
     rule = TOOLS.get(tool)
     return rule is None or rule.approval == "ask"
 
@@ -61,12 +68,37 @@ class Proposal:
         return hashlib.sha256(whole.encode("ascii")).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A call that policy is asked about: whose it is, and the command that it would start, if it starts one.
+
+    `call_key` is empty where a call is only shown, and does not go on whatever is said.
+    """
+
+    tool: str
+    call_key: str = ""
+    conversation_id: str = ""
+    spec: CommandSpec | None = None
+    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What policy says to a proposal, and why; recorded before it is acted on."""
+    """What policy says to a call, and why.
+
+    An allowed command runs in `profile`. `by` says who allowed it: the table, the classifier, a rule, a standing
+    approval (`approval_id`). `shown` is what a person is told of the command: tier, reason, segments, what it touches.
+    A refusal may bring its own `error`.
+    """
 
     decision: Literal["allow", "ask", "deny"]
     reason: str
+    by: str = "table"
+    profile: str = WORK
+    rule_ids: tuple[str, ...] = ()
+    approval_id: str | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    error: ExecError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +110,35 @@ class Approval:
 
 
 class Policy(Protocol):
-    """Judges proposals. The caller records the verdict, so that a repeat of the call gets the same."""
+    """Judges calls. What it said is recorded with what it allowed, so that a repeat of the call gets the same."""
 
-    async def judge(self, proposal: Proposal) -> Verdict:
-        """Say whether the proposal may run, must be asked for, or is refused. Cancelling changes nothing."""
+    @property
+    def asking(self) -> str:
+        """Which commands wait for a person: one sentence for the model."""
+        ...
+
+    async def judge(self, asked: Asked) -> Verdict:
+        """Say whether the call may go on, must be asked for, or is refused. Cancelling changes nothing."""
+        ...
+
+    async def refused(self, asked: Asked, why: ExecError) -> None:
+        """Take note that the call was refused, by policy or because it is not what was approved."""
         ...
 
 
 class TablePolicy:
     """The policy of the table: what passes there is allowed, all else is asked for."""
 
-    async def judge(self, proposal: Proposal) -> Verdict:
+    asking: str = "A person approves each command before it runs."
+
+    async def judge(self, asked: Asked) -> Verdict:
         """Allow the tools that pass, ask for the others."""
-        if asks(proposal.tool):
-            return Verdict("ask", f"{proposal.tool} changes something")
-        return Verdict("allow", f"{proposal.tool} only reads")
+        if asks(asked.tool):
+            return Verdict(decision="ask", reason=f"{asked.tool} changes something")
+        return Verdict(decision="allow", reason=f"{asked.tool} only reads")
+
+    async def refused(self, asked: Asked, why: ExecError) -> None:
+        """Keep no record."""
 
 
 _MAKER: Final = object()
@@ -102,14 +148,16 @@ _MAKER: Final = object()
 class Grant:
     """Proof that policy lets one proposal run. There is no public constructor."""
 
-    __slots__ = ("approval_id", "digest", "reason")
+    __slots__ = ("approval_id", "by", "digest", "reason", "rule_ids")
 
-    def __init__(self, maker: object, digest: str, reason: str, approval_id: str | None) -> None:
+    def __init__(self, maker: object, digest: str, reason: str, by: str, allowed: Verdict | None = None) -> None:
         if maker is not _MAKER:
             raise TypeError("only policy makes a Grant; use grant() or grant_by_operator()")
         self.digest = digest
         self.reason = reason
-        self.approval_id = approval_id
+        self.by = by
+        self.approval_id = allowed.approval_id if allowed else None
+        self.rule_ids = allowed.rule_ids if allowed else ()
 
     def covers(self, proposal: Proposal) -> bool:
         """Whether it was made for exactly this proposal."""
@@ -123,19 +171,25 @@ def grant(proposal: Proposal, verdict: Verdict, approval: Approval | None) -> Gr
         CommandDenied: Policy refuses it, or what would run is not what was approved.
     """
     if verdict.decision == "deny":
-        raise CommandDenied(f"refused by policy: {verdict.reason}")
-    if verdict.decision == "allow":
-        return Grant(_MAKER, proposal.digest, verdict.reason, None)
+        raise verdict.error or CommandDenied(f"refused by policy: {verdict.reason}")
     if approval is None:
-        return None
+        if verdict.decision == "ask":
+            return None
+        return Grant(_MAKER, proposal.digest, verdict.reason, verdict.by, verdict)
     if approval.digest is not None and approval.digest != proposal.digest:
         raise CommandDenied(
-            "what would run now is not what was approved (directory, session or settings changed meanwhile); "
+            "what would run now is not what was approved (directory, scripts, settings or version changed meanwhile); "
             "nothing was started, propose the call again"
         )
-    return Grant(_MAKER, proposal.digest, "approved", approval.id)
+    yes = Verdict(decision="allow", reason="approved", by="approval", approval_id=approval.id)
+    return Grant(_MAKER, proposal.digest, yes.reason, yes.by, yes)
+
+
+def grant_again(proposal: Proposal, before: str) -> Grant | None:
+    """The grant of a call that has claimed its session already: what `before` was granted for, and nothing else."""
+    return Grant(_MAKER, proposal.digest, "granted before", "before") if proposal.digest == before else None
 
 
 def grant_by_operator(proposal: Proposal, reason: str) -> Grant:
     """Grant what the operator's own code or command line asks for; never for what a model proposed."""
-    return Grant(_MAKER, proposal.digest, f"operator: {reason}", None)
+    return Grant(_MAKER, proposal.digest, f"operator: {reason}", "operator")

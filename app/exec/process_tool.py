@@ -121,7 +121,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         """
         with answering():
             origin = origin_of(ctx)
-            await calls.granted(ctx, calls.proposal("process_kill", {"session_id": session_id}), origin)
+            await calls.granted(ctx, "process_kill", {"session_id": session_id}, origin)
             session, survivors = await calls.sessions(ctx).kill(session_id, origin)
         return ToolReturn(killed_text(session, survivors), metadata={**facts(session), "survivors": list(survivors)})
 
@@ -131,7 +131,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         session_id: str = args["session_id"]
         with answering():
             origin = origin_of(ctx)
-            await calls.granted(ctx, calls.proposal(tool, args), origin)
+            await calls.granted(ctx, tool, args, origin)
             written = await calls.sessions(ctx).write(session_id, data, origin, tool=tool, eof=eof)
         closed = " and closed its input" if eof else ""
         return ToolReturn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Sequence
@@ -89,6 +90,8 @@ def how_it_ended(end: SessionEnd) -> str:
             # The kernel's status of a command that was told to stop is its own affair, but a fact.
             status = f"exit code {end.exit_code}" if end.exit_code is not None else f"signal {signal_name(end.signal)}"
             return f"timed out and stopped ({status})"
+        case SessionState.START_FAILED if end.errno == errno.ESTALE:
+            return "could not be started: what would run changed since it was approved (errno 116); nothing ran"
         case SessionState.START_FAILED:
             return f"could not be started: {os.strerror(end.errno or 0)} (errno {end.errno}); nothing ran"
         case _:

@@ -83,10 +83,11 @@ class Supervised:
             separate_stderr=spec.separate_stderr,
             timeout_s=spec.timeout_s,
             grace_s=bounds.TIMEOUT_GRACE_S,
-            log_cap=self._limits.log_bytes,
+            log_cap=spec.log_bytes,
             background=spec.background,
             sandbox=plan.sandbox,
             fence=plan.fence,
+            place=plan.place,
         )
         answer = await self._port.start(request)
         match answer.outcome:

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Generator
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Generator
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, cast
 
 from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
 from pydantic_ai.messages import ToolReturn
 
 from app.exec import limits as bounds
-from app.exec.commands import check_yield_after, command_spec, proposal_for
+from app.exec.commands import CHANGED, check_yield_after, command_spec, proposed
 from app.exec.engine import Engine
 from app.exec.errors import (
     BackendUnavailable,
     CommandDenied,
     ExecError,
+    PathOutsideSandbox,
+    PermissionDenied,
     SpawnFailed,
     SupervisorUnreachable,
     WorkspaceUnusable,
 )
-from app.exec.identity import call_key, conversation_of, origin_of
-from app.exec.model import CallOrigin, CommandSpec
+from app.exec.identity import call_key, conversation_of, origin_of, session_id
+from app.exec.model import CallOrigin, CommandSpec, SessionState
 from app.exec.outcome import Outcome
-from app.exec.policy import Approval, Grant, Policy, Proposal, grant
+from app.exec.policy import Approval, Asked, Grant, Policy, Proposal, Verdict, grant, grant_again
 from app.exec.render import facts, measured, outcome_text
 from app.exec.sessions import Sessions
 
@@ -46,6 +49,26 @@ def answering() -> Generator[None]:
         raise ToolFailed(str(error)) from None
 
 
+COMMANDS: Final = frozenset({"execute", "execute_pty"})
+"""The tools that start something."""
+
+
+class Weighed(NamedTuple):
+    """A call as it stands: what it would do, what policy says, and the command of it, if it starts one."""
+
+    asked: Asked
+    proposal: Proposal
+    verdict: Verdict
+    spec: CommandSpec | None
+
+
+class Granted(NamedTuple):
+    """Proof that a call may go on, and the command it is for."""
+
+    grant: Grant
+    spec: CommandSpec | None
+
+
 class ToolCalls:
     """The shared part of the exec tools, over one engine and one policy."""
 
@@ -57,16 +80,33 @@ class ToolCalls:
         """The sessions that this call may see."""
         return Sessions(self.engine, conversation_of(ctx))
 
-    def proposal(self, tool: str, args: dict[str, Any]) -> Proposal:
-        """What a call with these (validated) arguments would do.
+    def check(self, tool: str, args: dict[str, Any]) -> None:
+        """Accept what a call was given, before anybody is asked.
 
         Raises:
             InvalidCommand: It is not acceptable.
         """
-        if tool not in {"execute", "execute_pty"}:
-            return Proposal(tool=tool, facts=args)
-        check_yield_after(args.get("yield_after"), background=_background(tool, args), limits=self.engine.limits)
-        return proposal_for(self.spec(tool, args), self.engine.backend)
+        if tool in COMMANDS:
+            check_yield_after(args.get("yield_after"), background=_background(tool, args), limits=self.engine.limits)
+            self.spec(tool, args)
+
+    async def weighed(
+        self, conversation_id: str, tool: str, args: dict[str, Any], *, approved: bool, key: str = ""
+    ) -> Weighed:
+        """What a call with these (validated) arguments would do, and what policy says to it.
+
+        Raises:
+            InvalidCommand: It is not acceptable.
+        """
+        self.check(tool, args)
+        spec = self.spec(tool, args) if tool in COMMANDS else None
+        asked = Asked(tool=tool, call_key=key, conversation_id=conversation_id, spec=spec, args=args)
+        verdict = await self.policy.judge(asked)
+        if spec is None:
+            return Weighed(asked, Proposal(tool=tool, facts=args), verdict, None)
+        if verdict.decision == "allow" and not approved:
+            spec = replace(spec, profile=verdict.profile)
+        return Weighed(asked, await proposed(spec, self.engine.backend), verdict, spec)
 
     def spec(self, tool: str, args: dict[str, Any]) -> CommandSpec:
         """The command that the arguments of `execute` or `execute_pty` describe."""
@@ -83,36 +123,71 @@ class ToolCalls:
         """Run or launch what `execute` or `execute_pty` was called with."""
         with answering():
             origin = origin_of(ctx)
-            outcome = await self._outcome(ctx, tool, args, origin)
+            async with self._telling(tool, args, origin):
+                outcome = await self._outcome(ctx, tool, args, origin)
         return ToolReturn(
             outcome_text(outcome),
             metadata={**facts(outcome.session), **measured(outcome.output), "handed_over": outcome.handed_over},
         )
 
-    async def granted(self, ctx: RunContext[Any], proposal: Proposal, origin: CallOrigin) -> Grant:
-        """The grant for this call.
+    async def granted(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Granted:
+        """The grant for this call, and the command it is for.
 
         Raises:
             ApprovalRequired: A person has to be asked first.
             CommandDenied: Policy refuses, or it is not what was approved.
+            InvalidCommand: The arguments are not acceptable.
         """
+        async with self._telling(tool, args, origin):
+            return await self._granted(ctx, tool, args, origin)
+
+    async def _granted(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Granted:
+        weighed = await self.weighed(
+            origin.conversation_id, tool, args, approved=ctx.tool_call_approved, key=call_key(origin)
+        )
         approval = _approval(ctx, origin) if ctx.tool_call_approved else None
-        made = grant(proposal, await self.policy.judge(proposal), approval)
+        made = grant(weighed.proposal, weighed.verdict, approval)
         if made is None:
-            raise ApprovalRequired(metadata={"digest": proposal.digest})
-        return made
+            raise ApprovalRequired(metadata={"digest": weighed.proposal.digest})
+        return Granted(made, weighed.spec)
+
+    @contextlib.asynccontextmanager
+    async def _telling(self, tool: str, args: dict[str, Any], origin: CallOrigin) -> AsyncGenerator[None]:
+        """Tell policy of a refusal, once it is certain that the call comes to nothing."""
+        try:
+            yield
+        except (CommandDenied, PermissionDenied, PathOutsideSandbox) as error:
+            asked = Asked(tool=tool, call_key=call_key(origin), conversation_id=origin.conversation_id, args=args)
+            await self.policy.refused(asked, error)
+            raise
 
     async def _outcome(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Outcome:
+        spec: CommandSpec | None = None
         try:
-            proposal = self.proposal(tool, args)
-            allowed = await self.granted(ctx, proposal, origin)
-        except ExecError:
-            # A command may have removed the very directory it ran in: a repeat of its call is still its call.
-            before = await self.engine.recorded(origin)
+            allowed, spec = await self._granted(ctx, tool, args, origin)
+        except (ExecError, ApprovalRequired) as error:
+            before = await self.engine.store.get(session_id(origin))
             if before is None:
                 raise
-            return await self.engine.resumed(before)
-        spec = self.spec(tool, args)
+            if before.state is not SessionState.CLAIMED:
+                # A command may have removed the very directory it ran in: a repeat of its call is still its call.
+                return await self.engine.resumed(before)
+            again = None
+            if not isinstance(error, ExecError):
+                # It was allowed without a person, and would be asked about by now: what was claimed is what was judged.
+                spec = replace(self.spec(tool, args), profile=before.profile)
+                again = grant_again(await proposed(spec, self.engine.backend), before.digest)
+            if again is None:
+                # It may have run, and changed what it was made of, before anybody could record that it did.
+                started = await self.engine.settled(before)
+                if started is not None:
+                    return await self.engine.resumed(started)
+                if isinstance(error, ExecError):
+                    raise
+                # Its session is given up, so nobody is asked about a call that could not run any more.
+                raise CommandDenied(CHANGED) from None
+            allowed = again
+        assert spec is not None
         if not spec.background:
             return await self.engine.run(spec, origin, allowed, yield_after=args.get("yield_after"))
         session = await self.engine.launch(spec, origin, allowed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,11 +13,13 @@ from pydantic_ai import RunContext
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, CombinedToolset, ToolsetTool
 
+from app.exec.backends.secrets import is_secret, secret_paths
 from app.exec.engine import Engine
 from app.exec.errors import ExecError, TaskCompleted
 from app.exec.exec_tool import exec_tools
+from app.exec.judge import Judge
 from app.exec.keys import key_bytes
-from app.exec.policy import Policy, Proposal, TablePolicy, asks
+from app.exec.policy import Policy, Proposal, asks, asks_always
 from app.exec.process_tool import process_tools
 from app.exec.render import how_it_ended
 from app.exec.sessions import check_input
@@ -48,9 +51,14 @@ class ExecTools:
     def __init__(self, engine: Engine, *, policy: Policy | None = None, enabled: bool = False) -> None:
         self.engine = engine
         self._enabled = enabled
-        self._calls = ToolCalls(engine, policy or TablePolicy())
+        self._calls = ToolCalls(engine, policy or plain_judge(engine))
         self._exec = exec_tools(self._calls)
         self._process = process_tools(self._calls)
+
+    @property
+    def asking(self) -> str:
+        """Which commands wait for a person: one sentence for the model."""
+        return self._calls.policy.asking
 
     def gate(self, ctx: RunContext[Any]) -> bool:
         """Whether the tools are there: what the turn has recorded as `gate` in its dependencies, else the flag."""
@@ -62,25 +70,18 @@ class ExecTools:
         tools = CombinedToolset[Any]([self._exec, self._process])
         return AskFirst(tools.prepared(self._visible), _needs_approval, check=self._check)
 
-    def propose(
-        self,
-        conversation_id: str,  # noqa: ARG002 - what an approval may bind later
-        tool: str,
-        args: dict[str, Any],
-    ) -> tuple[str, dict[str, Any]]:
+    async def propose(self, conversation_id: str, tool: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The digest that an approval of this call binds, and what the person is shown.
 
         A call that became unacceptable since it was made is shown with the reason; it will not run.
         """
-        proposal = self._proposal(tool, args)
-        shown = {name: value for name, value in proposal.facts.items() if name not in _HIDDEN and value is not None}
-        return proposal.digest, shown
-
-    def _proposal(self, tool: str, args: dict[str, Any]) -> Proposal:
         try:
-            return self._calls.proposal(tool, self._validated(tool, args))
+            valid = self._validated(tool, args)
+            _, proposal, verdict, _ = await self._calls.weighed(conversation_id, tool, valid, approved=True)
         except (ExecError, ValidationError) as error:
-            return Proposal(tool=tool, facts={**args, "refused": str(error)})
+            refused = Proposal(tool=tool, facts={**args, "refused": str(error)})
+            return refused.digest, _shown(refused)
+        return proposal.digest, {**_shown(proposal), **verdict.shown}
 
     def _validated(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         # The digest is over what the tool body gets: with defaults filled in and types made.
@@ -94,7 +95,7 @@ class ExecTools:
 
     async def _check(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> None:
         with answering():
-            self._calls.proposal(tool, args)
+            self._calls.check(tool, args)
             if "keys" in args:
                 key_bytes(args["keys"])
             if "session_id" in args:
@@ -105,10 +106,21 @@ class ExecTools:
                     check_input(session, terminal=tool == "process_send_keys")
 
 
+def plain_judge(engine: Engine) -> Judge:
+    """The policy where nobody brings another: two keys, the default denials and secrets, no rule."""
+    state = engine.links.sessions.parent
+    secrets = secret_paths((), home=Path.home(), state=state)
+    return Judge(runs=engine.backend, secret=lambda path: is_secret(path, secrets), state=state)
+
+
+def _shown(proposal: Proposal) -> dict[str, Any]:
+    return {name: value for name, value in proposal.facts.items() if name not in _HIDDEN and value is not None}
+
+
 def exec_toolset(engine: Engine, *, policy: Policy | None = None, enabled: bool = True) -> AbstractToolset[Any]:
     """The exec tools for any Pydantic AI agent, with approval, for an engine that the caller starts and stops."""
     return ExecTools(engine, policy=policy, enabled=enabled).toolset()
 
 
 def _needs_approval(_ctx: RunContext[Any], definition: ToolDefinition, _args: dict[str, Any]) -> bool:
-    return asks(definition.name)
+    return asks_always(definition.name)

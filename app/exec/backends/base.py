@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from app.exec.model import CommandSpec
 from app.exec.supervisor.sandbox import Sandbox
@@ -15,6 +15,7 @@ class Plan:
     """What to spawn for one command: no shell of ours, no environment of ours. `uid` None is our own.
 
     With a `sandbox`, `argv`, `cwd` and `env` are as they are seen in there. `fence` has all that may be written.
+    `place` is the device and inode that `cwd` has to be.
     """
 
     argv: tuple[str, ...]
@@ -24,6 +25,7 @@ class Plan:
     gid: int | None
     sandbox: Sandbox | None = None
     fence: tuple[str, ...] | None = None
+    place: tuple[int, int] | None = None
 
 
 class Backend(Protocol):
@@ -57,6 +59,14 @@ class Backend(Protocol):
     @property
     def description(self) -> str:
         """One true sentence about where commands run, for the model."""
+        ...
+
+    def facts(self, profile: str) -> dict[str, Any]:
+        """What commands of this profile are held to, as portable JSON that differs where any of it does.
+
+        `shell` runs their text; `mounts` has what is `readable`, `writable` and `private` to them; `limits`, 0 for
+        none, in bytes and counts.
+        """
         ...
 
     def check(self) -> None:

@@ -7,8 +7,9 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from app.exec.backends import causes, seccomp, view
 from app.exec.backends.base import Plan
@@ -20,6 +21,7 @@ from app.exec.model import READ_ONLY, WORK, CommandSpec
 from app.exec.supervisor.sandbox import Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
+_BASH: Final = "/bin/bash"
 PROCESSES: Final = 1024
 FILE_BYTES: Final = 16 * 1024**3
 _filter: Final = functools.cache(seccomp.program)
@@ -64,6 +66,7 @@ class BubblewrapBackend:
         self.protected = Protected(self.workspace, orders=orders, hidden=self.hidden)
         self.bwrap = found("bwrap")
         self.limits = ""
+        self._facts: dict[str, dict[str, Any]] = {}
 
     @property
     def description(self) -> str:
@@ -78,6 +81,27 @@ class BubblewrapBackend:
             " conversation share them and the loopback, not their processes. Version control hooks and configuration,"
             f" editor, agent and shell configuration in the workspace are read-only.{self.limits}"
         )
+
+    def facts(self, profile: str) -> dict[str, Any]:
+        """See `Backend.facts`; `view` names all that is seen in the sandbox, as it was when it was first asked for."""
+        known = self._facts.get(profile)
+        if known is None:
+            known = self._facts[profile] = self._found_facts(profile)
+        return known
+
+    def _found_facts(self, profile: str) -> dict[str, Any]:
+        work = profile == WORK
+        words = "\0".join([*self._view(profile), "", *view.command()])
+        return {
+            "shell": _BASH,
+            "mounts": {
+                "readable": ["/usr", "/opt", "/etc (parts)", *map(str, self.readable)],
+                "writable": [str(self.workspace)] if work else [],
+                "private": [*view.PRIVATE],
+                "view": hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest(),
+            },
+            "limits": {**asdict(self.bounds), "scratch_bytes": self.scratch_bytes},
+        }
 
     def check(self) -> None:
         """See `Backend.check`."""
@@ -97,7 +121,7 @@ class BubblewrapBackend:
         covers = await asyncio.to_thread(self.protected.covers)
         uid, gid = self.runner.dropped
         return Plan(
-            argv=("/bin/bash", "--noprofile", "--norc", "-c", spec.command),
+            argv=(_BASH, "--noprofile", "--norc", "-c", "--", spec.command),
             cwd=spec.cwd,
             env=child_env(spec.env, home=view.HOME, user=self.runner.user, pty=spec.pty is not None),
             uid=uid,
@@ -108,16 +132,7 @@ class BubblewrapBackend:
     def sandbox(self, profile: str, scope: str, covers: Covers) -> Sandbox:
         """The sandbox of a command of this profile and scope."""
         work = profile == WORK
-        network = self.network and work
-        seen = view.instance(
-            self.workspace,
-            writable=work,
-            network=network,
-            readable=self.readable,
-            hidden=self.hidden,
-            scratch_bytes=self.scratch_bytes,
-            links=self.links,
-        )
+        seen = self._view(profile)
         place = os.stat(self.workspace)
         whole = "\0".join([scope, profile, str(self.uid), f"{place.st_dev}:{place.st_ino}", *seen])
         return Sandbox(
@@ -133,6 +148,18 @@ class BubblewrapBackend:
             seccomp=_filter(unix=work),
             stubs=covers.stubs if work else (),
             placeholders=tuple((path, text.decode()) for path, text in covers.placeholders) if work else (),
-            private_net=not network,
+            private_net=not (self.network and work),
             bounds=self.bounds,
+        )
+
+    def _view(self, profile: str) -> tuple[str, ...]:
+        work = profile == WORK
+        return view.instance(
+            self.workspace,
+            writable=work,
+            network=self.network and work,
+            readable=self.readable,
+            hidden=self.hidden,
+            scratch_bytes=self.scratch_bytes,
+            links=self.links,
         )

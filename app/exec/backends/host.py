@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from app.exec.backends.base import Plan
 from app.exec.backends.runner import EXEC_UID, Runner, found
@@ -14,6 +14,7 @@ from app.exec.errors import BackendUnavailable
 from app.exec.model import WORK, CommandSpec
 from app.exec.supervisor import landlock
 
+_BASH: Final = "/bin/bash"
 _SCRATCH: Final = "/tmp"  # noqa: S108 - what programs take for scratch
 
 
@@ -51,6 +52,15 @@ class HostBackend:
             f"{fenced}"
         )
 
+    def facts(self, profile: str) -> dict[str, Any]:  # noqa: ARG002 - there is one
+        """See `Backend.facts`."""
+        writable = ["/"] if self._fence is None else [*self._fence]
+        return {
+            "shell": self._bash or _BASH,
+            "mounts": {"readable": ["/"], "writable": writable, "private": [], "view": None},
+            "limits": {},
+        }
+
     def check(self) -> None:
         """See `Backend.check`."""
         if self._bash is None:
@@ -68,7 +78,7 @@ class HostBackend:
             raise BackendUnavailable(f"the host backend isolates nothing, so it has no profile {spec.profile}")
         uid, gid = self._runner.dropped
         return Plan(
-            argv=(self._bash or "/bin/bash", "--noprofile", "--norc", "-c", spec.command),
+            argv=(self._bash or _BASH, "--noprofile", "--norc", "-c", "--", spec.command),
             cwd=spec.cwd,
             env=child_env(spec.env, home=str(self.workspace), user=self._runner.user, pty=spec.pty is not None),
             uid=uid,

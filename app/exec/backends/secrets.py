@@ -6,6 +6,7 @@ listed is not known; `SECRET_PATHS` adds one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -144,11 +145,16 @@ def is_secret(path: Path, secrets: Sequence[Path]) -> bool:
     """
     try:
         real = path.resolve()
-        if any(real.is_relative_to(secret) for secret in secrets):
+        if f"{real}/".startswith(_prefixes(tuple(secrets))):
             return True
         return (is_dotenv(path.name) or is_dotenv(real.name)) and not real.is_dir()
     except (OSError, RuntimeError, ValueError):
         return True
+
+
+@functools.lru_cache(maxsize=16)
+def _prefixes(secrets: tuple[Path, ...]) -> tuple[str, ...]:
+    return tuple("/" if str(secret) == "/" else f"{secret}/" for secret in secrets)
 
 
 def is_dotenv(name: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from app.exec.supervisor.sandbox import EMPTY, PROC
+from app.exec.supervisor.sandbox import EMPTY, PROC, TERMINALS
 
 HOME: Final = "/home/agent"
 """The private home of an instance."""
@@ -25,9 +25,15 @@ _ETC: Final = (
     "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vim", "xml",
 )  # fmt: skip
 _ETC_OF_NETWORK: Final = ("resolv.conf", "gnutls")
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "pts")
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS: Final = {
+    "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}  # fmt: skip
 _SHADOWED: Final = ("/proc", "/sys", "/dev", "/run", "/boot")
 _TMP, _VAR_TMP, _SHM = "/tmp", "/var/tmp", "/dev/shm"  # noqa: S108 - a sandbox has its own
+PRIVATE: Final = (_TMP, _VAR_TMP, "/home", "/run", _SHM)
+"""What no command shares with the machine."""
 RUN_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -74,7 +80,9 @@ def instance(
     words += ["--size", "4096", "--tmpfs", "/dev"]
     for name in _DEVICES:
         words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    words += ["--remount-ro", "/dev", "--bind", "/proc", "/proc"]
+    for name, target in _DEVICE_LINKS.items():
+        words += ["--symlink", target, f"/dev/{name}"]
+    words += ["--dir", TERMINALS, "--dir", _SHM, "--remount-ro", "/dev", "--bind", "/proc", "/proc"]
     size = str(scratch_bytes)
     words += ["--perms", "1777", "--size", size, "--tmpfs", _TMP, "--size", size, "--tmpfs", "/home"]
     words += ["--perms", "0700", "--dir", HOME, "--symlink", "../tmp", _VAR_TMP, "--symlink", "../run", "/var/run"]
@@ -88,12 +96,11 @@ def instance(
 
 
 def command() -> tuple[str, ...]:
-    """What one command has on top: processes and devices of its own."""
+    """What one command has on top: processes and private places of its own. Each word costs it time."""
     return (
         "--unshare-user", "--disable-userns", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-        "--hostname", "sandbox", "--bind", "/", "/", "--bind", PROC, "/proc",
-        "--dev", "/dev", "--size", str(RUN_BYTES * 4), "--tmpfs", _SHM, "--remount-ro", "/dev",
-        "--size", str(RUN_BYTES), "--tmpfs", "/run",
+        "--hostname", "sandbox", "--dev-bind", "/", "/", "--bind", PROC, "/proc",
+        "--size", str(RUN_BYTES * 4), "--tmpfs", _SHM, "--size", str(RUN_BYTES), "--tmpfs", "/run",
     )  # fmt: skip
 
 

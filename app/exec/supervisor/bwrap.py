@@ -16,7 +16,7 @@ from app.exec.supervisor.loop import IN, Loop
 READY: Final = "ready\n"
 _MOST: Final = 8192
 _INFO: Final = re.compile(r"\{[^{}]*\}")
-_OURS: Final = re.compile(r"^(init \d+|ready|!\d+)\n", re.MULTILINE)
+_OURS: Final = re.compile(r"^(init \d+|held \d+:\d+|ready|!\d+)\n", re.MULTILINE)
 _FAILED: Final = re.compile(r"^!(\d+)$", re.MULTILINE)
 _KNOWN: Final = (
     errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.ENFILE,

@@ -18,6 +18,7 @@ STDIN: Final = "in"
 MASTER: Final = "master"
 INNER: Final = "inner"
 INNER_IN: Final = "inner_in"
+NAMES: Final = (OUT, ERR, STDIN, MASTER, INNER, INNER_IN)
 
 
 @dataclass(slots=True)

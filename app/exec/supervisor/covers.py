@@ -17,6 +17,8 @@ from typing import Final
 from app.exec.supervisor.sandbox import EMPTY, PROC, Sandbox
 
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
+_STATX: Final = 332 if os.uname().machine == "x86_64" else 291
+_MOUNT_ROOT: Final = 0x2000
 _EMPTY_PATH: Final = 0x1000
 _CLONE: Final = 0x8000 | _EMPTY_PATH | os.O_CLOEXEC | 1
 _RECURSIVELY: Final = 0x8000 | _EMPTY_PATH
@@ -39,7 +41,7 @@ def over_processes() -> None:
     Raises:
         OSError: With the path that was in the way.
     """
-    with _opened(PROC) as root, _opened(os.devnull) as null:
+    with opened(PROC) as root, opened(os.devnull) as null:
         for name in (*_KERNELS, *_OF_USERS):
             with contextlib.suppress(FileNotFoundError):
                 _cover(root, name, null if name in _OF_USERS else None)
@@ -51,7 +53,7 @@ def over_workspace(sandbox: Sandbox) -> None:
     Raises:
         OSError: With the path that was in the way: ELOOP for a symlink.
     """
-    with _opened(sandbox.workspace) as root, _opened(EMPTY) as empty, _opened(os.devnull) as null:
+    with opened(sandbox.workspace) as root, opened(EMPTY) as empty, opened(os.devnull) as null:
         start = len(sandbox.workspace) + 1
         for path in sandbox.fixed:
             _cover(root, path[start:], read_only=False)
@@ -65,7 +67,8 @@ def over_workspace(sandbox: Sandbox) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Generator[int]:
+def opened(path: str) -> Generator[int]:
+    """A descriptor that only names a file."""
     fd = os.open(path, _PATH)
     try:
         yield fd
@@ -74,8 +77,9 @@ def _opened(path: str) -> Generator[int]:
 
 
 @contextlib.contextmanager
-def _beneath(root: int, name: str) -> Generator[int]:
-    how = struct.pack("QQQ", _PATH, 0, _NO_SYMLINKS_BENEATH)
+def beneath(root: int, name: str, flags: int = _PATH) -> Generator[int]:
+    """A file below a directory, no symlink on the way; OSError otherwise."""
+    how = struct.pack("QQQ", flags, 0, _NO_SYMLINKS_BENEATH)
     fd = _checked(_libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how))), name)
     try:
         yield fd
@@ -85,22 +89,46 @@ def _beneath(root: int, name: str) -> Generator[int]:
 
 def _make(root: int, name: str) -> None:
     above, _, last = name.rpartition("/")
-    with _beneath(root, above or ".") as folder, contextlib.suppress(FileExistsError):
+    with beneath(root, above or ".") as folder, contextlib.suppress(FileExistsError):
         os.mkdir(last, 0o755, dir_fd=folder)
 
 
 def _cover(root: int, name: str, source: int | None = None, *, read_only: bool = True) -> None:
     """Mount `source` on it, or itself."""
-    with _beneath(root, name) as place:
-        tree = _checked(_libc.syscall(_OPEN_TREE, place if source is None else source, b"", _CLONE), name)
-        try:
-            attributes = _NO_SETUID | _NO_DEVICES | (_READ_ONLY if read_only else 0)
-            given = struct.pack("QQQQ", attributes, 0, 0, 0)
-            size = ctypes.c_size_t(len(given))
-            _checked(_libc.syscall(_MOUNT_SETATTR, tree, b"", _RECURSIVELY, given, size), name)
-            _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", place, b"", _ONTO), name)
-        finally:
-            os.close(tree)
+    with beneath(root, name) as place:
+        lay(place if source is None else source, place, name, read_only=read_only)
+
+
+def lay(source: int, place: int, name: str, *, read_only: bool = True) -> None:
+    """Mount a file or directory on another, both open; `name` is for the error."""
+    with cloned(source, name, read_only=read_only) as tree:
+        put(tree, place, name)
+
+
+@contextlib.contextmanager
+def cloned(source: int, name: str, *, read_only: bool) -> Generator[int]:
+    """A mount of a file or directory, with all below it, that is nowhere yet."""
+    tree = _checked(_libc.syscall(_OPEN_TREE, source, b"", _CLONE), name)
+    try:
+        attributes = _NO_SETUID | _NO_DEVICES | (_READ_ONLY if read_only else 0)
+        given = struct.pack("QQQQ", attributes, 0, 0, 0)
+        size = ctypes.c_size_t(len(given))
+        _checked(_libc.syscall(_MOUNT_SETATTR, tree, b"", _RECURSIVELY, given, size), name)
+        yield tree
+    finally:
+        os.close(tree)
+
+
+def put(tree: int, place: int, name: str) -> None:
+    """Mount it on what is open."""
+    _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", place, b"", _ONTO), name)
+
+
+def mounted(fd: int) -> bool:
+    """Whether something is mounted here: statx(2)."""
+    found = ctypes.create_string_buffer(256)
+    _checked(_libc.syscall(_STATX, fd, b"", _EMPTY_PATH, 0, found), "")
+    return bool(struct.unpack_from("Q", found, 8)[0] & _MOUNT_ROOT)
 
 
 def _checked(result: int, name: str) -> int:

@@ -53,6 +53,17 @@ def id_of(value: object) -> int:
     return value
 
 
+def place_of(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    words = cast("list[object]", value) if isinstance(value, list) else []
+    match words:
+        case [int(device), int(inode)]:
+            return device, inode
+        case _:
+            raise Refused("bad_request", "not the device and inode of a directory")
+
+
 def encodes(text: str) -> bool:
     try:
         return b"\0" not in os.fsencode(text)

@@ -85,6 +85,14 @@ class Instances:
             instance.used -= 1
             self._rest(key)
 
+    def beside(self, key: str) -> list[dict[str, int]]:
+        """The namespaces of the others in which commands run; with '' those of all."""
+        return [
+            instance.namespaces
+            for name, instance in self._all.items()
+            if instance.namespaces and name != key and (instance.used or not key)
+        ]
+
     def make(self, sandbox: Sandbox, who: tuple[int, int] | None, then: Then) -> None:
         """Have the instance, now or soon; to be called by who has entered it.
 

@@ -214,6 +214,7 @@ class Keeper:
             known = procfs.ticks() - 1
             try:
                 proc = procfs.read(info.si_pid)
+                first = procfs.first_of_namespace(info.si_pid)
             except OSError:
                 # No descriptor for a look now; it stays a zombie, and its number its own, until there is one.
                 self._unreaped = True
@@ -221,6 +222,9 @@ class Keeper:
             os.waitid(os.P_PID, info.si_pid, os.WEXITED)
             if info.si_pid == self._child:
                 ended = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+                continue
+            if first:
+                # Nobody's command, and so not to be taken for one whose end is looked for.
                 continue
             start, sid = (proc.start, proc.sid) if proc is not None else (0, 0)
             self._number += 1

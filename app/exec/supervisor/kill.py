@@ -249,6 +249,8 @@ class Killer:
 
     def _finish(self, ladder: _Ladder, survivors: list[int]) -> None:
         del self._ladders[ladder.target.session_id]
+        # Asked for while the last look was on its way.
+        self._wanted.discard(ladder.target.session_id)
         if ladder.timer is not None:
             ladder.timer.cancel()
         for fd in ladder.waiting.values():

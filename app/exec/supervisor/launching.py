@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, NoReturn
 
-from app.exec.supervisor import covers, crashpoints, layout, namespaces, procfs, spawn
+from app.exec.supervisor import covers, crashpoints, held, layout, namespaces, pins, procfs, spawn
 from app.exec.supervisor.bwrap import Said, child_of, give_up
 from app.exec.supervisor.groups import Groups
 from app.exec.supervisor.instances import Instances
@@ -42,11 +42,15 @@ class Launched(NamedTuple):
 class Launch:
     """One command on its way; ends in `started` or `failed`. The streams stay the caller's."""
 
-    def __init__(self, loop: Loop, request: StartRequest, streams: list[int], orphans: Orphans) -> None:
+    def __init__(
+        self, loop: Loop, request: StartRequest, streams: list[int], orphans: Orphans, pinned: tuple[str, ...] = ()
+    ) -> None:
         assert request.sandbox is not None
+        self._pinned = pinned
         self.started: Callable[[Launched], None] = lambda _launched: None
         self.failed: Failed = lambda _errno, _text: None
         self._groups: Groups | None = None
+        self._elsewhere: list[dict[str, int]] = []
         self._loop = loop
         self._request = request
         self._sandbox: Sandbox = request.sandbox
@@ -61,6 +65,7 @@ class Launch:
             OSError: The kernel has no room.
         """
         self._groups = instances.groups
+        self._elsewhere = instances.beside(self._sandbox.key) if self._sandbox.pinned else []
         instances.make(self._sandbox, spawn.owner(self._request), self._fork)
 
     def _fork(self, found: dict[str, int] | None, number: int, text: str) -> None:
@@ -84,28 +89,27 @@ class Launch:
             opened.extend(fds)
             return fds
 
-        pid, go, life, said = 0, -1, -1, -1
+        pid, go, said = 0, -1, -1
         try:
             said, say = os.pipe()
             kept(say)
             wait, go = os.pipe()
             kept(wait)
-            alive, life = os.pipe()
-            kept(alive)
+            alive, life = kept(*os.pipe())
             (options,) = kept(namespaces.options_in_memory("wrap", _options(request, sandbox)))
             (filters,) = kept(namespaces.text_in_memory("seccomp", sandbox.seccomp))
             pid = namespaces.in_child(
-                partial(self._become, prepare, found, say, wait, alive, options, filters, (go, life, said)), say
+                partial(self._become, prepare, found, say, wait, (alive, life), options, filters, (go, said)), say
             )
             crashpoints.reach("supervisor.sandboxed")
             talk = Said(self._loop, said, pid, LAUNCH_S)
         except BaseException:
-            give_up(pid, go, life, said)
+            give_up(pid, go, said)
             raise
         finally:
             for fd in opened:
                 os.close(fd)
-        talk.then = partial(self._stands, talk, go, life)
+        talk.then = partial(self._stands, talk, go)
 
     def _become(
         self,
@@ -113,7 +117,7 @@ class Launch:
         found: dict[str, int],
         say: int,
         wait: int,
-        alive: int,
+        lives: tuple[int, int],
         options: int,
         filters: int,
         others: tuple[int, ...],
@@ -122,18 +126,23 @@ class Launch:
         for fd in others:
             os.close(fd)
         prepare()
-        namespaces.enter(found)
+        pins.lay_elsewhere(self._elsewhere, sandbox.workspace, sandbox.pinned)
+        namespaces.join(found)
+        pins.lay(sandbox.workspace, sandbox.pinned, self._pinned)
+        namespaces.be_apart()
+        pins.apart(sandbox.workspace)
         mounted, told = os.pipe()
-        init = namespaces.in_child(lambda: namespaces.first_process(alive, told, _init_mark(request)), say)
+        init = namespaces.in_child(lambda: namespaces.first_process(lives[0], told, _init_mark(request)), say)
         os.close(told)
         os.umask(0o022)
         covers.over_workspace(sandbox)
+        os.write(say, held.over_scripts(sandbox))
         os.umask(request.umask)
         if os.read(mounted, 1) != b".":
             os._exit(1)
         covers.over_processes()
         os.write(say, f"init {init}\n".encode())
-        terminal = ["--ctty"] if request.pty is not None else []
+        terminal = ["setsid", "--ctty"] if request.pty is not None else []
         streams = self._streams
         namespaces.become(
             [
@@ -142,15 +151,16 @@ class Launch:
                 *terminal, *request.argv,
             ],
             {
+                namespaces.LIFE_FD: lives[1],
                 0: streams[0], 1: streams[-2 if len(streams) > 1 else 0], 2: say, namespaces.STDERR_FD: streams[-1],
                 namespaces.SECCOMP_FD: filters, namespaces.ARGS_FD: options, namespaces.INFO_FD: say,
                 namespaces.GO_FD: wait, namespaces.SAID_FD: say,
             },
         )  # fmt: skip
 
-    def _stands(self, talk: Said, go: int, life: int) -> None:
+    def _stands(self, talk: Said, go: int) -> None:
         """The sandbox stands, or never will."""
-        ends = _Ends(go, life)
+        ends = _Ends(go)
         number = talk.errno
         try:
             ends.hold(talk, self._orphans)
@@ -162,12 +172,14 @@ class Launch:
     def _orphaned(self, ends: _Ends, number: int, text: str) -> None:
         """Bubblewrap has gone, and what it forked is ours: say go, or let all of it end."""
         crashpoints.reach("supervisor.orphaned")
+        request = self._request
         if not number:
             try:
-                os.write(ends.life, namespaces.GO)
-                os.write(ends.go, f"{layout.MARKER}={procfs.mark(self._request.session_id)}\n".encode())
+                ends.check(request, text)
+                os.write(ends.go, f"{layout.MARKER}={procfs.mark(request.session_id)}\n".encode())
             except OSError as error:
                 number = error.errno or errno.EIO
+                text += namespaces.where(error)
         launched = ends.close(self._orphans, go=not number)
         if launched is not None:
             crashpoints.reach("supervisor.forked")
@@ -177,11 +189,10 @@ class Launch:
 
 
 class _Ends:
-    """What we hold of a command that waits: two pipes, and from the moment it is known, both its processes."""
+    """What we hold of a command that waits: a pipe, and from the moment they are known, both its processes."""
 
-    def __init__(self, go: int, life: int) -> None:
+    def __init__(self, go: int) -> None:
         self.go = go
-        self.life = life
         self._main: Launched | None = None
         self._init: tuple[int, int, int] | None = None
 
@@ -201,10 +212,18 @@ class _Ends:
         self._main = Launched(pid, start, pidfd, self._init[:2])
         orphans.expect(pid)
 
+    def check(self, request: StartRequest, text: str) -> None:
+        """Look whether the command would find what was approved; its directory cannot change for it any more.
+
+        Raises:
+            OSError: It would not, or there is no telling.
+        """
+        assert self._main is not None
+        held.check(self._main.pid, request, text)
+
     def close(self, orphans: Orphans, *, go: bool) -> Launched | None:
         """Let go of what waits; the command's process, or None after seeing to it that nothing of it is left."""
         os.close(self.go)
-        os.close(self.life)
         if self._init is not None:
             if not go:
                 procfs.send(self._init[2], signal.SIGKILL)
@@ -230,7 +249,8 @@ def _init_mark(request: StartRequest) -> str:
 
 
 def _options(request: StartRequest, sandbox: Sandbox) -> list[str]:
-    words = [*sandbox.wrap, "--clearenv"]
+    # On a terminal it is setsid(1) that does it, and takes the terminal.
+    words = [*sandbox.wrap, "--clearenv", *(["--new-session"] if request.pty is None else [])]
     for name, value in request.env.items():
         words += ["--setenv", name, value]
     return [*words, "--chdir", request.cwd]

@@ -36,6 +36,10 @@ class Ledger:
         """Whether a record waits for room on the disk."""
         return bool(self._unwritten)
 
+    def lacks(self, name: str) -> bool:
+        """Whether this session's record waits for room on the disk."""
+        return name in self._unwritten
+
     def enter(self, record: ExitRecord) -> bool:
         """Keep a record; False when it could not be written yet, which is tried each second."""
         name = record["session_id"]

@@ -27,8 +27,11 @@ _KINDS: Final = {USER: 0x10000000, NET: 0x40000000, MNT: 0x20000}
 _CLONE_NEWNS: Final = 0x20000
 _CLONE_NEWPID: Final = 0x20000000
 _MS_NOSUID_NODEV_NOEXEC: Final = 0xE
+_MS_NOSUID_NOEXEC: Final = 0xA
+_OWN_TERMINALS: Final = b"newinstance,ptmxmode=0666,mode=620"
 _libc = ctypes.CDLL(None, use_errno=True)
 
+LIFE_FD: Final = 3
 STDERR_FD: Final = 4
 """The command's own; bubblewrap says on 2 what it has to say, which is for us."""
 SECCOMP_FD: Final = 5
@@ -39,13 +42,20 @@ SAID_FD: Final = 9
 _ABOVE: Final = 32
 """Where descriptors wait until all of them can be put where they belong."""
 
-WAITER: Final = (
-    f"echo ready >&{SAID_FD}; IFS= read -r mark <&{GO_FD} || exit 1; exec {GO_FD}<&- {SAID_FD}>&- 2>&{STDERR_FD};"
-    f' exec {STDERR_FD}>&-; export "$mark"; exec setsid "$@"'
-)
-"""The command's process until it may be the command: it says that the sandbox stands, and waits for its marker."""
-
 GO: Final = b"g"
+UNTOLD: Final = 113
+"""Exit status of what would have become a command and was not told to."""
+WAITER: Final = (
+    f"echo ready >&{SAID_FD}; IFS= read -r mark <&{GO_FD} || exit {UNTOLD}; echo {GO.decode()} >&{LIFE_FD};"
+    f' exec {LIFE_FD}>&- {GO_FD}<&- {SAID_FD}>&- 2>&{STDERR_FD}; exec {STDERR_FD}>&-; export "$mark"; exec "$@"'
+)
+"""The command's process until it may be the command: it says that the sandbox stands, and waits for its marker.
+
+Then it tells the first process to stay: so it either knows of its go, or ends by itself, with a status that nobody
+takes for a command's.
+"""
+_WAITING: Final = f"\0{WAITER}\0".encode()
+
 _SETSID: Final = "/usr/bin/setsid"
 _SLEEPERS: Final = ("/usr/bin/sleep", "/bin/sleep")
 
@@ -60,19 +70,23 @@ def in_child(work: Callable[[], NoReturn], said: int) -> int:
     """Fork; the child does `work`, and says `!errno` where it cannot. Its pid."""
     pid = os.fork()
     if pid == 0:
-        number, where = 0, ""
+        number, place = 0, ""
         try:
             said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
             work()
         except OSError as error:
             number = error.errno or 0
-            # One line whatever the name: the lines are words for us, and a command can name files.
-            where = f"{error.filename}: {error.strerror}".replace("\n", "?") + "\n" if error.filename else ""
+            place = where(error)
         finally:
             with contextlib.suppress(OSError):
-                os.write(said, f"{where}!{number}\n".encode("utf-8", "replace"))
+                os.write(said, f"{place}!{number}\n".encode("utf-8", "replace"))
             os._exit(127)
     return pid
+
+
+def where(error: OSError) -> str:
+    """What went wrong with which file: one line whatever its name, as the lines are words for us."""
+    return f"{error.filename}: {error.strerror}".replace("\n", "?") + "\n" if error.filename else ""
 
 
 def prepare(who: tuple[int, int] | None, bounds: Bounds, join: Callable[[], object] | None = None) -> None:
@@ -87,12 +101,27 @@ def prepare(who: tuple[int, int] | None, bounds: Bounds, join: Callable[[], obje
         os.setresuid(who[0], who[0], who[0])
 
 
-def enter(namespaces: Mapping[str, int]) -> None:
-    """Enter an instance, with mounts of our own; the next child is the first process of a PID namespace."""
+def join(namespaces: Mapping[str, int]) -> None:
+    """Enter an instance."""
     for name in ALL:
         if name in namespaces:
             _checked(_libc.setns(namespaces[name], _KINDS[name]))
+
+
+def be_apart() -> None:
+    """Have mounts of our own; the next child is the first process of a PID namespace."""
     _checked(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID))
+    # Bubblewrap makes them only with all other devices, on which it spends two fifths of its time.
+    _checked(_libc.mount(b"devpts", places.TERMINALS.encode(), b"devpts", _MS_NOSUID_NOEXEC, _OWN_TERMINALS))
+
+
+def waits(pid: int) -> bool:
+    """Whether this process would become a command and has not been told to, or is about to."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
+            return _WAITING in file.read(len(_WAITING) + 64)
+    except OSError:
+        return False
 
 
 def first_process(life: int, mounted: int, mark: str) -> NoReturn:
@@ -101,17 +130,17 @@ def first_process(life: int, mounted: int, mark: str) -> NoReturn:
     With SIGCHLD ignored the kernel reaps every orphan (wait(2)). When `life` closes instead, nobody is left who
     knows of us.
     """
+    # Before anybody else is in here: one that ended sooner would be a zombie of ours for good, and so keep us.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _checked(_libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
+    os.write(mounted, b".")
     # Those that are open, not all that may be: the limit can be a billion.
     for fd in map(int, os.listdir(f"{places.PROC}/self/fd")):
-        if fd not in {life, mounted}:
+        if fd != life:
             with contextlib.suppress(OSError):
                 os.close(fd)
-    os.write(mounted, b".")
-    os.close(mounted)
     if os.read(life, 1) != GO:
         os._exit(0)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)

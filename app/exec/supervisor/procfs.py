@@ -16,7 +16,7 @@ _MARK: Final = b"\0" + layout.MARKER.encode() + b"="
 
 
 class Proc(NamedTuple):
-    """One process; `start` is in ticks since boot."""
+    """One process; `start` is in ticks since boot. `state` is its first thread's, and `threads` counts that one too."""
 
     pid: int
     state: str
@@ -24,10 +24,12 @@ class Proc(NamedTuple):
     pgid: int
     sid: int
     start: int
+    threads: int = 1
 
     @property
     def alive(self) -> bool:
-        return self.state not in "ZX"
+        # A zombie to look at, whose other threads go on, is alive.
+        return self.state not in "ZX" or self.threads > 1
 
 
 def read(pid: int) -> Proc | None:
@@ -40,7 +42,9 @@ def read(pid: int) -> Proc | None:
         return None
     if len(fields) < 20:
         return None
-    return Proc(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    return Proc(
+        pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), int(fields[17])
+    )
 
 
 def child(pid: int, parent: int) -> Proc:

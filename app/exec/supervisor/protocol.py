@@ -22,6 +22,7 @@ from app.exec.supervisor.fields import (
     id_of,
     number_of,
     optional_id,
+    place_of,
     session_id,
     size_of,
     words_of,
@@ -82,7 +83,8 @@ class StartRequest:
     `env` is the whole environment but the session's marker. `uid` None runs as we are; `pty` is
     (rows, cols); `stdin` None is /dev/null, else it is written and then closed unless
     `keep_stdin_open`. `timeout_s` 0 is none, `log_cap` 0 is none. With `sandbox`, `argv`, `env` and
-    `cwd` are as they are seen in there. `fence` has all that may be written, None is no fence.
+    `cwd` are as they are seen in there. `fence` has all that may be written, None is no fence. `place` is
+    the device and inode that `cwd` has to be, None is any.
     """
 
     session_id: str
@@ -104,6 +106,7 @@ class StartRequest:
     umask: int = 0o022
     sandbox: Sandbox | None = None
     fence: tuple[str, ...] | None = None
+    place: tuple[int, int] | None = None
 
     def to_wire(self) -> Message:
         return {
@@ -126,6 +129,7 @@ class StartRequest:
             "umask": self.umask,
             "sandbox": None if self.sandbox is None else self.sandbox.to_wire(),
             "fence": self.fence,
+            "place": self.place,
         }
 
     @classmethod
@@ -169,6 +173,7 @@ class StartRequest:
             umask=int(number_of(message, "umask", 0o022)) & 0o777,
             sandbox=None if sandbox is None else Sandbox.from_wire(sandbox),
             fence=None if message.get("fence") is None else words_of(message, "fence"),
+            place=place_of(message.get("place")),
         )
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Generator
 from typing import Final, cast
 
-from app.exec.supervisor import channels, layout, link, procfs, sandboxes, shapes
+from app.exec.supervisor import channels, layout, link, namespaces, procfs, sandboxes, shapes
 from app.exec.supervisor.job import ITSELF, Job, target_of
 from app.exec.supervisor.loop import now
 from app.exec.supervisor.protocol import ExitRecord, Message
@@ -28,6 +28,7 @@ _TRIES: Final = 3
 _STRAYS_S: Final = 1.0
 """How long it may take until somebody looks for what is in nobody's way."""
 _BOOT_ID: Final = re.compile(r"[0-9A-Za-z-]+\Z")
+_UNTOLD: Final = os.CLD_EXITED, namespaces.UNTOLD
 _NOTES: Final[Message] = {
     "deadline": None, "grace_s": 1.0, "log_cap": 0, "background": True, "separate_stderr": False, "pty": None,
 }  # fmt: skip
@@ -58,6 +59,7 @@ class _Recovery:
         self._laid: dict[str, Message] = {}
         self._unclaimed: dict[str, Job] = {}
         self._procs: list[procfs.Proc] = []
+        self._living: list[procfs.Proc] = []
         self._markers: dict[int, str | None] = {}
 
     def settle(self, name: str) -> None:
@@ -204,11 +206,15 @@ class _Recovery:
         if not self._pending:
             return
         self._procs = self._look()
+        ours = [proc for proc in self._procs if proc.ppid == self._sup.keeper.pid and proc.pid != os.getpid()]
+        # Looked at now: of a first process that is about to end nothing will tell it from a command.
+        self._living = [proc for proc in ours if not procfs.first_of_namespace(proc.pid)]
         # A process that is not there was reaped before, and the keeper has told or tells now.
         late = self._sup.keeper.catch_up()
         self._dead += late
         self._markers = {proc.pid: procfs.marker(proc.pid) for proc in self._procs if proc.alive}
-        for name in self._pending:
+        # First those of which there is something: it is not to be had for another's then.
+        for name in sorted(self._pending, key=lambda name: self._find(name) is None):
             with self._contained(name):
                 self._settle_claimed(name)
         for dead in late:
@@ -216,10 +222,11 @@ class _Recovery:
 
     def _settle_claimed(self, name: str) -> None:
         job = self._job(name, {})
+        # Also of one that is lost: it ends now, not when somebody looks for strays.
+        job.init = self._first_process(name)
         found = self._find(name)
         if found is not None:
             job.pid, job.start = found
-            job.init = self._first_process(name)
             self._note_start(job)
             self._settle(job)
         else:
@@ -258,7 +265,13 @@ class _Recovery:
 
     def _unborn(self, procs: list[procfs.Proc]) -> list[procfs.Proc]:
         own, keeper = os.getsid(0), self._sup.keeper.pid
-        return [proc for proc in procs if proc.ppid == keeper and proc.sid == own and proc.pid != os.getpid()]
+        ours = [proc for proc in procs if proc.ppid == keeper and proc.pid != os.getpid()]
+        return [
+            proc
+            for proc in ours
+            # In a sandbox it leads a session before it is told to go; what is on record may say so of itself.
+            if proc.sid == own or ((proc.pid, proc.start) not in self._taken and namespaces.waits(proc.pid))
+        ]
 
     def _note_start(self, job: Job) -> None:
         if "began" not in job.notes:
@@ -290,19 +303,20 @@ class _Recovery:
         """Processes that may be the session's, forked and not noted: if it is exactly one, it is that.
 
         They lead a session, are children of the keeper by now and nobody else's, began after the command's
-        descriptors were handed over, and do not say that they are another's. A supervisor dies in one start at most.
+        descriptors were handed over, and are neither another's by their marker nor first in a namespace. A supervisor
+        dies in one start at most.
         """
         held = self._held.get(name)
         if held is None:
             return set()
         since = int(float(held.notes.get("began", now())) * procfs.TICKS) - 1
-        living = [proc for proc in self._procs if proc.ppid == self._sup.keeper.pid and proc.pid != os.getpid()]
         return {
             (one.pid, one.start)
-            for one in [*living, *self._dead]
+            for one in [*self._living, *self._dead]
             if one.sid == one.pid
             and one.start >= since
             and (one.pid, one.start) not in self._taken
+            and not (isinstance(one, link.Dead) and (one.code, one.status) == _UNTOLD)
             and self._markers.get(one.pid) in {None, name}
         }
 
@@ -321,8 +335,10 @@ class _Recovery:
             return "supervisor_killed"
         if claim[1] != self._sup.container_id:
             return "container_restarted"
-        # The keeper has been there all the time, and has neither a child nor a wait status of it.
-        none = claim[2] == f"{self._sup.keeper.pid}:{self._sup.keeper.start}" and not self._fitting(name)
+        # The keeper has been there all the time, and has neither a child nor a wait status of it. A first process stays
+        # only where its command was told to go, whatever it exited with.
+        same = claim[2] == f"{self._sup.keeper.pid}:{self._sup.keeper.start}"
+        none = same and not self._fitting(name) and self._first_process(name) is None
         return "never_started" if none else "supervisor_killed"
 
     def settle_strays(self) -> None:

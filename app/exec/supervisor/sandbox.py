@@ -16,6 +16,9 @@ PROC: Final = "/run/proc"
 EMPTY: Final = "/run/empty"
 """Empty directory of every view, bound read-only where something must not come into being."""
 
+TERMINALS: Final = "/dev/pts"
+"""Empty directory of every view, for the terminals that one command makes."""
+
 _BOUNDS: Final = ("processes", "file_bytes", "memory_bytes")
 
 
@@ -36,7 +39,9 @@ class Sandbox:
     program. Of `workspace`, the directory that all that follows is in, `fixed` cannot be renamed, `readonly` is, and
     `masked` are files that are seen empty. `stubs` are directories that may be made, `placeholders` paths and contents
     of files, which are of `readonly` too: to be there while a command runs, and removed when none does any more.
-    `private_net`: the instance has a network namespace of its own.
+    `held` are files that have to be what was approved, and stay so: where the command finds it, where it is, symlinks
+    resolved, and the SHA-256 of its content; `pinned` are files and directories on the way there, which no command of
+    any sandbox shall rename meanwhile. `private_net`: the instance has a network namespace of its own.
     """
 
     bwrap: str
@@ -50,6 +55,8 @@ class Sandbox:
     masked: tuple[str, ...] = ()
     stubs: tuple[str, ...] = ()
     placeholders: tuple[tuple[str, str], ...] = ()
+    held: tuple[tuple[str, str, str], ...] = ()
+    pinned: tuple[str, ...] = ()
     private_net: bool = True
     bounds: Bounds = Bounds()
 
@@ -58,6 +65,7 @@ class Sandbox:
             **asdict(self),
             "seccomp": base64.b64encode(self.seccomp).decode(),
             "placeholders": [word for pair in self.placeholders for word in pair],
+            "held": [word for one in self.held for word in one],
         }
         return wire
 
@@ -77,6 +85,9 @@ class Sandbox:
         places = words_of(message, "placeholders")
         if len(places) % 2:
             raise Refused("bad_request", "a placeholder of a sandbox has no content")
+        held = words_of({"held": [], **message}, "held")
+        if len(held) % 3:
+            raise Refused("bad_request", "a file that is held in a sandbox has no path or no content")
         bounds = cast("Message", field_of(message, "bounds", dict))
         return cls(
             bwrap=field_of(message, "bwrap", str),
@@ -90,6 +101,8 @@ class Sandbox:
             masked=words_of(message, "masked"),
             stubs=words_of(message, "stubs"),
             placeholders=tuple(zip(places[::2], places[1::2], strict=True)),
+            pinned=words_of({"pinned": [], **message}, "pinned"),
+            held=tuple(zip(held[::3], held[1::3], held[2::3], strict=True)),
             private_net=bool(message.get("private_net")),
             bounds=Bounds(**{name: int(number_of(bounds, name, 0)) for name in _BOUNDS}),
         )

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from app.exec.supervisor import layout, link, procfs, spawn
+from app.exec.supervisor import layout, link, pins, procfs, spawn
 from app.exec.supervisor.bwrap import words_in
 from app.exec.supervisor.diary import Diary
 from app.exec.supervisor.fields import Refused
@@ -17,6 +17,7 @@ from app.exec.supervisor.job import Job
 from app.exec.supervisor.launching import Launch, Launched
 from app.exec.supervisor.loop import IN, Loop
 from app.exec.supervisor.orphans import Orphans
+from app.exec.supervisor.pins import Pins
 from app.exec.supervisor.protocol import StartRequest
 from app.exec.supervisor.records import Records
 from app.exec.supervisor.stubs import Stubs
@@ -24,6 +25,7 @@ from app.exec.supervisor.stubs import Stubs
 INSTANCE: Final = "instance"
 STUBS: Final = "stubs"
 PLACEHOLDERS: Final = "placeholders"
+PINNED: Final = "pinned"
 _AGAIN_S: Final = 0.05
 _EAGAIN: Final = 11
 
@@ -39,6 +41,7 @@ class Sandboxes:
         self._orphans = orphans
         self._stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
         self.instances = Instances(loop, keeper, diary)
+        self._pins = Pins()
 
     def launch(
         self,
@@ -55,7 +58,8 @@ class Sandboxes:
         job.notes[STUBS] = self._stubs.ours(request.sandbox.stubs)
         files = dict(request.sandbox.placeholders)
         job.notes[PLACEHOLDERS] = [(path, files[path]) for path in self._stubs.ours(files)]
-        launch = Launch(self._loop, request, streams, self._orphans)
+        job.notes[PINNED] = [request.sandbox.workspace, *request.sandbox.pinned]
+        launch = Launch(self._loop, request, streams, self._orphans, self._pins.all())
 
         def over() -> None:
             for fd in set(streams):
@@ -78,7 +82,7 @@ class Sandboxes:
         launch.started, launch.failed = gone_well, gone_wrong
         try:
             # Before anything of it is there: else nobody would take it out again after us.
-            laid = {name: job.notes[name] for name in (INSTANCE, STUBS, PLACEHOLDERS)}
+            laid = {name: job.notes[name] for name in (INSTANCE, STUBS, PLACEHOLDERS, PINNED)}
             self._records.write(job.session_id, layout.LAID, laid)
         except OSError as error:
             del job.notes[INSTANCE]
@@ -96,12 +100,16 @@ class Sandboxes:
         """Count the job among the users of its instance, and see to it that what `owner` shall not make is there."""
         if INSTANCE in job.notes:
             self.instances.enter(job.notes[INSTANCE])
+            self._pins.add(job.notes.get(PINNED, [])[1:])
             self._stubs.need(job.notes.get(STUBS, ()), dict(job.notes.get(PLACEHOLDERS, ())), owner)
 
     def left(self, job: Job) -> None:
         """Nothing of the job is left in its instance. Saying so again changes nothing."""
         key = job.notes.pop(INSTANCE, None)
         if key is not None:
+            pinned = job.notes.get(PINNED, [])
+            if self._pins.drop(pinned[1:]):
+                pins.lift(self.instances.beside(""), pinned[0], self._pins.all())
             self._stubs.let_go((*job.notes.get(STUBS, ()), *dict(job.notes.get(PLACEHOLDERS, ()))))
             with contextlib.suppress(OSError):
                 self._records.remove(job.session_id, layout.LAID)

@@ -92,6 +92,7 @@ def laid(value: object) -> Message:
     whole = (
         isinstance(row.get("instance"), str)
         and _words(row.get("stubs"))
+        and _words(row.get("pinned", []))
         and isinstance(files, list)
         and all(_words(pair) and len(cast("list[object]", pair)) == 2 for pair in cast("list[object]", files))
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _posixsubprocess
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -75,11 +76,13 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
     failed_out, failed_in = os.pipe()
     try:
         with contextlib.ExitStack() as stack:
-            # Lowered only here, where no new descriptor is made: what is open stays open.
-            stack.enter_context(_child_limits())
             if who is not None and linux.SWITCHES:
                 stack.enter_context(linux.credentials(*who, list(request.groups)))
                 who = None
+            # As the command's user: what that one may not enter is no place to run in.
+            stack.enter_context(_placed(request, command))
+            # Lowered only here, where no new descriptor is made: what is open stays open.
+            stack.enter_context(_child_limits())
             pid = command.fork_exec((stdin, stdout, stderr), (failed_out, failed_in), who)
         os.close(failed_in)
         failed_in = -1
@@ -103,6 +106,32 @@ def _child_limits() -> Generator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+@contextlib.contextmanager
+def _placed(request: StartRequest, command: _Command) -> Generator[None]:
+    """Be in the command's directory ourselves while it is forked, if it has to be a certain one.
+
+    Raises:
+        ExecFailed: The name means another one by now.
+        OSError: There is none.
+    """
+    if request.place is None:
+        yield
+        return
+    fd = os.open(request.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        place = os.fstat(fd)
+        if (place.st_dev, place.st_ino) != request.place:
+            raise ExecFailed(errno.ESTALE)
+        os.fchdir(fd)
+    finally:
+        os.close(fd)
+    command.cwd = "."
+    try:
+        yield
+    finally:
+        os.chdir("/")
+
+
 class _Command:
     """A request in the form in which the kernel wants it."""
 
@@ -110,7 +139,7 @@ class _Command:
         env = {**request.env, layout.MARKER: procfs.mark(request.session_id)}
         self.argv = [os.fsencode(word) for word in request.argv]
         self.env = [os.fsencode(f"{name}={value}") for name, value in env.items()]
-        self.cwd = request.cwd
+        self.cwd: str | None = request.cwd
         self.umask = request.umask
         self.groups = list(request.groups)
         name = self.argv[0]
@@ -126,8 +155,9 @@ class _Command:
         groups = None if who is None else self.groups
         stdin, stdout, stderr = streams
         return _posixsubprocess.fork_exec(
-            self.argv, self.executables, True, (failed[1],), self.cwd, self.env,
-            stdin, -1, -1, stdout, -1, stderr, *failed,
+            self.argv, self.executables, True, (failed[1],),
+            self.cwd,  # pyright: ignore[reportArgumentType] - None is our own
+            self.env, stdin, -1, -1, stdout, -1, stderr, *failed,
             True, True, -1, gid, groups, uid, self.umask, None, *_VFORK,  # pyright: ignore[reportArgumentType]
         )  # fmt: skip
 
@@ -149,9 +179,10 @@ def spawn_by_fork(request: StartRequest, streams: list[int]) -> int:
     failed_out, failed_in = os.pipe()
     try:
         try:
-            pid = os.fork()
-            if pid == 0:
-                _exec_in_child(request, command, streams, failed_in, rules)
+            with _placed(request, command):
+                pid = os.fork()
+                if pid == 0:
+                    _exec_in_child(request, command, streams, failed_in, rules)
         finally:
             os.close(failed_in)
             if rules >= 0:
@@ -182,7 +213,8 @@ def _exec_in_child(request: StartRequest, command: _Command, streams: list[int],
             os.setresuid(who[0], who[0], who[0])
         if rules >= 0:
             landlock.fence(rules)
-        os.chdir(command.cwd)
+        if command.cwd is not None:
+            os.chdir(command.cwd)
         os.umask(command.umask)
         env = dict(entry.split(b"=", 1) for entry in command.env)
         for path in command.executables:

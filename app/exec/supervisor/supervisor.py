@@ -191,12 +191,7 @@ class Supervisor:
             job.timer.cancel()
         if job.input is not None:
             job.input.close()
-        written = self.ledger.enter(record)
-        self.ended(record)
-        crashpoints.reach("supervisor.rung")
-        self.vacate(job)
-        self.stream_ended(job)
-        if not written:
+        if not self.ledger.enter(record):
             # The keeper has it until the disk does.
             # What is laid in the workspace is in a file, and may be more than a message can have.
             notes: Message = {
@@ -204,6 +199,10 @@ class Supervisor:
             }
             notes["record"] = record
             self.keeper.send_soon({"op": "hold", "session": job.session_id, "names": [], "notes": notes})
+        self.ended(record)
+        crashpoints.reach("supervisor.rung")
+        self.vacate(job)
+        self.stream_ended(job)
 
     def vacate(self, job: Job) -> None:
         """See to it that the PID namespace of an ended job, if it has one, ends with the last who lives in there."""
@@ -241,7 +240,8 @@ class Supervisor:
         job.logs.clear()
         self.jobs.pop(job.session_id, None)
         self.sandboxes.left(job)
-        self.keeper.drop(job.session_id)
+        # Where the disk has no room yet, nobody else has the record.
+        self.keeper.drop(job.session_id, list(channels.NAMES) if self.ledger.lacks(job.session_id) else None)
         self.changed()
 
     # -- killing ---------------------------------------------------------------------------------

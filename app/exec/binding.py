@@ -1,0 +1,293 @@
+"""What a command line will run, read from the file system: its programs, and the content of its scripts.
+
+Content is bound where the agent could change it: in the workspace. A script that reads further files of its own is not
+followed, and what is larger than a bound is bound by its identity alone; `unbound` says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from app.exec.environment import CHILD_PATH
+from app.exec.operands import Line, Operand, named_in
+
+PROGRAM_BYTES: Final = 64 * 1024 * 1024
+FILE_BYTES: Final = 16 * 1024 * 1024
+ALL_BYTES: Final = 64 * 1024 * 1024
+FILES: Final = 64
+PATTERN_NAMES: Final = 256
+_CHUNK: Final = 1 << 20
+_LINKS: Final = 40
+
+Row = dict[str, Any]
+"""One file as a proposal has it: `name` in the line, `path`, `size`, `sha256`; without that what identifies it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """What a command line runs.
+
+    `scripts` have `named` too, where the command finds the file, and `held`: whether a sandbox shall keep these bytes
+    there.
+    """
+
+    executables: tuple[Row, ...] = ()
+    scripts: tuple[Row, ...] = ()
+    unbound: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, object]:
+        """As portable JSON."""
+        return {"executables": [*self.executables], "scripts": [*self.scripts], "unbound": [*self.unbound]}
+
+
+def reads_files(command: str) -> bool:
+    """Whether binding this line may read files of the workspace, which takes its time."""
+    return bool(named_in(command).files)
+
+
+def read(command: str, *, cwd: str, workspace: Path, private: Sequence[str] = ()) -> Binding:
+    """Look at everything that the command line names. Blocks for as long as it takes to read the files.
+
+    `private` are directories that a command has of its own: nothing of them can be seen from here.
+    """
+    line = named_in(command)
+    reading = _Reading(str(workspace), cwd, private, line)
+    for name in line.programs:
+        reading.program(name)
+    for operand in line.files:
+        reading.file(operand)
+    return reading.binding()
+
+
+def changed(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """What differs between the facts of two proposals, by name; '' where nothing does."""
+    names: dict[str, None] = {}
+    for key in ("executables", "scripts"):
+        old, new = _by_path(before.get(key)), _by_path(now.get(key))
+        names |= dict.fromkeys(name for name in (*old, *new) if old.get(name) != new.get(name))
+    told = {"executables", "scripts", "unbound"} if names else set[str]()
+    for key in sorted({*before, *now} - told):
+        if before.get(key) != now.get(key):
+            names[key.removesuffix("_device").removesuffix("_inode")] = None
+    return ", ".join(names)
+
+
+def line_of(row: Mapping[str, object]) -> str:
+    """A row in one line, for people."""
+    if row.get("path") is None:
+        return f"{row['name']}: not found"
+    content = f"sha256 {str(row['sha256'])[:12]}" if row.get("sha256") else "content not bound"
+    held = ", held" if row.get("held") else ""
+    return f"{row['name']} = {row['path']} ({row['size']} bytes, {content}{held})"
+
+
+@dataclass(slots=True)
+class _Reading:
+    workspace: str
+    cwd: str
+    private: Sequence[str]
+    line: Line
+    _executables: dict[str, Row] = field(default_factory=dict[str, Row])
+    _scripts: dict[str, Row] = field(default_factory=dict[str, Row])
+    _unbound: dict[str, None] = field(default_factory=dict[str, None])
+    _bytes: int = 0
+
+    def binding(self) -> Binding:
+        written = {real for name in self.line.written for _, real in self._paths(Operand(name))}
+        for path, row in self._scripts.items():
+            row["held"] = bool(row["held"] and row["sha256"] and path not in written)
+        return Binding(
+            executables=tuple(self._executables.values()),
+            scripts=tuple(self._scripts.values()),
+            unbound=(*self.line.unknown, *self._unbound),
+        )
+
+    def program(self, name: str) -> None:
+        path = found(name)
+        self._executables[name] = {"name": name, "path": None} if path is None else self._program_row(name, path)
+
+    def _program_row(self, name: str, path: str) -> Row:
+        real = os.path.realpath(path)
+        try:
+            identity = _identity(os.stat(real))
+            sha256 = _content(real, identity) if _steady(real) else _hashed(real, PROGRAM_BYTES)[1]
+        except OSError as error:
+            return {"name": name, "path": path, "why": error.strerror}
+        if sha256 is None:
+            self._unbound[f"{name}: larger than {PROGRAM_BYTES >> 20} MiB, its content is not bound"] = None
+        return _row(name, real, identity, sha256)
+
+    def file(self, operand: Operand) -> None:
+        for named, real in self._paths(operand):
+            self._bind(operand, named, real)
+
+    def _paths(self, operand: Operand) -> Iterator[tuple[str, str]]:
+        """Files that the name may mean: as the command finds them, and with symlinks resolved."""
+        name = operand.name
+        if name == "~" or name.startswith("~/"):
+            name = self.workspace + name[1:]
+        for folder in self._folders():
+            path = os.path.join(folder, name)
+            names = glob.iglob(path) if operand.globs else iter((path,))
+            for count, met in enumerate(names):
+                if count == PATTERN_NAMES:
+                    self._unbound[f"{operand.name}: more than {PATTERN_NAMES} names, the others are not bound"] = None
+                    break
+                one = os.path.join(met, "__main__.py") if operand.runs and os.path.isdir(met) else met
+                if os.path.isfile(one):
+                    yield one, os.path.realpath(one)
+            if os.path.isabs(name):
+                return
+
+    def _folders(self) -> list[str]:
+        places = [self.cwd]
+        for folder in self.line.folders:
+            # A line may change more than once, from wherever it is.
+            places += [path for place in places if (path := os.path.join(place, folder)) not in places][:FILES]
+        return places[:FILES]
+
+    def _bind(self, operand: Operand, named: str, path: str) -> None:
+        if not f"{path}/".startswith(f"{self.workspace}/"):
+            if not operand.runs:
+                return
+            if any(f"{path}/".startswith(f"{place}/") for place in self.private):
+                self._unbound[f"{operand.name}: in a directory of the sandbox's own, it is not bound"] = None
+            elif path not in self._executables:
+                self._executables[path] = self._program_row(operand.name, path)
+            return
+        row = self._scripts.get(path)
+        if row is None:
+            row = self._scripts[path] = {**self._script_row(operand.name, path), "named": named, "held": False}
+        row["held"] |= bool(operand.runs) or (operand.runs is None and _runs(path))
+
+    def _script_row(self, name: str, path: str) -> Row:
+        sha256: str | None = None
+        why = ""
+        try:
+            identity = _identity(os.stat(path))
+            if len(self._scripts) >= FILES:
+                why = f"more than {FILES} files"
+            elif self._bytes + identity.size > ALL_BYTES:
+                why = f"more than {ALL_BYTES >> 20} MiB together"
+            else:
+                identity, sha256 = _hashed(path, FILE_BYTES)
+                why = f"larger than {FILE_BYTES >> 20} MiB"
+        except OSError as error:
+            self._unbound[f"{name}: {error.strerror}, its content is not bound"] = None
+            return {"name": name, "path": path, "sha256": None, "why": error.strerror}
+        if sha256 is None:
+            self._unbound[f"{name}: {why}, its content is not bound"] = None
+        else:
+            self._bytes += identity.size
+        return _row(name, path, identity, sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def ways(paths: Iterable[str], workspace: Path) -> tuple[str, ...]:
+    """Every name in the workspace on the way to files: directories, symlinks and themselves; parents come first."""
+    root, met = str(workspace), dict[str, None]()
+    for path in paths:
+        left, at, links = path.split("/")[::-1], "/", 0
+        while left and links < _LINKS:
+            part = left.pop()
+            if part in {"", "."}:
+                continue
+            at = os.path.dirname(at) if part == ".." else os.path.join(at, part)
+            if part != ".." and at.startswith(f"{root}/"):
+                met[at] = None
+            if os.path.islink(at):
+                links += 1
+                target = os.readlink(at)
+                left += target.split("/")[::-1]
+                at = "/" if target.startswith("/") else os.path.dirname(at)
+    return tuple(sorted(met))
+
+
+def found(program: str) -> str | None:
+    """Where a command finds this program, None where it does not."""
+    for directory in CHILD_PATH.split(":"):
+        path = f"{directory}/{program}"
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _row(name: str, path: str, identity: _Identity, sha256: str | None) -> Row:
+    row: Row = {"name": name, "path": path, "size": identity.size, "sha256": sha256}
+    if sha256 is None:
+        row |= {"device": identity.device, "inode": identity.inode, "mtime_ns": identity.mtime_ns}
+    return row
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _steady(path: str) -> bool:
+    """Whether only root can change the file, so that its content need not be read again while it looks the same."""
+    while True:
+        status = os.lstat(path)
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
+            return False
+        if path == "/":
+            return True
+        path = os.path.dirname(path)
+
+
+@functools.lru_cache(maxsize=1024)
+def _content(path: str, identity: _Identity) -> str | None:
+    return _hashed(path, PROGRAM_BYTES)[1] if identity.size <= PROGRAM_BYTES else None
+
+
+def _hashed(path: str, most: int) -> tuple[_Identity, str | None]:
+    """The identity of a file, and the digest of its content, None where that is more than `most` bytes."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(22, "not a plain file", path)
+        identity = _identity(status)
+        if identity.size > most:
+            return identity, None
+        digest, total = hashlib.sha256(), 0
+        while data := os.read(fd, _CHUNK):
+            total += len(data)
+            if total > most:
+                return identity, None
+            digest.update(data)
+        return identity, digest.hexdigest()
+    finally:
+        os.close(fd)
+
+
+def _runs(path: str) -> bool:
+    try:
+        if os.stat(path).st_mode & 0o111:
+            return True
+        with open(path, "rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
+def _by_path(rows: object) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for row in cast("Sequence[Row]", rows or ()):
+        found[str(row["name"])] = row
+    return found

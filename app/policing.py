@@ -1,0 +1,63 @@
+"""What says of each call whether it runs, waits for a person, or is refused: as settings and saved rules have it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.exec.backends.base import Backend
+from app.exec.backends.secrets import is_secret
+from app.exec.backends.view import HOME
+from app.exec.judge import Judge, Keys
+from app.exec.model import READ_ONLY, SessionId
+from app.exec.policy import Policy
+from app.exec.ports import ExitSink
+from app.exec.rules.file import load
+from app.exec.rules.matching import Rules
+from app.settings import Settings
+from app.storage import rules as saved
+from app.storage.db import Database
+from app.storage.sessions import SqlSessionStore
+from app.work.audit import refused
+from app.work.uses import consume_call, standing
+from app.work.verdicts import Audited, claim
+
+
+def policy_for(settings: Settings, database: Database, backend: Backend) -> Policy:
+    """The policy of a worker whose commands run in `backend`.
+
+    Raises:
+        PolicyUnusable: The operator's file of rules cannot be followed.
+    """
+    hidden, written = settings.hidden, load(settings.policy)
+
+    async def rules(conversation_id: str) -> Rules:
+        return written.plus(await database.read(saved.live, conversation_id))
+
+    async def stands(conversation_id: str, session_id: str) -> str | None:
+        return (await database.read(standing, conversation_id)).get(SessionId(session_id))
+
+    sandboxed = READ_ONLY in backend.profiles
+    judge = Judge(
+        runs=backend,
+        secret=lambda path: is_secret(path, hidden),
+        allowed=settings.readable if sandboxed else (),
+        home=Path(HOME) if sandboxed else backend.workspace,
+        keys=Keys(auto=settings.auto_approve != "off", trust_classifier=settings.trust_classifier),
+        state=settings.shellback_home,
+        rules=rules,
+        standing=stands,
+        agent=settings.agent or None,
+    )
+    return Audited(judge, database)
+
+
+def sessions_of(settings: Settings, database: Database, sink: ExitSink) -> SqlSessionStore:
+    """The sessions in `database`; what a call was granted with is used in the transaction that lets it act."""
+    return SqlSessionStore(
+        database,
+        sink=sink,
+        within=claim,
+        within_call=consume_call,
+        refused=refused,
+        limit=settings.sessions_per_conversation,
+    )

@@ -1,0 +1,241 @@
+"""A call that is executed again after a crash: what policy says by then never starts another thing, or a second one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import RunContext
+from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
+from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.usage import RunUsage
+
+from app.exec.backends.base import Plan
+from app.exec.engine import Engine
+from app.exec.errors import ExecError
+from app.exec.judge import CLASSIFIER, TRUSTED
+from app.exec.model import CallKey, CommandSpec, Evidence, Session, SessionState
+from app.exec.permit import permit
+from app.exec.policy import Approval, Asked, Verdict
+from app.exec.tool_calls import ToolCalls
+from tests import sandboxes
+from tests.execs import running_engine, spec
+
+pytestmark = pytest.mark.anyio
+
+ASK = Verdict(decision="ask", reason="it writes")
+DENY = Verdict(decision="deny", reason="a rule says so")
+BY_CLASS = Verdict(decision="allow", reason="it reads", by=CLASSIFIER, profile="read_only")
+BY_RULE = Verdict(decision="allow", reason="rule r1", by="rule r1", rule_ids=("r1",))
+AT_RISK = Verdict(decision="allow", reason="it reads", by=TRUSTED)
+COMMAND = "pwd"
+
+
+class Crash(BaseException):
+    """The worker dies."""
+
+
+@dataclass
+class Deps:
+    conversation_id: str = "talk"
+    turn_id: str = ""
+    epoch: int = 0
+    approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
+
+
+@dataclass
+class Says:
+    """A policy that says what it is told to, and keeps what it is told of refusals."""
+
+    verdict: Verdict
+    told: list[str] = field(default_factory=list[str])
+    asking: str = ""
+
+    async def judge(self, asked: Asked) -> Verdict:
+        return self.verdict
+
+    async def refused(self, asked: Asked, why: ExecError) -> None:
+        self.told.append(str(why))
+
+
+@dataclass
+class Call:
+    """One call of a model, executed as often as is wanted."""
+
+    engine: Engine
+    policy: Says
+    command: str = COMMAND
+
+    async def __call__(self, verdict: Verdict, *, approved: bool = False, **args: Any) -> str:
+        self.policy.verdict = verdict
+        part = ToolCallPart("execute", {}, tool_call_id="call_1")
+        ctx = RunContext(
+            deps=Deps(),
+            model=TestModel(),
+            usage=RunUsage(),
+            messages=[ModelResponse(parts=[part], timestamp=datetime(2026, 1, 2, tzinfo=UTC), run_id="r")],
+            tool_call_id="call_1",
+            tool_name="execute",
+            tool_call_approved=approved,
+        )
+        given = {"command": self.command, **args}
+        return str((await ToolCalls(self.engine, self.policy).run(ctx, "execute", given)).return_value)
+
+    async def session(self) -> Session:
+        (session,) = await self.engine.store.list()
+        return session
+
+
+@asynccontextmanager
+async def calling(tmp_path: Path) -> AsyncGenerator[Call]:
+    async with running_engine(tmp_path) as engine:
+        yield Call(engine, Says(ASK))
+
+
+@pytest.fixture(params=["before", "after"])
+def crash(request: pytest.FixtureRequest) -> str:
+    """Whether the worker dies before the start or after it."""
+    return request.param
+
+
+async def claimed(call: Call, verdict: Verdict, crash: str) -> None:
+    """Execute it, and die with the claim as all that is recorded."""
+    start = call.engine.supervised.start
+
+    async def dying(session: Session, spec: CommandSpec, plan: Plan) -> Any:
+        if crash == "after":
+            await start(session, spec, plan)
+        raise Crash
+
+    call.engine.supervised.start = dying
+    with pytest.raises(Crash):
+        await call(verdict)
+    call.engine.supervised.start = start
+
+
+async def made(path: Path) -> None:
+    """Wait until a command has made this file."""
+    async with asyncio.timeout(30):
+        while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.005)
+
+
+async def test_what_was_claimed_by_its_class_never_runs_in_the_profile_of_a_rule(
+    tmp_path: Path, crash: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandboxes.needed()
+    monkeypatch.setattr("tests.execs.KIND", "bubblewrap")
+    async with calling(tmp_path) as call:
+        call.command = "touch ran 2>/dev/null || echo held"
+        await claimed(call, BY_CLASS, crash)
+        if crash == "before":
+            with pytest.raises(ToolFailed, match="nothing was started"):
+                await call(BY_RULE)
+            assert len(call.policy.told) == 1
+        else:
+            assert "held" in await call(BY_RULE)
+            assert not call.policy.told
+        session = await call.session()
+        assert (session.profile, session.granted_by) == ("read_only", CLASSIFIER)
+        assert not (call.engine.workspace / "ran").exists()
+        assert session.end is not None
+        assert (session.end.evidence is Evidence.NEVER_STARTED) == (crash == "before")
+
+
+async def test_a_rule_that_is_gone_asks_nobody_about_a_claim_of_before(tmp_path: Path, crash: str) -> None:
+    async with calling(tmp_path) as call:
+        call.command = "echo x >> n; sh s.sh"
+        script = call.engine.workspace / "s.sh"
+        script.write_text("echo one")
+        await claimed(call, BY_RULE, crash)
+        if crash == "after":
+            await made(call.engine.workspace / "n")
+        script.write_text("echo two; :")
+        if crash == "before":
+            with pytest.raises(ToolFailed, match="nothing was started"):
+                await call(ASK)
+        else:
+            await call(ASK)
+        session = await call.session()
+        assert not session.live
+        ran = call.engine.workspace / "n"
+        assert ran.exists() == (crash == "after")
+        assert not ran.exists() or ran.read_text() == "x\n"
+
+
+async def test_a_claim_whose_script_changed_runs_nothing_else_by_the_same_rule(tmp_path: Path, crash: str) -> None:
+    async with calling(tmp_path) as call:
+        call.command = "sh s.sh"
+        script = call.engine.workspace / "s.sh"
+        script.write_text("echo first >> n")
+        await claimed(call, BY_RULE, crash)
+        if crash == "after":
+            await made(call.engine.workspace / "n")
+        script.write_text("echo second >> n")
+        if crash == "before":
+            with pytest.raises(ToolFailed, match="changed meanwhile"):
+                await call(BY_RULE)
+        else:
+            await call(BY_RULE)
+        session = await call.session()
+        assert session.end is not None
+        ran = call.engine.workspace / "n"
+        assert (ran.read_text() if ran.exists() else "") == ("first\n" if crash == "after" else "")
+
+
+async def test_a_refusal_is_told_only_of_what_did_not_run(tmp_path: Path, crash: str) -> None:
+    async with calling(tmp_path) as call:
+        await claimed(call, AT_RISK, crash)
+        if crash == "before":
+            with pytest.raises(ToolFailed, match="a rule says so"):
+                await call(DENY)
+            assert call.policy.told == ["refused by policy: a rule says so"]
+        else:
+            assert "exit code 0" in await call(DENY)
+            assert not call.policy.told
+        assert (await call.session()).state in {SessionState.LOST, SessionState.EXITED}
+
+
+async def test_what_changed_after_the_claim_is_a_refusal_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with calling(tmp_path) as call:
+        call.command = "sh s.sh"
+        script = call.engine.workspace / "s.sh"
+        script.write_text("echo first >> n")
+        plan = call.engine.backend.plan
+
+        async def swapping(*given: Any) -> Any:
+            script.write_text("echo second >> n")
+            return await plan(*given)
+
+        monkeypatch.setattr(call.engine.backend, "plan", swapping)
+        with pytest.raises(ToolFailed, match=r"changed since it was approved: s\.sh"):
+            await call(BY_RULE)
+        assert len(call.policy.told) == 1
+        assert "s.sh" in call.policy.told[0]
+
+
+async def test_a_call_that_policy_asks_about_still_asks(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        with pytest.raises(ApprovalRequired):
+            await call(ASK)
+        assert not call.policy.told
+        assert not await call.engine.store.list()
+
+
+async def test_a_command_that_the_code_of_a_tool_may_not_run_is_a_refusal_that_is_told(tmp_path: Path) -> None:
+    async with calling(tmp_path) as call:
+        for verdict in (DENY, ASK):
+            call.policy.verdict = verdict
+            with pytest.raises(ExecError):
+                await permit(call.engine, call.policy, spec(call.engine, "touch made"), "talk")
+        assert len(call.policy.told) == 2
