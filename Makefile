@@ -23,7 +23,7 @@ demo: $(STAMP) ## a narrated tour of the whole loop; needs no key and no server
 	@$(BIN)/shellback demo
 
 test: $(STAMP) ## all tests; ARGS= goes to pytest, EXEC_TESTS_STRICT=1 turns a skip into a failure
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 check: $(STAMP) ## lint, format, types, and which module may import which
 	@$(BIN)/ruff check .

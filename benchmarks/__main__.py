@@ -25,9 +25,18 @@ TO_CLEAN_UP_S = 60
 
 def benches() -> tuple[Bench, ...]:
     """All of them; imported here, because each process needs its own only."""
-    from benchmarks import bulk, calls, imports, loop, people, sandbox
+    from benchmarks import bulk, calls, classification, imports, loop, people, sandbox, window
 
-    return (*imports.BENCHES, *people.BENCHES, *calls.BENCHES, *bulk.BENCHES, *sandbox.BENCHES, *loop.BENCHES)
+    return (
+        *imports.BENCHES,
+        *people.BENCHES,
+        *calls.BENCHES,
+        *bulk.BENCHES,
+        *sandbox.BENCHES,
+        *classification.BENCHES,
+        *window.BENCHES,
+        *loop.BENCHES,
+    )
 
 
 def chosen(everything: Sequence[Bench], names: Sequence[str]) -> list[Bench]:

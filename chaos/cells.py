@@ -189,12 +189,22 @@ def sandboxed_cells() -> list[Cell]:
     ]
 
 
+_ALSO: Final = (
+    Cell(("worker", "supervisor"), "claim.committed"),
+    Cell(("worker", "supervisor"), "exit.received"),
+    Cell(("database",), "turn.closing"),
+    Cell(("machine",), "claim.committed"),
+    Cell(("machine",), "supervisor.record_renamed"),
+)
+"""Where most goes on at once."""
+
+
 def quick_cells(database: str) -> list[Cell]:
-    """On SQLite each point once with whoever reaches it, and a part of every other row; on Postgres a few of each."""
+    """Each point once with whoever reaches it; of every other row a part on SQLite, and a few on Postgres."""
     own = [Cell((Cell((), point).here,), point) for point in POINTS]
     rest = [
         Cell(victims, point)
         for number, victims in enumerate(VICTIMS[1:])
         for point in POINTS[number % 3 :: 3 if database == "sqlite" else 7]
     ]
-    return list(dict.fromkeys([*(own if database == "sqlite" else own[::3]), *rest]))
+    return list(dict.fromkeys([*own, *rest, *(_ALSO if database == "sqlite" else ())]))

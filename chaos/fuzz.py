@@ -16,6 +16,8 @@ from hypothesis import HealthCheck, core, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from app.storage import schema
+from chaos.display import display
+from chaos.grammar import grammar
 from chaos.options import seconds, unless_cut_off
 from tests.databases import TEMPLATE, NoPostgres, serving_postgres
 from tests.model import interleaved
@@ -85,7 +87,12 @@ def interleavings(until: float, seed: int, tally: Tally) -> None:
             seed += 1
 
 
-PARTS: Final[dict[str, Part]] = {"loop model": loop_model, "interleavings": interleavings}
+PARTS: Final[dict[str, Part]] = {
+    "loop model": loop_model,
+    "interleavings": interleavings,
+    "display": display,
+    "grammar": grammar,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

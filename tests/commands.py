@@ -21,7 +21,8 @@ from typing import Any, Self
 from click.testing import CliRunner
 
 from app.cli.main import cli
-from tests.stage import Stage
+from tests.nursery import nursery
+from tests.stage import IMPORTED_BY, Stage
 
 PROGRAM = (sys.executable, "-P", "-m", "app")
 PATIENCE_S = 60.0
@@ -31,16 +32,19 @@ Result = subprocess.CompletedProcess[str]
 def shellback(
     stage: Stage, *args: str, typed: str | bytes = "", cwd: Path | None = None, **environ: str | None
 ) -> Result:
-    """Run one command to its end in the stage's environment; a variable of None is left out."""
-    done = subprocess.run(
-        [*PROGRAM, *args],
-        input=typed.encode() if isinstance(typed, str) else typed,
-        capture_output=True,
-        env=environment(stage, environ),
-        cwd=cwd or stage.root,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    """Run one command to its end in the stage's environment; a variable of None is left out.
+
+    It is a process of its own, forked off the nursery unless the environment says what a program imports.
+    """
+    whole = environment(stage, environ)
+    text = typed.encode() if isinstance(typed, str) else typed
+    place = cwd or stage.root
+    if any(name.startswith(IMPORTED_BY) for name in whole):
+        done = subprocess.run(
+            [*PROGRAM, *args], input=text, capture_output=True, env=whole, cwd=place, timeout=PATIENCE_S, check=False
+        )
+    else:
+        done = nursery().run(args, whole, text, place)
     return Result(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

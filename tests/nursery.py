@@ -1,4 +1,4 @@
-"""Workers without the wait for their imports: one process has imported everything, and forks a worker per request.
+"""Programs without the wait for their imports: one process has imported everything, and forks whatever is asked for.
 
 What is forked runs what `shellback worker` runs, from its first line on: a session of its own, the environment and the
 standard streams that were asked for, settings read from that environment. Only exec and import are saved. A worker
@@ -83,9 +83,10 @@ class Nursling:
         return code
 
     def send_signal(self, number: int) -> None:
-        """To this process and no other."""
+        """To this process and no other; one that has just ended, and is not told of yet, gets none."""
         if self.poll() is None:
-            signal.pidfd_send_signal(self._pidfd, number)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -98,8 +99,10 @@ class Nursling:
             for first in procfs.children(self.pid):
                 with contextlib.suppress(ProcessLookupError):
                     pidfd = os.pidfd_open(first)
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                    os.close(pidfd)
+                    try:
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    finally:
+                        os.close(pidfd)
                 return
         self.send_signal(signal.SIGKILL)
 
@@ -142,13 +145,14 @@ class Nursery:
         stdout: int,
         boot_id: Path | None = None,
         program: str | None = None,
+        cwd: Path | None = None,
     ) -> Nursling:
         """Fork one that runs `shellback ARGUMENTS`, or a Python `program` with them.
 
         Raises:
             NoNursery: It cannot fork, make namespaces, or has ended.
         """
-        request = {"arguments": list(arguments), "environ": dict(environ), "cwd": str(Path.cwd())}
+        request = {"arguments": list(arguments), "environ": dict(environ), "cwd": str(cwd or Path.cwd())}
         if boot_id is not None:
             request["boot_id"] = str(boot_id)
         if program is not None:
@@ -169,10 +173,32 @@ class Nursery:
             theirs.close()
         return Nursling(report, stdin_in, stderr, machine=boot_id is not None)
 
+    def run(
+        self, arguments: Sequence[str], environ: Mapping[str, str], typed: bytes, cwd: Path
+    ) -> subprocess.CompletedProcess[bytes]:
+        """`shellback ARGUMENTS` to its end, as `subprocess.run` would."""
+        with tempfile.TemporaryFile() as printed:
+            forked = self.fork(arguments, environ, printed.fileno(), cwd=cwd)
+            with forked.stderr:
+                typist = threading.Thread(target=_type, args=(forked.stdin, typed))
+                typist.start()
+                said = forked.stderr.read()
+                code = forked.wait(START_S)
+                typist.join()
+            printed.seek(0)
+            return subprocess.CompletedProcess(list(arguments), code, printed.read(), said)
+
     def close(self) -> None:
         """End it, and what it has forked."""
         self._control.close()
         self._process.wait()
+
+
+def _type(stdin: IO[bytes], typed: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), stdin:
+        rest = memoryview(typed)
+        while rest:
+            rest = rest[stdin.write(rest) :]
 
 
 _lock = threading.Lock()

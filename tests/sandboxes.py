@@ -29,6 +29,7 @@ from tests.databases import unavailable
 from tests.supervisors import SOON, UID, Rig, end, until
 
 FAKE = "fake-bwrap"
+LINGER_S = 0.1
 ADJUSTED = "import app.exec.supervisor.{module} as adjusted; {change}; "
 
 
@@ -148,15 +149,17 @@ def _children(pid: int) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def boxes(tmp_path: Path, **options: Any) -> AsyncGenerator[Boxes]:
-    """Sandboxes that leave no process behind."""
+    """Sandboxes that leave no process behind, and what they put into a workspace but for a moment."""
     needed()
     made = Boxes(tmp_path / "home", **options)
-    try:
-        await made.client.connect()
-        yield made
-    finally:
-        await made.finish()
-        # Where a supervisor fails at what is tested, nobody else ends these.
-        for pid in made.marked():
-            with contextlib.suppress(ProcessLookupError):
-                await end(pid)
+    with pytest.MonkeyPatch.context() as patch:
+        adjust(patch, "stubs", f"adjusted.LINGER_S = {LINGER_S}")
+        try:
+            await made.client.connect()
+            yield made
+        finally:
+            await made.finish()
+            # Where a supervisor fails at what is tested, nobody else ends these.
+            for pid in made.marked():
+                with contextlib.suppress(ProcessLookupError):
+                    await end(pid)

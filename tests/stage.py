@@ -91,8 +91,9 @@ class Stage:
             client = wiring.supervisor_client(self.settings, spawn=False)
             try:
                 await client.connect()
-                for session in self.sessions(live=True):
-                    await client.kill(session.id, grace_s=0.0, ended_by="shutdown")
+                # All that it has: the database may not know of some, or take them for lost.
+                for row in await client.list():
+                    await client.kill(row["session_id"], grace_s=0.0, ended_by="shutdown")
                 await client.stop()
             except SupervisorUnreachable:
                 # One that is just being started, or replaced, would stay when we have gone.
@@ -125,7 +126,7 @@ class Stage:
         environ = {**self.environ, **environ}
         worker: WorkerChild
         if version is not None:
-            worker = WorkerChild(self.where, environ, [sys.executable, VERSIONED, version])
+            worker = ForkedWorker(self.where, environ, program=VERSIONED, arguments=[version])
         elif executed or any(name.startswith(IMPORTED_BY) for name in environ):
             worker = WorkerChild(self.where, environ, [sys.executable, "-m", "app", "worker"])
         else:

@@ -54,10 +54,10 @@ class Rig:
         }  # fmt: skip
         return await self.client.start(StartRequest(**fields))
 
-    async def exit(self, name: str) -> ExitRecord:
+    async def exit(self, name: str, within: float = SOON) -> ExitRecord:
         """The exit record of a session, once it is told."""
         future = self._waiting.setdefault(name, asyncio.get_running_loop().create_future())
-        return await asyncio.wait_for(asyncio.shield(future), SOON)
+        return await asyncio.wait_for(asyncio.shield(future), within)
 
     def forget(self) -> None:
         """Forget what was told, to hear what a later supervisor tells."""

@@ -287,8 +287,8 @@ def test_a_reader_that_goes_away_ends_it_without_a_trace(place: Stage, args: str
 def test_a_terminal_that_does_not_have_every_character_gets_escapes_and_json_stays_json(place: Stage) -> None:
     place.ended(place.send("☃ melts\x9b2J", "snow"))
     western: dict[str, Any] = {"PYTHONIOENCODING": "latin-1"}
-    assert "message      \\u2603 melts\\x9b2J" in shellback(place, "events", "-c", "snow", **western).stdout
-    assert "person: \\u2603 melts" in shellback(place, "conversations", "show", "snow", **western).stdout
+    assert "message      \\u{2603} melts\\u{9B}2J" in shellback(place, "events", "-c", "snow", **western).stdout
+    assert "person: \\u{2603} melts" in shellback(place, "conversations", "show", "snow", **western).stdout
     assert "☃ melts" in str(facts(shellback(place, "conversations", "export", "snow", **western)))
     lines = shellback(place, "events", "-c", "snow", "--json", **western).stdout.splitlines()
     assert "☃ melts" in json.loads(lines[0])["payload"]["text"]

@@ -1,7 +1,7 @@
 """kill -9 at armed points of the loop: nothing lost, nothing twice, the status is the kernel's.
 
 Counted from outside: the nonce in the command's own file, DBOS's rows, the answers in the conversation. These are
-a few cells of the matrix that `make chaos-quick` has more of, and `make chaos` whole.
+a few cells of the matrix, one of each kind: `make chaos-quick` has every point, and `make chaos` all of it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,7 @@ from tests.databases import unavailable
 from tests.nursery import NoNursery, probe_machines
 from tests.stage import stage
 
-WORKER_POINTS = [
-    "turn.begun",
-    "claim.before",
-    "claim.committed",
-    "start.sent",
-    "start.answered",
-    "tool.returned",
-    "turn.closing",
-    "exit.finishing",
-    "exit.committed",
-    "wake.entered",
-]
-SUPERVISOR_POINTS = [
-    "supervisor.marked",
-    "supervisor.forked",
-    "supervisor.recorded_pid",
-    "supervisor.exit_seen",
-    "supervisor.record_renamed",
-    "supervisor.killing",
-]
-BOTH_POINTS = ["claim.committed", "started.recorded", "exit.received"]
+WORKER_POINTS = ["claim.committed", "exit.committed"]
 
 
 def assert_clean(database_url: str, victims: tuple[Victim, ...], point: str, *, executed: bool = False) -> None:
@@ -54,27 +34,27 @@ def test_a_worker_that_was_started_as_operators_start_it(sqlite_url: str) -> Non
     assert_clean(sqlite_url, ("worker",), "started.recorded", executed=True)
 
 
-@pytest.mark.parametrize("point", SUPERVISOR_POINTS)
+@pytest.mark.parametrize("point", ["supervisor.forked", "supervisor.record_renamed"])
 def test_a_supervisor_killed_at(sqlite_url: str, point: str) -> None:
     assert_clean(sqlite_url, ("supervisor",), point)
 
 
-@pytest.mark.parametrize("point", ["keeper.reaped", "exit.received"])
+@pytest.mark.parametrize("point", ["exit.received"])
 def test_a_keeper_killed_at(sqlite_url: str, point: str) -> None:
     assert_clean(sqlite_url, ("keeper",), point)
 
 
-@pytest.mark.parametrize("point", BOTH_POINTS)
+@pytest.mark.parametrize("point", ["started.recorded"])
 def test_worker_and_supervisor_killed_together_at(sqlite_url: str, point: str) -> None:
     assert_clean(sqlite_url, ("worker", "supervisor"), point)
 
 
-@pytest.mark.parametrize("point", ["turn.closing", "exit.finishing"])
+@pytest.mark.parametrize("point", ["exit.finishing"])
 def test_the_database_is_held_by_somebody_else_from(sqlite_url: str, point: str) -> None:
     assert_clean(sqlite_url, ("database",), point)
 
 
-@pytest.mark.parametrize("point", ["claim.committed", "started.recorded", "supervisor.record_renamed"])
+@pytest.mark.parametrize("point", ["started.recorded"])
 def test_the_machine_is_started_anew_at(sqlite_url: str, point: str) -> None:
     try:
         probe_machines()

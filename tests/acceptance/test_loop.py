@@ -32,13 +32,14 @@ def test_what_was_approved_runs_once_and_the_agent_tells_its_exit_code(loop: Sta
     assert loop.callbacks() == []
 
 
-def test_what_was_denied_does_not_run_and_the_agent_is_told_why(loop: Stage) -> None:
-    loop.hire()
-    item = loop.send("$ echo nonce >> out.txt")
-    loop.decide(loop.pending(), "denied", note="not today")
-    assert "not today" in loop.answer(item)
-    assert not (loop.workspace / "out.txt").exists()
-    assert loop.sessions() == []
+def test_what_was_denied_does_not_run_and_the_agent_is_told_why(sqlite_url: str) -> None:
+    with stage(sqlite_url) as loop:
+        loop.hire()
+        item = loop.send("$ echo nonce >> out.txt")
+        loop.decide(loop.pending(), "denied", note="not today")
+        assert "not today" in loop.answer(item)
+        assert not (loop.workspace / "out.txt").exists()
+        assert loop.sessions() == []
 
 
 def test_a_background_end_wakes_the_agent_in_its_conversation_once(loop: Stage) -> None:

@@ -44,11 +44,12 @@ def test_a_turn_of_another_step_shape_is_never_replayed_but_tried_anew(loop: Sta
 def test_a_process_whose_turn_died_with_its_version_still_tells_its_end(loop: Stage) -> None:
     """Started in the foreground by v1, which dies; under v2 the retried turn or a callback tells its end."""
     loop.hire("v1")
-    loop.send("$ echo nonce >> nonce.txt; sleep 6; exit 9")
+    loop.send("$ echo nonce >> nonce.txt; until [ -e go ]; do sleep 0.05; done; exit 9")
     loop.approve()
     session = loop.session("exit 9")
     loop.workers[-1].kill()
     loop.hire("v2")
+    (loop.workspace / "go").touch()
     loop.until("the end is told", lambda: "exit code 9" in "\n".join(loop.answers()))
     loop.until("the conversation is at rest", loop.at_rest)
     assert loop.callbacks() in ([], [f"EXEC_CALLBACK:{session.id}"])
@@ -83,13 +84,14 @@ def test_a_second_worker_with_the_same_id_is_refused_by_name(loop: Stage) -> Non
         loop.hire()
 
 
-def test_a_worker_that_is_told_to_stop_lets_its_turn_end(loop: Stage) -> None:
-    loop.hire(OFFLINE_SECONDS="1.5")
-    item = loop.send("slowly")
-    loop.until("the turn runs", lambda: (loop.turn(item) or {})["started_at"])
-    loop.workers[-1].stop()
-    assert loop.ended(item)["outcome"] == "answered"
-    assert loop.workers[-1].process.returncode == 0
+def test_a_worker_that_is_told_to_stop_lets_its_turn_end(sqlite_url: str) -> None:
+    with stage(sqlite_url) as loop:
+        loop.hire(OFFLINE_SECONDS="1.5")
+        item = loop.send("slowly")
+        loop.until("the turn runs", lambda: (loop.turn(item) or {})["started_at"])
+        loop.workers[-1].stop()
+        assert loop.ended(item)["outcome"] == "answered"
+        assert loop.workers[-1].process.returncode == 0
 
 
 def test_a_message_that_waited_behind_an_approval_is_in_the_history_though_the_resumed_turn_runs_out_of_time(

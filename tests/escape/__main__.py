@@ -1,7 +1,8 @@
 """`python -m tests.escape`: ways out of the sandbox, each tried, and tried without it.
 
 An attempt counts when it succeeds without the sandbox: as an unprivileged user in a mount namespace of its own, on
-decoys made for it. Exit 1 when one succeeds in the sandbox, or fewer than 40 count.
+decoys made for it. Exit 1 when one succeeds in the sandbox, was not made at all, or fewer than 40 count; 2 when a
+program that they need is missing.
 """
 
 from __future__ import annotations
@@ -16,15 +17,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from app.exec.backends.runner import found
 from tests.escape.runs import Verdict, run
 from tests.escape.table import PROBES
+from tests.sandboxes import refusal
 
 ENOUGH: Final = 40
+QUIET: Final = frozenset({"read_inherited"})
+"""These say nothing when they have seen nothing."""
+PROGRAMS: Final = ("python3", "git", "setpriv", "nsenter", "setsid")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the attempts; returns the exit code."""
     options = _options(argv)
+    if lacking := missing():
+        print(f"escape: {lacking}", file=sys.stderr)
+        return 2
     chosen = [probe for probe in PROBES if options.only in f"{probe.group} {probe.name} {probe.way}"]
     verdicts = run(chosen, lambda text: print(f"escape: {text}", file=sys.stderr, flush=True))
     print(markdown(verdicts) if options.markdown else plain(verdicts))
@@ -33,8 +42,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     escaped = [one for one in verdicts if one.inside]
     for one in escaped:
         print(f"escape: {one.probe.name} succeeded in the sandbox: {one.probe.attempts}: {one.said}", file=sys.stderr)
+    silent = unheard(verdicts)
+    for name in silent:
+        print(f"escape: {name} was not tried", file=sys.stderr)
     counted = sum(one.without is True for one in verdicts)
-    return 1 if escaped or (counted < ENOUGH and not options.only) else 0
+    return 1 if escaped or silent or (counted < ENOUGH and not options.only) else 0
+
+
+def missing() -> str | None:
+    """Why no attempt can be made here, None where they can."""
+    lacking = [name for name in PROGRAMS if found(name) is None]
+    return (
+        f"not installed: {' '.join(lacking)} (setpriv, nsenter and setsid are of util-linux)" if lacking else refusal()
+    )
+
+
+def unheard(verdicts: Sequence[Verdict]) -> list[str]:
+    """Attempts that said nothing in the sandbox, and so were not made."""
+    return [one.probe.name for one in verdicts if not one.said and one.probe.name not in QUIET]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -136,7 +136,9 @@ def _tests(
 ) -> subprocess.CompletedProcess[str]:
     # Ours comes before the installed one, in this process and in those that tests start.
     environ = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1", "EXEC_TESTS_STRICT": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=line", "-p", "no:randomly", *options]
+    # Hypothesis's plugin takes as long to load as all else together, and only adds options.
+    plugins = ["-p", "no:randomly", "-p", "no:hypothesispytest"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=line", *plugins, *options]
     return subprocess.run(
         [*command, *tests], cwd=directory, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
     )

@@ -15,8 +15,8 @@ from app.exec.supervisor.loop import now
 from app.storage.db import Database
 from app.storage.tables import approvals as requests
 from app.storage.tables import conversations, mailbox, turns, workers
-from app.work import approvals, claims, notices, sending
-from app.work.approvals import Proposed
+from app.work import approvals, asking, claims, notices, sending
+from app.work.asking import Proposed
 from app.work.claims import Wakes
 from app.work.items import ItemType, Priority, epoch_item
 from app.work.retention import Ages, Retention
@@ -51,7 +51,7 @@ def asked(db: Database, queue: NotedEnqueuer) -> str:
 
     def act(conn: sa.Connection) -> str:
         sent = sending.send(conn, queue, "c1", "hello", host_id=HOST)
-        approvals.ask(conn, "c1", sent.item_id, 1, [CALL], ttl_s=TTL_S)
+        asking.ask(conn, "c1", sent.item_id, 1, [CALL], ttl_s=TTL_S)
         conn.execute(sa.update(conversations).values(state="blocked", blocked_reason="approval"))
         return conn.execute(sa.select(requests.c.id)).scalar_one()
 

@@ -18,8 +18,8 @@ from app.storage.errors import OutcomeUnknown
 from app.storage.sessions import SqlSessionStore
 from app.storage.tables import approvals as requests
 from app.storage.tables import conversations, mailbox, sessions, turns
-from app.work import approvals, claims, closing, sending, stopping
-from app.work.approvals import Proposed
+from app.work import approvals, asking, claims, closing, sending, stopping
+from app.work.asking import Proposed
 from app.work.callbacks import CallbackSink
 from app.work.claims import Wakes
 from app.work.closing import Closing
@@ -150,7 +150,7 @@ def test_a_decision_whose_commit_is_not_answered_stands_and_says_so_to_whoever_r
     turn_id, epoch = far.entered()
 
     def ask(conn: sa.Connection) -> str:
-        approvals.ask(conn, "c1", turn_id, epoch, [CALL], ttl_s=1000)
+        asking.ask(conn, "c1", turn_id, epoch, [CALL], ttl_s=1000)
         conn.execute(sa.update(conversations).values(state="blocked", blocked_reason="approval", claimed_by=None))
         return conn.execute(sa.select(requests.c.id)).scalar_one()
 

@@ -287,7 +287,8 @@ async def test_a_running_session_that_nobody_knows_is_lost(tmp_path: Path) -> No
 
 
 async def test_sessions_of_another_host_are_left_alone(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
+    workspace, home = places(tmp_path)
+    async with unstarted_engine(workspace, home) as engine:
         session, _ = await claimed(engine, "true", state=SessionState.RUNNING, host_id="another")
         await engine.reconcile()
         assert (await engine.store.get(session.id)) == session

@@ -25,7 +25,7 @@ from app.storage.tables import conversations, events, hosts, mailbox, notices, s
 from app.work import approvals, claims, closing, sending, stopping
 from app.work import hosts as known_hosts
 from app.work.adopting import Here, give_up, move
-from app.work.approvals import Proposed
+from app.work.asking import Proposed
 from app.work.callbacks import CallbackSink
 from app.work.claims import Wakes
 from app.work.closing import Closing

@@ -13,8 +13,8 @@ from app.storage.db import Database
 from app.storage.errors import StaleTurn
 from app.storage.tables import conversations, turns
 from app.storage.tables import mailbox as rows
-from app.work import approvals, claims, mailbox, sending, stopping
-from app.work.approvals import Proposed
+from app.work import approvals, claims, mailbox, sending, stopping, uses
+from app.work.asking import Proposed
 from app.work.claims import Entry, Wakes, fail
 from app.work.closing import Closing, close
 from app.work.errors import ApprovalSettled, InvalidRequest, UnknownApproval
@@ -167,7 +167,7 @@ def test_pending_calls_block_and_the_last_decision_resumes_once(database: Databa
     item = send(database, queue)
     entry = enter(database, item)
     take(database, item, entry.epoch)
-    two = (PROPOSED, replace(PROPOSED, call_key="k2", tool_call_id="t2"))
+    two = (PROPOSED, replace(PROPOSED, call_key="k2", tool_call_id="t2", digest="d2"))
     finish(database, queue, item, entry.epoch, outcome="pending_approval", answer=None, proposed=two)
     assert (state_of(database).state, state_of(database).blocked_reason) == ("blocked", "approval")
     held = send(database, queue, "meanwhile")
@@ -199,11 +199,11 @@ def test_an_approval_is_used_once_and_only_for_its_digest(database: Database, qu
     request = ask(database, queue)
     decide(database, queue, request.id, "approved")
     with pytest.raises(PermissionError, match="something else"):
-        database.write_now(approvals.consume, request.id, "s1", "other digest")
-    database.write_now(approvals.consume, request.id, "s1", "d1")
-    database.write_now(approvals.consume, request.id, "s1", "d1")
+        database.write_now(uses.consume, request.id, "s1", "other digest", conversation_id="c1")
+    database.write_now(uses.consume, request.id, "s1", "d1", conversation_id="c1")
+    database.write_now(uses.consume, request.id, "s1", "d1", conversation_id="c1")
     with pytest.raises(PermissionError, match="used"):
-        database.write_now(approvals.consume, request.id, "s2", "d1")
+        database.write_now(uses.consume, request.id, "s2", "d1", conversation_id="c1")
 
 
 def test_nobody_deciding_in_time_is_a_denial_that_resumes(database: Database, queue: NotedEnqueuer) -> None:

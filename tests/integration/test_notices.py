@@ -24,7 +24,7 @@ from app.storage.db import Database
 from app.storage.errors import DatabaseUnreachable
 from app.storage.tables import notices as rows
 from app.work import claims, notices, notifier, sending
-from app.work.approvals import Proposed
+from app.work.asking import Proposed
 from app.work.claims import Wakes
 from app.work.closing import Closing, close
 from app.work.notices import Outbox
@@ -351,8 +351,8 @@ async def test_the_words_of_a_notice_drive_no_terminal_and_any_text_can_be_sent(
     async with notifying(database, Webhook(receiver.url)):
         await until("it is sent", lambda: states(database) == [("sent", 1)])
     (told,) = receiver.got
-    assert told["text"] == r"execute waits: echo \x1b]0;hi\x07\u202e\ud800"
-    assert told["approval"]["display"]["command"] == "echo \x1b]0;hi\x07 ?"
+    assert told["text"] == r"execute waits: echo \x1b]0;hi\x07\u{202E}\u{D800}"
+    assert ascii(told["approval"]["display"]["command"]) == ascii("echo \x1b]0;hi\x07 \ud800")
     database.close()
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -58,6 +60,24 @@ def test_a_nursery_that_has_ended_says_so(null: int) -> None:
     own.close()
     with pytest.raises(NoNursery, match="ended"):
         own.fork(["worker"], plain_environment(), null)
+
+
+def test_a_signal_to_one_that_was_reaped_and_is_not_told_of_yet_is_no_error() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, subprocess.Popen(["true"], stderr=subprocess.PIPE) as process:
+        pidfd = os.pidfd_open(process.pid)
+        socket.send_fds(theirs, [json.dumps({"pid": process.pid}).encode()], [pidfd])
+        os.close(pidfd)
+        stdin, stdin_in = os.pipe()
+        assert process.stderr is not None
+        forked = Nursling(ours, stdin_in, os.dup(process.stderr.fileno()))
+        os.close(stdin)
+        process.wait()
+        forked.terminate()
+        forked.kill()
+        assert forked.poll() is None
+        theirs.send(json.dumps({"status": 3}).encode())
+        assert said_by(forked) == (3, "")
 
 
 def test_a_machine_has_a_boot_id_of_its_own_and_ours_stays(null: int, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from app.exec.supervisor import namespaces, procfs
 from app.exec.supervisor.client import SupervisorClient
-from tests.sandboxes import Boxes, boxes
+from tests.sandboxes import Boxes, adjust, boxes
 from tests.supervisors import end, gone, until
 
 pytestmark = pytest.mark.anyio
@@ -80,6 +81,31 @@ async def test_a_kill_of_both_at_each_point_of_a_start(tmp_path: Path, point: st
             assert (runs, record["exit_code"] == 8 or record["signal"] == signal.SIGPIPE) == (1, True)
             assert point not in BEFORE
         assert (await box.run("b", "exit 4"))["exit_code"] == 4
+        await box.nothing_left()
+
+
+NEVER_TOLD = (
+    "told = adjusted.Launch._orphaned; adjusted.Launch._orphaned = "
+    "lambda self, *rest: self._request.session_id == 'waits' or told(self, *rest)"
+)
+
+
+@pytest.mark.parametrize("script", [COUNTS, f"sleep 1; {COUNTS}"])
+async def test_one_that_waits_for_its_go_is_not_taken_for_one_that_had_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    adjust(monkeypatch, "launching", NEVER_TOLD)
+    async with boxes(tmp_path) as box:
+        supervisor, _ = await box.pids()
+        asked = asyncio.create_task(box.start("waits", COUNTS))
+        # Children of the supervisor by now: bubblewrap has gone.
+        await until(lambda: any(proc.ppid == supervisor and namespaces.waits(proc.pid) for proc in procfs.snapshot()))
+        box.arm("supervisor.forked")
+        await box.start("a", script)
+        record = await box.exit("a")
+        assert (record["exit_code"], counted(box)) == (8, 1)
+        assert (await asked).outcome == "already"
+        assert (await box.exit("waits"))["evidence"] == "never_started"
         await box.nothing_left()
 
 

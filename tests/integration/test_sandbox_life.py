@@ -68,6 +68,20 @@ async def test_what_ends_leaves_no_process_and_nothing_in_the_workspace(tmp_path
         await box.nothing_left()
 
 
+async def test_devices_are_there_and_terminals_that_a_command_makes_are_its_own(tmp_path: Path) -> None:
+    async with boxes(tmp_path) as box:
+        script = "script -qec 'tty; touch /dev/shm/file /run/file; echo made; read line' /dev/null"
+        await box.start("a", script, keep_stdin_open=True)
+        await box.until_log("a", b"made")
+        assert box.log("a").startswith(b"/dev/pts/0\r\n")
+        script = "ls /dev/pts /dev/shm /run; echo z | cat /dev/stdin > /dev/stdout; head -c 1 /dev/zero > /dev/null"
+        assert (await box.run("b", f"{script} && mkdir /dev/folder"))["exit_code"] == 1
+        assert box.log("b").startswith(b"/dev/pts:\nptmx\n\n/dev/shm:\n\n/run:\nz\nmkdir: ")
+        await box.client.write("a", b"\n")
+        assert (await box.exit("a"))["exit_code"] == 0
+        await box.nothing_left()
+
+
 async def test_stand_ins_stay_until_the_last_command_needs_them_no_more(tmp_path: Path) -> None:
     async with boxes(tmp_path) as box:
         await box.start("a", "read line", keep_stdin_open=True)

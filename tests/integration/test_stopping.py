@@ -17,7 +17,7 @@ from app.storage.db import Database
 from app.storage.tables import conversations
 from app.storage.tables import notices as told
 from app.work import approvals, beginning, claims, hearing, mailbox, sending, stopping
-from app.work.approvals import Proposed
+from app.work.asking import Proposed
 from app.work.claims import Entry, Wakes, fail
 from app.work.closing import Closing, close
 from app.work.deps import TurnDeps

@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from app.exec.errors import SessionNotFound
+from tests.escape.scene import PYTHON
+from tests.sandboxes import adjust
 from tests.supervisors import rig, until
 
 pytestmark = pytest.mark.anyio
 
-STUBBORN = (Path(__file__).parents[1] / "programs" / "stubborn.sh").read_text()
+PROGRAMS = Path(__file__).parents[1] / "programs"
+STUBBORN = (PROGRAMS / "stubborn.sh").read_text()
+HEADLESS = (PROGRAMS / "headless.py").read_text()
 
 
 def sleepers(seconds: str) -> list[int]:
@@ -133,6 +137,25 @@ async def test_an_end_by_itself_is_not_claimed_by_a_later_kill(tmp_path: Path) -
         assert (await sup.client.status("a"))["record"]["ended_by"] == "itself"
         with pytest.raises(SessionNotFound):
             await sup.client.kill("nobody", grace_s=1, ended_by="agent")
+
+
+async def test_a_process_whose_first_thread_has_ended_is_killed(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", PYTHON, "-c", HEADLESS)
+        await sup.until_log("a", b"ready")
+        assert (await sup.client.kill("a", grace_s=0, ended_by="agent")).survivors == ()
+        assert (await sup.exit("a"))["signal"] == 9
+
+
+async def test_looks_that_take_longer_than_the_time_between_them_keep_no_later_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = "import time; scan = adjusted.Killer._scan; adjusted._LOOK_AGAIN_S = 0.01; "
+    adjust(monkeypatch, "kill", slow + "adjusted.Killer._scan = lambda *a: (time.sleep(0.1), scan(*a))")
+    async with rig(tmp_path) as sup:
+        for name in ("a", "b", "c"):
+            await sup.start(name, "exec sleep 60")
+            assert (await sup.client.kill(name, grace_s=0, ended_by="agent")).survivors == ()
 
 
 async def test_two_kills_of_one_session_both_hear_of_its_end(tmp_path: Path) -> None:

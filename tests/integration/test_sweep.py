@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from app.exec.model import SessionId
 from app.storage.db import Database
 from app.storage.tables import conversations, mailbox, sessions, turns, workers
-from app.work import approvals, claims, sending, stopping, sweep
-from app.work.approvals import Proposed
+from app.work import approvals, asking, claims, sending, stopping, sweep
+from app.work.asking import Proposed
 from app.work.claims import Wakes
 from app.work.items import WorkItem
 from app.work.sweep import Sweep
@@ -175,7 +175,7 @@ async def test_a_request_expires_by_the_clock_of_its_own_host(bench: Bench) -> N
     for name, host_id in (("ours", HOST), ("theirs", "host2")):
         sent = bench.db.write_now(sending.send, bench.queue, name, "hello", host_id=host_id)
         call = Proposed(call_key=name, tool_call_id="t", tool_name="execute", args={}, display={}, digest="d")
-        bench.db.write_now(approvals.ask, name, sent.item_id, 1, [call], ttl_s=-1.0)
+        bench.db.write_now(asking.ask, name, sent.item_id, 1, [call], ttl_s=-1.0)
     await bench.sweep.once()
     states = {one.conversation_id: one.state for one in bench.db.read_now(approvals.find)}
     assert states == {"ours": "expired", "theirs": "pending"}

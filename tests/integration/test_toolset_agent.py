@@ -86,7 +86,7 @@ async def converse(engine: Engine, script: Script, deps: Deps | None = None) -> 
         calls = result.output.approvals
         origins = origins_in(result.all_messages(), given.conversation_id, [call.tool_call_id for call in calls])
         for call, origin in zip(calls, origins, strict=True):
-            digest, _ = tools.propose(given.conversation_id, call.tool_name, call.args_as_dict())
+            digest, _ = await tools.propose(given.conversation_id, call.tool_name, call.args_as_dict())
             given.approvals[call_key(origin)] = Approval("a1", digest)
         result = await agent.run(message_history=result.all_messages(), deferred_tool_results=yes, deps=given)
     return returns(result.all_messages())
@@ -232,7 +232,7 @@ async def test_an_approval_that_is_not_on_record_runs_nothing(tmp_path: Path) ->
 
 async def test_the_approval_goes_with_the_session_into_the_claim(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
-        await converse(engine, Script(("execute", {"command": "true"})))
+        await converse(engine, Script(("execute", {"command": "touch made"})))
         (session,) = await engine.store.list()
     assert session.approval_id == "a1"
 

@@ -20,7 +20,7 @@ from app.storage.db import Database
 from app.storage.tables import conversations
 from app.storage.tables import mailbox as rows
 from app.work import approvals, claims, sending, stopping
-from app.work.approvals import Proposed
+from app.work.asking import Proposed
 from app.work.callbacks import CallbackSink
 from app.work.claims import Wakes
 from app.work.closing import Closing, close
@@ -163,7 +163,7 @@ def decisions_at_the_same_moment_resume_once(stage: Stage, seed: int) -> None:
 
 def _call(number: int) -> Proposed:
     return Proposed(
-        call_key=f"k{number}", tool_call_id=f"t{number}", tool_name="execute", args={}, display={}, digest="d"
+        call_key=f"k{number}", tool_call_id=f"t{number}", tool_name="execute", args={}, display={}, digest=f"d{number}"
     )
 
 

@@ -18,7 +18,7 @@ from sqlalchemy import event
 
 from app.exec.errors import CommandDenied, ExecError
 from app.storage.db import Database
-from app.work import approvals, mailbox, sending, stopping
+from app.work import approvals, mailbox, sending, stopping, uses
 from app.work.errors import ApprovalSettled, UnknownConversation
 from app.work.items import Priority
 from tests.model.dbos import DEAD, SimulatedEnqueuer
@@ -210,7 +210,7 @@ class Loop(RuleBasedStateMachine):
         row = found[which % len(found)]
         digest = row["digest"] if row["state"] != "approved" else "of something else"
         with pytest.raises(CommandDenied):
-            self.write(approvals.consume, row["id"], "another", digest)
+            self.write(uses.consume, row["id"], "another", digest, conversation_id=row["conversation_id"])
 
     def stop(self, which: int, _how: int) -> None:
         talk = TALKS[which % 3]

@@ -14,13 +14,14 @@ from pydantic_ai.tools import DeferredToolRequests
 from app.exec.commands import command_spec, proposal_for
 from app.exec.engine import Engine
 from app.exec.errors import ExecError
-from app.exec.identity import call_key, origins_in
+from app.exec.identity import call_key, origins_in, session_id
 from app.exec.model import CallOrigin, SessionId
 from app.exec.policy import Approval, Grant, Verdict, grant
 from app.storage.db import Database
 from app.storage.errors import StaleTurn
 from app.work import claims, stopping
-from app.work.approvals import Proposed, Request
+from app.work.approvals import Request
+from app.work.asking import Proposed
 from app.work.beginning import Begun, begin
 from app.work.claims import Wakes
 from app.work.closing import Closing, TurnStore, close, outcome_of
@@ -191,7 +192,7 @@ class Turn:
 
     async def _execute(self, part: ToolCallPart, approval: Approval | None) -> tuple[str, SessionId | None]:
         wished = await self.db.read(stopping.wish_for, self.item.conversation_id, self.item.id) is not None
-        before = await self.engine.recorded(self._origin(part))
+        before = await self.engine.store.get(session_id(self._origin(part)))
         if wished and (before is None or before.end is None):
             return "nothing was done: stopped", None
         args = part.args_as_dict()
@@ -220,7 +221,7 @@ class Turn:
         )
 
     def _grant(self, spec: Any, approval: Approval | None) -> Grant:
-        verdict = Verdict("allow" if approval is None else "ask", "the script says so")
+        verdict = Verdict(decision="allow" if approval is None else "ask", reason="the script says so")
         made = grant(proposal_for(spec, self.engine.backend), verdict, approval)
         assert made is not None
         return made

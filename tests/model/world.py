@@ -20,10 +20,10 @@ from app.storage.db import Database
 from app.storage.errors import StaleTurn
 from app.storage.sessions import SqlSessionStore, claim
 from app.storage.tables import metadata, workers
-from app.work.approvals import consume_call, consume_claim
 from app.work.callbacks import CallbackSink
 from app.work.retention import Ages, Retention
 from app.work.sweep import Sweep
+from app.work.uses import consume_call, consume_claim
 from app.work.worker import RECOVERIES
 from tests.model.dbos import SimulatedDbos, SimulatedEnqueuer, queue
 from tests.model.dbos import metadata as of_dbos

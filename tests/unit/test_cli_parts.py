@@ -59,7 +59,7 @@ def test_states_have_their_colour_and_columns_stay_in_line(monkeypatch: pytest.M
     assert table_lines(rows, {"s": "STATE", "x": "X"})[1] == "running  1"
 
 
-def test_a_message_is_shown_without_instructions_its_calls_cut_and_nothing_drives_the_terminal() -> None:
+def test_a_message_is_shown_without_instructions_its_calls_whole_and_nothing_drives_the_terminal() -> None:
     message = {
         "timestamp": "not one",
         "parts": [
@@ -67,17 +67,21 @@ def test_a_message_is_shown_without_instructions_its_calls_cut_and_nothing_drive
             {"part_kind": "user-prompt", "content": "two\nlines \x1b[2J"},
             {"part_kind": "tool-call", "tool_name": "execute", "args": {"command": "x" * 100}},
             {"part_kind": "tool-return", "tool_name": "execute", "content": ["a", 1]},
+            {"part_kind": "tool-return", "tool_name": "execute", "content": "y" * 100},
             {"part_kind": "some-new-part", "content": 1},
         ],
     }
     lines = [click.unstyle(line) for line in lines_of(message, cut=20)]
     assert lines[:2] == ["person: two", "    lines \\x1b[2J"]
-    assert lines[2].startswith('call execute: {"command": "xxxxxxx… (')
+    assert lines[2] == f'call execute: {{"command": "{"x" * 100}"}}'
     assert lines[3:4] == ['result of execute: ["a", 1]']
-    assert lines[4].startswith("some-new-part: ")
+    assert lines[4].startswith(f"result of execute: {'y' * 20}… (80 more")
+    assert lines[5].startswith("some-new-part: ")
     assert not any("hidden" in line for line in lines)
 
 
-def test_json_is_json_also_of_half_a_character(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    print_json({"said": "\ud83d é"})
-    assert capsysbinary.readouterr().out == '{"said": "\\ud83d é"}\n'.encode()
+def test_json_is_json_also_of_half_a_character_and_has_nothing_but_ascii(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    print_json({"said": "\ud83d é\u202e"})
+    assert capsysbinary.readouterr().out == b'{"said": "\\ud83d \\u00e9\\u202e"}\n'

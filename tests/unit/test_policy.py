@@ -9,7 +9,7 @@ import pytest
 
 from app.exec import policy
 from app.exec.errors import CommandDenied
-from app.exec.policy import Approval, Grant, Proposal, TablePolicy, Verdict, asks, grant, grant_by_operator
+from app.exec.policy import Approval, Asked, Grant, Proposal, TablePolicy, Verdict, asks, grant, grant_by_operator
 
 PROPOSAL = Proposal("execute", {"command": "make", "cwd": "/ws", "env": {"A": "1"}, "timeout_s": 30.0, "stdin": None})
 
@@ -17,7 +17,7 @@ PROPOSAL = Proposal("execute", {"command": "make", "cwd": "/ws", "env": {"A": "1
 @pytest.mark.parametrize("tool", ["process_list", "process_poll", "process_log"])
 def test_reading_tools_pass(tool: str) -> None:
     assert not asks(tool)
-    assert asyncio.run(TablePolicy().judge(Proposal(tool, {}))).decision == "allow"
+    assert asyncio.run(TablePolicy().judge(Asked(tool=tool))).decision == "allow"
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ def test_reading_tools_pass(tool: str) -> None:
 )
 def test_all_else_asks(tool: str) -> None:
     assert asks(tool)
-    assert asyncio.run(TablePolicy().judge(Proposal(tool, {}))).decision == "ask"
+    assert asyncio.run(TablePolicy().judge(Asked(tool=tool))).decision == "ask"
 
 
 def test_a_grant_cannot_be_constructed() -> None:
     with pytest.raises(TypeError, match="only policy makes a Grant"):
-        Grant(object(), PROPOSAL.digest, "because", None)
+        Grant(object(), PROPOSAL.digest, "because", "nobody")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_grant_cannot_be_constructed() -> None:
     ],
 )
 def test_a_grant_is_for_nothing_but_its_proposal(facts: dict[str, Any]) -> None:
-    made = grant(PROPOSAL, Verdict("ask", "table"), Approval("a1", PROPOSAL.digest))
+    made = grant(PROPOSAL, Verdict(decision="ask", reason="table"), Approval("a1", PROPOSAL.digest))
     assert made is not None
     assert made.covers(PROPOSAL)
     assert made.approval_id == "a1"
@@ -59,17 +59,17 @@ def test_the_order_of_facts_does_not_matter() -> None:
 
 
 def test_what_asks_has_no_grant_without_an_approval() -> None:
-    assert grant(PROPOSAL, Verdict("ask", "table"), None) is None
+    assert grant(PROPOSAL, Verdict(decision="ask", reason="table"), None) is None
 
 
 def test_an_approval_of_something_else_is_refused() -> None:
     with pytest.raises(CommandDenied, match="not what was approved"):
-        grant(PROPOSAL, Verdict("ask", "table"), Approval("a1", "0" * 64))
+        grant(PROPOSAL, Verdict(decision="ask", reason="table"), Approval("a1", "0" * 64))
 
 
 def test_a_denial_stays_one_even_with_an_approval() -> None:
     with pytest.raises(CommandDenied, match="refused by policy: listed"):
-        grant(PROPOSAL, Verdict("deny", "listed"), Approval("a1", PROPOSAL.digest))
+        grant(PROPOSAL, Verdict(decision="deny", reason="listed"), Approval("a1", PROPOSAL.digest))
 
 
 def test_the_operators_grant_says_so() -> None:
