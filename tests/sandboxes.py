@@ -148,12 +148,13 @@ def _children(pid: int) -> list[int]:
 
 
 @contextlib.asynccontextmanager
-async def boxes(tmp_path: Path, **options: Any) -> AsyncGenerator[Boxes]:
+async def boxes(tmp_path: Path, *, ahead_s: float = LINGER_S, **options: Any) -> AsyncGenerator[Boxes]:
     """Sandboxes that leave no process behind, and what they put into a workspace but for a moment."""
     needed()
     made = Boxes(tmp_path / "home", **options)
     with pytest.MonkeyPatch.context() as patch:
         adjust(patch, "stubs", f"adjusted.LINGER_S = {LINGER_S}")
+        adjust(patch, "ahead", f"adjusted.IDLE_S = {ahead_s}")
         try:
             await made.client.connect()
             yield made

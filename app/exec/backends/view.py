@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from app.exec.supervisor.sandbox import EMPTY, PROC, TERMINALS
+from app.exec.supervisor.sandbox import COPY, EMPTY, PROC, TERMINALS
 
 HOME: Final = "/home/agent"
 """The private home of an instance."""
@@ -76,7 +76,7 @@ def instance(
         else:
             words += ["--ro-bind-try", place, place]
     for name in (*_ETC, *(_ETC_OF_NETWORK if network else ())):
-        words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        words += [COPY, f"/etc/{name}"]
     words += ["--size", "4096", "--tmpfs", "/dev"]
     for name in _DEVICES:
         words += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]

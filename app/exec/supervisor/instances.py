@@ -7,19 +7,22 @@ process that could be killed or has to be watched; it ends when it has not been 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NoReturn
 
 from app.exec.supervisor import link, namespaces, procfs
+from app.exec.supervisor.ahead import Ahead
 from app.exec.supervisor.bwrap import Said, child_of, give_up
 from app.exec.supervisor.diary import Diary
 from app.exec.supervisor.fields import Refused
 from app.exec.supervisor.groups import Groups
 from app.exec.supervisor.loop import Loop, Timer
-from app.exec.supervisor.sandbox import Bounds, Sandbox
+from app.exec.supervisor.sandbox import COPY, Bounds, Sandbox
 
 MOST: Final = 128
 """Instances at a time; each takes six descriptors, and memory for what is in its /tmp."""
@@ -27,6 +30,8 @@ IDLE_S: Final = 900.0
 MAKE_S: Final = 20.0
 _HELD: Final = "instance."
 _WHOLE: Final = "whole"
+_COPIED_BYTES: Final = 1 << 20
+_ABOVE: Final = 64
 _READY: Final = "echo ready; read -r _"
 
 Then = Callable[[dict[str, int] | None, int, str], None]
@@ -52,6 +57,7 @@ class Instances:
         self._diary = diary
         self._idle_s = idle_s
         self._all: dict[str, Instance] = {}
+        self.ahead = Ahead(loop)
         self.groups = Groups(loop, lambda: keeper.pid, lambda why: diary.note("supervisor", why))
 
     def __len__(self) -> int:
@@ -84,6 +90,7 @@ class Instances:
         if instance is not None:
             instance.used -= 1
             self._rest(key)
+            self.ahead.make(key, instance.namespaces)
 
     def beside(self, key: str) -> list[dict[str, int]]:
         """The namespaces of the others in which commands run; with '' those of all."""
@@ -128,23 +135,24 @@ class Instances:
         def work() -> NoReturn:
             namespaces.prepare(who, Bounds())
             os.umask(0o022)
+            # As its user: what that one may not read is not copied for it either.
+            options = namespaces.options_in_memory("view", _copying(sandbox.view))
             namespaces.become(
                 argv,
                 {0: stdin, 1: out_write, 2: out_write, namespaces.ARGS_FD: options, namespaces.INFO_FD: out_write},
             )
 
-        pid, out_read, out_write, stdin, stop, options = 0, -1, -1, -1, -1, -1
+        pid, out_read, out_write, stdin, stop = 0, -1, -1, -1, -1
         try:
             out_read, out_write = os.pipe()
             stdin, stop = os.pipe()
-            options = namespaces.options_in_memory("view", sandbox.view)
             pid = namespaces.in_child(work, out_write)
             said = Said(self._loop, out_read, pid, MAKE_S)
         except BaseException:
             give_up(pid, out_read, stop)
             raise
         finally:
-            give_up(0, options, out_write, stdin)
+            give_up(0, out_write, stdin)
         said.then = partial(self._made, sandbox, instance, said, stop)
 
     def _made(self, sandbox: Sandbox, instance: Instance, said: Said, stop: int) -> None:
@@ -183,12 +191,38 @@ class Instances:
 
     def _end(self, key: str) -> None:
         instance = self._all.pop(key)
+        self.ahead.drop(key)
         if instance.idle is not None:
             instance.idle.cancel()
         for fd in instance.namespaces.values():
             os.close(fd)
         self._keeper.drop(_HELD + key)
         self.groups.drop(key)
+
+
+def _copying(view: Sequence[str]) -> Iterator[str]:
+    """The options of bubblewrap; what it is to read from stays open, to be inherited."""
+    words = iter(view)
+    for word in words:
+        if word != COPY:
+            yield word
+            continue
+        path = next(words)
+        fd = _small_file(path)
+        yield from ("--ro-bind-try", path, path) if fd is None else ("--perms", "0444", "--file", str(fd), path)
+
+
+def _small_file(path: str) -> int | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(fd)
+        small = stat.S_ISREG(status.st_mode) and status.st_size <= _COPIED_BYTES
+        return fcntl.fcntl(fd, fcntl.F_DUPFD, _ABOVE) if small else None
+    finally:
+        os.close(fd)
 
 
 def _opened(pid: int, parent: int, *, private_net: bool) -> dict[str, int]:

@@ -10,13 +10,13 @@ import errno
 import os
 import re
 import signal
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, NoReturn
 
-from app.exec.supervisor import covers, crashpoints, held, layout, namespaces, pins, procfs, spawn
+from app.exec.supervisor import ahead, building, covers, crashpoints, held, layout, namespaces, pins, procfs, spawn
 from app.exec.supervisor.bwrap import Said, child_of, give_up
-from app.exec.supervisor.groups import Groups
 from app.exec.supervisor.instances import Instances
 from app.exec.supervisor.loop import Loop
 from app.exec.supervisor.orphans import Orphans
@@ -49,7 +49,7 @@ class Launch:
         self._pinned = pinned
         self.started: Callable[[Launched], None] = lambda _launched: None
         self.failed: Failed = lambda _errno, _text: None
-        self._groups: Groups | None = None
+        self._instances: Instances | None = None
         self._elsewhere: list[dict[str, int]] = []
         self._loop = loop
         self._request = request
@@ -64,7 +64,7 @@ class Launch:
             Refused: There is no room for another instance.
             OSError: The kernel has no room.
         """
-        self._groups = instances.groups
+        self._instances = instances
         self._elsewhere = instances.beside(self._sandbox.key) if self._sandbox.pinned else []
         instances.make(self._sandbox, spawn.owner(self._request), self._fork)
 
@@ -79,10 +79,7 @@ class Launch:
 
     def _forked(self, found: dict[str, int]) -> None:
         request, sandbox = self._request, self._sandbox
-        assert self._groups is not None
-        join = self._groups.join(sandbox.key, sandbox.bounds)
-        bounds = self._groups.for_each(sandbox.bounds, spawn.owner(request))
-        prepare = partial(namespaces.prepare, spawn.owner(request), bounds, join)
+        assert self._instances is not None
         opened: list[int] = []
 
         def kept(*fds: int) -> tuple[int, ...]:
@@ -95,12 +92,17 @@ class Launch:
             kept(say)
             wait, go = os.pipe()
             kept(wait)
-            alive, life = kept(*os.pipe())
             (options,) = kept(namespaces.options_in_memory("wrap", _options(request, sandbox)))
             (filters,) = kept(namespaces.text_in_memory("seccomp", sandbox.seccomp))
-            pid = namespaces.in_child(
-                partial(self._become, prepare, found, say, wait, (alive, life), options, filters, (go, said)), say
-            )
+            fds = (filters, options, wait, *self._streams)
+            ready = None if self._pinned or sandbox.pinned or sandbox.held else self._ahead()
+            if ready is not None:
+                pid, order = ready
+                with order:
+                    ahead.send_order(order, sandbox, self._words(), request.umask, say, fds)
+            else:
+                work = partial(self._become, self._prepare(), found, say, fds, (go, said))
+                pid = namespaces.in_child(work, say)
             crashpoints.reach("supervisor.sandboxed")
             talk = Said(self._loop, said, pid, LAUNCH_S)
         except BaseException:
@@ -111,15 +113,30 @@ class Launch:
                 os.close(fd)
         talk.then = partial(self._stands, talk, go)
 
+    def _prepare(self) -> Callable[[], None]:
+        sandbox, who = self._sandbox, spawn.owner(self._request)
+        assert self._instances is not None
+        groups = self._instances.groups
+        join = groups.join(sandbox.key, sandbox.bounds)
+        prepare = partial(namespaces.prepare, who, groups.for_each(sandbox.bounds, who), join)
+        self._instances.ahead.want(sandbox, who, prepare)
+        return prepare
+
+    def _ahead(self) -> tuple[int, socket.socket] | None:
+        assert self._instances is not None
+        return self._instances.ahead.take(self._sandbox, spawn.owner(self._request))
+
+    def _words(self) -> list[str]:
+        request = self._request
+        terminal = ["setsid", "--ctty"] if request.pty is not None else []
+        return [self._sandbox.bwrap, _init_mark(request), *terminal, *request.argv]
+
     def _become(
         self,
         prepare: Callable[[], None],
         found: dict[str, int],
         say: int,
-        wait: int,
-        lives: tuple[int, int],
-        options: int,
-        filters: int,
+        fds: tuple[int, ...],
         others: tuple[int, ...],
     ) -> NoReturn:
         request, sandbox = self._request, self._sandbox
@@ -127,36 +144,12 @@ class Launch:
             os.close(fd)
         prepare()
         pins.lay_elsewhere(self._elsewhere, sandbox.workspace, sandbox.pinned)
-        namespaces.join(found)
-        pins.lay(sandbox.workspace, sandbox.pinned, self._pinned)
-        namespaces.be_apart()
-        pins.apart(sandbox.workspace)
-        mounted, told = os.pipe()
-        init = namespaces.in_child(lambda: namespaces.first_process(lives[0], told, _init_mark(request)), say)
-        os.close(told)
-        os.umask(0o022)
+        stands = building.enter(found, sandbox, say, self._pinned)
         covers.over_workspace(sandbox)
         os.write(say, held.over_scripts(sandbox))
         os.umask(request.umask)
-        if os.read(mounted, 1) != b".":
-            os._exit(1)
-        covers.over_processes()
-        os.write(say, f"init {init}\n".encode())
-        terminal = ["setsid", "--ctty"] if request.pty is not None else []
-        streams = self._streams
-        namespaces.become(
-            [
-                sandbox.bwrap, "--args", str(namespaces.ARGS_FD), "--seccomp", str(namespaces.SECCOMP_FD),
-                "--info-fd", str(namespaces.INFO_FD), "--", "/bin/sh", "-c", namespaces.WAITER, "sh",
-                *terminal, *request.argv,
-            ],
-            {
-                namespaces.LIFE_FD: lives[1],
-                0: streams[0], 1: streams[-2 if len(streams) > 1 else 0], 2: say, namespaces.STDERR_FD: streams[-1],
-                namespaces.SECCOMP_FD: filters, namespaces.ARGS_FD: options, namespaces.INFO_FD: say,
-                namespaces.GO_FD: wait, namespaces.SAID_FD: say,
-            },
-        )  # fmt: skip
+        building.finish(stands)
+        building.become(stands, self._words(), say, fds)
 
     def _stands(self, talk: Said, go: int) -> None:
         """The sandbox stands, or never will."""

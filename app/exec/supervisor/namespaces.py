@@ -70,18 +70,23 @@ def in_child(work: Callable[[], NoReturn], said: int) -> int:
     """Fork; the child does `work`, and says `!errno` where it cannot. Its pid."""
     pid = os.fork()
     if pid == 0:
-        number, place = 0, ""
-        try:
-            said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
-            work()
-        except OSError as error:
-            number = error.errno or 0
-            place = where(error)
-        finally:
-            with contextlib.suppress(OSError):
-                os.write(said, f"{place}!{number}\n".encode("utf-8", "replace"))
-            os._exit(127)
+        reporting(work, said)
     return pid
+
+
+def reporting(work: Callable[[], NoReturn], said: int) -> NoReturn:
+    """Do `work` in a forked child, and say `!errno` where it cannot."""
+    number, place = 0, ""
+    try:
+        said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+        work()
+    except OSError as error:
+        number = error.errno or 0
+        place = where(error)
+    finally:
+        with contextlib.suppress(OSError):
+            os.write(said, f"{place}!{number}\n".encode("utf-8", "replace"))
+        os._exit(127)
 
 
 def where(error: OSError) -> str:
@@ -124,8 +129,8 @@ def waits(pid: int) -> bool:
         return False
 
 
-def first_process(life: int, mounted: int, mark: str) -> NoReturn:
-    """Be the first process of the namespace: mount its /proc, and stay once `life` says so.
+def first_process(life: int, mounted: int) -> NoReturn:
+    """Be the first process of the namespace: mount its /proc, and stay once `life` says as what, and then so.
 
     With SIGCHLD ignored the kernel reaps every orphan (wait(2)). When `life` closes instead, nobody is left who
     knows of us.
@@ -139,15 +144,20 @@ def first_process(life: int, mounted: int, mark: str) -> NoReturn:
         if fd != life:
             with contextlib.suppress(OSError):
                 os.close(fd)
-    if os.read(life, 1) != GO:
-        os._exit(0)
+    said = b""
+    while not said.partition(b"\n")[2].startswith(GO):
+        data = os.read(life, 4096)
+        if not data:
+            os._exit(0)
+        said += data
+    mark = said.partition(b"\n")[0]
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     for path in _SLEEPERS:
         with contextlib.suppress(OSError):
             # A session of its own only when it bears its mark: whoever recovers takes it for unborn before.
-            os.execve(_SETSID, ["setsid", path, "infinity"], {layout.MARKER: mark})  # noqa: S606 - the point of it
+            os.execve(_SETSID, ["setsid", path, "infinity"], {layout.MARKER.encode(): mark})  # noqa: S606 - the point of it
     while True:
         signal.pause()
 

@@ -16,6 +16,9 @@ PROC: Final = "/run/proc"
 EMPTY: Final = "/run/empty"
 """Empty directory of every view, bound read-only where something must not come into being."""
 
+COPY: Final = "--copy"
+"""Before a path in a view: seen as it is when the instance is made; a mount would cost each of its commands."""
+
 TERMINALS: Final = "/dev/pts"
 """Empty directory of every view, for the terminals that one command makes."""
 

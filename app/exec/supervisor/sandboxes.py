@@ -122,6 +122,7 @@ class Sandboxes:
     def close(self) -> None:
         """Remove what nobody needs any more; to be called at the end."""
         self._stubs.tidy()
+        self.instances.ahead.close()
         self.instances.groups.close()
 
     def reaped(self, job: Job) -> None:
