@@ -60,12 +60,14 @@ class Stage:
     def work(self) -> None:
         me = threading.get_ident()
         while True:
+            # Looked at before the queue is: what somebody put there with his last act is still taken.
+            over = not self.working and not any(actor.is_alive() for actor in self.others)
             item = self.db.write_now(_next)
             if item is not None:
                 self.working.add(me)
                 self.turn(item)
                 self.working.discard(me)
-            elif not self.working and not any(actor.is_alive() for actor in self.others):
+            elif over:
                 return
 
     def turn(self, item: WorkItem) -> None:
