@@ -259,6 +259,7 @@ def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(pl
         chat.until("command: echo later; exit 0")
         chat.type("y\n")
         chat.until("exit code 0")
+        place.until("no turn is left that a key could stop", place.at_rest)
         chat.type("\x03")
         assert chat.ended() == 130
     assert "Traceback" not in chat.shown

@@ -138,6 +138,7 @@ def test_ctrl_c_in_chat_stops_the_turn_and_a_second_one_leaves(loop: Stage) -> N
         chat.until(session.id)
         chat.type("still here\n")
         chat.until("You said: still here")
+        loop.until("no turn is left that a key could stop", loop.at_rest)
         chat.type("\x03")
         assert chat.ended() == 130
     assert "Traceback" not in chat.shown
