@@ -119,6 +119,7 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
             "cwd_device": directory.st_dev,
             "cwd_inode": directory.st_ino,
             "env": spec.env,
+            **({"env_mode": spec.env_mode} if spec.env_mode != "extend" else {}),
             "timeout_s": spec.timeout_s,
             "pty": [spec.pty.rows, spec.pty.cols] if spec.pty else None,
             "stdin": None if spec.stdin is None else spec.stdin.decode("utf-8", "surrogateescape"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from app.exec import limits
 from app.exec.errors import InvalidCommand
@@ -123,12 +123,16 @@ def check_env(given: Mapping[str, str]) -> None:
         raise InvalidCommand(f"env takes {size} bytes; at most {limits.ENV_BYTES} are accepted, use a file instead")
 
 
-def child_env(given: Mapping[str, str], *, home: str, user: str, pty: bool = False) -> dict[str, str]:
-    """Build the environment of one command: the base, `given` on top.
+def child_env(
+    given: Mapping[str, str], *, home: str, user: str, pty: bool = False, mode: Literal["extend", "replace"] = "extend"
+) -> dict[str, str]:
+    """Build the environment of one command: the base, `given` on top; with `mode` "replace" the base is PATH alone.
 
     Nothing of the calling process gets in; `given` is expected to have passed `check_env`. The supervisor
     adds the session's marker.
     """
+    if mode == "replace":
+        return {"PATH": CHILD_PATH, **given}
     return {
         "PATH": CHILD_PATH,
         "HOME": home,

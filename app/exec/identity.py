@@ -122,5 +122,7 @@ def _hashed(purpose: str, origin: CallOrigin) -> str:
         origin.call_index,
         origin.tool_call_id,
     ]
+    if origin.ordinal:
+        parts.append(origin.ordinal)
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return base64.b32encode(digest).decode("ascii").lower().rstrip("=")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NewType
+from typing import Final, Literal, NewType
 
 from app.exec.limits import LOG_BYTES
 
@@ -91,7 +91,7 @@ class CommandSpec:
 
     `env` holds only what was given on top of the built-up base. `timeout_s` 0 means none.
     `stdin` None is /dev/null; text is written and then closed unless `keep_stdin_open`. `log_bytes` is the most that is
-    kept of what it prints.
+    kept of what it prints. With `env_mode` "replace" the environment is PATH and what was given.
     """
 
     command: str
@@ -105,11 +105,15 @@ class CommandSpec:
     separate_stderr: bool = False
     profile: str = WORK
     log_bytes: int = LOG_BYTES
+    env_mode: Literal["extend", "replace"] = "extend"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOrigin:
-    """Who asked: enough to derive the same keys on every replay of the same call."""
+    """Who asked: enough to derive the same keys on every replay of the same call.
+
+    `ordinal` tells the commands apart that the code of one tool call starts; 0 is the call itself.
+    """
 
     conversation_id: str
     response_run_id: str
@@ -118,6 +122,7 @@ class CallOrigin:
     tool_call_id: str
     turn_id: str = ""
     epoch: int = 0
+    ordinal: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

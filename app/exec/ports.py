@@ -8,6 +8,7 @@ begun, never half.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from app.exec.model import CallKey, Session, SessionEnd, SessionId
@@ -139,8 +140,11 @@ class SupervisorPort(Protocol):
         """Let go of the supervisor; commands go on."""
         ...
 
-    async def start(self, request: StartRequest) -> StartAnswer:
-        """Start a command, at most once however often its session id is asked for."""
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
+        """Start a command, at most once however often its session id is asked for.
+
+        `home` is the state directory of the supervisor that is to start it, where there are several.
+        """
         ...
 
     async def status(self, session_id: str) -> Message:

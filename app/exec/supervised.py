@@ -89,7 +89,7 @@ class Supervised:
             fence=plan.fence,
             place=plan.place,
         )
-        answer = await self._port.start(request)
+        answer = await (self._port.start(request, home=plan.home) if plan.home else self._port.start(request))
         match answer.outcome:
             case "started":
                 return Seen(session_id=session.id, pid=answer.pid, started_at=answer.started_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from app.exec.errors import SupervisorUnreachable
@@ -191,7 +192,7 @@ class Port(SupervisorPort):
     def _due(self) -> list[Job]:
         return [job for job in self.machine.jobs.values() if job.record is not None and not job.acknowledged]
 
-    async def start(self, request: StartRequest) -> StartAnswer:
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
         return await self._ask(lambda: self.machine.start(request))
 
     async def status(self, session_id: str) -> Message:

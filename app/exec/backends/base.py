@@ -15,7 +15,8 @@ class Plan:
     """What to spawn for one command: no shell of ours, no environment of ours. `uid` None is our own.
 
     With a `sandbox`, `argv`, `cwd` and `env` are as they are seen in there. `fence` has all that may be written.
-    `place` is the device and inode that `cwd` has to be.
+    `place` is the device and inode that `cwd` has to be. `home` is the state directory of the supervisor that is to
+    start it, which listens by now; None is the engine's own.
     """
 
     argv: tuple[str, ...]
@@ -26,6 +27,7 @@ class Plan:
     sandbox: Sandbox | None = None
     fence: tuple[str, ...] | None = None
     place: tuple[int, int] | None = None
+    home: Path | None = None
 
 
 class Backend(Protocol):
@@ -52,8 +54,13 @@ class Backend(Protocol):
         ...
 
     @property
+    def inner(self) -> str:
+        """The path of the workspace as its commands see it."""
+        ...
+
+    @property
     def uid(self) -> int:
-        """Whom its commands run as."""
+        """Whom its commands run as, as this machine numbers users."""
         ...
 
     @property

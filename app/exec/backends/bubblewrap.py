@@ -53,6 +53,7 @@ class BubblewrapBackend:
     ) -> None:
         self._given = Path(workspace)
         self.workspace = self._given.resolve()
+        self.inner = str(self.workspace)
         self.network = network
         self.runner = Runner(exec_uid=exec_uid, euid=euid)
         self.uid = self.runner.uid
@@ -123,7 +124,9 @@ class BubblewrapBackend:
         return Plan(
             argv=(_BASH, "--noprofile", "--norc", "-c", "--", spec.command),
             cwd=spec.cwd,
-            env=child_env(spec.env, home=view.HOME, user=self.runner.user, pty=spec.pty is not None),
+            env=child_env(
+                spec.env, home=view.HOME, user=self.runner.user, pty=spec.pty is not None, mode=spec.env_mode
+            ),
             uid=uid,
             gid=gid,
             sandbox=self.sandbox(spec.profile, scope, covers),

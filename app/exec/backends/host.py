@@ -38,6 +38,7 @@ class HostBackend:
     ) -> None:
         self._given = Path(workspace)
         self.workspace = self._given.resolve()
+        self.inner = str(self.workspace)
         self._runner = Runner(exec_uid=exec_uid, euid=euid)
         self.uid = self._runner.uid
         self._bash = found("bash")
@@ -80,7 +81,9 @@ class HostBackend:
         return Plan(
             argv=(self._bash or _BASH, "--noprofile", "--norc", "-c", "--", spec.command),
             cwd=spec.cwd,
-            env=child_env(spec.env, home=str(self.workspace), user=self._runner.user, pty=spec.pty is not None),
+            env=child_env(
+                spec.env, home=str(self.workspace), user=self._runner.user, pty=spec.pty is not None, mode=spec.env_mode
+            ),
             uid=uid,
             gid=gid,
             fence=self._fence,

@@ -250,14 +250,15 @@ class SupervisorClient:
         """What the supervisor says of itself now; the keys of `connect`."""
         return await self._act({"op": "info"})
 
-    async def start(self, request: StartRequest) -> StartAnswer:
-        """Start a command, at most once however often the same session id is asked for.
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
+        """Start a command, at most once however often the same session id is asked for; there is no other `home`.
 
         Cancelling leaves it started or not; the same call later says which.
 
         Raises:
             SupervisorUnreachable: It is not known whether the command was started; `status` will tell.
         """
+        assert home is None or home == self._home
         message = {"op": "start", **request.to_wire()}
         until = time.monotonic() + _NO_ANSWER_S
         while time.monotonic() < until:
