@@ -9,14 +9,16 @@ import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.exec.errors import BackendUnavailable
 
 if TYPE_CHECKING:
     from app.exec.backends.base import Backend
     from app.exec.backends.bubblewrap import BubblewrapBackend
+    from app.exec.backends.podman import PodmanBackend
     from app.exec.backends.probe import Found
+    from app.exec.section.podman import PodmanSandboxSection
     from app.settings import Settings
 
 
@@ -36,8 +38,9 @@ class Choice:
 def choose(settings: Settings, workspace: Path | None = None) -> Choice:
     """The backend for commands, tried for real; `workspace` instead of the one that settings name.
 
-    `auto` takes the host only where a sandbox cannot be had for a reason that stays. What is in the workspace never
-    is one: whoever writes there must not decide how commands run. Blocks for some tenths of a second.
+    `auto` takes bubblewrap, else podman where its image is here, and the host only where neither can be had for a
+    reason that stays. What is in the workspace never is one: whoever writes there must not decide how commands run.
+    Blocks for some tenths of a second, with podman for a second or two.
 
     Raises:
         BackendUnavailable: The named backend does not work here, or it could not be found out; with cause and remedy.
@@ -46,6 +49,8 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
     """
     if settings.backend == "host":
         return Choice(backend=_host(settings, workspace), why="BACKEND=host asks for it")
+    if settings.backend == "podman":
+        return _in_podman(settings, workspace, "BACKEND=podman asks for it")
     from app.exec.backends.probe import probe
 
     sandbox = bubblewrap(settings, workspace)
@@ -67,6 +72,10 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
             )
     if settings.backend == "bubblewrap":
         raise BackendUnavailable(f"BACKEND=bubblewrap cannot be used here: {why}")
+    try:
+        return _in_podman(settings, workspace, f"BACKEND=auto, bubblewrap cannot be had ({why})")
+    except BackendUnavailable as error:
+        why += f"; {error}"
     return Choice(
         backend=_host(settings, workspace), why=f"BACKEND=auto, and no sandbox can be had: {why}", fallen_back=True
     )
@@ -120,6 +129,71 @@ def bubblewrap(settings: Settings, workspace: Path | None = None) -> BubblewrapB
         ),
         scratch_bytes=settings.sandbox_tmp_bytes,
     )
+
+
+def podman(settings: Settings, workspace: Path | None = None) -> PodmanBackend:
+    """The containers that settings describe, not tried."""
+    from app.exec.backends.container import ContainerLimits
+    from app.exec.backends.containers import Containers
+    from app.exec.backends.podman import PodmanBackend
+    from app.exec.backends.podman_cli import Podman
+    from app.settings import DOTENV, engine_environment
+
+    engine = Podman(
+        url=settings.podman_base_url,
+        connection=settings.podman_connection,
+        identity=settings.podman_identity,
+        environ=engine_environment(),
+    )
+    containers = Containers(
+        settings.shellback_home / "containers",
+        engine,
+        idle_s=settings.podman_idle_seconds,
+        crash_dir=settings.shellback_crash_points,
+    )
+    return PodmanBackend(
+        workspace or settings.workspace_root,
+        containers,
+        image=settings.podman_image,
+        exec_uid=settings.exec_uid,
+        network=settings.network == "on",
+        hidden=settings.hidden,
+        orders=(Path(DOTENV).absolute(),),
+        limits=ContainerLimits.of(
+            memory_bytes=settings.sandbox_memory_bytes,
+            processes=settings.sandbox_processes,
+            scratch_bytes=settings.sandbox_tmp_bytes,
+        ),
+    )
+
+
+def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any) -> PodmanSandboxSection:
+    """A container of its own for an agent, as settings have it; `more` is for its `PodmanSandboxConfig`."""
+    from app.exec import PodmanSandboxConfig, PodmanSandboxSection
+
+    backend = podman(settings)
+    config: dict[str, Any] = {
+        "image": backend.image,
+        "limits": backend.limits,
+        "network": backend.network,
+        "podman": backend.containers.podman,
+        "cache": settings.shellback_cache,
+        "allowed_roots": settings.mount_roots,
+    }
+    return PodmanSandboxSection(PodmanSandboxConfig(**{**config, **more}), scope=scope)
+
+
+def _in_podman(settings: Settings, workspace: Path | None, asked: str) -> Choice:
+    from app.exec.backends.podman_probe import probe_podman
+
+    backend = podman(settings, workspace)
+    try:
+        found = probe_podman(backend)
+    except BackendUnavailable as error:
+        raise BackendUnavailable(f"BACKEND=podman cannot be used here: {error}") from None
+    if not found.ok:
+        raise BackendUnavailable(f"BACKEND=podman cannot be used here: {found.why}")
+    return Choice(backend=backend, why=f"{asked}, and a try in a container succeeded", found=found)
 
 
 def _host(settings: Settings, workspace: Path | None) -> Backend:

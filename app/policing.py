@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from app.exec.backends.base import Backend
 from app.exec.backends.secrets import is_secret
 from app.exec.backends.view import HOME
 from app.exec.judge import Judge, Keys
-from app.exec.model import READ_ONLY, SessionId
+from app.exec.model import READ_ONLY, WORK, SessionId
 from app.exec.policy import Policy
 from app.exec.ports import ExitSink
 from app.exec.rules.file import load
@@ -18,8 +18,8 @@ from app.storage import rules as saved
 from app.storage.db import Database
 from app.storage.sessions import SqlSessionStore
 from app.work.audit import refused
-from app.work.uses import consume_call, standing
-from app.work.verdicts import Audited, claim
+from app.work.uses import standing
+from app.work.verdicts import Audited, begun, claim
 
 
 def policy_for(settings: Settings, database: Database, backend: Backend) -> Policy:
@@ -37,12 +37,14 @@ def policy_for(settings: Settings, database: Database, backend: Backend) -> Poli
         return (await database.read(standing, conversation_id)).get(SessionId(session_id))
 
     sandboxed = READ_ONLY in backend.profiles
+    # What a line means is known for bash: another shell may read it otherwise.
+    bash = PurePath(backend.facts(READ_ONLY if sandboxed else WORK)["shell"]).name == "bash"
     judge = Judge(
         runs=backend,
         secret=lambda path: is_secret(path, hidden),
-        allowed=settings.readable if sandboxed else (),
+        allowed=(*settings.readable, Path(backend.inner)) if sandboxed else (),
         home=Path(HOME) if sandboxed else backend.workspace,
-        keys=Keys(auto=settings.auto_approve != "off", trust_classifier=settings.trust_classifier),
+        keys=Keys(auto=settings.auto_approve != "off" and bash, trust_classifier=settings.trust_classifier),
         state=settings.shellback_home,
         rules=rules,
         standing=stands,
@@ -57,7 +59,7 @@ def sessions_of(settings: Settings, database: Database, sink: ExitSink) -> SqlSe
         database,
         sink=sink,
         within=claim,
-        within_call=consume_call,
+        within_call=begun,
         refused=refused,
         limit=settings.sessions_per_conversation,
     )

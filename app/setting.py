@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -55,3 +57,17 @@ def shown_url(url: str) -> str:
         user, colon, _ = credentials.partition(":")
         rest = f"{user}:***@{place}" if colon else f"{user}@{place}"
     return re.sub(r"(?i)(\b\w*pass\w*\s*=\s*)[^&\s]+", r"\1***", f"{scheme}{separator}{rest}")
+
+
+def default_home(given: Mapping[str, str]) -> Path:
+    """The state directory where none is named."""
+    state = given.get("XDG_STATE_HOME", "")
+    if not state.startswith("/"):  # the XDG rules have a relative one ignored
+        state = f"{given.get('HOME') or Path.home()}/.local/state"
+    return Path(state) / "shellback"
+
+
+def default_cache(given: Mapping[str, str]) -> Path:
+    """Where workspaces are kept where nothing is named; by another name it may be."""
+    named = given.get("WEAKINCENTIVES_CACHE", "").strip()
+    return Path(named).expanduser().absolute() if named else Path(given.get("HOME") or Path.home()) / ".cache/shellback"

@@ -22,12 +22,16 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from app.exec import limits
+from app.exec.backends.container import IDLE_S, IMAGE
 from app.exec.backends.secrets import secret_paths
-from app.setting import Problem, SettingsError, count, seconds, setting, shown_url
+from app.setting import Problem, SettingsError, count, default_cache, default_home, seconds, setting, shown_url
 
 DOTENV: Final = ".env"
-_COMING: Final = ("podman",)
 _OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
+_OF_PODMAN: Final = (
+    "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME",
+    "DBUS_SESSION_BUS_ADDRESS", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "STORAGE_DRIVER", "STORAGE_OPTS",
+)  # fmt: skip
 _OF_ALL: Final = ("/tmp", "/var/tmp", "/home", "/home/agent")  # noqa: S108 - sandboxes have others there
 _DATABASES: Final = {
     "sqlite": "sqlite",
@@ -44,18 +48,19 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True)
 
     enable_execute: bool = setting(default=False, allowed="true or false")
+    workspace_tools: Literal["on", "off"] = setting("on", "on or off")
     agent: str = setting("", "MODULE:ATTRIBUTE, or the path of an agent spec (.yaml, .yml, .json)")
     model: str = setting("offline", "offline, or a Pydantic AI model: PROVIDER:NAME")
     model_base_url: str = setting("", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True)
     model_timeout: float = seconds(600.0, 0.5, 3600)
     offline_seconds: float = seconds(0.0, 0, 60)
-    backend: Literal["auto", "host", "bubblewrap"] = setting("auto", "auto, host or bubblewrap")
+    backend: Literal["auto", "host", "bubblewrap", "podman"] = setting("auto", "auto, host, bubblewrap or podman")
     exec_uid: int = count(65534, 1, 2**32 - 2)
     network: Literal["off", "on"] = setting("off", "off or on")
     host_write_fence: Literal["off", "on"] = setting("off", "off or on")
 
     shellback_home: Path = Field(
-        default_factory=lambda: _default_home(os.environ),
+        default_factory=lambda: default_home(os.environ),
         description="a directory, absolute or beginning with ~",
     )
     database_url: str = setting(
@@ -72,6 +77,21 @@ class Settings(BaseModel):
     sandbox_tmp_bytes: int = count(2**30, 2**20, 2**40)
     sandbox_processes: int = count(1024, 16, 1_000_000)
     sandbox_memory_bytes: int = setting(0, f"0 for no bound, or a whole number from {2**26} to {2**44}", ge=0, le=2**44)
+    podman_image: str = setting(
+        IMAGE,
+        "the name of an image, or the absolute path of a directory with a root file system, without a colon",
+        pattern=r"^(/[^:[:cntrl:]]+|[A-Za-z0-9][\w.:/@-]*)$",
+    )
+    podman_base_url: str = setting("", "unix:///PATH of podman's socket", pattern=r"^(\w+://\S+)?$", secret=True)
+    podman_connection: str = setting("", "local, or a name of `podman system connection list`", pattern=r"^[\w.@-]*$")
+    podman_identity: str = setting("", "the absolute path of a key file", pattern=r"^(/.+)?$")
+    podman_idle_seconds: float = seconds(IDLE_S, 1, 604_800)
+    shellback_cache: Path = Field(
+        default_factory=lambda: default_cache(os.environ), description="a directory, absolute or beginning with ~"
+    )
+    host_mount_roots: str = setting(
+        "", "directories that begin with / or ~/, with colons between them; not / itself, and no listed secret"
+    )
 
     auto_approve: Literal["sandboxed", "off"] = setting("sandboxed", "sandboxed or off")
     trust_classifier: bool = setting(default=False, allowed="true or false")
@@ -135,13 +155,16 @@ class Settings(BaseModel):
         values: dict[str, Any] = {
             name: given[name.upper()].strip() for name in cls.model_fields if given.get(name.upper(), "").strip()
         }
-        values.setdefault("shellback_home", _default_home(given))
+        values.setdefault("shellback_home", default_home(given))
+        values.setdefault("shellback_cache", default_cache(given))
         try:
             return cls(**values)
         except ValidationError as error:
             raise SettingsError(tuple(_problems(cls, error))) from None
 
-    @field_validator("shellback_home", "workspace_root", "policy_file", "shellback_crash_points", mode="before")
+    @field_validator(
+        "shellback_home", "shellback_cache", "workspace_root", "policy_file", "shellback_crash_points", mode="before"
+    )
     @classmethod
     def _absolute(cls, value: object) -> object:
         if not isinstance(value, str | Path):
@@ -195,6 +218,19 @@ class Settings(BaseModel):
                 raise ValueError("a secret")
         return value
 
+    @field_validator("host_mount_roots")
+    @classmethod
+    def _roots(cls, value: str, info: ValidationInfo) -> str:
+        more = info.data
+        hidden = _hidden(more.get("secret_paths", ""), more.get("shellback_home", Path("/")), more.get("exec_uid", 0))
+        for part in _parts(value):
+            path = Path(part).expanduser()
+            if not path.is_absolute() or "\0" in part or (real := Path(os.path.realpath(path))) == Path("/"):
+                raise ValueError("no directory that mounts could come from")
+            if any(real.is_relative_to(secret) for secret in hidden):
+                raise ValueError("a secret")
+        return value
+
     @field_validator("sandbox_memory_bytes")
     @classmethod
     def _enough(cls, value: int) -> int:
@@ -243,6 +279,11 @@ class Settings(BaseModel):
         return tuple(Path(part) for part in _parts(self.sandbox_readable))
 
     @property
+    def mount_roots(self) -> tuple[Path, ...]:
+        """The directories that host mounts may come from; none by default."""
+        return tuple(Path(part).expanduser() for part in _parts(self.host_mount_roots))
+
+    @property
     def telemetry_endpoint(self) -> str:
         """Where traces and metrics go, empty for nowhere."""
         return "" if self.otel_sdk_disabled else self.otel_exporter_otlp_endpoint
@@ -275,6 +316,11 @@ def words(command: str) -> list[str]:
 def plain_environment() -> dict[str, str]:
     """What a program needs of our environment to run at all: no setting, no key."""
     return {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
+
+
+def engine_environment() -> dict[str, str]:
+    """What of our environment tells podman where its own files are: no setting, no key, no other engine."""
+    return {name: os.environ[name] for name in _OF_PODMAN if os.environ.get(name)}
 
 
 def plain_terminal() -> bool:
@@ -334,13 +380,6 @@ def _surroundings(settings: type[Settings]) -> Mapping[str, str]:
     return {name: value for name, value in found.items() if value} | {k: v for k, v in os.environ.items() if v}
 
 
-def _default_home(given: Mapping[str, str]) -> Path:
-    state = given.get("XDG_STATE_HOME", "")
-    if not state.startswith("/"):  # the XDG rules have a relative one ignored
-        state = f"{given.get('HOME') or Path.home()}/.local/state"
-    return Path(state) / "shellback"
-
-
 def _problems(settings: type[Settings], error: ValidationError) -> list[Problem]:
     found: list[Problem] = []
     for detail in error.errors(include_url=False, include_context=False):
@@ -351,7 +390,5 @@ def _problems(settings: type[Settings], error: ValidationError) -> list[Problem]
         if name in {"notify_command", "notify_webhook"}:
             scheme, separator, _ = value.partition("://")
             value = f"{scheme}://***" if separator and name == "notify_webhook" else "***"  # the rest may hold a key
-        if name == "backend" and value in _COMING:
-            allowed += f" ({value} is not available in this version)"
         found.append(Problem(name.upper(), value, allowed))
     return found

@@ -8,21 +8,23 @@ import logging
 import platform
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from app import agency, supervision
 from app.exec.supervisor import crashpoints
 from app.log import process_wide
 from app.settings import Settings, plain_environment, words
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
-    from pydantic_ai.capabilities import AbstractCapability
 
     from app.exec.backends.base import Backend
+    from app.exec.backends.containers import Containers
     from app.exec.model import Session
     from app.exec.ports import ExitSink
-    from app.exec.supervisor.client import SupervisorClient
+    from app.exec.supervisors import Supervisors
     from app.storage.db import Database
     from app.work.neighbours import Neighbours
     from app.work.notices import Outbox
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
     from app.work.queues import Enqueuer
     from app.work.retention import Retention
     from app.work.worker import Worker
-
-
-EXTERNAL_WAIT_S: Final = 30.0
-"""How long a worker waits for a supervisor that is not its own to start."""
 
 
 log = logging.getLogger(__name__)
@@ -132,53 +130,34 @@ def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retent
         logs=settings.log_age_hours * 3600,
         conversations=settings.retain_conversations_days * DAY_S,
     )
-    return Retention(where.database, client, lambda name: remove_session(links, name), where.host_id, ages)
-
-
-def agent_with(settings: Settings, capabilities: Sequence[AbstractCapability[Any]]) -> Agent[Any, Any]:
-    """The agent that settings name, with its model and these capabilities; what can be wrong with either is known.
-
-    Raises:
-        AgentUnavailable: `AGENT` cannot be used.
-        ModelUnavailable: The model cannot be used.
-    """
-    from app.agent.builtin import build_agent, choose_model
-    from app.agent.endpoint import Endpoint
-    from app.agent.errors import ModelUnavailable
-    from app.agent.loading import extended, load_agent
-    from app.work.deps import TurnDeps
-
-    own = load_agent(settings.agent) if settings.agent else None
-    model = own.model if own is not None and "model" not in settings.model_fields_set else None
-    if model is not None and not isinstance(model, str) and settings.model_base_url:
-        raise ModelUnavailable(
-            "MODEL_BASE_URL is set, and AGENT brings a model that has an address already. Set MODEL as well, name the"
-            " agent's model by a string and give it defer_model_check=True, or take MODEL_BASE_URL away"
-        )
-    if model is None or isinstance(model, str):
-        model = choose_model(
-            model or settings.model, base_url=settings.model_base_url, offline_seconds=settings.offline_seconds
-        )
-    endpoint = Endpoint(model, seconds=settings.model_timeout)
-    log.info("agent %s, model %s", settings.agent or "built-in", endpoint.model_id)
-    if own is None:
-        return build_agent(endpoint, capabilities, deps_type=TurnDeps)
-    return extended(own, endpoint, capabilities, deps_type=TurnDeps)
-
-
-def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
-    """A client of the host's supervisor; with `spawn` it starts one where none answers, or waits for another."""
-    from app.exec.supervisor.client import SupervisorClient
-
-    crash = settings.shellback_crash_points
-    external = settings.supervisor == "external"
-    return SupervisorClient(
-        settings.shellback_home,
-        spawn=spawn and not external,
-        wait_s=EXTERNAL_WAIT_S if spawn and external else 0.0,
-        crash_dir=str(crash) if crash else None,
-        idle_s=settings.supervisor_idle_seconds,
+    return Retention(
+        where.database,
+        client,
+        lambda name: remove_session(links, name),
+        where.host_id,
+        ages,
+        teardown=lambda name: containers(where).remove(name),
     )
+
+
+def _supervised(where: Place, backend: Backend) -> tuple[Supervisors, Containers | None]:
+    """All supervisors for a worker, and the containers of its backend, of which it keeps record."""
+    from app.storage.workspaces import SqlWorkspaceStore
+
+    containers = supervision.containers_of(backend)
+    if containers is not None:
+        containers.log = SqlWorkspaceStore(where.database, where.host_id)
+    return supervision.supervisors(where.settings, backend=backend), containers
+
+
+def containers(where: Place) -> Containers:
+    """The containers of this state directory, for somebody who runs no command in them."""
+    from app.choice import podman
+    from app.storage.workspaces import SqlWorkspaceStore
+
+    found = podman(where.settings).containers
+    found.log = SqlWorkspaceStore(where.database, where.host_id)
+    return found
 
 
 def arm_crash_points(settings: Settings) -> None:
@@ -223,6 +202,27 @@ def neighbours(where: Place) -> Generator[Neighbours]:
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
 
 
+def _agent(where: Place, capabilities: Sequence[Any]) -> tuple[Agent[Any, Any], str]:
+    """The agent whose turns DBOS can replay, and the version that tells who may."""
+    from pydantic_ai.durable_exec.dbos import DBOSDurability
+
+    from app.work.failures import model_steps
+    from app.work.hearing import hearing_of
+    from app.work.telling import Telling
+    from app.work.worker import application_version
+
+    durability = DBOSDurability(
+        event_stream_handler=Telling(where.database),
+        parallel_execution_mode="sequential",
+        model_step_config=model_steps(),
+    )
+    settings = where.settings
+    agent = agency.agent_with(settings, [*capabilities, hearing_of(where.database), durability])
+    # A turn of another agent is not replayed but set aside. Two may have one name, and a name any length.
+    named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
+    return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
+
+
 @contextlib.contextmanager
 def worker(where: Place, backend: Backend) -> Generator[Worker]:
     """A worker of this host whose commands run in `backend`, not started; holds its executor id until the end.
@@ -237,23 +237,23 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
     from app.exec.limits import Limits
     from app.exec.logs import cleanup_exec_logs
     from app.exec.toolset import ExecTools
+    from app.exec.workspaces.capability import WorkspaceCapability
+    from app.exec.workspaces.files import files_of
     from app.policing import policy_for, sessions_of
     from app.storage.executor_lock import hold_executor
     from app.storage.host import process_space
     from app.telemetry.watches import watches as chosen
     from app.work.callbacks import CallbackSink
     from app.work.claims import Wakes
-    from app.work.failures import model_steps
+    from app.work.equipment import equip, fenced, place_in_turn
     from app.work.generation import Generation, absence_tells
-    from app.work.hearing import hearing_of
     from app.work.queues import DbosEnqueuer
     from app.work.stop_watch import StopWatch
     from app.work.sweep import Sweep, undelivered
     from app.work.takeover import Takeover
-    from app.work.telling import Telling
     from app.work.turn import Budget, TurnRunner
     from app.work.unknown import Alarm
-    from app.work.worker import Worker, WorkerConfig, application_version
+    from app.work.worker import Worker, WorkerConfig
 
     settings, database = where.settings, where.database
     executor_id = where.executor_id
@@ -271,7 +271,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
 
         sink = CallbackSink(enqueuer, where.host_id, payload_of)
         store = sessions_of(settings, database, sink)
-        port = supervisor_client(settings)
+        port, containers = _supervised(where, backend)
         engine = Engine(
             store,
             port,
@@ -286,27 +286,23 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             ),
             watch=watches.sessions,
         )
-        tools = ExecTools(engine, policy=policy_for(settings, database, backend))
+        policy = policy_for(settings, database, backend)
+        files = files_of(backend)
+        tools = ExecTools(
+            engine,
+            policy=policy,
+            workspace=settings.workspace_tools == "on",
+            files=files,
+            touched=None if containers is None else containers.touch,
+        )
         outbox, notifiers = _notifying(where)
 
-        from pydantic_ai.durable_exec.dbos import DBOSDurability
-
-        agent = agent_with(
-            settings,
-            [
-                *watches.capabilities,
-                ExecCapability(tools),
-                hearing_of(database),
-                DBOSDurability(
-                    event_stream_handler=Telling(database),
-                    parallel_execution_mode="sequential",
-                    model_step_config=model_steps(),
-                ),
-            ],
-        )
-        # A turn of another agent is not replayed but set aside. Two may have one name, and a name any length.
-        named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
-        version = application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
+        own: list[Any] = [
+            *watches.capabilities,
+            ExecCapability(tools),
+            WorkspaceCapability(engine, policy, files, name="worker", place=place_in_turn, fenced=fenced),
+        ]
+        agent, version = _agent(where, own)
         runner = TurnRunner(
             database=database,
             enqueuer=enqueuer,
@@ -323,6 +319,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             approval_ttl_s=settings.approval_ttl,
             pending_limit=settings.pending_approvals,
             outbox=outbox,
+            equip=lambda deps: equip(deps, engine, policy, files),
             watch=watches.turns,
             host_id=where.host_id,
         )
@@ -361,7 +358,10 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
                 (executor_id, version),
                 watches.turns,
                 outbox,
-                also=(_neighbours(where, client, enqueuer, sink, outbox).once,),
+                also=(
+                    _neighbours(where, client, enqueuer, sink, outbox).once,
+                    *(() if containers is None else (partial(containers.sweep, port.starting),)),
+                ),
             ),
             Takeover(database, client, where.host_id, (executor_id, version), runner.running),
             engine,

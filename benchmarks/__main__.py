@@ -25,7 +25,7 @@ TO_CLEAN_UP_S = 60
 
 def benches() -> tuple[Bench, ...]:
     """All of them; imported here, because each process needs its own only."""
-    from benchmarks import bulk, calls, classification, imports, loop, people, sandbox, window
+    from benchmarks import bulk, calls, classification, files, imports, loop, people, sandbox, window
 
     return (
         *imports.BENCHES,
@@ -33,6 +33,7 @@ def benches() -> tuple[Bench, ...]:
         *calls.BENCHES,
         *bulk.BENCHES,
         *sandbox.BENCHES,
+        *files.BENCHES,
         *classification.BENCHES,
         *window.BENCHES,
         *loop.BENCHES,

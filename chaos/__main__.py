@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from chaos.cells import cells, quick_cells, sandboxed_cells
+from chaos.cells import cells, contained_cells, quick_cells, sandboxed_cells
 from chaos.options import whole
 from chaos.report import Report, Row
 from chaos.runs import Runs
-from tests import sandboxes
+from tests import images, sandboxes
 from tests.databases import NoPostgres
 from tests.nursery import NoNursery, probe_machines
 
@@ -91,11 +91,15 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
     ]
     if options.database != "postgres":
         rows += [Row(cell, "sqlite") for cell in sandboxed_cells()[:: 2 if options.quick else 1]]
+        rows += [Row(cell, "sqlite") for cell in contained_cells()[:: 4 if options.quick else 1]]
     rows = [row for row in rows if options.only in row.name]
     left_out: list[str] = []
     if any(row.cell.backend == "bubblewrap" for row in rows) and (why := sandboxes.refusal()):
         left_out.append(f"the cells in bubblewrap ({why})")
         rows = [row for row in rows if row.cell.backend != "bubblewrap"]
+    if any(row.cell.backend == "podman" for row in rows) and (why := images.refusal()):
+        left_out.append(f"the cells in podman ({why})")
+        rows = [row for row in rows if row.cell.backend != "podman"]
     if any(row.cell.victims == ("machine",) for row in rows):
         try:
             probe_machines()

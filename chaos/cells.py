@@ -36,15 +36,19 @@ from typing import Final, Literal
 
 from app.exec.supervisor import crashpoints
 
-Victim = Literal["worker", "supervisor", "keeper", "database", "machine"]
-Backend = Literal["host", "bubblewrap"]
+Victim = Literal["worker", "supervisor", "keeper", "database", "machine", "container", "podman"]
+Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
 
-KEPT_BY_TESTS: Final = "retention."
+KEPT_BY_TESTS: Final = ("retention.", "file.")
 OF_SANDBOXES: Final = ("supervisor.sandboxed", "supervisor.orphaned")
 """Only a start in a sandbox reaches these."""
+OF_CONTAINERS: Final = ("start.placed",)
+"""Only a start in a container reaches it."""
 POINTS: Final = tuple(
-    point for point in crashpoints.POINTS if point not in OF_SANDBOXES and not point.startswith(KEPT_BY_TESTS)
+    point
+    for point in crashpoints.POINTS
+    if point not in {*OF_SANDBOXES, *OF_CONTAINERS} and not point.startswith(KEPT_BY_TESTS)
 )
 _OF_OTHERS: Final = ("supervisor.", "keeper.")
 WORKER_POINTS: Final = tuple(point for point in POINTS if not point.startswith(_OF_OTHERS))
@@ -61,6 +65,9 @@ BROKEN_PIPE: Final = "signaled 13"
 NEVER_STARTED: Final = "lost never_started"
 UNKNOWN: Final = "lost supervisor_killed"
 REBOOTED: Final = "lost machine_rebooted"
+RESTARTED: Final = "lost container_restarted"
+MAKING: Final = "podman.run"
+"""Nobody's point: we see podman make a container, and kill it there."""
 
 _AFTER_MARK: Final = ("supervisor.marked", "supervisor.held", *OF_SANDBOXES)
 """The session's mark is on disk and no command exists: whoever comes later cannot start it any more."""
@@ -130,8 +137,8 @@ class Cell:
     def allowed(self) -> frozenset[str]:
         """Every end that is the truth here; with `TRUE` or `KILLED` the command has run exactly once."""
         truth = KILLED if self.is_kill else TRUE
-        if self.victims == ("machine",):
-            return self._of_a_machine(truth)
+        if self.backend == "podman" or self.victims == ("machine",):
+            return self._in_a_container(truth) if self.backend == "podman" else self._of_a_machine(truth)
         if "supervisor" not in self.victims:
             told = self.point != "keeper.reaped" or "keeper" not in self.victims or KERNEL_TELLS
             return frozenset({truth} if told else {truth, UNKNOWN})
@@ -145,6 +152,13 @@ class Cell:
             # Nobody holds the other end of its output any more, so what it prints then kills it.
             return frozenset({truth, UNKNOWN, BROKEN_PIPE})
         return frozenset({truth})
+
+    def _in_a_container(self, truth: str) -> frozenset[str]:
+        if self.victims == ("podman",):
+            # Nothing was started, and the call is told so; or another try made it.
+            return frozenset({truth, NEVER_STARTED})
+        # All that a container has ends with its first process, which is the keeper.
+        return frozenset({RESTARTED if self.victims in {("container",), ("keeper",)} else truth})
 
     def _of_a_machine(self, truth: str) -> frozenset[str]:
         if self.point in _CLAIMED:
@@ -186,6 +200,21 @@ def sandboxed_cells() -> list[Cell]:
         Cell(("keeper",), "keeper.held", "bubblewrap"),
         Cell(("keeper",), "keeper.reaped", "bubblewrap"),
         Cell(("worker", "supervisor"), "started.recorded", "bubblewrap"),
+    ]
+
+
+def contained_cells() -> list[Cell]:
+    """A part of it in containers: there the keeper is the first process, and podman makes what is not there."""
+    return [
+        Cell(("container",), "started.recorded", "podman"),
+        Cell(("keeper",), "start.answered", "podman"),
+        Cell(("podman",), MAKING, "podman"),
+        Cell(("supervisor",), "supervisor.forked", "podman"),
+        Cell(("supervisor",), "supervisor.record_renamed", "podman"),
+        Cell(("worker",), "start.sent", "podman"),
+        Cell(("worker",), "start.placed", "podman"),
+        Cell(("worker",), "start.answered", "podman"),
+        Cell(("worker",), "exit.committed", "podman"),
     ]
 
 

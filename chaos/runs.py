@@ -19,7 +19,9 @@ import pytest
 from app.storage import schema
 from chaos.report import Row
 from chaos.story import Count, facts_of, live_through
+from tests import images
 from tests.databases import TEMPLATE, NoPostgres, PostgresServer, serving_postgres
+from tests.pods import emptied
 from tests.stage import stage
 
 KEPT: Final = 20
@@ -79,7 +81,9 @@ class Runs:
 
     def _lived(self, row: Row, executed: bool) -> tuple[Count, Path | None]:
         environ = {"DRAIN_SECONDS": "1", "SUPERVISOR_IDLE_SECONDS": "60", "BACKEND": row.cell.backend}
-        with self._database(row) as (url, server), stage(url, **environ) as made:
+        if row.cell.backend == "podman":
+            environ["PODMAN_IMAGE"] = str(images.test_rootfs())
+        with self._database(row) as (url, server), stage(url, **environ) as made, emptied(made):
             made.left = self._left
             try:
                 count = live_through(made, row.cell, server, executed=executed)

@@ -14,7 +14,7 @@ from app.exec.model import SessionState
 from app.storage.errors import DatabaseUnreachable
 from app.work.errors import ApprovalSettled
 from chaos.cells import CODE, KILLED, TRUE, Cell
-from chaos.strike import Crash, Hold, Kill, PowerCut, Strike
+from chaos.strike import Crash, Hold, InContainer, Kill, PowerCut, Strike
 from tests.databases import PostgresServer
 from tests.stage import Stage
 
@@ -55,6 +55,8 @@ def live_through(made: Stage, cell: Cell, server: PostgresServer | None = None, 
 
 
 def _strike(made: Stage, cell: Cell, server: PostgresServer | None) -> Strike:
+    if cell.backend == "podman":
+        return InContainer(made, cell)
     if cell.victims == ("machine",):
         return PowerCut(made, cell)
     if cell.victims == ("database",):

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 from app.exec.errors import SupervisorUnreachable
-from chaos.cells import Cell, Moment
+from app.exec.placements import Placements
+from app.exec.supervisor import procfs
+from chaos.cells import MAKING, Cell, Moment
 from tests.databases import PostgresServer
+from tests.pods import kill, podman
 from tests.stage import Stage
 
 DATABASE_AWAY_S = 0.3
@@ -159,6 +162,51 @@ class PowerCut(Kill):
     def _arm(self) -> None:
         self.made.arm(self.cell.point, "\n".join(self.orders()))
         self.armed = True
+
+
+class InContainer(Pause):
+    """What a worker or a supervisor can do to itself it does; to container, keeper and podman we do it."""
+
+    def orders(self) -> list[str]:
+        """It kills or stops itself."""
+        return ["kill self" if self.cell.here in self.cell.victims else "stop self"]
+
+    def struck(self) -> None:
+        """Once, where it has stopped."""
+        if self.cell.here not in self.cell.victims and self.cell.point != MAKING:
+            super().struck()
+
+    def look(self, moment: Moment) -> None:
+        """As above; podman is looked for as long as it has not been seen at work."""
+        super().look(moment)
+        if self.cell.point == MAKING and not self.made.fired(MAKING) and (pid := _making(self.pids["worker"])):
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid)
+            (self.made.points / MAKING).unlink()
+
+    def act(self, pidfd: int) -> None:
+        """The container ends while the worker waits for it, or does not look."""
+        (home,) = Placements(self.made.home).homes()
+        if self.cell.victims == ("container",):
+            podman("kill", home.name)
+        else:
+            kill(int(podman("inspect", "--format", "{{.State.Pid}}", home.name)))
+        signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+
+    def _arm(self) -> None:
+        self.pids = {"worker": self.made.workers[-1].process.pid}
+        self.made.arm(self.cell.point, "\n".join(self.orders()))
+        self.armed = True
+
+
+def _making(parent: int) -> int | None:
+    """The podman that makes a container for this worker, if there is one now."""
+    for proc in procfs.snapshot():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{proc.pid}/cmdline").read_bytes().split(b"\0")
+            if proc.ppid == parent and words[0].endswith(b"/podman") and b"run" in words:
+                return proc.pid
+    return None
 
 
 def _wait_until_stopped(pid: int) -> None:

@@ -90,13 +90,15 @@ def _control() -> None:
 class Terminal:
     """A command on a terminal of its own: what it shows, and keys."""
 
+    program: tuple[str, ...] = PROGRAM
+
     def __init__(self, stage: Stage, *args: str, **environ: str | None) -> None:
         self._ours, theirs = pty.openpty()
         self.shown = ""
         self.raw = ""
         self._seen = 0
         self.process = subprocess.Popen(
-            [*PROGRAM, *args],
+            [*self.program, *args],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -30,6 +30,7 @@ from app.exec.ports import ExitSink, SessionStore
 from app.exec.sessions import Sessions
 from app.exec.supervisor.client import SupervisorClient
 from tests import sandboxes
+from tests.supervisors import SOON
 
 KIND = "host"
 """The backend of engines that tests make; `each_backend` runs a test once with each."""
@@ -113,14 +114,22 @@ async def running_engine(
 async def printed(engine: Engine, session_id: str, text: str) -> None:
     """Wait until the process has printed `text`; a log has nobody to notify us."""
     session = await engine.registry.get(session_id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SOON):
         while text not in (await engine.output(session).ends()).text:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
+GATE = "until [ -e go ]; do sleep 0.02; done"
+"""How a command waits in the workspace for `let_go`."""
+
+
+def let_go(engine: Engine) -> None:
+    (engine.workspace / "go").touch()
+
+
 async def running(engine: Engine) -> list[Session]:
     """Wait until something runs; returns it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(SOON):
         while True:
             found = [one for one in await engine.store.list(live=True) if one.state is SessionState.RUNNING]
             if found:

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import random
 import re
 import select
 import shutil
@@ -50,8 +51,7 @@ class Reader:
         self._root = root
         self._ids = Ids()
         self._count = 0
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = str(free.getsockname()[1])
+        self._port = _free_port()
         self.home = root / "you"
         self.project = self.home / "shellback"
         self.project.mkdir(parents=True)
@@ -176,6 +176,15 @@ class Reader:
         self._shell.wait()
         for lock in self._root.rglob(layout.SUPERVISOR_LOCK):
             asyncio.run(_end_supervisor(lock.parents[1]))
+
+
+def _free_port() -> str:
+    """Below those that the kernel gives to whoever asks for any: until it is used nobody else is given it."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10_000, lowest) if lowest > 20_000 else 0
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as free:
+            return str(free.getsockname()[1])
 
 
 def _control() -> None:

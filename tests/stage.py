@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
-from app import wiring
+from app import supervision, wiring
 from app.cli.children import WorkerChild
 from app.exec.errors import SupervisorUnreachable
 from app.exec.model import Session
@@ -28,7 +28,7 @@ from app.settings import Settings, plain_environment
 from app.storage import history
 from app.storage import sessions as session_rows
 from app.storage.tables import mailbox, turns
-from app.work import approvals, sending
+from app.work import approvals, sending, stopping
 from app.work.approvals import Request
 from tests.nursery import ForkedWorker
 
@@ -88,7 +88,7 @@ class Stage:
     async def _end_supervisor(self) -> None:
         deadline = time.monotonic() + LEAVE_S
         while True:
-            client = wiring.supervisor_client(self.settings, spawn=False)
+            client = supervision.supervisor_client(self.settings, spawn=False)
             try:
                 await client.connect()
                 # All that it has: the database may not know of some, or take them for lost.
@@ -167,6 +167,10 @@ class Stage:
 
         return self.read(look)
 
+    def no_turn(self, conversation: str) -> bool:
+        """No turn of the conversation runs, or is about to; others may, and mail may wait behind an approval."""
+        return not self.read(stopping.stoppable, conversation)
+
     def decide(self, request: Request, decision: Any = "approved", note: str | None = None) -> Request:
         return self.write(approvals.decide, self.enqueuer, request.id, decision, by="test", surface="test", note=note)
 
@@ -236,7 +240,7 @@ class Stage:
         """The supervisor and its parent, the keeper."""
 
         async def ask() -> int:
-            client = wiring.supervisor_client(self.settings, spawn=False)
+            client = supervision.supervisor_client(self.settings, spawn=False)
             try:
                 return int((await client.connect())["pid"])
             finally:

@@ -18,7 +18,7 @@ from app.exec.supervisor.protocol import ExitRecord, StartRequest
 
 BOOT = linux.boot_id()
 UID = 65534 if os.geteuid() == 0 else None
-SOON = 20.0
+SOON = 60.0
 
 
 class Rig:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from app import wiring
 from app.checks import database, leftovers, live, machine, program, sandbox
 from app.checks.check import Check
+from app.checks.containers import containers
 from app.checks.filesystems import filesystem
 from app.checks.policy import policy
 from app.checks.supervisors import answered, processes, supervisor
@@ -37,6 +38,7 @@ def all_checks(settings: Settings) -> list[Check]:
         with wiring.place(settings, migrated=False) as where:
             found += [home, machine.disk(where), machine.logs(where), *database.directory(where), serves]
             found.append(leftovers.leftovers(leftovers.servings(), str(where.home)))
+            found += containers(settings)
             found += _in_database(where, hello)
     except StorageError as error:
         found.append(Check("state directory", "fail", str(error)))

@@ -33,15 +33,17 @@ class Serving:
 
 
 def servings() -> list[Serving]:
-    """Every keeper and supervisor of this user that this process may look at."""
+    """Every keeper and supervisor of this user that this process may look at, but for those in containers."""
     found: list[Serving] = []
-    everybody = procfs.snapshot()
+    everybody, here = procfs.snapshot(), os.readlink("/proc/self/ns/pid")
     for proc in everybody:
         with contextlib.suppress(OSError):
             about = Path(f"/proc/{proc.pid}")
             name = (about / "comm").read_text().strip()
             if name not in {KEEPER, SUPERVISOR} or not proc.alive or about.stat().st_uid != os.geteuid():
                 continue
+            if os.readlink(about / "ns/pid") != here:
+                continue  # in a container, where its state directory has another path
             home, gone = home_of([os.readlink(fd) for fd in (about / "fd").iterdir()])
             found.append(
                 Serving(

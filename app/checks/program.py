@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from app import wiring
+from app import agency
 from app.checks.check import Check
 from app.settings import shown_url
 from app.telemetry.watches import missing
@@ -27,7 +27,7 @@ def model(settings: Settings) -> Check:
     from app.agent.errors import AgentUnavailable, ModelUnavailable
 
     try:
-        agent = wiring.agent_with(settings, [])
+        agent = agency.agent_with(settings, [])
     except AgentUnavailable as error:
         return Check("agent", "fail", str(error))
     except ModelUnavailable as error:

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Final
 from app.checks.check import Check
 from app.choice import Choice, a_workspace, choose
 from app.exec.backends.bubblewrap import BubblewrapBackend
+from app.exec.backends.podman import PodmanBackend
 from app.exec.errors import ExecError
 
 if TYPE_CHECKING:
     from app.settings import Settings
 
+_WITHOUT_LIMITS: Final = {
+    "bubblewrap": "run the supervisor where it may make cgroups: as a unit of systemd with Delegate=yes, or in a"
+    " container of its own",
+    "podman": "podman leaves out what its cgroups cannot do: on cgroup v1 run it as root, on v2 delegate cpu, memory"
+    " and pids to the user (systemd: Delegate= of user@.service)",
+}
 HOST: Final = "approve with care: what you approve can do what that user can"
 
 
@@ -28,7 +35,7 @@ def sandbox(settings: Settings) -> list[Check]:
 def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check]:
     backend = chosen.backend
     later = f"; `chat` and `worker` will make {settings.workspace_root}" if made else ""
-    if not isinstance(backend, BubblewrapBackend) or chosen.found is None:
+    if not isinstance(backend, BubblewrapBackend | PodmanBackend) or chosen.found is None:
         yield Check("backend", "warn", f"host: it isolates nothing. {chosen.why}{later}", HOST)
         if "network" in settings.model_fields_set and settings.network == "off":
             yield Check(
@@ -38,21 +45,26 @@ def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check
                 "set BACKEND=auto",
             )
         return
-    yield Check("backend", "ok", f"bubblewrap ({chosen.why}){later}")
+    yield Check("backend", "ok", f"{backend.name} ({chosen.why}){later}")
     yield Check("sandbox", "ok", "; ".join(chosen.found.in_force))
     if chosen.found.unbounded:
         yield Check(
             "limits",
             "warn",
             f"nothing bounds {' and '.join(chosen.found.unbounded)} here: {chosen.found.limits}",
-            "run the supervisor where it may make cgroups: as a unit of systemd with Delegate=yes, or in a container"
-            " of its own",
+            _WITHOUT_LIMITS[backend.name],
         )
     else:
         yield Check("limits", "ok", chosen.found.limits)
-    gone = [str(path) for path in settings.readable if not path.exists()]
-    if gone:
-        yield Check("readable", "warn", f"SANDBOX_READABLE names what is not there: {', '.join(gone)}", "correct it")
+    if isinstance(backend, BubblewrapBackend):
+        yield from _readable(settings)
+    elif settings.readable:
+        yield Check(
+            "readable",
+            "warn",
+            "SANDBOX_READABLE has no effect: containers have the files of their image",
+            "take an image with what is missing (PODMAN_IMAGE)",
+        )
     unreached = backend.protected.covers().unreached
     if unreached:
         yield Check(
@@ -62,3 +74,9 @@ def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check
             " their hooks and configuration can be written",
             "give agents a smaller workspace: WORKSPACE_ROOT",
         )
+
+
+def _readable(settings: Settings) -> Iterator[Check]:
+    gone = [str(path) for path in settings.readable if not path.exists()]
+    if gone:
+        yield Check("readable", "warn", f"SANDBOX_READABLE names what is not there: {', '.join(gone)}", "correct it")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from app import wiring
+from app import supervision
 from app.checks.check import Check
-from app.exec.errors import ExecError, SupervisorAbsent
+from app.exec.errors import ExecError, SupervisorAbsent, SupervisorUnreachable
 from app.exec.model import Session, SessionState
 from app.exec.supervisor.protocol import VERSION, Message
 from app.storage import rows
@@ -66,7 +66,7 @@ def _said(hello: Message) -> Check:
 
 
 async def _hello(settings: Settings) -> Message:
-    client = wiring.supervisor_client(settings, spawn=False)
+    client = supervision.supervisor_client(settings, spawn=False)
     try:
         return await client.connect()
     finally:
@@ -83,7 +83,7 @@ class Compared:
 
 
 async def _compared(where: Place) -> Compared:
-    client = wiring.supervisor_client(where.settings, spawn=False)
+    client = supervision.supervisors(where.settings)
     try:
         running = [str(status["session_id"]) for status in await client.list()]
         return Compared(
@@ -103,9 +103,13 @@ def _lost(conn: sa.Connection, running: list[str]) -> list[str]:
 def processes(where: Place, hello: Message | None) -> list[Check]:
     """Sessions that nobody watches, processes without a session, and what a restored backup left to settle."""
     watched = where.database.read_now(_unwatched, where.host_id)
-    if hello is None:
+    try:
+        found = asyncio.run(_compared(where))
+    except SupervisorUnreachable:
+        # There is none on the host, and none in a container that runs; or it does not answer, which is told elsewhere.
+        if hello is not None:
+            raise
         return [watched, _restored(where, None)]
-    found = asyncio.run(_compared(where))
     return [watched, _unknown(found), _given_up(found), _restored(where, found)]
 
 

@@ -13,7 +13,7 @@ from app.exec.model import WORK, SessionId
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.exec.supervisor.client import SupervisorClient
+    from app.exec.ports import SupervisorPort
     from app.wiring import Place
     from app.work.unknown import Home, Unknown
 
@@ -101,7 +101,7 @@ def _link(where: Place, one: Unknown) -> None:
     links.close()
 
 
-async def _acknowledge(client: SupervisorClient, wanted: list[Unknown]) -> None:
+async def _acknowledge(client: SupervisorPort, wanted: list[Unknown]) -> None:
     for one in wanted:
         if one.end is not None:
             await client.ack(one.id)

@@ -37,6 +37,13 @@ def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return _names(lambda conn: sessions.ids(conn, incomplete, limit=NAMES))
 
 
+def workspace_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+    """Containers whose name begins so."""
+    from app.storage import workspaces
+
+    return _names(lambda conn: workspaces.names(conn, incomplete, limit=NAMES))
+
+
 def request_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Approval requests that wait and whose id begins so."""
     from app.work import approvals

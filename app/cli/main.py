@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "ps": ("app.cli.processes", "List processes that the agents started."),
     "logs": ("app.cli.logs", "Show what a process printed."),
     "kill": ("app.cli.processes", "End a process and everything it started."),
+    "workspaces": ("app.cli.workspaces", "List containers, show what was done in one, take one away."),
     "prune": ("app.cli.prune", "Forget what is old: rows, items, idle conversations."),
     "queue": ("app.cli.queue", "Show the backlog by priority and age, what runs, what is blocked."),
     "conversations": ("app.cli.conversations", "List conversations, read one, or export one whole."),
@@ -43,7 +44,7 @@ SECTIONS: Final = {
     "Talk and decide": ("chat", "send", "stop", "approvals", "audit", "policy", "rules", "conversations"),
     "Processes": ("ps", "logs", "kill"),
     "What goes on": ("queue", "events", "workers"),
-    "Run it": ("worker", "supervisor", "migrate", "prune", "doctor", "sandbox", "adopt", "config"),
+    "Run it": ("worker", "supervisor", "migrate", "prune", "doctor", "sandbox", "workspaces", "adopt", "config"),
     "Get to know it": ("demo", "completion"),
 }
 

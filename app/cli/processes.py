@@ -246,11 +246,11 @@ async def _kill(settings: Settings, session: Session, give_up: Callable[[], bool
     """End what runs; None for what `give_up` has settled because nothing is known of it."""
     import asyncio
 
-    from app import wiring
+    from app import supervision
     from app.exec import limits
     from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
 
-    client = wiring.supervisor_client(settings, spawn=False)
+    client = supervision.supervisors(settings)
     try:
         await client.connect()
         record: dict[str, Any] | None = (await client.status(session.id)).get("record")

@@ -22,6 +22,7 @@ from app.exec.model import READ_ONLY, WORK
 
 if TYPE_CHECKING:
     from app.choice import Choice
+    from app.exec.backends.base import Backend
     from app.exec.backends.bubblewrap import BubblewrapBackend
     from app.settings import Settings
 
@@ -62,6 +63,7 @@ def sandbox(ctx: click.Context, as_json: bool) -> None:
 def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
     """What there is to know about where commands run, for people and programs."""
     from app.exec.backends.bubblewrap import BubblewrapBackend
+    from app.exec.backends.podman import PodmanBackend
 
     backend = chosen.backend
     shown: dict[str, Any] = {
@@ -71,13 +73,13 @@ def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
         "profiles": sorted(backend.profiles),
         "network": "on" if backend.network else "off",
     }
-    if chosen.found is not None and isinstance(backend, BubblewrapBackend):
+    if chosen.found is not None and isinstance(backend, BubblewrapBackend | PodmanBackend):
         covers = backend.protected.covers()
         shown |= {
             "in_force": list(chosen.found.in_force),
             "limits": chosen.found.limits,
             "unbounded": list(chosen.found.unbounded),
-            "readable": [str(path) for path in settings.readable],
+            "readable": [str(path) for path in settings.readable] if backend.name == "bubblewrap" else [],
             "read_only": [path for path in covers.readonly if path.startswith(f"{backend.workspace}/")],
             "unreached": covers.unreached,
             "instance_ms": chosen.found.instance_ms,
@@ -110,7 +112,8 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
 
     One argument is a line for bash, as agents give it; several are a program and its arguments. It starts in the
     current directory if that is in the workspace, else in the workspace. It has your terminal, ends with Ctrl-C, and
-    its exit code is the command's (128 + n for signal n). Whatever it leaves running is ended, its /tmp is forgotten;
+    its exit code is the command's (128 + n for signal n). With BACKEND=podman it is a container, and Ctrl-C without a
+    terminal ends all of it. Whatever it leaves running is ended, its /tmp is forgotten;
     what it changes in the workspace stays. What agents may not make there, it may: nothing stands in for it.
 
     \b
@@ -118,8 +121,11 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
       shellback sandbox run --profile read_only -- git status
       NETWORK=on shellback sandbox run curl -sS https://example.org
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.choice import a_workspace, bubblewrap
+    from app.choice import a_workspace, bubblewrap, podman
+    from app.exec.backends.bubblewrap import BubblewrapBackend
     from app.exec.backends.causes import Machine, cause
+    from app.exec.backends.podman import PodmanBackend
+    from app.exec.backends.podman_trial import tried_in_container
     from app.exec.backends.trial import tried
     from app.exec.commands import command_spec
     from app.exec.limits import Limits
@@ -127,18 +133,23 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
     settings = load_settings()
     text = command[0] if len(command) == 1 else shlex.join(command)
     with a_workspace(settings) as (workspace, _), _streams() as streams:
-        backend = bubblewrap(settings, workspace)
+        backend = podman(settings, workspace) if settings.backend == "podman" else bubblewrap(settings, workspace)
         backend.check()
         spec = command_spec(command=text, cwd=_cwd(backend), workspace=backend.workspace, limits=Limits())
-        plan = asyncio.run(backend.plan(replace(spec, profile=profile), f"run {os.getpid()}"))
-        report = tried(plan, timeout_s=0, streams=None if as_json else streams)
-    if report.stage:
+        spec = replace(spec, profile=profile)
+        if isinstance(backend, PodmanBackend):
+            terminal = None if as_json else sys.stdin.isatty() and sys.stdout.isatty()
+            report = tried_in_container(backend, spec, terminal=terminal)
+        else:
+            plan = asyncio.run(backend.plan(spec, f"run {os.getpid()}"))
+            report = tried(plan, timeout_s=0, streams=None if as_json else streams)
+    if report.stage and isinstance(backend, BubblewrapBackend):
         raise Refused(cause(report, backend.bwrap or "bwrap", Machine()))
     if as_json:
         print_json(asdict(report))
     elif report.signal is not None:
         click.echo(f"ended by {signal.Signals(report.signal).name}", err=True)
-    if report.exit_code == NOT_FOUND and (hint := missing(text, backend)):
+    if report.exit_code == NOT_FOUND and isinstance(backend, BubblewrapBackend) and (hint := missing(text, backend)):
         click.echo(f"shellback: {hint}", err=True)
     sys.exit(128 + report.signal if report.signal is not None else report.exit_code)
 
@@ -167,7 +178,7 @@ def missing(text: str, backend: BubblewrapBackend) -> str | None:
     )
 
 
-def _cwd(backend: BubblewrapBackend) -> str | None:
+def _cwd(backend: Backend) -> str | None:
     here = os.getcwd()
     return here if Path(here).resolve().is_relative_to(backend.workspace) else None
 

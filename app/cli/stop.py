@@ -124,11 +124,11 @@ def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
 
 async def _kill(settings: Settings, found: list[Session]) -> list[str]:
     """Ids of those that were ended; one that ended by itself, or never started, is none of them."""
-    from app import wiring
+    from app import supervision
     from app.exec import limits
     from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
 
-    client = wiring.supervisor_client(settings, spawn=False)
+    client = supervision.supervisors(settings)
     try:
         await client.connect()
         answers = await asyncio.gather(

@@ -41,10 +41,10 @@ def supervisor(check: bool) -> None:
 
 
 async def _check(settings: Settings) -> None:
-    from app import wiring
+    from app import supervision
     from app.exec.errors import SupervisorAbsent
 
-    client = wiring.supervisor_client(settings, spawn=False)
+    client = supervision.supervisor_client(settings, spawn=False)
     try:
         hello = await client.connect()
     except SupervisorAbsent as error:

@@ -105,7 +105,9 @@ class Talk:
         database = self._where.database
         if not database.read_now(stopping.stoppable, self._conversation):
             raise KeyboardInterrupt
-        database.write_now(stopping.stop, self._enqueuer, self._conversation, by=self._by)
+        found = database.write_now(stopping.stop, self._enqueuer, self._conversation, by=self._by)
+        if found.reach is None:
+            raise KeyboardInterrupt  # it has ended by itself meanwhile
         self._screen.line("  stopping at the next step; Ctrl-C again leaves")
 
     def _take(self, line: str) -> None:

@@ -109,6 +109,13 @@ class Screen:
             self._hidden = True
 
 
+def _keep_keys() -> None:
+    """Leave every key for the line that is read next: Ctrl-D in whole lines is gone when that line is edited."""
+    modes = termios.tcgetattr(sys.stdin.fileno())
+    modes[3] &= ~(termios.ICANON | termios.ECHOCTL)
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, modes)
+
+
 def _being_typed() -> str:
     try:
         import readline
@@ -147,10 +154,11 @@ class Interrupts:
 @contextlib.contextmanager
 def kept_terminal() -> Generator[None]:
     """Give the terminal back as it was, also when a line is being edited at the end."""
-    with contextlib.suppress(ImportError):
-        importlib.import_module("readline")  # being there, it edits what `input` reads
     before = termios.tcgetattr(sys.stdin.fileno())
     try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")  # being there, it edits what `input` reads
+            _keep_keys()
         yield
     finally:
         termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)

@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar
 
 import click
 
-from app import wiring
+from app import supervision, wiring
 from app.cli import facts as facts_of
 from app.cli.children import WorkerChild
 from app.cli.shared import Refused
@@ -270,7 +270,7 @@ class Tour:
         raise Refused(f"waited {PATIENCE_S:.0f} s until {what}, in vain (run with --keep to look)")
 
     async def _supervisor_pid(self) -> int:
-        client = wiring.supervisor_client(self._settings, spawn=False)
+        client = supervision.supervisor_client(self._settings, spawn=False)
         try:
             return int((await client.connect())["pid"])
         finally:
@@ -281,7 +281,7 @@ class Tour:
         asyncio.run(self._end_supervisor())
 
     async def _end_supervisor(self) -> None:
-        client = wiring.supervisor_client(self._settings, spawn=False)
+        client = supervision.supervisor_client(self._settings, spawn=False)
         with contextlib.suppress(SupervisorUnreachable):
             await client.connect()
             await client.stop()

@@ -13,7 +13,7 @@ from app.cli.shared import Refused, age, table_lines
 
 if TYPE_CHECKING:
     from app.exec.model import Session, SessionEnd
-    from app.exec.supervisor.client import SupervisorClient
+    from app.exec.ports import SupervisorPort
     from app.wiring import Place
     from app.work.callbacks import CallbackSink
     from app.work.unknown import Unknown
@@ -24,17 +24,17 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def asked(where: Place, ask: Callable[[SupervisorClient], Awaitable[T]]) -> T:
-    """What the supervisor of this host answers.
+def asked(where: Place, ask: Callable[[SupervisorPort], Awaitable[T]]) -> T:
+    """What the supervisors of this host answer.
 
     Raises:
         Refused: None runs, so nothing that it has is known.
     """
-    from app import wiring
+    from app import supervision
     from app.exec.errors import SupervisorUnreachable
 
     async def connected() -> T:
-        client = wiring.supervisor_client(where.settings, spawn=False)
+        client = supervision.supervisors(where.settings)
         try:
             return await ask(client)
         except SupervisorUnreachable as error:
@@ -120,7 +120,7 @@ def end(where: Place, one: Unknown) -> list[int]:
     from app.exec import limits
     from app.exec.errors import SessionNotFound
 
-    async def ended(client: SupervisorClient) -> list[int]:
+    async def ended(client: SupervisorPort) -> list[int]:
         try:
             killed = await client.kill(one.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
         except SessionNotFound:

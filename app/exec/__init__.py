@@ -15,28 +15,72 @@ if TYPE_CHECKING:
     from app.exec.errors import ExecError
     from app.exec.limits import Limits
     from app.exec.logs import cleanup_exec_logs
-    from app.exec.memory_store import MemorySessionStore
-    from app.exec.model import CommandSpec, Session, SessionEnd, SessionState
+    from app.exec.memory_store import MemorySessionStore, MemoryWorkspaceStore
+    from app.exec.model import CommandSpec, PodmanWorkspace, Session, SessionEnd, SessionState
+    from app.exec.mounts.mount import HostMount
     from app.exec.outcome import Outcome
+    from app.exec.section.config import PodmanSandboxConfig, SandboxConfig
+    from app.exec.section.podman import PodmanSandboxSection
+    from app.exec.section.sandbox import SandboxSection
+    from app.exec.section.short import PodmanShellParams, PodmanShellResult
+    from app.exec.shell import (
+        AsyncShell,
+        BubblewrapShell,
+        CommandValidator,
+        EnvironmentSnapshot,
+        ExecutionResult,
+        HostShell,
+        MockShell,
+        PodmanShell,
+        Shell,
+        ShellSection,
+        SyncShell,
+        WhichResult,
+        WorkspaceSection,
+        shell_of,
+    )
     from app.exec.supervisor.client import SupervisorClient
     from app.exec.toolset import ExecTools, exec_toolset
 
 __all__ = (
+    "AsyncShell",
+    "BubblewrapShell",
     "CommandSpec",
+    "CommandValidator",
     "Engine",
+    "EnvironmentSnapshot",
     "ExecCapability",
     "ExecError",
     "ExecTools",
+    "ExecutionResult",
     "HostBackend",
+    "HostMount",
+    "HostShell",
     "Limits",
     "MemorySessionStore",
+    "MemoryWorkspaceStore",
+    "MockShell",
     "Outcome",
+    "PodmanSandboxConfig",
+    "PodmanSandboxSection",
+    "PodmanShell",
+    "PodmanShellParams",
+    "PodmanShellResult",
+    "PodmanWorkspace",
+    "SandboxConfig",
+    "SandboxSection",
     "Session",
     "SessionEnd",
     "SessionState",
+    "Shell",
+    "ShellSection",
     "SupervisorClient",
+    "SyncShell",
+    "WhichResult",
+    "WorkspaceSection",
     "cleanup_exec_logs",
     "exec_toolset",
+    "shell_of",
 )
 
 _HOMES = {
@@ -46,9 +90,30 @@ _HOMES = {
     "errors": ("ExecError",),
     "limits": ("Limits",),
     "logs": ("cleanup_exec_logs",),
-    "memory_store": ("MemorySessionStore",),
-    "model": ("CommandSpec", "Session", "SessionEnd", "SessionState"),
+    "memory_store": ("MemorySessionStore", "MemoryWorkspaceStore"),
+    "model": ("CommandSpec", "PodmanWorkspace", "Session", "SessionEnd", "SessionState"),
+    "mounts.mount": ("HostMount",),
     "outcome": ("Outcome",),
+    "section.config": ("PodmanSandboxConfig", "SandboxConfig"),
+    "section.podman": ("PodmanSandboxSection",),
+    "section.sandbox": ("SandboxSection",),
+    "section.short": ("PodmanShellParams", "PodmanShellResult"),
+    "shell": (
+        "AsyncShell",
+        "BubblewrapShell",
+        "CommandValidator",
+        "EnvironmentSnapshot",
+        "ExecutionResult",
+        "HostShell",
+        "MockShell",
+        "PodmanShell",
+        "Shell",
+        "ShellSection",
+        "SyncShell",
+        "WhichResult",
+        "WorkspaceSection",
+        "shell_of",
+    ),
     "supervisor.client": ("SupervisorClient",),
     "toolset": ("ExecTools", "exec_toolset"),
 }

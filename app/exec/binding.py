@@ -53,14 +53,16 @@ def reads_files(command: str) -> bool:
     return bool(named_in(command).files)
 
 
-def read(command: str, *, cwd: str, workspace: Path, private: Sequence[str] = ()) -> Binding:
+def read(command: str, *, cwd: str, workspace: Path, private: Sequence[str] = (), inner: str | None = None) -> Binding:
     """Look at everything that the command line names. Blocks for as long as it takes to read the files.
 
-    `private` are directories that a command has of its own: nothing of them can be seen from here.
+    `private` are directories that a command has of its own: nothing of them can be seen from here. `inner` is the path
+    of the workspace as the command sees it; where that is another one, programs are those of an image, and nothing of
+    those can be seen here either: the image's id stands for them.
     """
     line = named_in(command)
-    reading = _Reading(str(workspace), cwd, private, line)
-    for name in line.programs:
+    reading = _Reading(str(workspace), cwd, private, line, inner or str(workspace))
+    for name in line.programs if reading.inner == reading.workspace else ():
         reading.program(name)
     for operand in line.files:
         reading.file(operand)
@@ -80,21 +82,13 @@ def changed(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     return ", ".join(names)
 
 
-def line_of(row: Mapping[str, object]) -> str:
-    """A row in one line, for people."""
-    if row.get("path") is None:
-        return f"{row['name']}: not found"
-    content = f"sha256 {str(row['sha256'])[:12]}" if row.get("sha256") else "content not bound"
-    held = ", held" if row.get("held") else ""
-    return f"{row['name']} = {row['path']} ({row['size']} bytes, {content}{held})"
-
-
 @dataclass(slots=True)
 class _Reading:
     workspace: str
     cwd: str
     private: Sequence[str]
     line: Line
+    inner: str
     _executables: dict[str, Row] = field(default_factory=dict[str, Row])
     _scripts: dict[str, Row] = field(default_factory=dict[str, Row])
     _unbound: dict[str, None] = field(default_factory=dict[str, None])
@@ -134,6 +128,8 @@ class _Reading:
         name = operand.name
         if name == "~" or name.startswith("~/"):
             name = self.workspace + name[1:]
+        elif f"{name}/".startswith(f"{self.inner}/"):
+            name = self.workspace + name[len(self.inner) :]
         for folder in self._folders():
             path = os.path.join(folder, name)
             names = glob.iglob(path) if operand.globs else iter((path,))
@@ -156,7 +152,7 @@ class _Reading:
 
     def _bind(self, operand: Operand, named: str, path: str) -> None:
         if not f"{path}/".startswith(f"{self.workspace}/"):
-            if not operand.runs:
+            if not operand.runs or self.inner != self.workspace:
                 return
             if any(f"{path}/".startswith(f"{place}/") for place in self.private):
                 self._unbound[f"{operand.name}: in a directory of the sandbox's own, it is not bound"] = None

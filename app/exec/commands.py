@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from app.exec import binding
@@ -100,14 +100,17 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
         InvalidCommand: The directory has gone.
     """
     held_to = backend.facts(spec.profile)
-    try:
-        directory = os.stat(spec.cwd)
-    except OSError as error:
-        raise InvalidCommand(f"cwd {spec.cwd!r} cannot be used: {error.strerror}") from None
+    device, inode = _place(spec.cwd, held_to["mounts"]["private"], backend.workspace)
     files = (
         binding.Binding()
         if spec.profile == READ_ONLY
-        else binding.read(spec.command, cwd=spec.cwd, workspace=backend.workspace, private=held_to["mounts"]["private"])
+        else binding.read(
+            spec.command,
+            cwd=spec.cwd,
+            workspace=backend.workspace,
+            private=held_to["mounts"]["private"],
+            inner=backend.inner,
+        )
     )
     return Proposal(
         tool="execute_pty" if spec.pty else "execute",
@@ -116,10 +119,12 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
             **files.facts(),
             "shell": held_to["shell"],
             "cwd": spec.cwd,
-            "cwd_device": directory.st_dev,
-            "cwd_inode": directory.st_ino,
+            **_inside(spec.cwd, backend),
+            "cwd_device": device,
+            "cwd_inode": inode,
             "env": spec.env,
             **({"env_mode": spec.env_mode} if spec.env_mode != "extend" else {}),
+            **({"grace_s": spec.grace_s} if spec.grace_s != bounds.TIMEOUT_GRACE_S else {}),
             "timeout_s": spec.timeout_s,
             "pty": [spec.pty.rows, spec.pty.cols] if spec.pty else None,
             "stdin": None if spec.stdin is None else spec.stdin.decode("utf-8", "surrogateescape"),
@@ -138,6 +143,28 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
     )
 
 
+def _inside(cwd: str, backend: Backend) -> dict[str, str]:
+    """The directory as the command sees it, where that is another path."""
+    if backend.inner == str(backend.workspace) or not PurePath(cwd).is_relative_to(backend.workspace):
+        return {}
+    return {"inner_cwd": os.path.normpath(f"{backend.inner}/{os.path.relpath(cwd, backend.workspace)}")}
+
+
+def private(cwd: str, places: Sequence[str], workspace: Path) -> bool:
+    """Whether a directory is in a place that a sandbox has of its own, which cannot be seen from here."""
+    return not f"{cwd}/".startswith(f"{workspace}/") and any(f"{cwd}/".startswith(f"{place}/") for place in places)
+
+
+def _place(cwd: str, places: Sequence[str], workspace: Path) -> tuple[int, int]:
+    if private(cwd, places, workspace):
+        return 0, 0
+    try:
+        found = os.stat(cwd)
+    except OSError as error:
+        raise InvalidCommand(f"cwd {cwd!r} cannot be used: {error.strerror}") from None
+    return found.st_dev, found.st_ino
+
+
 async def fixed(plan: Plan, spec: CommandSpec, proposal: Proposal, backend: Backend) -> Plan:
     """The plan of a granted proposal, held to the directory and the scripts of it: the supervisor looks at them again.
 
@@ -152,7 +179,7 @@ async def fixed(plan: Plan, spec: CommandSpec, proposal: Proposal, backend: Back
             "approval is used up, propose the call again"
         )
     facts: Mapping[str, Any] = now.facts
-    plan = replace(plan, place=(facts["cwd_device"], facts["cwd_inode"]))
+    plan = replace(plan, place=(facts["cwd_device"], facts["cwd_inode"]) if facts["cwd_inode"] else None)
     if plan.sandbox is None:
         return plan
     held = tuple((row["named"], row["path"], row["sha256"]) for row in facts["scripts"] if row["held"])

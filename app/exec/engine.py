@@ -206,8 +206,8 @@ class Engine:
 
     async def reconcile(self) -> None:
         """Compare the live sessions of this host with the supervisor and record what is missing."""
-        for session_id in list(self._unsure):
-            await self.abandon(session_id)
+        # Where one cannot be reached the others can; it stays, and is tried again with the next comparison.
+        await asyncio.gather(*map(self.abandon, list(self._unsure)), return_exceptions=True)
         await self._recovery.reconcile()
 
     async def _claimed(

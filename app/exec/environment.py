@@ -7,7 +7,7 @@ command's own text does not show. Names compare regardless of case, because some
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Literal, NamedTuple
 
 from app.exec import limits
@@ -106,8 +106,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOCALE_NAME: Final = re.compile(r"LANG|LANGUAGE|LC_[A-Z]+|LINGUAS|TERM|TZ|COLORTERM")
 
 
-def check_env(given: Mapping[str, str]) -> None:
-    """Accept what a caller wants added to the environment of its command.
+def check_env(given: Mapping[str, str], *, granted: Collection[str] = ()) -> None:
+    """Accept what a caller wants added to the environment of its command; `granted` names are not refused.
 
     Raises:
         InvalidCommand: A name or value is refused; the message has the name and the rule, never the value.
@@ -116,7 +116,7 @@ def check_env(given: Mapping[str, str]) -> None:
         raise InvalidCommand(f"env has {len(given)} variables; at most {limits.ENV_VARIABLES} are accepted")
     size = 0
     for name, value in given.items():
-        _check_name(name)
+        _check_name(name, granted)
         _check_value(name, value)
         size += len(name) + len(value.encode("utf-8", "surrogateescape")) + 2
     if size > limits.ENV_BYTES:
@@ -149,11 +149,11 @@ def child_env(
     }
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, granted: Collection[str]) -> None:
     if not _NAME.fullmatch(name):
         raise InvalidCommand(f"env name {name!r} is not accepted; names match [A-Za-z_][A-Za-z0-9_]*")
     upper = name.upper()
-    if upper in _ALLOWED:
+    if upper in _ALLOWED or name in granted:
         return
     rule = upper if upper in _DANGEROUS_ENV_VARS else None
     if rule is None:

@@ -16,6 +16,7 @@ ExecError
 │   ├── SupervisorUnreachable     the supervisor does not answer
 │   │   └── SupervisorAbsent      there is none, and none was to be started
 │   ├── WorkspaceUnusable         missing, or not writable by the uid that runs commands
+│   │   └── MountUnusable         a host mount cannot be copied into it, so nothing was
 │   ├── PolicyUnusable            the policy file cannot be followed to the letter
 │   └── LimitReached              a stated bound is used up
 └── for us (a bug)
@@ -102,6 +103,10 @@ class SupervisorAbsent(SupervisorUnreachable):
 
 class WorkspaceUnusable(ExecError, RuntimeError):
     """Raised when the workspace is missing or the uid that runs commands cannot write it."""
+
+
+class MountUnusable(WorkspaceUnusable):
+    """Raised when a host mount cannot be copied whole; nothing of any was. The message has cause and remedy."""
 
 
 class PolicyUnusable(ExecError):

@@ -8,11 +8,16 @@ model response that proposed the call, and history carries it through replays an
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+import uuid
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from app.exec.errors import InvalidCommand
 from app.exec.model import CallKey, CallOrigin, SessionId
@@ -20,6 +25,10 @@ from app.exec.model import CallKey, CallOrigin, SessionId
 if TYPE_CHECKING:
     from pydantic_ai import RunContext
     from pydantic_ai.messages import ModelMessage, ModelResponse
+
+
+_PLACE: Final = 1 << 20
+"""So many commands of one place of a tool call are told apart."""
 
 
 @runtime_checkable
@@ -39,6 +48,23 @@ def call_key(origin: CallOrigin) -> CallKey:
 def session_id(origin: CallOrigin) -> SessionId:
     """The id of the session that this call starts, if it starts one."""
     return SessionId("x" + _hashed("session", origin)[:15])
+
+
+def workspace_scope(conversation_id: str) -> SessionId:
+    """What the recorded calls of a conversation on files are found by, where a session's would have its id."""
+    digest = hashlib.sha256(json.dumps(["workspace", conversation_id]).encode()).digest()
+    return SessionId("w" + base64.b32encode(digest).decode("ascii").lower()[:15])
+
+
+def a_call(scope: str) -> CallOrigin:
+    """Who asks for a command of no tool call: it is a new one each time."""
+    return CallOrigin(
+        conversation_id=scope,
+        response_run_id="",
+        response_timestamp="",
+        call_index=0,
+        tool_call_id=uuid.uuid4().hex,
+    )
 
 
 def origin_of(ctx: RunContext[Any]) -> CallOrigin:
@@ -67,9 +93,68 @@ def conversation_of(ctx: RunContext[Any]) -> str:
     return ctx.conversation_id or ""
 
 
+@dataclass(slots=True)
+class Call:
+    """A tool call whose code is running, or all of a run outside of any; and the commands it has started so far."""
+
+    ctx: RunContext[Any]
+    _counts: Counter[int] = field(default_factory=Counter[int])
+
+    def origin(self, place: int = 0) -> CallOrigin:
+        """The origin of its next command, the same on every replay that starts commands in the same order.
+
+        Commands of another `place` are counted apart: what a durable engine has recorded is not run again.
+        """
+        self._counts[place] += 1
+        try:
+            asked = origin_of(self.ctx)
+        except InvalidCommand:
+            asked = _of_run(self.ctx)
+        return replace(asked, ordinal=place * _PLACE + self._counts[place])
+
+
+_CALL: ContextVar[Call | None] = ContextVar("shellback_call", default=None)
+
+
+@contextlib.contextmanager
+def calling(ctx: RunContext[Any]) -> Generator[Call]:
+    """Let what runs within know the tool call that it belongs to."""
+    token = _CALL.set(call := Call(ctx))
+    try:
+        yield call
+    finally:
+        _CALL.reset(token)
+
+
+def call_in_progress() -> Call | None:
+    """The tool call that this code belongs to; None outside of one, and where no capability of ours sees calls."""
+    return _CALL.get()
+
+
+def origin_in_call() -> CallOrigin | None:
+    """Who asks, for the next command of the running tool call; None outside of one."""
+    call = _CALL.get()
+    return None if call is None else call.origin()
+
+
 def _index_of(response: ModelResponse, wanted: str | None) -> int | None:
     calls = [part for part in response.parts if part.part_kind == "tool-call"]
     return next((index for index, part in enumerate(calls) if part.tool_call_id == wanted), None)
+
+
+def _of_run(ctx: RunContext[Any]) -> CallOrigin:
+    """What asks where no response proposed a call: a hook, or a call that the code of another one makes."""
+    deps: object = ctx.deps
+    turn_id, epoch = (deps.turn_id, deps.epoch) if isinstance(deps, ExecDeps) else ("", 0)
+    return CallOrigin(
+        conversation_id=conversation_of(ctx),
+        response_run_id=ctx.run_id or "",
+        response_timestamp="",
+        call_index=-1,
+        tool_call_id=ctx.tool_call_id or "",
+        turn_id=turn_id,
+        epoch=epoch,
+    )
 
 
 def _origin(ctx: RunContext[Any], response: ModelResponse, index: int, tool_call_id: str) -> CallOrigin:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,11 +18,11 @@ from typing import Any, Final, Protocol
 from app.exec.classify.classify import classify
 from app.exec.classify.grammar import parse
 from app.exec.classify.model import Judgement, Segment, Surroundings, Tier
-from app.exec.classify.syntax import Unparsable
+from app.exec.classify.syntax import Parsed, Unparsable
 from app.exec.errors import ExecError, PathOutsideSandbox, PermissionDenied
 from app.exec.model import READ_ONLY, WORK, CommandSpec
 from app.exec.paths import inside
-from app.exec.policy import Asked, Verdict, asks
+from app.exec.policy import INPUT, Asked, Verdict, Withheld, asks
 from app.exec.rules.denials import denied
 from app.exec.rules.matching import Facts, Hit, Rules
 
@@ -108,7 +109,6 @@ RulesOf = Callable[[str], Awaitable[Rules]]
 """The rules that hold for a conversation, of the operator's file and those that people saved."""
 Standing = Callable[[str, str], Awaitable[str | None]]
 """The id of an approval of all input to a session: (conversation id, session id) → id or None."""
-INPUT: Final = frozenset({"process_write", "process_send_keys"})
 
 
 async def _no_rules(_conversation_id: str) -> Rules:
@@ -150,11 +150,19 @@ class Judge:
 
     async def judge(self, asked: Asked) -> Verdict:
         """See `Policy.judge`."""
-        if asked.spec is None:
+        if asked.spec is None and not asked.words:
             return await self._of_tool(asked)
         rules = await self.rules(asked.conversation_id)
         # Paths are looked up: on a hanging mount that waits, and must not keep everybody else waiting.
+        if asked.spec is None:
+            return await asyncio.to_thread(self._of_files, asked, rules)
         return await asyncio.to_thread(self._of_command, asked, asked.spec, rules)
+
+    async def withheld(self, conversation_id: str) -> Withheld:
+        """See `Policy.withheld`."""
+        rules = await self.rules(conversation_id)
+        facts = self._facts("", conversation_id, self.runs.workspace)
+        return lambda path: "it is a listed secret" if self.secret(path) else rules.withheld(path, facts)
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
         """Keep no record: that is for whoever has a place for it."""
@@ -182,22 +190,55 @@ class Judge:
                 return Verdict(decision="allow", reason=why, by="standing approval", approval_id=approval_id)
         return Verdict(decision="ask", reason=f"{asked.tool} changes something")
 
+    def _of_files(self, asked: Asked, rules: Rules) -> Verdict:
+        line = shlex.join(asked.words)
+        secrets = [str(path) for path in asked.files if self.secret(path)]
+        reads = not asks(asked.tool)
+        tier = Tier.READ_ONLY if reads else Tier.READ_WRITE
+        reason = f"{asked.tool} only reads" if reads else f"{asked.tool} changes something"
+        if secrets:
+            reason = f"{', '.join(secrets)} is a listed secret"
+        elif not _plain(line, asked.words):
+            reason = "its path cannot be held against rules"
+        passes = reads and not secrets and _plain(line, asked.words)
+        paths = tuple(str(path) for path in asked.files)
+        judgement = Judgement(
+            verdict="read_only" if passes else "needs_approval",
+            tier=tier,
+            reason=reason,
+            segments=(Segment(text=line, words=asked.words, tier=tier, reason=reason, paths=paths),),
+        )
+        shown = {"tier": str(tier), "reason": reason}
+        around = self.surroundings(self.runs.workspace, rules.tiers.allowed_paths)
+        hit = rules.decide(judgement, self._facts(line, asked.conversation_id, around.cwd))
+        if hit is not None and hit.effect != "allow":
+            return Verdict(decision=hit.effect, reason=hit.reason, by=_named_by(hit), shown=shown)
+        if passes:
+            return Verdict(decision="allow", reason=reason, shown=shown)
+        if hit is not None and not secrets:
+            return Verdict(decision="allow", reason=hit.reason, by=_named_by(hit), rule_ids=hit.rule_ids, shown=shown)
+        return _asked(judgement, rules, around, {**shown, "touches": list(paths)})
+
+    def _facts(self, line: str, conversation_id: str, cwd: Path, *, more: bool = False) -> Facts:
+        return Facts(
+            command=line,
+            backend=self.runs.name,
+            profile=WORK,
+            conversation_id=conversation_id,
+            agent=self.agent,
+            cwd=cwd,
+            more=more,
+            now=time.time(),
+        )
+
     def _of_command(self, asked: Asked, spec: CommandSpec, rules: Rules) -> Verdict:
         around = self.surroundings(Path(spec.cwd), rules.tiers.allowed_paths)
         judgement = judged(spec.command, around)
         shown = shown_of(judgement)
         if judgement.verdict == "deny":
             return Verdict(decision="deny", reason=judgement.reason, by="denial", shown=shown)
-        facts = Facts(
-            command=spec.command,
-            backend=self.runs.name,
-            profile=WORK,
-            conversation_id=asked.conversation_id,
-            agent=self.agent,
-            cwd=around.cwd,
-            more=bool(spec.stdin or spec.env or spec.keep_stdin_open or spec.pty),
-            now=time.time(),
-        )
+        more = bool(spec.stdin or spec.env or spec.keep_stdin_open or spec.pty)
+        facts = self._facts(spec.command, asked.conversation_id, around.cwd, more=more)
         hit = rules.decide(judgement, facts)
         verdict = _by_rule(hit, shown) if hit is not None and hit.effect != "allow" else None
         return (
@@ -220,8 +261,24 @@ class Judge:
 def _by_rule(hit: Hit | None, shown: Mapping[str, Any]) -> Verdict | None:
     if hit is None:
         return None
-    by = f"rule {' '.join(hit.rule_ids)}" if hit.rule_ids else f"policy {hit.source}"
-    return Verdict(decision=hit.effect, reason=hit.reason, by=by, rule_ids=hit.rule_ids, shown=shown)
+    return Verdict(decision=hit.effect, reason=hit.reason, by=_named_by(hit), rule_ids=hit.rule_ids, shown=shown)
+
+
+def _named_by(hit: Hit) -> str:
+    return f"rule {' '.join(hit.rule_ids)}" if hit.rule_ids else f"policy {hit.source}"
+
+
+def _plain(line: str, words: tuple[str, ...]) -> bool:
+    """Whether the line of a call for files is read as exactly these words."""
+    try:
+        parsed = parse(line)
+    except Exception:
+        log.exception("a command could not be judged, so a person is asked")
+        return False
+    if not isinstance(parsed, Parsed) or parsed.outside or len(parsed.commands) != 1:
+        return False
+    (command,) = parsed.commands
+    return tuple(word.text for word in command.words) == words and not command.redirects and not command.assignments
 
 
 def _asked(judgement: Judgement, rules: Rules, around: Surroundings, shown: Mapping[str, Any]) -> Verdict:

@@ -21,6 +21,7 @@ from app.exec import limits
 from app.exec.holes import holes_in, newlines_in
 from app.exec.links import LogLinks
 from app.exec.model import Delivery, SessionId
+from app.exec.placements import Placements
 from app.exec.ports import SessionStore
 from app.exec.supervisor import layout, linux
 
@@ -103,10 +104,12 @@ async def _goes(store: SessionStore, kept: Kept, before: float, undelivered: Col
 def kept_logs(sessions: Path) -> list[Kept]:
     """Every session's directory, oldest first; one that cannot be read is logged and left out."""
     found: list[Kept] = []
+    places = Placements(sessions.parent)
     with contextlib.suppress(FileNotFoundError), os.scandir(sessions) as directories:
         for directory in directories:
             try:
-                if directory.is_dir(follow_symlinks=False):
+                placed = directory.is_symlink() and places.home_of(directory.name) is not None
+                if directory.is_dir(follow_symlinks=placed):
                     found.append(_kept(directory))
             except FileNotFoundError:
                 continue
@@ -116,7 +119,7 @@ def kept_logs(sessions: Path) -> list[Kept]:
 
 
 def _kept(directory: os.DirEntry[str]) -> Kept:
-    status = directory.stat(follow_symlinks=False)
+    status = directory.stat()
     at, log_bytes, all_bytes = status.st_mtime, 0, status.st_blocks * 512
     with os.scandir(directory.path) as files:
         for file in files:
@@ -139,14 +142,16 @@ def remove_session(links: LogLinks, session_id: str) -> bool:
     try:
         if (directory / layout.EXIT).exists():
             return False
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        pass  # gone before, or another worker of this host removes it at the same time
+        home = Placements(links.sessions.parent).home_of(session_id)
+        with contextlib.suppress(FileNotFoundError):  # gone before, or another worker of this host removes it
+            shutil.rmtree(directory if home is None else home / layout.SESSIONS / session_id)
+        if home is not None:
+            directory.unlink(missing_ok=True)
     except OSError as error:
         log.warning("%s cannot be removed and is left alone: %s", directory, error.strerror or error)
         return False
     links.remove(session_id)
-    return not directory.exists()
+    return not os.path.lexists(directory)
 
 
 def empty_logs(directory: Path, before: float) -> bool:

@@ -1,4 +1,4 @@
-"""Sessions in memory, for agents that need no durability and for tests."""
+"""Sessions and containers in memory, for agents that need no durability and for tests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from app.exec.errors import InvalidTransition, LimitReached, SessionNotFound
 from app.exec.limits import SESSIONS_PER_CONVERSATION
-from app.exec.model import CallKey, Delivery, Session, SessionEnd, SessionId, SessionState
-from app.exec.ports import ExitSink, SessionStore
+from app.exec.model import CallKey, Delivery, PodmanWorkspace, Session, SessionEnd, SessionId, SessionState
+from app.exec.ports import ExitSink, SessionStore, WorkspaceStore
 
 log = logging.getLogger(__name__)
 
@@ -99,14 +100,21 @@ class MemorySessionStore(SessionStore):
         session_id: SessionId,
         tool: str,
         *,
-        turn_id: str = "",  # noqa: ARG002 - without a queue there are no turns to be overtaken
+        conversation_id: str | None = None,  # noqa: ARG002 - without a queue there are no turns to be overtaken
+        turn_id: str = "",  # noqa: ARG002
         epoch: int = 0,  # noqa: ARG002
+        granted_by: str = "",  # noqa: ARG002 - and no approvals or rules to be used
+        digest: str = "",  # noqa: ARG002
     ) -> dict[str, object] | None:
         call = self._calls.get(key)
         if call is None:
             self._calls[key] = _Call(session_id, tool)
             return None
         return dict(call.outcome or {})
+
+    async def recalled(self, key: CallKey) -> dict[str, object] | None:
+        call = self._calls.get(key)
+        return None if call is None else dict(call.outcome or {})
 
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         call = self._calls.get(key)
@@ -127,9 +135,59 @@ class MemorySessionStore(SessionStore):
         await self.end_call(key, {"start": start, "end": end})
         return start, end
 
+    def ended(self) -> Sequence[Session]:
+        """Sessions that have ended, those that began first in front."""
+        return [session for session in self._sessions.values() if session.end is not None]
+
+    def forget(self, session_id: SessionId) -> None:
+        """Forget a session that has ended, and what was done to it."""
+        del self._sessions[session_id]
+        self._calls = {key: call for key, call in self._calls.items() if call.session_id != session_id}
+
     def _of(self, conversation_id: str | None) -> Sequence[Session]:
         return [session for session in self._sessions.values() if conversation_id in (None, session.conversation_id)]
 
     def _tell(self, session: Session) -> None:
         if self._sink is not None and session.end is not None and session.delivery is Delivery.CALLBACK:
             self._sink.ended(None, session)
+
+
+class MemoryWorkspaceStore(WorkspaceStore):
+    """A `WorkspaceStore` that is gone with its process; `host_id` is whose containers it has."""
+
+    def __init__(self, host_id: str = "local") -> None:
+        self._host_id = host_id
+        self._found: dict[str, PodmanWorkspace] = {}
+
+    async def made(self, workspace: PodmanWorkspace) -> None:
+        self._found[workspace.name] = replace(workspace, host_id=self._host_id)
+
+    async def started(self, name: str, at: float) -> None:
+        self._change(name, state="running", last_used_at=at)
+
+    async def touched(self, name: str, at: float) -> None:
+        self._change(name, last_used_at=at)
+
+    async def stopped(self, name: str, at: float) -> None:
+        self._change(name, state="stopped", last_used_at=at)
+
+    async def removed(self, name: str, at: float) -> None:
+        self._change(name, state="removed", removed_at=at)
+
+    async def list(self, *, scope: str | None = None, live: bool | None = None) -> Sequence[PodmanWorkspace]:
+        found = sorted(self._found.values(), key=lambda one: one.created_at)
+        return [
+            one
+            for one in found
+            if (scope is None or one.scope == scope) and (live is None or (one.state != "removed") is live)
+        ]
+
+    def latest(self, scope: str, profile: str) -> PodmanWorkspace | None:
+        """The container of this scope and profile that was made last, None where there was none."""
+        found = [one for one in self._found.values() if (one.scope, one.profile) == (scope, profile)]
+        return max(found, key=lambda one: one.created_at, default=None)
+
+    def _change(self, name: str, **values: Any) -> None:
+        found = self._found.get(name)
+        if found is not None and found.state != "removed":
+            self._found[name] = replace(found, **values)

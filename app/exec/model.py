@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal, NewType
 
-from app.exec.limits import LOG_BYTES
+from app.exec.limits import LOG_BYTES, TIMEOUT_GRACE_S
 
 SessionId = NewType("SessionId", str)
 CallKey = NewType("CallKey", str)
@@ -91,7 +91,8 @@ class CommandSpec:
 
     `env` holds only what was given on top of the built-up base. `timeout_s` 0 means none.
     `stdin` None is /dev/null; text is written and then closed unless `keep_stdin_open`. `log_bytes` is the most that is
-    kept of what it prints. With `env_mode` "replace" the environment is PATH and what was given.
+    kept of what it prints. With `env_mode` "replace" the environment is PATH and what was given. `grace_s` is what is
+    left between SIGTERM and SIGKILL at the timeout.
     """
 
     command: str
@@ -106,6 +107,7 @@ class CommandSpec:
     profile: str = WORK
     log_bytes: int = LOG_BYTES
     env_mode: Literal["extend", "replace"] = "extend"
+    grace_s: float = TIMEOUT_GRACE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,23 @@ class CallOrigin:
     turn_id: str = ""
     epoch: int = 0
     ordinal: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """A call that is about to change something, as it is recorded: what with, for whom, and who let it.
+
+    `conversation_id` is None where the session has one. `granted_by` and `digest` are as a session has them.
+    """
+
+    key: CallKey
+    session_id: SessionId
+    tool: str
+    conversation_id: str | None = None
+    turn_id: str = ""
+    epoch: int = 0
+    granted_by: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,3 +207,27 @@ class Session:
     def live(self) -> bool:
         """Whether the process may still be running."""
         return self.state in LIVE_STATES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodmanWorkspace:
+    """One container and the directory that it works in.
+
+    `name` is the container's, of which a host has one. `overlay_path` is the host's path of what is mounted at
+    `workdir`. `env` has the names of the variables that it was made with, never a value. `last_used_at` may be up to a
+    minute before the last use.
+    """
+
+    container_id: str
+    name: str
+    image: str
+    workdir: str
+    overlay_path: str
+    env: tuple[str, ...] = ()
+    created_at: float
+    last_used_at: float
+    scope: str
+    profile: str = WORK
+    host_id: str = "local"
+    state: Literal["running", "stopped", "removed"] = "running"
+    removed_at: float | None = None

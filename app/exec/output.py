@@ -62,6 +62,7 @@ class OutputLog:
         self._path = os.path.join(directory, layout.ERR if err else layout.LOG)
         self._holes_path = os.path.join(directory, layout.ERR_HOLES if err else layout.HOLES)
         self._session_id = session_id
+        self._err = err
 
     def exists(self) -> bool:
         """Whether the log is there; that of an ended session goes for its age."""
@@ -81,9 +82,11 @@ class OutputLog:
         except FileNotFoundError:
             return 0.0
 
-    async def ends(self, start: int = 0, end: int | None = None) -> Slice:
-        """The range, its middle left out where it is longer than a result may be."""
-        return await self._read(lambda fd, size: self._ends(fd, start, size if end is None else min(end, size), size))
+    async def ends(self, start: int = 0, end: int | None = None, *, most: int = limits.RESULT_CHARS) -> Slice:
+        """The range, its middle left out where it is longer than `most` bytes."""
+        return await self._read(
+            lambda fd, size: self._ends(fd, start, size if end is None else min(end, size), size, most)
+        )
 
     async def lines(self, offset: int, limit: int) -> Slice:
         """Lines `offset` to `offset + limit`; a negative offset counts from the end."""
@@ -96,6 +99,16 @@ class OutputLog:
             InvalidCommand: The offset is behind the end of the log.
         """
         return await self._read(lambda fd, size: self._bytes(fd, size, offset, limit))
+
+    async def raw(self, start: int, end: int) -> bytes:
+        """What was printed in a range, byte by byte; what was dropped of it is missing."""
+
+        def read(fd: int, size: int) -> bytes:
+            data = exactly(fd, start, min(end, size))
+            found = pieces(start, start + len(data), holes_in(self._holes_path))
+            return b"".join(data[first - start : last - start] for kind, first, last, _ in found if kind == "kept")
+
+        return await self._read(read)
 
     def last_lines(self, count: int, chars: int) -> Slice:
         """The last `count` lines, at most `chars` characters of them; read at once, as they are few."""
@@ -131,8 +144,7 @@ class OutputLog:
             return read_and_close()
         return await asyncio.to_thread(read_and_close)
 
-    def _ends(self, fd: int, start: int, end: int, size: int) -> Slice:
-        budget = limits.RESULT_CHARS
+    def _ends(self, fd: int, start: int, end: int, size: int, budget: int) -> Slice:
         if end - start <= budget:
             return self._sliced(size, start, end, [(start, end)], fd)
         half = (budget - _NOTE_CHARS) // 2
@@ -155,7 +167,7 @@ class OutputLog:
             if again == holes:
                 break
             holes = again
-        shown = self._ends(fd, start, end, size)
+        shown = self._ends(fd, start, end, size, limits.RESULT_CHARS)
         return _with_lines(shown, total, sum(hole.newlines for hole in holes))
 
     def _bytes(self, fd: int, size: int, offset: int, limit: int) -> Slice:
@@ -224,11 +236,23 @@ class OutputLog:
         few = end - start - gone <= limits.LOG_BYTES
         counted = f" with {newlines_in(fd, start, end, holes):,} line ends" if few else ""
         dropped = f", of them {gone:,} bytes dropped for good" if gone else ""
+        if self._err:
+            where = f".tmp/exec/{self._session_id}.err"
+            return f"\n[{end - start:,} bytes{counted} left out here{dropped}; they are in {where}]\n"
         page = min(end - start, limits.RESULT_CHARS)
         return (
             f"\n[{end - start:,} bytes{counted} left out here{dropped}; read them with process_log"
             f"(session_id={self._session_id!r}, byte_offset={start}, byte_limit={page})]\n"
         )
+
+
+async def both_ends(out: OutputLog, err: OutputLog, most: int) -> tuple[Slice, Slice]:
+    """Two streams that share `most` bytes: each is sure of half, and has what the other leaves."""
+    room = most - most // 2
+    return (
+        await out.ends(most=max(room, most - err.size())),
+        await err.ends(most=max(most - room, most - out.size())),
+    )
 
 
 def _cut_after_line(data: bytes) -> int:

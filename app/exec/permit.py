@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Final
+import asyncio
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
 
-from app.exec.commands import proposed
+from app.exec.classify.model import Surroundings
+from app.exec.commands import CHANGED, proposed
 from app.exec.engine import Engine
-from app.exec.errors import CommandDenied, ExecError
-from app.exec.model import READ_ONLY, CommandSpec
-from app.exec.policy import Asked, Grant, Policy, Verdict, grant
+from app.exec.errors import CommandDenied, ExecError, InvalidCommand
+from app.exec.identity import session_id
+from app.exec.model import READ_ONLY, CallOrigin, CommandSpec, Session, SessionState
+from app.exec.outcome import Outcome
+from app.exec.policy import Asked, Grant, Policy, Verdict, grant, grant_again, grant_by_operator
+from app.exec.rules.denials import denial
 
 HELD: Final = "read-only profile"
 """Who let a command run that nobody approved and that may not only read: the profile keeps it from doing more."""
@@ -48,3 +55,105 @@ async def _permitted(engine: Engine, policy: Policy, asked: Asked, spec: Command
     made = grant(await proposed(permitted, engine.backend), verdict, None)
     assert made is not None
     return permitted, made
+
+
+class Authority(Protocol):
+    """Who lets the commands of a shell run."""
+
+    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+        """Let a command run for `scope`; returns it as it may run, and the grant for that.
+
+        Raises:
+            CommandDenied: It may not run.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByPolicy:
+    """A shell for the code of a tool: `permit` decides, and nobody is asked. `scope` is a conversation's id."""
+
+    engine: Engine
+    policy: Policy
+    tool: str = "execute"
+
+    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+        """See `Authority.permit`."""
+        return await permit(self.engine, self.policy, spec, scope, tool=self.tool)
+
+
+@dataclass(frozen=True, slots=True)
+class ByOperator:
+    """A shell that somebody makes in code of his own, who thereby is the operator: all but the default denials runs.
+
+    Never for what a model proposed.
+    """
+
+    engine: Engine
+    reason: str = "the code that has the shell"
+
+    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:  # noqa: ARG002
+        """See `Authority.permit`."""
+        why = await asyncio.to_thread(self._refusal, spec)
+        if why is not None:
+            raise CommandDenied(f"refused by policy: {why}")
+        return spec, grant_by_operator(await proposed(spec, self.engine.backend), self.reason)
+
+    def _refusal(self, spec: CommandSpec) -> str | None:
+        workspace = self.engine.workspace
+        around = Surroundings(
+            cwd=Path(spec.cwd),
+            allowed=(workspace,),
+            secret=lambda _: False,
+            home=workspace,
+            sandboxed=READ_ONLY in self.engine.backend.profiles,
+            state=self.engine.links.sessions.parent,
+        )
+        return denial(spec.command, around)
+
+
+async def run_permitted(
+    engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
+) -> Outcome:
+    """Run a command to its end, as `Engine.run`, once `authority` lets it.
+
+    What has run for `origin` before is not judged again: it goes on, or has ended, whatever would be said of it by now.
+
+    Raises:
+        CommandDenied: It may not run, or was about to run as something else when the worker died.
+        InvalidCommand: Another command has run for `origin`.
+    """
+    found = await _permitted_or_before(engine, authority, spec, scope, origin)
+    return await (engine.resumed(found) if isinstance(found, Session) else engine.run(found[0], origin, found[1]))
+
+
+async def launch_permitted(
+    engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
+) -> Session:
+    """Start a command in the background, as `Engine.launch`; else as `run_permitted`."""
+    found = await _permitted_or_before(engine, authority, spec, scope, origin)
+    return found if isinstance(found, Session) else await engine.launch(found[0], origin, found[1])
+
+
+async def _permitted_or_before(
+    engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
+) -> tuple[CommandSpec, Grant] | Session:
+    """The command and the grant to start it, or to find it started; the session where only that is left."""
+    # What a backend is held to may be known only once it has been looked at.
+    await engine.start()
+    before = await engine.store.get(session_id(origin))
+    if before is None:
+        return await authority.permit(spec, scope)
+    if (before.command, before.cwd, before.pty) != (spec.command, spec.cwd, spec.pty is not None):
+        raise InvalidCommand(
+            "the code of this call has run another command in this place before; what it starts has to be the same each"
+            " time that it runs"
+        )
+    spec = replace(spec, profile=before.profile)
+    with contextlib.suppress(InvalidCommand):  # its directory may have gone, even by what it did
+        again = grant_again(await proposed(spec, engine.backend), before.digest)
+        if again is not None:
+            return spec, again
+    if before.state is SessionState.CLAIMED and await engine.settled(before) is None:
+        raise CommandDenied(CHANGED)
+    return before

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, final
 
 from app.exec.errors import CommandDenied, ExecError
@@ -20,10 +21,12 @@ from app.exec.model import WORK, CommandSpec
 class ToolRule(NamedTuple):
     """What one tool is and whether a person is asked first: never, always, or as the call is judged."""
 
-    category: Literal["exec", "process"]
+    category: Literal["exec", "process", "workspace"]
     approval: Literal["pass", "ask", "judge"]
 
 
+INPUT: Final = frozenset({"process_write", "process_send_keys"})
+"""The tools whose calls may be approved for all of a session."""
 TOOLS: Final[Mapping[str, ToolRule]] = {
     "execute": ToolRule("exec", "judge"),
     "execute_pty": ToolRule("exec", "judge"),
@@ -33,7 +36,17 @@ TOOLS: Final[Mapping[str, ToolRule]] = {
     "process_write": ToolRule("process", "judge"),
     "process_send_keys": ToolRule("process", "judge"),
     "process_kill": ToolRule("process", "ask"),
+    "shell_execute": ToolRule("workspace", "judge"),
+    "evaluate_python": ToolRule("workspace", "judge"),
+    "ls": ToolRule("workspace", "pass"),
+    "read_file": ToolRule("workspace", "pass"),
+    "glob": ToolRule("workspace", "pass"),
+    "grep": ToolRule("workspace", "pass"),
+    "write_file": ToolRule("workspace", "judge"),
+    "edit_file": ToolRule("workspace", "judge"),
+    "rm": ToolRule("workspace", "judge"),
 }
+"""One that passes asks by itself where the file it is about is a listed secret."""
 
 
 def asks(tool: str) -> bool:
@@ -72,7 +85,8 @@ class Proposal:
 class Asked:
     """A call that policy is asked about: whose it is, and the command that it would start, if it starts one.
 
-    `call_key` is empty where a call is only shown, and does not go on whatever is said.
+    `call_key` is empty where a call is only shown, and does not go on whatever is said. A tool for files has `words`:
+    its call as rules read it, and `files`, what it is about: absolute, symlinks resolved.
     """
 
     tool: str
@@ -80,6 +94,8 @@ class Asked:
     conversation_id: str = ""
     spec: CommandSpec | None = None
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    words: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +125,10 @@ class Approval:
     digest: str | None = None
 
 
+Withheld = Callable[[Path], str | None]
+"""Why a file, absolute and without symlinks, is not shown to a call that nobody approved; None where it is."""
+
+
 class Policy(Protocol):
     """Judges calls. What it said is recorded with what it allowed, so that a repeat of the call gets the same."""
 
@@ -119,6 +139,10 @@ class Policy(Protocol):
 
     async def judge(self, asked: Asked) -> Verdict:
         """Say whether the call may go on, must be asked for, or is refused. Cancelling changes nothing."""
+        ...
+
+    async def withheld(self, conversation_id: str) -> Withheld:
+        """Say which files no tool shows that was not approved for them: a search leaves them out."""
         ...
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
@@ -136,6 +160,10 @@ class TablePolicy:
         if asks(asked.tool):
             return Verdict(decision="ask", reason=f"{asked.tool} changes something")
         return Verdict(decision="allow", reason=f"{asked.tool} only reads")
+
+    async def withheld(self, conversation_id: str) -> Withheld:  # noqa: ARG002
+        """Show everything."""
+        return lambda _: None
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
         """Keep no record."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from app.exec.model import CallKey, Session, SessionEnd, SessionId
+from app.exec.model import CallKey, PodmanWorkspace, Session, SessionEnd, SessionId
 from app.exec.supervisor.client import Killed, StartAnswer, Written
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
 
@@ -75,15 +75,30 @@ class SessionStore(Protocol):
         ...
 
     async def begin_call(
-        self, key: CallKey, session_id: SessionId, tool: str, *, turn_id: str = "", epoch: int = 0
+        self,
+        key: CallKey,
+        session_id: SessionId,
+        tool: str,
+        *,
+        conversation_id: str | None = None,
+        turn_id: str = "",
+        epoch: int = 0,
+        granted_by: str = "",
+        digest: str = "",
     ) -> dict[str, object] | None:
         """Note that a changing call is about to act. None: it is new. `{}`: begun before, outcome not known.
 
-        Anything else is the recorded outcome of an earlier execution of the same call.
+        Anything else is the recorded outcome of an earlier execution of the same call. `session_id` is a session's, or
+        with a `conversation_id` whatever its calls without a session are found by. `granted_by` and `digest` are as a
+        session has them.
 
         Raises:
             StaleTurn: Epoch and turn no longer hold the conversation (SQL store only).
         """
+        ...
+
+    async def recalled(self, key: CallKey) -> dict[str, object] | None:
+        """What `begin_call` would return for this key; changes nothing."""
         ...
 
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
@@ -92,6 +107,34 @@ class SessionStore(Protocol):
 
     async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
         """Move the poll cursor to `upto` and return the byte range read; a repeat returns the same range."""
+        ...
+
+
+class WorkspaceStore(Protocol):
+    """The record of this host's containers: what was made, used last, stopped, taken away. Changes nothing itself."""
+
+    async def made(self, workspace: PodmanWorkspace) -> None:
+        """A container was made; takes the place of one that had the same name."""
+        ...
+
+    async def started(self, name: str, at: float) -> None:
+        """A stopped container runs again."""
+        ...
+
+    async def touched(self, name: str, at: float) -> None:
+        """A container was used; recorded at most once a minute, so that a command costs no commit."""
+        ...
+
+    async def stopped(self, name: str, at: float) -> None:
+        """A container was stopped, `at` being the last moment of its use."""
+        ...
+
+    async def removed(self, name: str, at: float) -> None:
+        """A container is gone; of repeats the first moment stays."""
+        ...
+
+    async def list(self, *, scope: str | None = None, live: bool | None = None) -> Sequence[PodmanWorkspace]:
+        """Containers, oldest first; of one scope, or all; those that are there, those that are gone, or both."""
         ...
 
 
@@ -177,6 +220,10 @@ class SupervisorPort(Protocol):
 
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
         """Change the size of the terminal."""
+        ...
+
+    async def signal(self, session_id: str, number: int) -> None:
+        """Send a signal to the whole tree, once for each call."""
         ...
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:

@@ -13,7 +13,7 @@ from app.exec.keys import key_bytes
 from app.exec.model import Session
 from app.exec.output import Slice
 from app.exec.policy import metadata_of
-from app.exec.render import facts, killed_text, measured
+from app.exec.render import facts, inside, killed_text, measured
 from app.exec.sessions import Listed, check_input
 from app.exec.tool_calls import ToolCalls, answering
 
@@ -159,6 +159,7 @@ def _row(entry: Listed) -> dict[str, Any]:
         "uptime_seconds": round(entry.uptime_s, 1),
         "idle_seconds": round(entry.idle_s, 1),
         "lifetime": session.lifetime,
+        **{name: path for name, path in inside(session).items() if name == "inner_cwd"},
     }
 
 

@@ -35,8 +35,9 @@ def open_pty(rows: int, cols: int, owner: tuple[int, int] | None = None) -> Term
         os.set_blocking(master, False)
         resize(master, rows, cols)
         if owner is not None:
-            os.fchown(slave, *owner)
+            # In this order: once it is another user's, the supervisor of a container may not change its mode.
             os.fchmod(slave, 0o620)
+            os.fchown(slave, *owner)
     except BaseException:
         os.close(master)
         os.close(slave)

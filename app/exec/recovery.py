@@ -6,14 +6,18 @@ knows nothing does the absence tell something, and what it tells is named as evi
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
 from app.exec.ends import Ends
+from app.exec.errors import SupervisorUnreachable
 from app.exec.model import EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
 from app.exec.ports import SessionStore
 from app.exec.supervised import Seen, Supervised
 from app.exec.supervisor.crashpoints import reach
+
+log = logging.getLogger(__name__)
 
 
 class Recovery:
@@ -41,7 +45,11 @@ class Recovery:
         """Bring the live sessions of this host in line with the supervisor.
 
         A session that is only claimed, on this boot, and unknown to the supervisor is left alone: its turn may
-        be about to start it. Cancelling leaves some sessions done and the others as they were.
+        be about to start it. So is one whose supervisor cannot be reached while others can: that tells nothing of it.
+        Cancelling leaves some sessions done and the others as they were.
+
+        Raises:
+            SupervisorUnreachable: None answers.
         """
         reach("sweep.scanning")
         live = [session for session in await self._store.list(live=True) if session.host_id == self._host_id]
@@ -51,7 +59,10 @@ class Recovery:
                 self._ends.received(entry.session_id, entry.end)
         for session in live:
             if not self._ends.recording(session.id):
-                await self._decide(session, seen.get(session.id))
+                try:
+                    await self._decide(session, seen.get(session.id))
+                except SupervisorUnreachable as error:
+                    log.warning("session %s could not be compared with its supervisor: %s", session.id, error)
         for session_id in self._ends.awaited:
             # Another worker was told while we were not connected; nobody tells us any more.
             session = await self._store.get(session_id)

@@ -6,14 +6,16 @@ import errno
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import PurePath
 
+from app.exec.backends.container import WORKSPACE
 from app.exec.model import Session, SessionEnd, SessionState
 from app.exec.outcome import Outcome
 from app.exec.output import Slice
 
 
 def facts(session: Session) -> dict[str, object]:
-    """What is known of a session, as portable JSON; the same keys whatever its state."""
+    """What is known of a session, as portable JSON; the same keys whatever its state. Paths are this machine's."""
     end = session.end
     return {
         "session_id": session.id,
@@ -26,6 +28,19 @@ def facts(session: Session) -> dict[str, object]:
         "duration_seconds": round(end.duration_s, 3) if end else None,
         "log_path": session.log_path,
         "survivors": list(end.survivors) if end else [],
+        **inside(session),
+    }
+
+
+def inside(session: Session) -> dict[str, object]:
+    """Where a session in a container has its directory and its log in there, as its commands name them; else {}."""
+    if session.backend != "podman":
+        return {}
+    paths = {"inner_cwd": session.cwd, "inner_log_path": session.log_path}
+    return {
+        name: os.path.normpath(f"{WORKSPACE}/{os.path.relpath(path, session.workspace)}")
+        for name, path in paths.items()
+        if PurePath(path).is_relative_to(session.workspace)
     }
 
 

@@ -82,9 +82,10 @@ class Supervised:
             keep_stdin_open=session.stdin_open,
             separate_stderr=spec.separate_stderr,
             timeout_s=spec.timeout_s,
-            grace_s=bounds.TIMEOUT_GRACE_S,
+            grace_s=spec.grace_s,
             log_cap=spec.log_bytes,
             background=spec.background,
+            umask=plan.umask,
             sandbox=plan.sandbox,
             fence=plan.fence,
             place=plan.place,
@@ -148,6 +149,14 @@ class Supervised:
             TaskCompleted: The session has ended.
         """
         await self._port.resize(session_id, size.rows, size.cols)
+
+    async def signal(self, session_id: SessionId, number: int) -> None:
+        """Send a signal to the whole tree.
+
+        Raises:
+            TaskCompleted: The session has ended; nothing was signalled.
+        """
+        await self._port.signal(session_id, number)
 
     async def kill(self, session_id: SessionId, *, by: EndedBy) -> tuple[int, ...]:
         """End the whole tree; returns who could not be ended. One that is not known any more has no tree."""

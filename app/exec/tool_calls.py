@@ -25,12 +25,18 @@ from app.exec.errors import (
     SupervisorUnreachable,
     WorkspaceUnusable,
 )
+from app.exec.file_tools.calls import FileCalls
+from app.exec.file_tools.checks import CHANGING, READING
+from app.exec.file_tools.checks import check as check_files
+from app.exec.file_tools.looks import Look
+from app.exec.file_tools.reads import Told
 from app.exec.identity import call_key, conversation_of, origin_of, session_id
 from app.exec.model import CallOrigin, CommandSpec, SessionState
 from app.exec.outcome import Outcome
 from app.exec.policy import Approval, Asked, Grant, Policy, Proposal, Verdict, grant, grant_again
 from app.exec.render import facts, measured, outcome_text
 from app.exec.sessions import Sessions
+from app.exec.short_commands import python_spec, shell_spec
 
 log = logging.getLogger(__name__)
 
@@ -49,32 +55,46 @@ def answering() -> Generator[None]:
         raise ToolFailed(str(error)) from None
 
 
-COMMANDS: Final = frozenset({"execute", "execute_pty"})
+COMMANDS: Final = frozenset({"execute", "execute_pty", "shell_execute", "evaluate_python"})
 """The tools that start something."""
+FILES: Final = READING | CHANGING
+"""The tools that read or change files without starting anything."""
+_ANOTHER: Final = (
+    "{} is not what it was when this was approved; nothing was done, look at it and propose the call again"
+)
 
 
 class Weighed(NamedTuple):
-    """A call as it stands: what it would do, what policy says, and the command of it, if it starts one."""
+    """A call as it stands: what it would do, what policy says; the command of it, or what it finds of files."""
 
     asked: Asked
     proposal: Proposal
     verdict: Verdict
     spec: CommandSpec | None
+    look: Look | None = None
 
 
 class Granted(NamedTuple):
-    """Proof that a call may go on, and the command it is for."""
+    """Proof that a call may go on, and the command or the files it is for."""
 
     grant: Grant
     spec: CommandSpec | None
+    look: Look | None = None
 
 
 class ToolCalls:
-    """The shared part of the exec tools, over one engine and one policy."""
+    """The shared part of the exec tools, over one engine, one policy, and the files of the workspace."""
 
-    def __init__(self, engine: Engine, policy: Policy) -> None:
+    def __init__(self, engine: Engine, policy: Policy, files: FileCalls | None = None) -> None:
         self.engine = engine
         self.policy = policy
+        self._files = files
+
+    @property
+    def files(self) -> FileCalls:
+        """What the tools for files do."""
+        assert self._files is not None
+        return self._files
 
     def sessions(self, ctx: RunContext[Any]) -> Sessions:
         """The sessions that this call may see."""
@@ -86,7 +106,9 @@ class ToolCalls:
         Raises:
             InvalidCommand: It is not acceptable.
         """
-        if tool in COMMANDS:
+        if tool in FILES:
+            check_files(tool, args)
+        elif tool in COMMANDS:
             check_yield_after(args.get("yield_after"), background=_background(tool, args), limits=self.engine.limits)
             self.spec(tool, args)
 
@@ -99,6 +121,8 @@ class ToolCalls:
             InvalidCommand: It is not acceptable.
         """
         self.check(tool, args)
+        if tool in FILES:
+            return await self._weighed_files(conversation_id, tool, args, key)
         spec = self.spec(tool, args) if tool in COMMANDS else None
         asked = Asked(tool=tool, call_key=key, conversation_id=conversation_id, spec=spec, args=args)
         verdict = await self.policy.judge(asked)
@@ -108,8 +132,26 @@ class ToolCalls:
             spec = replace(spec, profile=verdict.profile)
         return Weighed(asked, await proposed(spec, self.engine.backend), verdict, spec)
 
+    async def _weighed_files(self, conversation_id: str, tool: str, args: dict[str, Any], key: str) -> Weighed:
+        look = await self.files.look(tool, args)
+        asked = Asked(
+            tool=tool,
+            call_key=key,
+            conversation_id=conversation_id,
+            args=args,
+            words=look.words,
+            files=look.files,
+        )
+        return Weighed(asked, Proposal(tool=tool, facts=look.facts), await self.policy.judge(asked), None, look)
+
     def spec(self, tool: str, args: dict[str, Any]) -> CommandSpec:
-        """The command that the arguments of `execute` or `execute_pty` describe."""
+        """The command that the arguments of a tool that starts something describe."""
+        if tool == "shell_execute":
+            given = {name: value for name, value in args.items() if name != "capture_output"}
+            inner = self.engine.backend.inner
+            return shell_spec(**given, workspace=self.engine.workspace, inner=inner, limits=self.engine.limits)
+        if tool == "evaluate_python":
+            return python_spec(**args, workspace=self.engine.workspace, limits=self.engine.limits)
         given = {name: value for name, value in args.items() if name not in {"yield_after", "background"}}
         return command_spec(
             **given,
@@ -121,14 +163,38 @@ class ToolCalls:
 
     async def run(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> ToolReturn[str]:
         """Run or launch what `execute` or `execute_pty` was called with."""
-        with answering():
-            origin = origin_of(ctx)
-            async with self._telling(tool, args, origin):
-                outcome = await self._outcome(ctx, tool, args, origin)
+        outcome = await self.outcome(ctx, tool, args)
         return ToolReturn(
             outcome_text(outcome),
             metadata={**facts(outcome.session), **measured(outcome.output), "handed_over": outcome.handed_over},
         )
+
+    async def outcome(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> Outcome:
+        """Run or launch what a tool that starts something was called with, or go on with it."""
+        with answering():
+            origin = origin_of(ctx)
+            async with self._telling(tool, args, origin):
+                return await self._outcome(ctx, tool, args, origin)
+
+    async def on_files(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> ToolReturn[str]:
+        """Read or change what a tool for files was called with; a change that was made before is only told again."""
+        with answering():
+            origin = origin_of(ctx)
+            async with self._telling(tool, args, origin):
+                told = await self._on_files(ctx, tool, args, origin)
+        return ToolReturn(told.text, metadata=told.metadata)
+
+    async def _on_files(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Told:
+        await self.files.touch(origin.conversation_id)
+        if tool in CHANGING and (before := await self.files.recalled(tool, args, origin)) is not None:
+            return before
+        grant, _, look = await self._granted(ctx, tool, args, origin)
+        assert look is not None
+        if tool in CHANGING:
+            return await self.files.change(tool, args, look, origin, grant)
+        if ctx.tool_call_approved:
+            await self.files.note_read(tool, args, origin, grant)
+        return await self.files.read(tool, args, look, await self.policy.withheld(origin.conversation_id))
 
     async def granted(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Granted:
         """The grant for this call, and the command it is for.
@@ -146,10 +212,12 @@ class ToolCalls:
             origin.conversation_id, tool, args, approved=ctx.tool_call_approved, key=call_key(origin)
         )
         approval = _approval(ctx, origin) if ctx.tool_call_approved else None
+        if weighed.look is not None and approval is not None and approval.digest not in {None, weighed.proposal.digest}:
+            raise CommandDenied(_ANOTHER.format(args.get("path", ".")))
         made = grant(weighed.proposal, weighed.verdict, approval)
         if made is None:
             raise ApprovalRequired(metadata={"digest": weighed.proposal.digest})
-        return Granted(made, weighed.spec)
+        return Granted(made, weighed.spec, weighed.look)
 
     @contextlib.asynccontextmanager
     async def _telling(self, tool: str, args: dict[str, Any], origin: CallOrigin) -> AsyncGenerator[None]:
@@ -164,7 +232,7 @@ class ToolCalls:
     async def _outcome(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Outcome:
         spec: CommandSpec | None = None
         try:
-            allowed, spec = await self._granted(ctx, tool, args, origin)
+            allowed, spec, _ = await self._granted(ctx, tool, args, origin)
         except (ExecError, ApprovalRequired) as error:
             before = await self.engine.store.get(session_id(origin))
             if before is None:

@@ -17,6 +17,8 @@ from app.exec.backends.secrets import is_secret, secret_paths
 from app.exec.engine import Engine
 from app.exec.errors import ExecError, TaskCompleted
 from app.exec.exec_tool import exec_tools
+from app.exec.file_tools.calls import FileCalls
+from app.exec.files import Files
 from app.exec.judge import Judge
 from app.exec.keys import key_bytes
 from app.exec.policy import Policy, Proposal, asks, asks_always
@@ -24,6 +26,8 @@ from app.exec.process_tool import process_tools
 from app.exec.render import how_it_ended
 from app.exec.sessions import check_input
 from app.exec.tool_calls import ToolCalls, answering
+from app.exec.workspace_tool import workspace_tools
+from app.exec.workspaces.files import files_of
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +50,32 @@ class AskFirst(ApprovalRequiredToolset[Any]):
 
 
 class ExecTools:
-    """Builds the toolset of one engine, and says what a call of it would do."""
+    """Builds the toolset of one engine, and says what a call of it would do.
 
-    def __init__(self, engine: Engine, *, policy: Policy | None = None, enabled: bool = False) -> None:
+    `commands` is whether the tools for commands and their processes are among them, `workspace` those for short
+    commands and files; these are for `files`, and `touched` is told of the conversation whenever they are used.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        policy: Policy | None = None,
+        enabled: bool = False,
+        commands: bool = True,
+        workspace: bool = True,
+        files: Files | None = None,
+        touched: Callable[[str], Awaitable[object]] | None = None,
+    ) -> None:
         self.engine = engine
         self._enabled = enabled
-        self._calls = ToolCalls(engine, policy or plain_judge(engine))
-        self._exec = exec_tools(self._calls)
-        self._process = process_tools(self._calls)
+        self.commands = commands
+        self.workspace = workspace
+        on_files = FileCalls(files or files_of(engine.backend), engine.store, touched=touched)
+        self._calls = ToolCalls(engine, policy or plain_judge(engine), on_files)
+        self._tools = [exec_tools(self._calls), process_tools(self._calls)] if commands else []
+        if workspace:
+            self._tools.append(workspace_tools(self._calls))
 
     @property
     def asking(self) -> str:
@@ -67,7 +89,7 @@ class ExecTools:
 
     def toolset(self) -> AbstractToolset[Any]:
         """Tools, then gate, then approval."""
-        tools = CombinedToolset[Any]([self._exec, self._process])
+        tools = CombinedToolset[Any](self._tools)
         return AskFirst(tools.prepared(self._visible), _needs_approval, check=self._check)
 
     async def propose(self, conversation_id: str, tool: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -77,15 +99,18 @@ class ExecTools:
         """
         try:
             valid = self._validated(tool, args)
-            _, proposal, verdict, _ = await self._calls.weighed(conversation_id, tool, valid, approved=True)
+            _, proposal, verdict, _, look = await self._calls.weighed(conversation_id, tool, valid, approved=True)
         except (ExecError, ValidationError) as error:
             refused = Proposal(tool=tool, facts={**args, "refused": str(error)})
             return refused.digest, _shown(refused)
-        return proposal.digest, {**_shown(proposal), **verdict.shown}
+        shown = _shown(proposal) if look is None else look.shown
+        if tool == "evaluate_python":
+            shown = {"code" if name == "stdin" else name: value for name, value in shown.items()}
+        return proposal.digest, {**shown, **verdict.shown}
 
     def _validated(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         # The digest is over what the tool body gets: with defaults filled in and types made.
-        for toolset in (self._exec, self._process):
+        for toolset in self._tools:
             if tool in toolset.tools:
                 return toolset.tools[tool].function_schema.validator.validate_python(args)
         return args

@@ -28,11 +28,12 @@ from app.storage.tables import (
     sessions,
     turns,
     workers,
+    workspaces,
 )
 
 BATCH: Final = 200
 CALLBACK: Final = "EXEC_CALLBACK"
-PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "hosts", "audit")
+PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "workspaces", "hosts", "audit")
 """Tables whose rows go without anything outside the database, in this order."""
 _LOCK: Final = "shellback retention"
 
@@ -161,6 +162,20 @@ def delete_conversations(conn: sa.Connection, cut: Cut) -> int:
     return len(going)
 
 
+def workspaces_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
+    """Names of this host's containers that nobody has used for as long as sessions are kept, and that have none."""
+    left = sa.exists().where(sessions.c.conversation_id == workspaces.c.scope, sessions.c.backend == "podman")
+    if planned:
+        left = left.where(sa.or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= cut.sessions))
+    return sa.select(workspaces.c.name).where(
+        workspaces.c.host_id == cut.host_id,
+        workspaces.c.state != "removed",
+        workspaces.c.last_used_at < cut.sessions,
+        ~left,
+        sa.not_(_busy(workspaces.c.scope)),
+    )
+
+
 def count(conn: sa.Connection, query: sa.Select[Any]) -> int:
     """How many rows a query has."""
     return conn.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
@@ -227,9 +242,19 @@ def _workers(cut: Cut) -> sa.Select[Any]:
     return sa.select(workers.c.executor_id).where(workers.c.heartbeat_at < cut.rows)
 
 
+def _workspaces(cut: Cut) -> sa.Select[Any]:
+    """Containers that are gone, and those of hosts long gone, which nobody can take away."""
+    silent = workspaces.c.host_id.in_(
+        sa.select(hosts.c.host_id).where(hosts.c.host_id != cut.host_id, hosts.c.heartbeat_at < cut.sessions)
+    )
+    return sa.select(workspaces.c.id).where(
+        sa.or_(workspaces.c.removed_at < cut.rows, sa.and_(silent, workspaces.c.last_used_at < cut.sessions))
+    )
+
+
 def _hosts(cut: Cut) -> sa.Select[Any]:
     """Hosts not heard of for as long, of which no row tells any more."""
-    told_of = (table.c.host_id == hosts.c.host_id for table in (conversations, sessions, workers))
+    told_of = (table.c.host_id == hosts.c.host_id for table in (conversations, sessions, workers, workspaces))
     return sa.select(hosts.c.host_id).where(
         hosts.c.host_id != cut.host_id, hosts.c.heartbeat_at < cut.rows, *(~sa.exists().where(one) for one in told_of)
     )
@@ -241,6 +266,7 @@ _QUERIES: Final = {
     "calls": _calls,
     "notices": _notices,
     "workers": _workers,
+    "workspaces": _workspaces,
     "hosts": _hosts,
     "audit": _audit,
 }

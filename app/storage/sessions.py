@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from app.exec.errors import CommandDenied, InvalidTransition, LimitReached, SessionNotFound
 from app.exec.limits import SESSIONS_PER_CONVERSATION
-from app.exec.model import CallKey, Delivery, Session, SessionEnd, SessionId, SessionState
+from app.exec.model import Act, CallKey, Delivery, Session, SessionEnd, SessionId, SessionState
 from app.exec.ports import ExitSink, SessionStore
 from app.storage import session_rows as rows
 from app.storage.db import Database
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 Within = Callable[[sa.Connection, Session], None]
 """More work for the claiming transaction; raising undoes the claim."""
-WithinCall = Callable[[sa.Connection, CallKey, SessionId, str], None]
-"""More work for the transaction that begins a call of a tool on a session; raising leaves it not begun."""
+WithinCall = Callable[[sa.Connection, Act], None]
+"""More work for the transaction that begins a call; raising leaves it not begun."""
 Refused = Callable[[sa.Connection, CommandDenied], None]
 """Told, in a transaction of its own, that an approval was not taken and so nothing was claimed or begun."""
 
@@ -86,12 +86,32 @@ class SqlSessionStore(SessionStore):
         return await self._database.read(find, conversation_id=conversation_id, live=live)
 
     async def begin_call(
-        self, key: CallKey, session_id: SessionId, tool: str, *, turn_id: str = "", epoch: int = 0
+        self,
+        key: CallKey,
+        session_id: SessionId,
+        tool: str,
+        *,
+        conversation_id: str | None = None,
+        turn_id: str = "",
+        epoch: int = 0,
+        granted_by: str = "",
+        digest: str = "",
     ) -> dict[str, object] | None:
+        act = Act(
+            key=key,
+            session_id=session_id,
+            tool=tool,
+            conversation_id=conversation_id,
+            turn_id=turn_id,
+            epoch=epoch,
+            granted_by=granted_by,
+            digest=digest,
+        )
         async with self._telling():
-            return await self._database.write(
-                begin_call, key, session_id, tool, self._within_call, turn_id=turn_id, epoch=epoch
-            )
+            return await self._database.write(begin, act, self._within_call)
+
+    async def recalled(self, key: CallKey) -> dict[str, object] | None:
+        return await self._database.read(recalled, key)
 
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         await self._database.write(end_call, key, outcome)
@@ -219,20 +239,33 @@ def begin_call(
     turn_id: str = "",
     epoch: int = 0,
 ) -> dict[str, object] | None:
+    """`begin` for a call on a session."""
+    return begin(conn, Act(key=key, session_id=session_id, tool=tool, turn_id=turn_id, epoch=epoch), within)
+
+
+def begin(conn: sa.Connection, act: Act, within: WithinCall | None = None) -> dict[str, object] | None:
     """Note that a call is about to act: None when it is new, `{}` when begun before, else its outcome.
 
     Raises:
         StaleTurn: The call names an epoch and its turn no longer holds the conversation.
     """
-    if epoch > 0:
-        conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": session_id}).scalar_one()
-        _fence(_hold(conn, conversation_id), conversation_id, turn_id, epoch)
-    row = {"call_key": key, "session_id": session_id, "tool": tool, "created_at": time.time()}
+    if act.epoch > 0:
+        conversation_id = act.conversation_id
+        if conversation_id is None:
+            conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": act.session_id}).scalar_one()
+        _fence(_hold(conn, conversation_id), conversation_id, act.turn_id, act.epoch)
+    row = {"call_key": act.key, "session_id": act.session_id, "tool": act.tool, "created_at": time.time()}
     if insert_new(conn, calls, row):
         if within is not None:
-            within(conn, key, session_id, tool)
+            within(conn, act)
         return None
-    return conn.execute(rows.OUTCOME_OF, {"key": key}).scalar_one() or {}
+    return recalled(conn, act.key) or {}
+
+
+def recalled(conn: sa.Connection, key: CallKey) -> dict[str, object] | None:
+    """The outcome of a call, `{}` when it was begun and has none, None when it was not begun."""
+    row = conn.execute(rows.OUTCOME_OF, {"key": key}).one_or_none()
+    return None if row is None else row.outcome or {}
 
 
 def end_call(conn: sa.Connection, key: CallKey, outcome: dict[str, object]) -> None:

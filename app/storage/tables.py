@@ -200,6 +200,26 @@ calls: Final = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False, index=True),
 )
 
+workspaces: Final = sa.Table(
+    "workspaces",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("host_id", sa.String(64), nullable=False),
+    sa.Column("name", sa.String(200), nullable=False),  # of the container
+    sa.Column("container_id", sa.String(64), nullable=False),
+    sa.Column("image", sa.Text, nullable=False),
+    sa.Column("workdir", sa.Text, nullable=False),
+    sa.Column("overlay_path", sa.Text, nullable=False),
+    sa.Column("env", sa.JSON, nullable=False),  # names, never a value
+    sa.Column("scope", sa.String(200), nullable=False, index=True),  # the conversation
+    sa.Column("profile", sa.String(32), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # running, stopped, removed
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("last_used_at", sa.Float, nullable=False),
+    sa.Column("removed_at", sa.Float, index=True),
+    sa.UniqueConstraint("host_id", "name"),
+)
+
 hosts: Final = sa.Table(
     "hosts",
     metadata,

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.exec.model import LIVE_STATES
 from app.storage.db import Database
 from app.storage.errors import StorageError
+from app.storage.session_rows import LIVE
 from app.storage.tables import approvals, sessions, turns
 from app.work.items import Priority
 
@@ -49,10 +49,7 @@ def read_levels(conn: sa.Connection, host_id: str) -> Levels:
         sa.select(waiting.c.priority, sa.func.min(waiting.c.created_at)).group_by(waiting.c.priority)
     ).all()
     live = (
-        sa.select(sessions.c.id)
-        .where(sessions.c.state.in_([state.value for state in LIVE_STATES]), sessions.c.host_id == host_id)
-        .limit(ROWS)
-        .subquery()
+        sa.select(sessions.c.id).where(sessions.c.state.in_(LIVE), sessions.c.host_id == host_id).limit(ROWS).subquery()
     )
     asked = sa.select(approvals.c.created_at).where(approvals.c.state == "pending").limit(ROWS).subquery()
     pending, since = conn.execute(sa.select(sa.func.count(), sa.func.min(asked.c.created_at)).select_from(asked)).one()

@@ -22,13 +22,14 @@ import sqlalchemy as sa
 
 from app.exec.classify.model import Tier
 from app.exec.display import request_lines
+from app.exec.policy import INPUT
 from app.storage.db import Database
 from app.storage.tables import approvals, conversations, turns
 from app.work import audit, mailbox, stream
 from app.work.errors import ApprovalRefused, ApprovalSettled, UnknownApproval
 from app.work.items import ItemType, Priority, epoch_item
 from app.work.queues import Enqueuer
-from app.work.uses import APART_S, INPUT
+from app.work.uses import APART_S
 
 Decision = Literal["approved", "denied", "expired", "superseded", "changed"]
 Scope = Literal["once", "session"]

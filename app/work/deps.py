@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
 
 from app.exec.model import CallKey, SessionId
 from app.exec.policy import Approval
 from app.work.mailbox import Letter
+
+if TYPE_CHECKING:
+    from app.exec.shell.async_shell import AsyncShell
+    from app.exec.workspaces.files import GuardedFiles
+
+_HERE: Final = frozenset({"shell", "filesystem"})
+"""What only this process has."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,7 +24,9 @@ class TurnDeps:
     `gate` was read once, in the turn's first step. `approvals` are the decisions this turn was
     resumed with. `told` collects sessions whose end a tool result has told the agent. `looks` counts
     looks into the mailbox: the first step of a turn is look 0. `letters` is what they brought.
-    `began_at` is when the turn began, as its first step recorded it; `seconds` is what it has.
+    `began_at` is when the turn began, as its first step recorded it; `seconds` is what it has. `shell` and `filesystem`
+    work in the workspace, under the policy of the agent's own commands; None while the gate is off, and in a copy that
+    was carried to another workflow.
     """
 
     conversation_id: str
@@ -29,6 +39,17 @@ class TurnDeps:
     told: set[SessionId] = field(default_factory=set[SessionId])
     looks: int = 0
     letters: list[Letter] = field(default_factory=list[Letter])
+    shell: AsyncShell | None = field(default=None, repr=False, compare=False)
+    filesystem: GuardedFiles | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what cannot be carried."""
+        return {one.name: None if one.name in _HERE else getattr(self, one.name) for one in fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As it was carried."""
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def approval_for(self, key: CallKey) -> Approval | None:
         """The person's yes to this call, if there is one."""

@@ -28,11 +28,12 @@ from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDefinition
 
 from app.exec.identity import origin_of, session_id
-from app.exec.model import LIVE_STATES, SessionId
+from app.exec.model import SessionId
 from app.exec.supervisor.crashpoints import reach
 from app.storage import sessions
 from app.storage.db import Database
 from app.storage.errors import StaleTurn
+from app.storage.session_rows import LIVE
 from app.work.deps import TurnDeps
 from app.work.mailbox import Letter
 from app.work.prompt import texts_of
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 OURS: Final = frozenset({"exec", "process"})
 SAID_CHARS: Final = 500
-LIVE: Final = frozenset(state.value for state in LIVE_STATES)
 SIGNALS: Final = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
 """Exceptions by which a tool answers; they are results and are recorded as such."""
 ENDS: Final = (*SIGNALS, ModelRetry, ToolFailed, SkipToolExecution, ValidationError, AgentRunError, UserError)

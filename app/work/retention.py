@@ -2,8 +2,8 @@
 
 For every conversation: heard messages, settled approvals, tool calls' keys and sent notices; turns with what
 DBOS keeps of them; what is on disk of a session, then its record; the turn of its callback, whose workflow id is what
-kept its end from being told twice; at last the conversation with its history. Each step looks itself for what the
-step before it has left, so a crash between two of them costs nothing but time.
+kept its end from being told twice; containers that nothing uses; at last the conversation with its history. Each step
+looks itself for what the step before it has left, so a crash between two of them costs nothing but time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
+from app.exec.errors import ExecError
 from app.exec.supervisor.crashpoints import reach
 from app.storage import retention as rows
 from app.storage.db import Database
@@ -53,16 +54,25 @@ class Retention:
         remove: Removes what is on disk of a session; False when something has to stay. Blocks.
         host_id: Sessions and conversations of other hosts are theirs to prune.
         ages: How long things are kept. A session is kept as long as its log.
+        teardown: Takes a container of this host away, by its name; none where there are no containers.
     """
 
     def __init__(
-        self, database: Database, client: DBOSClient, remove: Callable[[str], bool], host_id: str, ages: Ages
+        self,
+        database: Database,
+        client: DBOSClient,
+        remove: Callable[[str], bool],
+        host_id: str,
+        ages: Ages,
+        *,
+        teardown: Callable[[str], Awaitable[object]] | None = None,
     ) -> None:
         self._db = database
         self._client = client
         self._remove = remove
         self._host_id = host_id
         self._ages = ages
+        self._teardown = teardown
         self._apart: float | None = None
         self._steady_at = 0.0
 
@@ -79,6 +89,7 @@ class Retention:
         reach("retention.sessions")
         gone["turns"] += await self._turns(cut, callbacks=True)
         reach("retention.callbacks")
+        gone["containers"] = await self._containers(cut)
         gone["conversations"] = await self._conversations(cut)
         if any(gone.values()):
             log.info("pruned %s", ", ".join(f"{number} {name}" for name, number in gone.items() if number))
@@ -90,6 +101,7 @@ class Retention:
         queries = {table: rows.doomed(table, cut) for table in rows.PLAIN}
         queries["turns"] = rows.turns_to_go(cut, callbacks=False, planned=True)
         queries["sessions"] = rows.sessions_to_go(cut, planned=True)
+        queries["containers"] = rows.workspaces_to_go(cut, planned=True)
         if cut.conversations is not None:
             queries["conversations"] = rows.conversations_to_go(cut, planned=True)
         found = {name: await self._db.read(rows.count, query) for name, query in queries.items()}
@@ -151,6 +163,20 @@ class Retention:
 
     def _removed(self, ids: list[str]) -> list[str]:
         return [one for one in ids if self._remove(one)]
+
+    async def _containers(self, cut: Cut) -> int:
+        gone = 0
+        if self._teardown is None:
+            return gone
+        async for names in self._pages(rows.workspaces_to_go(cut)):
+            for name in names:
+                try:
+                    await self._teardown(name)
+                except ExecError as error:  # the others, and the conversations, need not wait for it
+                    log.warning("container %s stays: %s", name, error)
+                else:
+                    gone += 1
+        return gone
 
     async def _conversations(self, cut: Cut) -> int:
         gone = 0

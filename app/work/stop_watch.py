@@ -8,8 +8,9 @@ from typing import Final, Protocol
 
 import sqlalchemy as sa
 
-from app.exec.model import LIVE_STATES, SessionId
+from app.exec.model import SessionId
 from app.storage.db import Database
+from app.storage.session_rows import LIVE
 from app.storage.tables import conversations, sessions
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def _stopped(conn: sa.Connection, host_id: str) -> list[SessionId]:
             conversations.c.host_id == host_id,
             conversations.c.state == "claimed",
             conversations.c.stop_turn == conversations.c.claimed_by,
-            sessions.c.state.in_([state.value for state in LIVE_STATES]),
+            sessions.c.state.in_(LIVE),
         )
     )
     return [SessionId(session_id) for session_id in conn.execute(query).scalars()]

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from app.exec.model import LIVE_STATES
+from app.storage.session_rows import LIVE
 from app.storage.tables import conversations, mailbox, sessions, turns
 from app.work import approvals, stream
 from app.work.errors import UnknownConversation
@@ -23,7 +23,6 @@ from app.work.queues import Enqueuer
 NEXT: Final = APART
 """In place of a turn's id: the turn that begins next, whichever that is."""
 SHOWN: Final = 10
-LIVE: Final = tuple(state.value for state in LIVE_STATES)
 
 Reach = Literal["running", "approvals", "queued"]
 

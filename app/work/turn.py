@@ -50,7 +50,7 @@ from app.work.prompt import texts_of
 from app.work.queues import Enqueuer
 from app.work.watching import TurnWatch, Unwatched
 
-STEP_SHAPE: Final = 4
+STEP_SHAPE: Final = 5
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,8 @@ class TurnRunner:
     approval_ttl_s: float = 3600.0
     pending_limit: int = PENDING
     outbox: Outbox = SILENT
+    equip: Callable[[TurnDeps], None] = lambda _: None
+    """Gives a turn whose gate is open what the code of tools works with."""
     watch: TurnWatch = field(default_factory=Unwatched)
     host_id: str = ""
     running: Counter[str] = field(default_factory=Counter[str])
@@ -148,6 +150,8 @@ class TurnRunner:
             seconds=self.budget.seconds,
             letters=list(begun.letters),
         )
+        if begun.gate:
+            self.equip(deps)
         store = TurnStore(self.database, self.enqueuer, begun.record)
         conversation = await store.load(item.conversation_id) or Conversation(conversation_id=item.conversation_id)
         changed = [request for request in begun.decided if request.state == "changed"]

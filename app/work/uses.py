@@ -11,17 +11,16 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.exec.model import LIVE_STATES, CallKey, Session, SessionId
+from app.exec.model import Act, CallKey, Session, SessionId
+from app.exec.policy import INPUT
+from app.storage.session_rows import LIVE
 from app.storage.tables import approvals, sessions
 from app.storage.tables import audit as audit_rows
 from app.work import audit
 from app.work.audit import Unusable
 
-INPUT: Final = frozenset({"process_write", "process_send_keys"})
-"""The tools whose calls may be approved for all of a session."""
 APART_S: Final = 300.0
 """So far the clocks of two hosts may be apart."""
-LIVE: Final = tuple(state.value for state in LIVE_STATES)
 _STANDS: Final = sa.and_(approvals.c.scope == "session", approvals.c.state.in_(["approved", "used"]))
 
 
@@ -35,21 +34,23 @@ def consume_claim(conn: sa.Connection, session: Session) -> None:
         consume(conn, session.approval_id, session.id, session.digest, conversation_id=session.conversation_id)
 
 
-def consume_call(conn: sa.Connection, key: CallKey, session_id: SessionId, tool: str) -> None:
-    """Use the approval of a call that changes a session; part of the transaction that begins it.
+def consume_call(conn: sa.Connection, act: Act) -> None:
+    """Use the approval of a call that changes something; part of the transaction that begins it.
 
     Raises:
         Unusable: It cannot be used, or input has none, so nothing is done.
     """
-    conversation_id = conn.execute(
-        sa.select(sessions.c.conversation_id).where(sessions.c.id == session_id)
-    ).scalar_one_or_none()
+    key, session_id, conversation_id = act.key, act.session_id, act.conversation_id
+    if conversation_id is None:
+        conversation_id = conn.execute(
+            sa.select(sessions.c.conversation_id).where(sessions.c.id == session_id)
+        ).scalar_one_or_none()
     row = conn.execute(sa.select(approvals).where(approvals.c.call_key == key)).one_or_none()
     if row is not None:
         ours = row.session_id in {None, session_id}
         consume(conn, row.id, key, row.digest if ours else "", conversation_id=conversation_id)
-    elif tool in INPUT:
-        _use_standing(conn, key, session_id, tool, conversation_id)
+    elif act.tool in INPUT:
+        _use_standing(conn, key, session_id, act.tool, conversation_id)
 
 
 def _use_standing(conn: sa.Connection, key: CallKey, session_id: str, tool: str, conversation_id: str | None) -> None:

@@ -9,13 +9,13 @@ import sqlalchemy as sa
 from app.exec.classify.model import Tier
 from app.exec.errors import ExecError
 from app.exec.judge import CLASSIFIER, TRUSTED
-from app.exec.model import Session
+from app.exec.model import Act, Session
 from app.exec.permit import HELD
-from app.exec.policy import Asked, Policy, Verdict
+from app.exec.policy import Asked, Policy, Verdict, Withheld
 from app.storage import rules
 from app.storage.db import Database
 from app.work import audit
-from app.work.uses import consume_claim
+from app.work.uses import consume_call, consume_claim
 
 
 def claim(conn: sa.Connection, session: Session) -> None:
@@ -56,6 +56,30 @@ def _note(
     )
 
 
+def begun(conn: sa.Connection, act: Act) -> None:
+    """Use what a call acts with, approval or rules, and note who let it; part of the transaction that begins it.
+
+    Raises:
+        CommandDenied: It cannot be used, so nothing is done.
+    """
+    consume_call(conn, act)
+    by, _, rest = act.granted_by.partition(" ")
+    if by == "rule":
+        rules.use(conn, rest.split())
+    if by in {"rule", "policy"}:
+        audit.note(
+            conn,
+            "rule",
+            conversation_id=act.conversation_id,
+            turn_id=act.turn_id,
+            call_key=act.key,
+            tool=act.tool,
+            digest=act.digest,
+            rule=rest,
+            by=act.granted_by,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Audited:
     """A policy whose refusals are in the audit, once for each call."""
@@ -71,6 +95,10 @@ class Audited:
     async def judge(self, asked: Asked) -> Verdict:
         """See `Policy.judge`."""
         return await self.policy.judge(asked)
+
+    async def withheld(self, conversation_id: str) -> Withheld:
+        """See `Policy.withheld`."""
+        return await self.policy.withheld(conversation_id)
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
         """See `Policy.refused`."""

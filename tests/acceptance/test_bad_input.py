@@ -31,7 +31,7 @@ def place() -> Iterator[Stage]:
 @pytest.fixture(scope="module")
 def loop() -> Iterator[Stage]:
     """A place with a worker."""
-    with stage(APPROVAL_TTL="1", SWEEP_SECONDS="0.2") as made:
+    with stage(APPROVAL_TTL="5", SWEEP_SECONDS="0.2") as made:
         made.hire()
         yield made
 
@@ -114,7 +114,7 @@ def locked_out(place: Stage, sqlite_template: Path) -> Iterator[subprocess.Popen
 
 
 def test_a_database_that_stays_locked_is_named(locked_out: subprocess.Popen[str]) -> None:
-    out, err = locked_out.communicate(timeout=60)
+    out, err = locked_out.communicate(timeout=90)
     done = subprocess.CompletedProcess([], locked_out.returncode, out, err)
     assert_refused(done, "locked.db is locked by another process", "then repeat")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,6 +180,7 @@ def _ended(conn: sa.Connection, session_id: SessionId) -> bool:
 def test_kill_ends_everything_a_process_started_and_the_agent_hears_of_it(place: Stage) -> None:
     session = started(place, "killed", "sleep 1000 & touch up-k; sleep 1000")
     until_file(place, "up-k")
+    place.until("no turn is left that could hear of its end by the way", lambda: place.no_turn("killed"))
     done = shellback(place, "kill", session)
     assert done.returncode == 0, done.stderr
     wake = place.ended(f"EXEC_CALLBACK:{session}")
@@ -259,7 +261,7 @@ def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(pl
         chat.until("command: echo later; exit 0")
         chat.type("y\n")
         chat.until("exit code 0")
-        place.until("no turn is left that a key could stop", place.at_rest)
+        place.until("no turn is left that a key could stop", lambda: place.no_turn("later"))
         chat.type("\x03")
         assert chat.ended() == 130
     assert "Traceback" not in chat.shown
@@ -283,6 +285,34 @@ def test_a_worker_of_a_chat_that_was_killed_ends_too(empty: Stage) -> None:
         chat.process.send_signal(signal.SIGKILL)
         chat.process.wait()
     empty.until("the worker has ended", lambda: _workers(empty)[0].stopped_at is not None)
+
+
+READING = """
+import select
+from app.cli.terminal import kept_terminal
+with kept_terminal():
+    print("at work", flush=True)
+    select.select([0], [], [])
+    try:
+        print("read", input("> "))
+    except EOFError:
+        print("the end")
+"""
+
+
+class Reading(Terminal):
+    """A program that reads one line, as `chat` does, when it has been given a key."""
+
+    program = (sys.executable, "-c", READING)
+
+
+@pytest.mark.parametrize(("keys", "shown"), [("\x04", "the end"), ("typed\n", "read typed")])
+def test_a_key_that_is_pressed_while_no_line_is_read_is_for_the_next_one(empty: Stage, keys: str, shown: str) -> None:
+    with Reading(empty) as terminal:
+        terminal.until("at work")
+        terminal.type(keys)
+        terminal.until(shown)
+        assert terminal.ended() == 0
 
 
 def test_chat_on_a_pipe_answers_line_by_line_and_ends_with_3_when_a_call_waits(place: Stage) -> None:

@@ -89,8 +89,9 @@ def test_queue_shows_the_turn_that_runs(place: Stage) -> None:
     place.send("$ while [ ! -e go-slow ]; do sleep 0.02; done", "slow")
     place.approve("slow")
     place.session("go-slow")
-    (running,) = facts(told(place, "queue", "--json"))["running"]
-    assert running["conversation"] == "slow"
+    # The wake of a process of another test may have its turn at the same time.
+    running = facts(told(place, "queue", "--json"))["running"]
+    assert [one["conversation"] for one in running].count("slow") == 1
     assert "slow" in told(place, "queue").stdout
     (place.workspace / "go-slow").touch()
     place.until("the turn ends", lambda: any("exit code 0" in text for text in place.answers(conversation="slow")))

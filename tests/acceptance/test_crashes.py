@@ -10,12 +10,16 @@ import json
 
 import pytest
 
-from chaos.cells import TRUE, Cell, Victim, cells, quick_cells
-from chaos.story import facts_of, live_through
+from chaos.cells import TRUE, Cell, Victim, cells, contained_cells, quick_cells
+from chaos.story import PATIENCE_S, facts_of, live_through
+from tests import images
 from tests.databases import unavailable
 from tests.nursery import NoNursery, probe_machines
+from tests.pods import emptied
 from tests.stage import stage
 
+# Its own patience is longer than what a test has.
+pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 WORKER_POINTS = ["claim.committed", "exit.committed"]
 
 
@@ -61,6 +65,14 @@ def test_the_machine_is_started_anew_at(sqlite_url: str, point: str) -> None:
     except NoNursery as error:
         unavailable(str(error))
     assert_clean(sqlite_url, ("machine",), point)
+
+
+@pytest.mark.parametrize("cell", contained_cells()[:7:3], ids=lambda cell: cell.name)
+def test_in_a_container(sqlite_url: str, cell: Cell) -> None:
+    images.needed()
+    with stage(sqlite_url, BACKEND="podman", PODMAN_IMAGE=str(images.test_rootfs())) as made, emptied(made):
+        count = live_through(made, cell)
+        assert count.clean, f"{count}\n{json.dumps(facts_of(made), indent=1, default=str)}"
 
 
 def test_an_end_may_be_lost_only_where_nobody_can_know_it() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 import yaml
 
-from app import wiring
+from app import supervision
 from app.checks import Check, all_checks, live_checks
 from app.cli.children import WorkerChild, worker_lives
 from app.exec.supervisor import launch
@@ -228,7 +228,7 @@ def test_news_that_nobody_looks_for_is_told_and_a_backlog_is_not(sqlite_url: str
         loop.workers.append(waiting)
         loop.until("the worker has begun to start", lambda: state_of(loop.settings, "worker").state == "ok")
         waiting.process.terminate()
-        assert waiting.process.wait(20) == 0
+        assert waiting.process.wait(60) == 0
         assert "does not run" in state_of(loop.settings, "worker").text
 
 
@@ -322,7 +322,7 @@ def test_workers_come_and_go_beside_an_older_supervisor_and_neither_a_turn_nor_a
                 log = loop.home / "worker.log"
                 loop.until("it drains", lambda: log.read_text().count("draining") == 2)
                 second.process.terminate()
-                assert second.process.wait(10) == 128 + signal.SIGTERM
+                assert second.process.wait(60) == 128 + signal.SIGTERM
                 assert [one.state for one in loop.read(roster.look, loop.where.host_id)] == ["dead"]
 
                 loop.hire()
@@ -388,7 +388,7 @@ def hired(loop: Stage, argv: Sequence[str]) -> WorkerChild:
 
 def pids_said_by(loop: Stage) -> tuple[int, int]:
     async def ask() -> tuple[int, int]:
-        client = wiring.supervisor_client(loop.settings, spawn=False)
+        client = supervision.supervisor_client(loop.settings, spawn=False)
         try:
             hello = await client.connect()
         finally:

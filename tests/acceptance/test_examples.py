@@ -41,3 +41,25 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
     shown = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
     assert shown is not None
     assert textwrap.indent(shown[1], "    ") in EXAMPLE.read_text()
+
+
+def test_a_shell_of_ones_own_builds_times_out_streams_and_signals_without_a_key() -> None:
+    with stage() as place:
+        place.settings = place.settings.model_copy(update={"shellback_home": place.root / "state"})
+        done = subprocess.run(
+            [sys.executable, str(PROJECT / "examples" / "shell_usage.py")],
+            cwd=place.root,
+            env=plain_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert (place.root / "workspace/built").read_text() == "done\n"
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"Working in: {(place.root / 'workspace').resolve()}"
+    assert lines[1].startswith("PATH: /")
+    assert "compiling" in lines
+    assert "waiting: Command timed out after 0.5s" in lines
+    assert lines[-1] == "ended by signal 2"

@@ -44,9 +44,11 @@ def test_what_was_denied_does_not_run_and_the_agent_is_told_why(sqlite_url: str)
 
 def test_a_background_end_wakes_the_agent_in_its_conversation_once(loop: Stage) -> None:
     loop.hire()
-    loop.send("$ sleep 0.3; echo tail of it; exit 3 &\nthen:\nthe build is over")
+    loop.send("$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 3 &\nthen:\nthe build is over")
     loop.approve()
     session = loop.session("tail of it")
+    loop.until("the turn that has started it is over", loop.at_rest)
+    (loop.workspace / "go").touch()
     wake = loop.ended(f"EXEC_CALLBACK:{session.id}")
     assert "exit code 3" in wake["answer"]
     assert "tail of it" in wake["answer"]
@@ -57,13 +59,14 @@ def test_a_background_end_wakes_the_agent_in_its_conversation_once(loop: Stage) 
 
 def test_an_exit_that_comes_while_approvals_wait_is_heard_after_them(loop: Stage) -> None:
     loop.hire()
-    loop.send("$ sleep 1; exit 5 &")
+    loop.send("$ until [ -e go ]; do sleep 0.05; done; exit 5 &")
     loop.approve()
     session = loop.session("exit 5")
     loop.until("the first answer", loop.answers)
     item = loop.send("$ echo held")
     request = loop.pending()
-    assert loop.ended(f"EXEC_CALLBACK:{session.id}")["outcome"] in {"busy", "answered"}
+    (loop.workspace / "go").touch()
+    assert loop.ended(f"EXEC_CALLBACK:{session.id}")["outcome"] == "busy"
     loop.decide(request)
     loop.until("both are told", lambda: "exit code 5" in "\n".join(loop.answers()))
     assert "held" in "\n".join(loop.answers(since=item))

@@ -86,9 +86,12 @@ def asked_in_a_round(model: str, url_ends: str) -> list[Json]:
 
 def go_round(place: Stage, server: ModelServer) -> None:
     """A call, its approval, a process in the background, its wake, an answer."""
-    place.send("$ sleep 0.5; echo made; exit 3 &")
+    item = place.send("$ until [ -e go ]; do sleep 0.05; done; echo made; exit 3 &")
     place.approve()
     session = place.session("echo made")
+    # Else the turn that has started it might hear of its end, and there would be no wake.
+    place.answer(item)
+    (place.workspace / "go").touch()
     wake = place.ended(f"EXEC_CALLBACK:{session.id}")
     place.until("the end is told", lambda: "exit" in "\n".join(place.answers()))
     assert "made" in "\n".join(place.answers()), wake

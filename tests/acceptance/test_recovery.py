@@ -97,9 +97,9 @@ def test_a_worker_that_is_told_to_stop_lets_its_turn_end(sqlite_url: str) -> Non
 def test_a_message_that_waited_behind_an_approval_is_in_the_history_though_the_resumed_turn_runs_out_of_time(
     sqlite_url: str,
 ) -> None:
-    with stage(sqlite_url, TURN_MAX_SECONDS="1") as loop:
+    with stage(sqlite_url, TURN_MAX_SECONDS="4") as loop:
         loop.hire()
-        loop.send("$ sleep 2; echo slept")
+        loop.send("$ sleep 5; echo slept")
         request = loop.pending()
         loop.send("remember the milk")
         loop.decide(request)

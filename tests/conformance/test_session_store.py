@@ -258,6 +258,18 @@ def test_a_call_is_new_then_begun_then_has_its_first_outcome(store: SessionStore
     asyncio.run(run())
 
 
+def test_a_call_about_no_session_is_found_by_its_key_and_read_without_beginning_it(store: SessionStore) -> None:
+    async def run() -> None:
+        key = CallKey("k2")
+        assert await store.recalled(key) is None
+        assert await store.begin_call(key, SessionId("w1"), "write_file", conversation_id="c1") is None
+        assert await store.recalled(key) == {}
+        await store.end_call(key, {"did": "created"})
+        assert await store.recalled(key) == {"did": "created"}
+
+    asyncio.run(run())
+
+
 def test_a_poll_moves_forward_and_a_repeat_returns_its_own_range(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.claim(a_session())

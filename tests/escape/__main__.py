@@ -1,4 +1,4 @@
-"""`python -m tests.escape`: ways out of the sandbox, each tried, and tried without it.
+"""`python -m tests.escape [--backend all]`: ways out of sandboxes, each tried, and tried without one.
 
 An attempt counts when it succeeds without the sandbox: as an unprivileged user in a mount namespace of its own, on
 decoys made for it. Exit 1 when one succeeds in the sandbox, was not made at all, or fewer than 40 count; 2 when a
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from app.exec.backends.runner import found
+from tests.escape.grounds import GROUNDS, Ground
 from tests.escape.runs import Verdict, run
 from tests.escape.table import PROBES
-from tests.sandboxes import refusal
 
 ENOUGH: Final = 40
 QUIET: Final = frozenset({"read_inherited"})
@@ -31,39 +31,41 @@ PROGRAMS: Final = ("python3", "git", "setpriv", "nsenter", "setsid")
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the attempts; returns the exit code."""
     options = _options(argv)
-    if lacking := missing():
+    grounds = [ground for name, ground in GROUNDS.items() if options.backend in {name, "all"}]
+    if lacking := missing(grounds):
         print(f"escape: {lacking}", file=sys.stderr)
         return 2
     chosen = [probe for probe in PROBES if options.only in f"{probe.group} {probe.name} {probe.way}"]
-    verdicts = run(chosen, lambda text: print(f"escape: {text}", file=sys.stderr, flush=True))
+    verdicts = run(chosen, lambda text: print(f"escape: {text}", file=sys.stderr, flush=True), grounds)
     print(markdown(verdicts) if options.markdown else plain(verdicts))
     if options.json:
         options.json.write_text(json.dumps([_facts(one) for one in verdicts], indent=1))
     escaped = [one for one in verdicts if one.inside]
     for one in escaped:
-        print(f"escape: {one.probe.name} succeeded in the sandbox: {one.probe.attempts}: {one.said}", file=sys.stderr)
+        print(f"escape: {one.probe.name} succeeded in {one.backend}: {one.probe.attempts}: {one.said}", file=sys.stderr)
     silent = unheard(verdicts)
     for name in silent:
         print(f"escape: {name} was not tried", file=sys.stderr)
-    counted = sum(one.without is True for one in verdicts)
+    counted = min(sum(one.without is True for one in verdicts if one.backend == ground.name) for ground in grounds)
     return 1 if escaped or silent or (counted < ENOUGH and not options.only) else 0
 
 
-def missing() -> str | None:
+def missing(grounds: Sequence[Ground]) -> str | None:
     """Why no attempt can be made here, None where they can."""
     lacking = [name for name in PROGRAMS if found(name) is None]
-    return (
-        f"not installed: {' '.join(lacking)} (setpriv, nsenter and setsid are of util-linux)" if lacking else refusal()
-    )
+    if lacking:
+        return f"not installed: {' '.join(lacking)} (setpriv, nsenter and setsid are of util-linux)"
+    return next(filter(None, (ground.missing() for ground in grounds)), None)
 
 
 def unheard(verdicts: Sequence[Verdict]) -> list[str]:
     """Attempts that said nothing in the sandbox, and so were not made."""
-    return [one.probe.name for one in verdicts if not one.said and one.probe.name not in QUIET]
+    return [f"{one.probe.name} in {one.backend}" for one in verdicts if not one.said and one.probe.name not in QUIET]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.escape", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--backend", default="bubblewrap", choices=[*GROUNDS, "all"], help="which sandbox")
     parser.add_argument("--only", default="", metavar="TEXT", help="probes with this in group, name or way")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the facts go")
     parser.add_argument("--markdown", action="store_true", help="print the tables for a document")
@@ -72,11 +74,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def plain(verdicts: Sequence[Verdict]) -> str:
     """One line for each attempt."""
-    lines = [f"{'without':8} {'inside':8} {'probe':34} said inside / without"]
+    lines = [f"{'without':8} {'inside':8} {'backend':10} {'probe':34} said inside / without"]
     for one in verdicts:
         without = {True: "ESCAPES", False: "blocked", None: "-"}[one.without]
         inside = "ESCAPES" if one.inside else "blocked"
-        lines.append(f"{without:8} {inside:8} {one.probe.name:34} {one.said[:60]!r} / {one.said_without[:60]!r}")
+        lines.append(
+            f"{without:8} {inside:8} {one.backend:10} {one.probe.name:34} {one.said[:60]!r} / {one.said_without[:60]!r}"
+        )
     return "\n".join([*lines, "", *_summary(verdicts)])
 
 

@@ -268,10 +268,10 @@ def read_by_handle(place: Place) -> object:
 @probe(READ, seen=told, way="read_only")
 def read_dotenv(place: Place) -> object:
     """Read `.env` in the workspace."""
-    return Path(place.workspace, ".env").read_text()
+    return Path(place.workspace, ".env").read_text() or "empty"
 
 
 @probe(READ, seen=told, way="read_only")
 def read_dotenv_by_symlink(place: Place) -> object:
     """Read `.env.local` of a directory below by a symlink beside it."""
-    return Path(place.workspace, "below", "settings").read_text()
+    return Path(place.workspace, "below", "settings").read_text() or "empty"

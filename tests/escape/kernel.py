@@ -12,7 +12,7 @@ _LIBC.syscall.restype = ctypes.c_long
 # x86_64, aarch64
 NUMBERS: Final = {
     "ioctl": (16, 29), "shmget": (29, 194), "shmat": (30, 196), "clone": (56, 220), "ptrace": (101, 117),
-    "syslog": (103, 116), "rt_sigqueueinfo": (129, 138), "pivot_root": (155, 41), "chroot": (161, 51),
+    "syslog": (103, 116), "rt_sigqueueinfo": (129, 138), "tgkill": (234, 131), "pivot_root": (155, 41), "chroot": (161, 51),
     "mount": (165, 40), "umount2": (166, 39), "mq_open": (240, 180), "mq_unlink": (241, 181),
     "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183), "add_key": (248, 217),
     "keyctl": (250, 219), "unshare": (272, 97), "perf_event_open": (298, 241), "fanotify_init": (300, 262),

@@ -76,6 +76,8 @@ class Probe:
     way: Way
     control: bool
     """Whether the same attempt can succeed without a sandbox at all."""
+    backend: str = ""
+    """Where it means something: '' in every kind of sandbox."""
 
 
 @dataclass
@@ -85,14 +87,14 @@ class Probes:
     all: list[Probe] = field(default_factory=list[Probe])
 
     def __call__(
-        self, group: str, *, seen: Seen, way: Way = "work", control: bool = True
+        self, group: str, *, seen: Seen, way: Way = "work", control: bool = True, backend: str = ""
     ) -> Callable[[Attempt], Attempt]:
         """Decorate an attempt; its docstring says what it tries, its name is the probe's."""
 
         def kept(attempt: Attempt) -> Attempt:
             name = getattr(attempt, "__name__", "")
             words = " ".join((attempt.__doc__ or name).split()).rstrip(".")
-            self.all.append(Probe(name, group, words, attempt, seen, way, control))
+            self.all.append(Probe(name, group, words, attempt, seen, way, control, backend))
             return attempt
 
         return kept

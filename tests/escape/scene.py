@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -10,8 +11,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Generator, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Final
@@ -24,6 +24,9 @@ UID: Final = 65533
 """Whom sandboxes, decoys and controls run as where we are root: nobody else does, so a kill of all harms nobody."""
 PYTHON: Final = found("python3") or "/usr/bin/python3"
 PROCESSES, SCRATCH_BYTES, FILE_BYTES = 64, 8 << 20, 2 << 20
+CODE: Final = "escape"
+WORKSPACE: Final = Path("/workspace")
+"""Where containers have the code of attempts, and the workspace."""
 _ENV: Final = {"PATH": os.defpath, "LC_ALL": "C.UTF-8"}
 
 
@@ -40,11 +43,13 @@ def unprivileged(argv: Iterable[str], *, with_pid: int | None = None) -> list[st
 class Scene:
     """Everything that one run of probes may attack."""
 
-    def __init__(self, base: Path, run: Path, *, scratch: str | None) -> None:
+    def __init__(self, base: Path, run: Path, *, scratch: str | None, image: Path | None) -> None:
         self.base = base
+        self.image = image
         self.secret = f"secret-{secrets.token_hex(12)}"
         self.nonce = secrets.token_hex(4)
-        self.code, self.workspace, self.outside = base / "code", base / "ws", base / "outside"
+        self.code = image / CODE if image else base / "code"
+        self.workspace, self.outside = base / "ws", base / "outside"
         self.home, self.state, self.engine_home = base / "home", base / "state", base / "engine"
         self.run = run
         self.scratch = scratch or str(base / "scratch")
@@ -83,7 +88,7 @@ class Scene:
         self._fill_workspace()
         self.given = self.base / "given"
         self.given.write_text(self.secret)
-        for folder, names, files in os.walk(self.base):
+        for folder, names, files in itertools.chain(os.walk(self.base), os.walk(self.code)):
             for path in (folder, *(f"{folder}/{name}" for name in (*names, *files))):
                 if not os.path.islink(path):
                     os.chmod(path, 0o755 if os.path.isdir(path) else 0o644)
@@ -124,15 +129,21 @@ class Scene:
             os.chown(self.setuid, UID - 1, UID - 1)
         self.setuid.chmod(0o4755)
 
+    def inside(self, path: Path) -> str:
+        """A path as the attempts have to name it."""
+        if self.image and path.is_relative_to(self.workspace):
+            return str(WORKSPACE / path.relative_to(self.workspace))
+        return f"/{path.relative_to(self.image)}" if self.image and path.is_relative_to(self.image) else str(path)
+
     def place(self, **more: Any) -> Place:
         """What the attempts are told."""
-        paths = {name: str(getattr(self, name)) for name in ("workspace", "outside", "home", "state", "setuid")}
+        paths = {name: self.inside(getattr(self, name)) for name in ("workspace", "outside", "home", "state", "setuid")}
         told = {name: self.told[name] for name in ("nonce", "abstract", "socket", "socket_in_run", "queue")}
         facts: dict[str, Any] = {
             **paths,
             **told,
-            "hidden": str(self.workspace / "hidden"),
-            "readable": str(self.code / "readable"),
+            "hidden": self.inside(self.workspace / "hidden"),
+            "readable": self.inside(self.code / "readable"),
             "scratch": self.scratch,
             "given": 0,
             "other_tcp": self.facts["tcp4"],
@@ -148,12 +159,13 @@ class Scene:
         }
         return Place(**{**facts, **{k: v for k, v in self.facts.items() if k in Place.__dataclass_fields__}, **more})
 
-    def tell(self, place: Place) -> Path:
-        """Write down what the attempts are told, where they find it."""
-        path = self.code / "place.json"
-        path.write_text(json.dumps(asdict(place)))
+    def tell(self, name: str, facts: object) -> str:
+        """Write down what somebody inside is told; where he finds it."""
+        # Under an overlay nothing is to change.
+        path = (self.workspace if self.image else self.code) / name
+        path.write_text(json.dumps(facts))
         path.chmod(0o644)
-        return path
+        return self.inside(path)
 
     @contextlib.contextmanager
     def decoy(self) -> Generator[None]:
@@ -252,21 +264,26 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene(probes: Iterable[Probe], *, scratch: str | None = None) -> Generator[Scene]:
-    """A scene with its decoy; all of it is gone at the end."""
+def scene(
+    probes: Iterable[Probe], *, scratch: str | None = None, image: Callable[[Path], None] | None = None
+) -> Generator[Scene]:
+    """A scene with its decoy, whose code is in a root file system where `image` makes one; all is gone at the end."""
     base = Path(tempfile.mkdtemp(prefix="shellback-escape-")).resolve()
     base.chmod(0o755)
     run = Path(tempfile.mkdtemp(prefix="shellback-escape-", dir=_runtime()))
     run.chmod(0o755)
-    made = Scene(base, run, scratch=scratch)
+    root = Path(f"{base}-image")
+    made = Scene(base, run, scratch=scratch, image=root if image else None)
     try:
+        if image:
+            image(root)
         made.build(tuple(probes))
         with made.decoy():
             yield made
     finally:
         Path("/dev/shm", f"escaped-{made.nonce}").unlink(missing_ok=True)
-        shutil.rmtree(base, ignore_errors=True)
-        shutil.rmtree(run, ignore_errors=True)
+        for path in (base, run, root):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _runtime() -> str:

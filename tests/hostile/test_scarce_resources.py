@@ -21,7 +21,7 @@ from app.storage.tables import mailbox
 from app.work.callbacks import CallbackSink
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
-from tests.supervisors import Rig, gone, removed, rig, until
+from tests.supervisors import SOON, Rig, gone, removed, rig, until
 from tests.surroundings import small_rig
 
 pytestmark = pytest.mark.anyio
@@ -128,7 +128,7 @@ async def test_an_end_that_the_database_has_no_room_for_is_recorded_when_it_has(
 
 
 async def _printed(sup: Rig, name: str, size: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SOON):
         while (await sup.client.status(name))["bytes_total"] < size:  # noqa: ASYNC110 - nobody announces it
             await asyncio.sleep(0.01)
 

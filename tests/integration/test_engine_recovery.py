@@ -21,10 +21,12 @@ from app.exec.model import CallKey, CallOrigin, Delivery, Evidence, Session, Ses
 from app.exec.sessions import Sessions
 from app.exec.supervisor.client import SupervisorClient
 from tests.execs import (
+    GATE,
     Told,
     end_all,
     granted,
     launch,
+    let_go,
     origin,
     places,
     printed,
@@ -73,10 +75,10 @@ async def test_a_process_outlives_its_worker_and_the_next_one_is_told_once(tmp_p
     async with unstarted_engine(workspace, home, store) as first:
         ended = await launch(first, "exit 8")
         session = await launch(first, "read -r _; exit 9", keep_stdin_open=True)
-        await first.wait(ended.id, up_to=10)
+        await first.wait(ended.id, up_to=60)
     async with unstarted_engine(workspace, home, store) as second:
         await Sessions(second, "talk").write(session.id, b"\n", origin(), tool="process_write")
-        after = await second.wait(session.id, up_to=10)
+        after = await second.wait(session.id, up_to=60)
     assert after.end is not None
     assert after.end.exit_code == 9
     assert [one.id for one in told.sessions] == [ended.id, session.id]
@@ -87,14 +89,15 @@ async def test_an_end_that_nobody_heard_is_heard_at_the_next_start(tmp_path: Pat
     told = Told()
     store = MemorySessionStore(sink=told)
     async with unstarted_engine(workspace, home, store) as first:
-        session = await launch(first, "read -r _ < gate || sleep 0.3; exit 9")
+        session = await launch(first, f"{GATE}; exit 9")
+    let_go(first)
     client = SupervisorClient(home, idle_s=0.5)
     while not await client.unacknowledged():  # noqa: ASYNC110 - nobody listens, that is the point
         await asyncio.sleep(0.01)
     await client.close()
     assert told.sessions == []
     async with unstarted_engine(workspace, home, store) as second:
-        after = await second.wait(session.id, up_to=10)
+        after = await second.wait(session.id, up_to=60)
     assert after.end is not None
     assert after.end.exit_code == 9
     assert [one.id for one in told.sessions] == [session.id]
@@ -108,7 +111,7 @@ async def test_the_exit_code_survives_a_kill_of_the_supervisor(tmp_path: Path) -
         client = SupervisorClient(tmp_path / "home")
         kill((await client.connect())["pid"])
         await client.close()
-        ended = await engine.wait(session.id, up_to=20)
+        ended = await engine.wait(session.id, up_to=60)
         assert ended.end is not None
         assert (ended.end.state, ended.end.exit_code) == (SessionState.EXITED, 11)
     assert len(told.sessions) == 1
@@ -127,7 +130,7 @@ async def test_without_supervisor_and_keeper_the_status_is_the_kernels_or_lost_a
         kill(info["keeper_pid"])
         kill(info["pid"])
         await client.close()
-        ended = await engine.wait(session.id, up_to=20)
+        ended = await engine.wait(session.id, up_to=60)
         assert ended.end is not None
         end = ended.end
         assert (end.state, end.exit_code, end.signal, end.evidence) in {
@@ -143,7 +146,7 @@ async def test_an_end_is_recorded_when_the_database_is_back(tmp_path: Path, capl
     async with unstarted_engine(workspace, home, FailingStore(3, sink=told)) as engine:
         outcome = await run(engine, "exit 5")
         session = await launch(engine, "exit 6")
-        await engine.wait(session.id, up_to=10)
+        await engine.wait(session.id, up_to=60)
     assert outcome.session.end is not None
     assert outcome.session.end.exit_code == 5
     assert [one.end and one.end.exit_code for one in told.sessions] == [6]
@@ -167,7 +170,7 @@ async def test_ends_of_other_sessions_do_not_wait_for_one_that_fails(tmp_path: P
         assert (await run(engine, "exit 2")).session.end is not None
         assert (await engine.registry.get(stuck.id)).live
         gate.set()
-        assert (await engine.wait(stuck.id, up_to=10)).end is not None
+        assert (await engine.wait(stuck.id, up_to=60)).end is not None
 
 
 async def test_a_claimed_session_is_started_by_the_repeat_of_its_call(tmp_path: Path) -> None:
@@ -229,13 +232,14 @@ async def test_what_the_supervisor_gave_up_is_lost_also_when_only_it_knows(tmp_p
 
 async def test_abandoning_what_has_started_lets_it_run(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
-        made, who = spec(engine, "sleep 0.3; exit 3", background=True), origin()
+        made, who = spec(engine, f"{GATE}; exit 3", background=True), origin()
         session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
         await engine.store.claim(session)
         await engine.supervised.start(session, made, await engine.backend.plan(made, session.conversation_id))
         await engine.abandon(session.id)
         assert (await engine.registry.get(session.id)).state is SessionState.RUNNING
-        ended = await engine.wait(session.id, up_to=10)
+        let_go(engine)
+        ended = await engine.wait(session.id, up_to=60)
         assert ended.end is not None
         assert ended.end.exit_code == 3
 
@@ -316,7 +320,7 @@ async def test_an_end_whose_acknowledgement_failed_is_acknowledged_by_reconcilin
 
         engine._ends._acknowledge = unreachable  # pyright: ignore[reportPrivateUsage]
         session = await launch(engine, "exit 2")
-        await engine.wait(session.id, up_to=10)
+        await engine.wait(session.id, up_to=60)
         await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]
         client = SupervisorClient(tmp_path / "home")
         assert [record["session_id"] for record in await client.unacknowledged()] == [session.id]
@@ -345,6 +349,6 @@ async def test_input_whose_outcome_was_not_recorded_is_recalled_and_not_written_
         assert await Sessions(engine, "talk").write(session.id, b"once\n", call, tool="process_write") == 5
         await printed(engine, session.id, "once")
         await Sessions(engine, "talk").write(session.id, b"", origin(), tool="process_write", eof=True)
-        ended = await engine.wait(session.id, up_to=10)
+        ended = await engine.wait(session.id, up_to=60)
         assert ended.end is not None
         assert ended.end.bytes_total == 5

@@ -16,9 +16,11 @@ from app.exec.policy import Proposal, grant_by_operator
 from app.exec.render import outcome_text
 from app.exec.sessions import Sessions
 from tests.execs import (
+    GATE,
     Told,
     granted,
     launch,
+    let_go,
     origin,
     places,
     printed,
@@ -77,7 +79,7 @@ async def test_a_signal_is_a_signal_and_not_a_number(tmp_path: Path) -> None:
 
 async def test_a_timeout_is_a_result_with_its_partial_output(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "echo partial; sleep 60", timeout=0.3)
+        outcome = await run(engine, "echo partial; sleep 600", timeout=2.0)
     assert outcome.session.end is not None
     assert (outcome.session.state, outcome.session.end.ended_by) == (SessionState.TIMED_OUT, EndedBy.TIMEOUT)
     assert outcome.output.text == "partial\n"
@@ -152,7 +154,7 @@ async def test_a_background_command_returns_at_once_and_tells_its_end_once(tmp_p
         assert session.pid is not None
         assert told.sessions == []
         await Sessions(engine, "talk").write(session.id, b"go\n", origin(), tool="process_write")
-        ended = await engine.wait(session.id, up_to=10)
+        ended = await engine.wait(session.id, up_to=60)
     assert ended.end is not None
     assert ended.end.exit_code == 7
     assert [one.id for one in told.sessions] == [session.id]
@@ -161,14 +163,15 @@ async def test_a_background_command_returns_at_once_and_tells_its_end_once(tmp_p
 async def test_yield_after_hands_over_once_and_the_callback_tells_the_end(tmp_path: Path) -> None:
     told = Told()
     async with running_engine(tmp_path, sink=told) as engine:
-        outcome = await run(engine, "echo begun; sleep 0.6; echo done; exit 4", yield_after=0.1)
+        outcome = await run(engine, f"echo begun; {GATE}; echo done; exit 4", yield_after=0.1)
         assert (outcome.handed_over, outcome.session.state, outcome.session.delivery) == (
             True,
             SessionState.RUNNING,
             Delivery.CALLBACK,
         )
         assert "still running and moved to the background" in outcome_text(outcome)
-        ended = await engine.wait(outcome.session.id, up_to=10)
+        let_go(engine)
+        ended = await engine.wait(outcome.session.id, up_to=60)
         assert ended.end is not None
         assert ended.end.exit_code == 4
     assert [(one.id, one.end and one.end.exit_code) for one in told.sessions] == [(outcome.session.id, 4)]
@@ -177,12 +180,13 @@ async def test_yield_after_hands_over_once_and_the_callback_tells_the_end(tmp_pa
 async def test_cancelling_a_foreground_wait_leaves_the_process_and_hands_it_over(tmp_path: Path) -> None:
     told = Told()
     async with running_engine(tmp_path, sink=told) as engine:
-        task = asyncio.create_task(run(engine, "sleep 0.5; exit 9", timeout=20))
+        task = asyncio.create_task(run(engine, f"{GATE}; exit 9", timeout=60))
         live = await running(engine)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        ended = await engine.wait(live[0].id, up_to=10)
+        let_go(engine)
+        ended = await engine.wait(live[0].id, up_to=60)
         assert ended.end is not None
         assert ended.end.exit_code == 9
     assert [one.id for one in told.sessions] == [live[0].id]
@@ -191,7 +195,7 @@ async def test_cancelling_a_foreground_wait_leaves_the_process_and_hands_it_over
 async def test_a_wait_that_is_cut_off_after_the_engine_stopped_is_left_to_a_repeat_of_the_call(tmp_path: Path) -> None:
     engine = unstarted_engine(*places(tmp_path))
     await engine.start()
-    task = asyncio.create_task(run(engine, "sleep 0.3", timeout=20))
+    task = asyncio.create_task(run(engine, GATE, timeout=60))
     live = await running(engine)
     await engine.stop()
     before = asyncio.all_tasks()
@@ -201,6 +205,7 @@ async def test_a_wait_that_is_cut_off_after_the_engine_stopped_is_left_to_a_repe
     # Whoever stopped the engine ends the loop next; a task would be destroyed in the midst of its work.
     assert asyncio.all_tasks() <= before
     stored = await engine.store.get(live[0].id)
+    let_go(engine)
     assert stored is not None
     assert stored.delivery is Delivery.INLINE
 
@@ -285,7 +290,7 @@ async def test_input_is_written_once_per_call(tmp_path: Path) -> None:
         assert await sessions.write(session.id, b"once\n", who, tool="process_write") == 5
         assert await sessions.write(session.id, b"once\n", who, tool="process_write") == 5
         await sessions.write(session.id, b"", origin(), tool="process_write", eof=True)
-        ended = await engine.wait(session.id, up_to=10)
+        ended = await engine.wait(session.id, up_to=60)
         assert ended.end is not None
         assert ended.end.exit_code == 0
         _, shown = await sessions.poll(session.id, origin())
@@ -299,7 +304,7 @@ async def test_a_poll_reads_what_is_new_and_a_repeat_reads_the_same(tmp_path: Pa
         await printed(engine, session.id, "one\n")
         assert (await sessions.poll(session.id, first))[1].text == "one\n"
         await sessions.write(session.id, b"\n", origin(), tool="process_write")
-        await engine.wait(session.id, up_to=10)
+        await engine.wait(session.id, up_to=60)
         assert (await sessions.poll(session.id, first))[1].text == "one\n"
         assert (await sessions.poll(session.id, second))[1].text == "two\n"
         assert (await sessions.poll(session.id, origin()))[1].text == ""

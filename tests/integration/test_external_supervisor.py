@@ -97,14 +97,14 @@ async def test_where_none_comes_a_worker_gives_up_with_cause_and_remedy(tmp_path
 
 
 def impatient(folder: Path) -> Path:
-    """A copy of the program that waits half a second where it would wait five for commands to end."""
+    """A copy of the program that waits two seconds where it would wait five for commands to end."""
     root = folder / "impatient"
     shutil.copytree(APP / "exec", root / "app" / "exec", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "app" / "__init__.py").touch()
     requests = root / "app" / "exec" / "supervisor" / "requests.py"
     text = requests.read_text()
     assert "_END_GRACE_S: Final = 5.0\n" in text
-    requests.write_text(text.replace("_END_GRACE_S: Final = 5.0\n", "_END_GRACE_S: Final = 0.5\n"))
+    requests.write_text(text.replace("_END_GRACE_S: Final = 5.0\n", "_END_GRACE_S: Final = 2.0\n"))
     return root
 
 

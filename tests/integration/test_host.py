@@ -93,7 +93,7 @@ def test_a_second_worker_under_one_id_is_refused_by_pid_and_a_restart_is_immedia
         hold_executor("w/2", home=tmp_path, database=database).release()
         holder.kill()
     # Postgres notices the dead connection in its own time, a file lock at once.
-    for _ in range(100):
+    for _ in range(3000):
         try:
             lock = hold_executor("w/1", home=tmp_path, database=database)
         except ExecutorTaken:

@@ -189,8 +189,10 @@ async def test_what_a_dead_worker_had_taken_is_sent_after_its_lease(
     database: Database, receive: Callable[..., Receiver]
 ) -> None:
     put(database)
-    assert len(database.write_now(notices.take, limit=4, lease_s=0.5)) == 1
-    assert database.write_now(notices.take, limit=4, lease_s=0.5) == []
+    assert len(database.write_now(notices.take, limit=4, lease_s=60.0)) == 1
+    assert database.write_now(notices.take, limit=4, lease_s=60.0) == []
+    a_minute_ago = {"due_at": rows.c.due_at - 60.0}
+    database.write_now(lambda conn: conn.execute(sa.update(rows).values(a_minute_ago)) and None)
     receiver = receive(200)
     async with notifying(database, Webhook(receiver.url)):
         await until("it is sent", lambda: states(database) == [("sent", 2)])
@@ -221,7 +223,7 @@ async def test_a_command_that_hangs_is_killed_with_what_it_started(sqlite_url: s
     os.set_blocking(reader, True)
     put(database)
     hangs = Command(["/bin/sh", "-c", f"exec 9>{fifo}; echo up >&9; sleep 300 & sleep 300"], plain_environment())
-    async with notifying(database, hangs, timeout_s=2.0, delays_s=()):
+    async with notifying(database, hangs, timeout_s=4.0, delays_s=()):
         await until("it is given up", lambda: states(database) == [("given_up", 1)])
     # The pipe ends only when everybody who holds it is gone.
     assert await asyncio.wait_for(asyncio.to_thread(_all_of, reader), PATIENCE_S) == b"up\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -36,8 +37,10 @@ async def standing(box: Boxes) -> tuple[int, int]:
 
 
 def _descriptors(pid: int) -> int:
-    """How many it has beside its streams."""
-    return len(os.listdir(f"/proc/{pid}/fd")) - 3
+    """How many it has beside its streams; -1 of one that has ended since it was seen."""
+    with contextlib.suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/fd")) - 3
+    return -1
 
 
 async def test_the_next_command_gets_the_sandbox_that_stands(tmp_path: Path) -> None:

@@ -33,6 +33,24 @@ def words_of(pid: int) -> list[str]:
         return []
 
 
+async def asleep(pids: list[int]) -> list[int]:
+    """Those of them that sleep, once one does: who was forked for it may have yet to execute it."""
+    found: list[int] = []
+
+    def there() -> bool:
+        found[:] = [pid for pid in pids if words_of(pid) == ["sleep", "600"]]
+        return bool(found)
+
+    await until(there)
+    return found
+
+
+def in_front(pid: int) -> bool:
+    """Whether keys of its terminal are for it, and it runs."""
+    state, _, group, _, _, of_terminal, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (state, group) == ("S", of_terminal)
+
+
 async def serve(box: Boxes, name: str = "server") -> None:
     """A server on the loopback of a conversation, and a file in its /tmp."""
     script = 'echo mine > /tmp/file; echo mine > "$HOME/file"; exec perl -e "$0"'
@@ -119,9 +137,8 @@ async def test_survivors_are_named_go_on_and_end_with_their_namespace(tmp_path: 
         assert record["exit_code"] == 3
         assert sorted(record["survivors"]) == sorted(box.inside(first))
         assert (box.workspace / ".vscode").is_dir()
-        for pid in record["survivors"]:
-            if words_of(pid) == ["sleep", "600"]:
-                await end(pid)
+        (sleeper,) = await asleep(record["survivors"])
+        await end(sleeper)
         assert words_of(first)[-1] == "infinity"
         with (box.workspace / "fifo").open("w") as fifo:
             fifo.write("\n")
@@ -268,12 +285,14 @@ async def test_a_terminal_has_its_size_job_control_and_outlives_the_supervisor(t
         await types(b"trap 'echo wi''nch' WINCH; echo trap''ped\n", b"trapped")
         await types(b"sleep 600\n", b"sleep 600")
         await until(lambda: len(box.inside(box.first("a"))) == 2)
+        (sleeper,) = await asleep(box.inside(box.first("a")))
+        await until(lambda: in_front(sleeper))
         await types(b"\x1a", b"Stopped")
         before = await box.kill_supervisor()
         await box.client.resize("a", 40, 120)
         await types(b"stty size\n", b"40 120")
         await types(b"fg; echo back with $((0$?))\n", b"fg")
-        await until(lambda: b"sleep 600" in box.log("a").rpartition(b"fg;")[2])
+        await until(lambda: b"sleep 600" in box.log("a").rpartition(b"fg;")[2] and in_front(sleeper))
         await types(b"\x03", b"^C")
         await types(b"exit 6\n", b"exit")
         record = await box.exit("a")

@@ -95,7 +95,7 @@ async def test_a_bubblewrap_that_hangs_is_a_start_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     module, name = ("instances", "MAKE_S") if stage == "instance" else ("launching", "LAUNCH_S")
-    adjust(monkeypatch, module, f"adjusted.{name} = 0.5")
+    adjust(monkeypatch, module, f"adjusted.{name} = 3.0")
     async with boxes(tmp_path) as box:
         if stage == "command":
             await box.run("warm", "exit 0")

@@ -13,7 +13,7 @@ import pytest
 from app.exec.errors import SessionNotFound
 from tests.escape.scene import PYTHON
 from tests.sandboxes import adjust
-from tests.supervisors import rig, until
+from tests.supervisors import SOON, rig, until
 
 pytestmark = pytest.mark.anyio
 
@@ -53,7 +53,7 @@ async def test_a_tree_that_ignores_sigterm_is_gone_after_the_grace(tmp_path: Pat
         took = time.monotonic() - began
         assert (killed.killed, killed.survivors) == (True, ())
         assert sleepers(seconds) == []
-        assert 0.5 <= took < 5
+        assert 0.5 <= took < SOON
         record = await sup.exit("a")
         assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 9, "agent")
         assert await sup.live() == ["bystander"]
@@ -72,14 +72,14 @@ async def test_a_tree_is_killed_by_a_supervisor_that_took_it_over(tmp_path: Path
 async def test_a_timeout_ends_the_tree_and_keeps_the_kernels_status(tmp_path: Path) -> None:
     seconds = a_while()
     async with rig(tmp_path) as sup:
-        gentle = await sup.run("gentle", f"trap 'exit 3' TERM; sleep {seconds} & wait", timeout_s=0.3)
+        gentle = await sup.run("gentle", f"trap 'exit 3' TERM; sleep {seconds} & wait", timeout_s=1.5)
         harsh = await sup.run(
-            "harsh", f"trap '' TERM; while :; do sleep 0.0{seconds[4:]}; done", timeout_s=0.3, grace_s=0.2
+            "harsh", f"trap '' TERM; while :; do sleep 0.0{seconds[4:]}; done", timeout_s=1.5, grace_s=0.2
         )
         assert (gentle["state"], gentle["exit_code"], gentle["ended_by"]) == ("timed_out", 3, "timeout")
         assert (harsh["state"], harsh["signal"], harsh["ended_by"]) == ("timed_out", 9, "timeout")
-        assert 0.3 <= gentle["duration_s"] < 2
-        assert 0.5 <= harsh["duration_s"] < 3
+        assert 1.5 <= gentle["duration_s"] < SOON
+        assert 1.7 <= harsh["duration_s"] < SOON
         await sup.client.kill("gentle", grace_s=0, ended_by="agent")
         assert sleepers(seconds) == []
 
@@ -114,6 +114,7 @@ async def test_survivors_without_the_marker_are_ended_after_the_death_of_a_super
         if not away:
             await sup.client.write("a", b"\n")
         record = await sup.exit("a")
+        await until(lambda: len(sleepers(seconds)) == 1)  # a fork that has not executed yet is a survivor too
         assert (record["exit_code"], record["survivors"]) == (2, sleepers(seconds))
         if acknowledged:
             assert await sup.client.ack("a")
@@ -124,7 +125,7 @@ async def test_survivors_without_the_marker_are_ended_after_the_death_of_a_super
 
 async def test_what_survivors_print_is_still_kept(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
-        record = await sup.run("a", "(sleep 0.3; echo late) & echo early")
+        record = await sup.run("a", "(sleep 2; echo late) & echo early")
         assert record["bytes_total"] == 6
         await sup.kill_supervisor()
         await sup.until_log("a", b"early\nlate\n")
@@ -164,10 +165,10 @@ async def test_two_kills_of_one_session_both_hear_of_its_end(tmp_path: Path) -> 
         await sup.until_log("a", b"ready")
         began = time.monotonic()
         answers = await asyncio.gather(
-            sup.client.kill("a", grace_s=30, ended_by="agent"), sup.client.kill("a", grace_s=0, ended_by="person")
+            sup.client.kill("a", grace_s=600, ended_by="agent"), sup.client.kill("a", grace_s=0, ended_by="person")
         )
         assert all(answer.killed for answer in answers)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON
 
 
 async def test_a_stopped_process_hears_sigterm(tmp_path: Path) -> None:
@@ -183,10 +184,11 @@ async def test_the_loop_goes_on_while_a_tree_resists(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
         await sup.until_log("a", b"ready")
-        killing = asyncio.create_task(sup.client.kill("a", grace_s=1.0, ended_by="agent"))
+        killing = asyncio.create_task(sup.client.kill("a", grace_s=600, ended_by="agent"))
         for number in range(20):
             assert (await sup.run(f"b{number}", "exit 0"))["exit_code"] == 0
         assert not killing.done()
+        await sup.client.kill("a", grace_s=0, ended_by="agent")
         assert (await killing).killed
 
 

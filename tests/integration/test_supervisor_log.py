@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.exec.supervisor import launch, layout
-from tests.supervisors import Rig, rig
+from tests.supervisors import SOON, Rig, rig
 
 pytestmark = pytest.mark.anyio
 
@@ -78,7 +78,7 @@ async def test_a_loud_command_does_not_starve_a_quiet_one(tmp_path: Path) -> Non
     async with rig(tmp_path) as sup:
         for number in range(3):
             await sup.start(f"loud{number}", "exec yes", log_cap=CAP)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SOON):
             for number in range(10):
                 assert (await sup.run(f"quiet{number}", "echo here"))["exit_code"] == 0
 
@@ -94,7 +94,7 @@ async def answers(sup: Rig, data: bytes) -> bytes:
         await loop.sock_sendall(connection, data)
         connection.shutdown(socket.SHUT_WR)
         got = b""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(SOON):
             while part := await loop.sock_recv(connection, 65_536):
                 got += part
         return got

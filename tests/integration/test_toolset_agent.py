@@ -127,7 +127,7 @@ async def test_nothing_runs_before_the_approval(tmp_path: Path) -> None:
 async def test_reading_tools_run_without_asking(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         session = await launch(engine, "echo hello")
-        await engine.wait(session.id, up_to=10)
+        await engine.wait(session.id, up_to=60)
         script = Script(
             ("process_list", {}),
             ("process_poll", {"session_id": session.id}),
@@ -241,7 +241,7 @@ async def test_a_background_command_tells_its_end_to_the_sink_only(tmp_path: Pat
     told = Told()
     async with running_engine(tmp_path, sink=told) as engine:
         (answer,) = await converse(engine, Script(("execute", {"command": "exit 6", "background": True})))
-        ended = await engine.wait(answer.metadata["session_id"], up_to=10)
+        ended = await engine.wait(answer.metadata["session_id"], up_to=60)
         assert "[started in the background, session " in str(answer.content) or answer.metadata["state"] == "exited"
         assert ended.end is not None
     assert [(one.id, one.end and one.end.exit_code) for one in told.sessions] == [(ended.id, 6)]
@@ -257,7 +257,7 @@ async def test_a_terminal_is_typed_into_and_read(tmp_path: Path) -> None:
         assert str(typed.content) == f"[wrote 6 bytes to session {session_id}]"
         await printed(engine, session_id, "got:hello")
         (typed,) = await converse(engine, Script(("process_write", {"session_id": session_id, "data": "bye\n"})))
-        ended = await engine.wait(session_id, up_to=10)
+        ended = await engine.wait(session_id, up_to=60)
         assert ended.end is not None
         assert ended.end.exit_code == 0
 
@@ -268,7 +268,7 @@ async def test_ctrl_c_interrupts(tmp_path: Path) -> None:
         session_id = started.metadata["session_id"]
         await printed(engine, session_id, "ready")
         await converse(engine, Script(("process_send_keys", {"session_id": session_id, "keys": ["C-c"]})))
-        ended = await engine.wait(session_id, up_to=10)
+        ended = await engine.wait(session_id, up_to=60)
         assert ended.end is not None
         assert ended.end.signal == 2
 

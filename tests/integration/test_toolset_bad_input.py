@@ -72,7 +72,7 @@ async def test_what_execute_refuses(tmp_path: Path) -> None:
 async def test_sessions_that_do_not_fit(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         ended = await launch(engine, "exit 3")
-        await engine.wait(ended.id, up_to=10)
+        await engine.wait(ended.id, up_to=60)
         deaf = await launch(engine, "sleep 100")
         ended_ones: list[tuple[str, dict[str, Any], str]] = [
             ("process_poll", {"session_id": "xnone"}, "no session 'xnone' in this conversation; process_list shows"),

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from app.exec.errors import CommandDenied
+from app.exec.identity import workspace_scope
 from app.exec.judge import CLASSIFIER, TRUSTED
-from app.exec.model import READ_ONLY, CommandSpec
-from app.exec.policy import Asked, Verdict
+from app.exec.model import READ_ONLY, Act, CallKey, CommandSpec
+from app.exec.policy import Asked, Verdict, Withheld
 from app.exec.rules.rule import Match, Rule
 from app.storage import rules, sessions
 from app.storage.db import Database
@@ -27,6 +28,9 @@ class Says:
 
     async def judge(self, asked: Asked) -> Verdict:
         return Verdict(decision="deny", reason="no")
+
+    async def withheld(self, conversation_id: str) -> Withheld:
+        return lambda _: None
 
     async def refused(self, asked: Asked, why: Exception) -> None:
         raise AssertionError("whoever keeps the audit notes it")
@@ -48,6 +52,24 @@ def test_a_saved_rule_is_used_with_the_claim_that_it_allows_or_nothing_is_claime
     with pytest.raises(CommandDenied, match="was revoked meanwhile"):
         database.write_now(sessions.claim, late, within=verdicts.claim)
     assert [one.id for one in database.read_now(sessions.find)] == [session.id]
+    assert told(database) == [("rule", f"rule {saved.id}")]
+
+
+def test_a_saved_rule_is_used_with_the_call_that_it_allows_or_nothing_is_begun(database: Database) -> None:
+    (saved,) = database.write_now(rules.add, [Rule(effect="allow", match=Match(prefix=("write_file",)), saved=True)])
+    act = Act(
+        key=CallKey("k1"),
+        session_id=workspace_scope("c1"),
+        tool="write_file",
+        conversation_id="c1",
+        granted_by=f"rule {saved.id}",
+    )
+    assert database.write_now(sessions.begin, act, verdicts.begun) is None
+    assert [one.rule.uses for one in database.read_now(rules.find)] == [1]
+    database.write_now(rules.revoke, saved.id, by="ann")
+    with pytest.raises(CommandDenied, match="was revoked meanwhile"):
+        database.write_now(sessions.begin, replace(act, key=CallKey("k2")), verdicts.begun)
+    assert database.read_now(sessions.recalled, CallKey("k2")) is None
     assert told(database) == [("rule", f"rule {saved.id}")]
 
 

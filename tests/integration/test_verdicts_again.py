@@ -24,7 +24,7 @@ from app.exec.errors import ExecError
 from app.exec.judge import CLASSIFIER, TRUSTED
 from app.exec.model import CallKey, CommandSpec, Evidence, Session, SessionState
 from app.exec.permit import permit
-from app.exec.policy import Approval, Asked, Verdict
+from app.exec.policy import Approval, Asked, Verdict, Withheld
 from app.exec.tool_calls import ToolCalls
 from tests import sandboxes
 from tests.execs import running_engine, spec
@@ -61,6 +61,9 @@ class Says:
 
     async def judge(self, asked: Asked) -> Verdict:
         return self.verdict
+
+    async def withheld(self, conversation_id: str) -> Withheld:
+        return lambda _: None
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
         self.told.append(str(why))

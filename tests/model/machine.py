@@ -225,5 +225,8 @@ class Port(SupervisorPort):
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
         raise NotImplementedError
 
+    async def signal(self, session_id: str, number: int) -> None:
+        raise NotImplementedError
+
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
         raise NotImplementedError

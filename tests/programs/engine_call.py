@@ -45,7 +45,7 @@ async def main(home: Path, workspace: Path, url: str) -> None:
             tool_call_id="call_1",
         )
         session = await engine.launch(spec, origin, grant_by_operator(proposal_for(spec, engine.backend), "test"))
-        await engine.wait(session.id, up_to=20)
+        await engine.wait(session.id, up_to=50)
         await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]
     database.close()
 

@@ -19,7 +19,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
-from app import wiring
+from app import agency
 from app.agent.answer import answer_text
 from app.agent.errors import AgentError, AgentUnavailable, ModelUnavailable
 from app.agent.loading import extended, has_output_for_approvals, load_agent
@@ -268,7 +268,7 @@ def test_its_own_model_is_used_unless_model_is_set(here: Path, monkeypatch: pyte
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
 
     def model_of(**environ: str) -> str:
-        made = wiring.agent_with(Settings.load({"HOME": str(here), **environ}), [])
+        made = agency.agent_with(Settings.load({"HOME": str(here), **environ}), [])
         assert isinstance(made.model, Model)
         return made.model.model_id
 

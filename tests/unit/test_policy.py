@@ -14,14 +14,18 @@ from app.exec.policy import Approval, Asked, Grant, Proposal, TablePolicy, Verdi
 PROPOSAL = Proposal("execute", {"command": "make", "cwd": "/ws", "env": {"A": "1"}, "timeout_s": 30.0, "stdin": None})
 
 
-@pytest.mark.parametrize("tool", ["process_list", "process_poll", "process_log"])
+@pytest.mark.parametrize("tool", ["process_list", "process_poll", "process_log", "ls", "read_file", "glob", "grep"])
 def test_reading_tools_pass(tool: str) -> None:
     assert not asks(tool)
     assert asyncio.run(TablePolicy().judge(Asked(tool=tool))).decision == "allow"
 
 
 @pytest.mark.parametrize(
-    "tool", ["execute", "execute_pty", "process_write", "process_send_keys", "process_kill", "not_in_the_table", ""]
+    "tool",
+    [
+        *("execute", "execute_pty", "process_write", "process_send_keys", "process_kill", "not_in_the_table", ""),
+        *("shell_execute", "evaluate_python", "write_file", "edit_file", "rm"),
+    ],
 )
 def test_all_else_asks(tool: str) -> None:
     assert asks(tool)
@@ -77,4 +81,4 @@ def test_the_operators_grant_says_so() -> None:
 
 
 def test_every_tool_of_the_table_has_a_category() -> None:
-    assert {policy.metadata_of(tool)["category"] for tool in policy.TOOLS} == {"exec", "process"}
+    assert {policy.metadata_of(tool)["category"] for tool in policy.TOOLS} == {"exec", "process", "workspace"}

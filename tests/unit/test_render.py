@@ -97,6 +97,16 @@ def test_survivors_of_a_kill_are_named() -> None:
     assert killed_text(SESSION, []).startswith("[session xsession was told to end and has not yet")
 
 
+def test_both_paths_of_what_is_in_a_container_are_told() -> None:
+    there = replace(SESSION, backend="podman", workspace="/srv/ws", cwd="/srv/ws/a", log_path="/srv/ws/.tmp/exec/x.log")
+    known = facts(there)
+    assert (known["log_path"], known["inner_log_path"]) == ("/srv/ws/.tmp/exec/x.log", "/workspace/.tmp/exec/x.log")
+    assert known["inner_cwd"] == "/workspace/a"
+    assert facts(replace(there, cwd="/srv/ws"))["inner_cwd"] == "/workspace"
+    assert "inner_cwd" not in facts(replace(there, cwd="/home/agent"))
+    assert facts(replace(there, backend="host")).keys() == facts(SESSION).keys()
+
+
 def test_facts_have_the_same_keys_in_every_state() -> None:
     assert facts(SESSION).keys() == facts(ended()).keys()
     assert facts(SESSION)["exit_code"] is None

@@ -38,6 +38,17 @@ def test_the_database_is_a_file_in_the_state_directory_by_default() -> None:
     assert load(SHELLBACK_HOME="/srv/s").database_url == "sqlite:////srv/s/shellback.db"
 
 
+def test_workspaces_are_kept_in_a_cache_that_has_two_names() -> None:
+    assert load().shellback_cache == Path("/home/somebody/.cache/shellback")
+    assert load(WEAKINCENTIVES_CACHE="/var/old").shellback_cache == Path("/var/old")
+    assert load(WEAKINCENTIVES_CACHE="/var/old", SHELLBACK_CACHE="/var/new").shellback_cache == Path("/var/new")
+
+
+def test_mounts_come_from_nowhere_unless_it_is_named() -> None:
+    assert load().mount_roots == ()
+    assert load(HOST_MOUNT_ROOTS="/srv/a:~/b").mount_roots == (Path("/srv/a"), Path.home() / "b")
+
+
 def test_paths_become_absolute_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = load(SHELLBACK_HOME="state", DATABASE_URL="sqlite:///x.db")
@@ -57,8 +68,17 @@ def test_postgres_is_spoken_to_through_psycopg(url: str) -> None:
     ("variable", "value", "allowed"),
     [
         ("ENABLE_EXECUTE", "perhaps", "true or false"),
-        ("BACKEND", "docker", "auto, host or bubblewrap"),
-        ("BACKEND", "podman", "podman is not available in this version"),
+        ("WORKSPACE_TOOLS", "some", "on or off"),
+        ("BACKEND", "docker", "auto, host, bubblewrap or podman"),
+        ("PODMAN_IMAGE", "-v/:/host", "the name of an image"),
+        ("PODMAN_IMAGE", "/srv/root:O", "without a colon"),
+        ("PODMAN_BASE_URL", "podman.sock", "unix:///PATH"),
+        ("PODMAN_CONNECTION", "a b", "podman system connection list"),
+        ("PODMAN_IDENTITY", "id_ed25519", "the absolute path"),
+        ("PODMAN_IDLE_SECONDS", "0", "from 1 to 604800"),
+        ("HOST_MOUNT_ROOTS", "projects", "begin with / or ~/"),
+        ("HOST_MOUNT_ROOTS", "/srv:/", "not / itself"),
+        ("HOST_MOUNT_ROOTS", "/home/somebody/.local/state/shellback", "no listed secret"),
         ("NETWORK", "maybe", "off or on"),
         ("HOST_WRITE_FENCE", "yes", "off or on"),
         ("SECRET_PATHS", "keys", "begin with / or ~/"),

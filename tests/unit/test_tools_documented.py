@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.test import TestModel
 
-from app.exec.policy import asks
+from app.exec.policy import TOOLS, asks
 from app.exec.toolset import ExecTools
 from tests.execs import unstarted_engine
 
@@ -34,6 +34,7 @@ def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> No
             for name, about in properties.items()
         ]
         seen[tool.name] = (shown, "yes" if asks(tool.name) else "no")
-    rows = re.findall(r"^\| `(execute\w*|process_\w+)` \|(.*)\| (yes|no) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    rows = re.findall(rf"^\| `({'|'.join(TOOLS)})` \|(.*)\| (yes|no) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert {name: (re.findall(r"`([^`]+)`", parameters), asking) for name, parameters, asking in rows} == seen
-    assert required == {"command", "session_id", "data", "keys"}
+    ours = {"code", "path", "pattern", "content", "old_string", "new_string"}
+    assert required == {"command", "session_id", "data", "keys"} | ours

@@ -27,6 +27,7 @@ class Plan:
     sandbox: Sandbox | None = None
     fence: tuple[str, ...] | None = None
     place: tuple[int, int] | None = None
+    umask: int = 0o022
     home: Path | None = None
 
 

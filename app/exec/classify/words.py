@@ -28,7 +28,6 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BRACED_NAME: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ASSIGNED_TILDE: Final = re.compile(r"[=:]~")
 _ARRAY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=\Z")
-_METACHARACTERS: Final = frozenset(" \t\n|&;()<>")
 _OPENING: Final = {"(": ")", "{": "}", "[": "]"}
 SUBSTITUTED: Final = "a command's output becomes part of the command line"
 

@@ -35,7 +35,12 @@ _PATHS: Final = re.compile(r"\.\.|~|(?:^|[\s\"'=:])/(?!dev/null)|\$\{?(?:HOME|PW
 
 def denied(parsed: Parsed, around: Surroundings) -> str | None:
     """Why a command line is refused before anybody is asked, in words that follow "because"; None if it is not."""
-    return _line(parsed.source, around, _DEPTH) if _worth_reading(parsed.source, around) else None
+    return denial(parsed.source, around)
+
+
+def denial(source: str, around: Surroundings) -> str | None:
+    """As `denied`, of a line that nobody is asked about whether it can be parsed or not."""
+    return _line(source, around, _DEPTH) if _worth_reading(source, around) else None
 
 
 def _worth_reading(source: str, around: Surroundings) -> bool:

@@ -47,6 +47,14 @@ class Rules:
                     return _hit([rule])
         return _allowed([rule for rule in rules if rule.effect == "allow"], parsed, judgement, facts)
 
+    def withheld(self, path: Path, facts: Facts) -> str | None:
+        """Why a search leaves a file out: a rule about files that denies or asks; None where there is none."""
+        for rule in self.rules:
+            about = rule.effect != "allow" and any(globs.fits(pattern, str(path)) for pattern in rule.match.paths)
+            if about and _in_force(rule, facts):
+                return f"rule {rule.source}: {rule.described()}"
+        return None
+
     def required(self, judgement: Judgement) -> Tier:
         """The tier that a command takes, by its class and by what the operator says of its commands."""
         return self.tiers.required(judgement)

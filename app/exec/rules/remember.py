@@ -84,10 +84,10 @@ def rules_for(
     """What `offer` says to a call that waits for approval, judged here and now.
 
     Raises:
-        InvalidCommand: It is not a call of `execute`, or cannot be remembered.
+        InvalidCommand: It runs no command that ends by itself, or cannot be remembered.
     """
-    if tool != "execute":
-        raise InvalidCommand(f"a call of {tool} cannot be remembered, only one of execute; approve it each time")
+    if tool not in {"execute", "shell_execute"}:
+        raise InvalidCommand(f"a call of {tool} cannot be remembered, only a command; approve it each time")
     judgement = classify(facts.command, around)
     return offer(judgement, facts=facts, owner=owner, everywhere=everywhere, days=days, reading=not around.sandboxed)
 

@@ -55,6 +55,8 @@ class SupervisorClient:
     Without `spawn` it starts none, and waits up to `wait_s` seconds for one that somebody else starts.
     """
 
+    _enough: tuple[type[Exception], ...] = ()  # after these nobody looks for it before a request
+
     def __init__(
         self,
         home: Path,
@@ -128,10 +130,13 @@ class SupervisorClient:
             if waited > CONNECT_S:
                 none = f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s"
                 raise SupervisorUnreachable(self._no_answer if silent else none)
-            try:
-                await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
-            except OSError as error:
-                raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
+            await self._start_one()
+
+    async def _start_one(self) -> None:
+        try:
+            await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
+        except OSError as error:
+            raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
 
     async def _await_another(self, waited: float) -> None:
         if not self._wait_s:
@@ -197,13 +202,14 @@ class SupervisorClient:
         return SupervisorUnreachable(f"{self._no_answer} (process {connection.info.get('pid')})")
 
     async def _reconnect(self, wait: float) -> None:
-        await asyncio.sleep(wait)
         while not self._closed:
+            await asyncio.sleep(wait)
             try:
                 await self._connected()
+            except self._enough:
+                return
             except SupervisorUnreachable:
                 wait = min(5.0, wait * 2 + 0.1)
-                await asyncio.sleep(wait)
             else:
                 if self.on_reconnect is not None:
                     self.on_reconnect()
@@ -366,6 +372,20 @@ class SupervisorClient:
             TaskCompleted: The session has ended.
         """
         await self._act({"op": "resize", "session_id": session_id, "rows": rows, "cols": cols})
+
+    async def signal(self, session_id: str, number: int) -> None:
+        """Send a signal to every process of the session's tree; where the answer is lost, it may have been sent.
+
+        Raises:
+            TaskCompleted: The session has ended; nothing was signalled.
+            SupervisorUnreachable: It does not answer, or is of an older version that knows no signals.
+        """
+        message: Message = {"op": "signal", "session_id": session_id, "number": number}
+        connection = await self._connected()
+        try:
+            answers.checked(await connection.ask(message, _NO_ANSWER_S), message)
+        except (Lost, TimeoutError):
+            raise SupervisorUnreachable("the supervisor went away: not known whether the signal was sent") from None
 
     async def ack(self, session_id: str) -> bool:
         """Say that the exit is recorded elsewhere, so that it is not told again; False if it was not due."""

@@ -28,6 +28,8 @@ _MAX_DEAD: Final = 10_000
 _BACKOFF_S: Final = (0.0, 0.0, 0.05, 0.2, 1.0)
 _CALM_S: Final = 10.0
 _AGAIN_MS: Final = 10
+_LOOKS: Final = 10
+_LOOK_S: Final = 0.005
 _NO_ROOM: Final = 71
 """Instead of an exit status, where no supervisor could be forked."""
 _ORDERS: Final = {signal.SIGTERM: "end", signal.SIGINT: "end", signal.SIGHUP: "retire"}
@@ -246,6 +248,18 @@ class Keeper:
             return  # no room now: again in a moment
 
 
+def _taken(lock: int) -> bool:
+    """Take the lock; False where another keeper holds it. Who only looks at it holds it for a moment."""
+    for _ in range(_LOOKS):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOOK_S)
+        else:
+            return True
+    return False
+
+
 def main() -> None:
     """Become the keeper of a home directory in a process of our own, unless there is one.
 
@@ -267,9 +281,7 @@ def main() -> None:
             os._exit(0)
         os.setsid()
     lock = os.open(os.path.join(folder, layout.KEEPER_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _taken(lock):
         if given.service:
             os.write(2, _BUSY.format(home=given.home).encode())
             os._exit(2)

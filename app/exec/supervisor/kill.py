@@ -94,6 +94,23 @@ class _Ladder:
     timer: Timer | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A signal for a whole tree, once."""
+
+    target: Target
+    number: int
+    done: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one look is for: trees that are being ended, and signals."""
+
+    names: set[str]
+    orders: list[_Order]
+
+
 class Killer:
     """Runs any number of ladders on the loop; each ends in `done(survivors)`."""
 
@@ -103,8 +120,9 @@ class Killer:
         self._ladders: dict[str, _Ladder] = {}
         self._looking = False
         self._wanted: set[str] = set()
+        self._orders: list[_Order] = []
         self._markers: dict[tuple[int, int], str | None] = {}
-        self._todo: queue.SimpleQueue[tuple[set[str], int]] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[tuple[_Wanted, int]] = queue.SimpleQueue()
         # Started now: there may be no room for a thread when a tree has to be ended for that.
         threading.Thread(target=self._run, name="look", daemon=True).start()
 
@@ -129,6 +147,11 @@ class Killer:
             self._set_timer(ladder, until, lambda: self._harder(ladder))
             self._look(ladder)
 
+    def signal(self, target: Target, number: int, done: Callable[[], None]) -> None:
+        """Signal every process of a tree that one look finds, then `done()`."""
+        self._orders.append(_Order(target, number, done))
+        self._ask()
+
     def _set_timer(self, ladder: _Ladder, when: float, call: Callable[[], None]) -> None:
         if ladder.timer is not None:
             ladder.timer.cancel()
@@ -143,11 +166,17 @@ class Killer:
 
     def _look(self, ladder: _Ladder) -> None:
         self._wanted.add(ladder.target.session_id)
-        if not self._looking:
-            self._looking = True
-            wanted, self._wanted = self._wanted, set()
-            since = min(self._ladders[name].target.since for name in wanted)
-            self._todo.put((wanted, since))
+        self._ask()
+
+    def _ask(self) -> None:
+        self._wanted &= self._ladders.keys()
+        if self._looking or not (self._wanted or self._orders):
+            return
+        self._looking = True
+        wanted = _Wanted(self._wanted, self._orders)
+        self._wanted, self._orders = set(), []
+        targets = [self._ladders[name].target for name in wanted.names] + [order.target for order in wanted.orders]
+        self._todo.put((wanted, min(target.since for target in targets)))
 
     def _run(self) -> None:
         while True:
@@ -159,7 +188,7 @@ class Killer:
                 time.sleep(_NO_LOOK_S)
                 self._todo.put((wanted, since))
 
-    def _scan(self, wanted: set[str], since: int) -> None:
+    def _scan(self, wanted: _Wanted, since: int) -> None:
         began = procfs.ticks()
         procs = procfs.snapshot(since)
         known: dict[tuple[int, int], str | None] = {}
@@ -172,7 +201,7 @@ class Killer:
 
     def _looked(
         self,
-        wanted: set[str],
+        wanted: _Wanted,
         began: int,
         procs: list[procfs.Proc],
         markers: dict[int, str | None],
@@ -182,7 +211,11 @@ class Killer:
         self._markers = known
         spare = self._spare()
         starts = {proc.pid: proc.start for proc in procs}
-        for name in wanted:
+        for order in wanted.orders:
+            for pid in members(order.target, procs, markers, spare):
+                _send(pid, starts[pid], order.number)
+            order.done()
+        for name in wanted.names:
             ladder = self._ladders.get(name)
             if ladder is not None:
                 found = members(ladder.target, procs, markers, spare)
@@ -191,9 +224,7 @@ class Killer:
                 self._step(ladder, [(pid, starts[pid]) for pid in found])
         if not self._ladders:
             self._markers = {}
-        rest = self._wanted & self._ladders.keys()
-        if rest:
-            self._look(self._ladders[rest.pop()])
+        self._ask()
 
     def _step(self, ladder: _Ladder, found: list[tuple[int, int]]) -> None:
         if not found:
@@ -258,3 +289,18 @@ class Killer:
             os.close(fd)
         for done in ladder.done:
             done(survivors)
+
+
+def _send(pid: int, start: int, number: int) -> None:
+    """Signal exactly this process, if it is still there and ours."""
+    try:
+        fd = procfs.open_pidfd(pid, start)
+    except OSError:
+        return
+    if fd is not None:
+        try:
+            procfs.send(fd, number)
+        except PermissionError:
+            pass
+        finally:
+            os.close(fd)

@@ -87,6 +87,22 @@ def ensure(home: Path, folder_fd: int, crash_dir: str | None, idle_s: float) -> 
         _spawn(home, crash_dir, idle_s)
 
 
+def kept(folder_fd: int) -> bool:
+    """Whether a keeper holds its lock: one in a container holds it too, over the file that both see."""
+    try:
+        fd = os.open(layout.KEEPER_LOCK, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, so that two who look do not take each other for a keeper.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 def _answers(folder_fd: int) -> bool:
     try:
         connect(folder_fd).close()

@@ -13,11 +13,14 @@ from collections.abc import Generator
 from typing import Final
 
 _PR_SET_NAME: Final = 15
+_PR_SET_SECCOMP: Final = 22
+_SECCOMP_MODE_FILTER: Final = 2
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
 _FALLOC_KEEP_SIZE: Final = 1
 _FALLOC_PUNCH_HOLE: Final = 2
+_CLONE_FS: Final = 0x200
 _PIDFD_GET_INFO: Final = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 _PIDFD_INFO_EXIT: Final = 8
 
@@ -48,6 +51,17 @@ def become_subreaper() -> None:
 def name_process(name: str) -> None:
     """Show `name` in process listings, at most 15 bytes of it."""
     _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def filter_calls(program: bytes) -> None:
+    """Hold this process, for good, and all that it will start to a system call filter, beside those it has.
+
+    Raises:
+        OSError: It may not: it could gain rights yet by what it runs, or the kernel has no filters.
+    """
+    instructions = ctypes.create_string_buffer(program, len(program))
+    told = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
+    _checked(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, told, 0, 0))
 
 
 def punch_hole(fd: int, start: int, length: int) -> None:
@@ -98,6 +112,29 @@ def credentials(uid: int, gid: int, groups: list[int]) -> Generator[None]:
 def _set_groups(groups: list[int]) -> None:
     array = (ctypes.c_uint32 * len(groups))(*groups)
     _checked(_held.syscall(_SETGROUPS, len(groups), array))
+
+
+def file_identity(uid: int, gid: int) -> None:
+    """Let this thread, for good, reach and make files as `uid` and `gid`, with no capability over them.
+
+    In all else it stays ours, so that nobody of that user may signal or trace it. No other thread changes.
+
+    Raises:
+        OSError: It may not.
+    """
+    _set_groups([gid])
+    _libc.setfsgid(gid)
+    _libc.setfsuid(uid)
+    # Both say what was before, whether it worked or not.
+    if (_libc.setfsuid(-1), _libc.setfsgid(-1)) != (uid, gid):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def own_umask(mask: int) -> None:
+    """Give this thread, for good, a umask that no other has; where the kernel refuses that, leave it the process's."""
+    with contextlib.suppress(OSError):
+        _checked(_libc.unshare(_CLONE_FS))
+        os.umask(mask)
 
 
 def exit_info(pidfd: int) -> int | None:

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import select
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NoReturn
@@ -43,6 +44,8 @@ _ABOVE: Final = 32
 """Where descriptors wait until all of them can be put where they belong."""
 
 GO: Final = b"g"
+_GO_S: Final = 600.0
+"""How long one that has its mark waits for it: far longer than a launch may take."""
 UNTOLD: Final = 113
 """Exit status of what would have become a command and was not told to."""
 WAITER: Final = (
@@ -138,19 +141,16 @@ def first_process(life: int, mounted: int) -> NoReturn:
     # Before anybody else is in here: one that ended sooner would be a zombie of ours for good, and so keep us.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     _checked(_libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
+    _number_anew()
     os.write(mounted, b".")
     # Those that are open, not all that may be: the limit can be a billion.
     for fd in map(int, os.listdir(f"{places.PROC}/self/fd")):
         if fd != life:
             with contextlib.suppress(OSError):
                 os.close(fd)
-    said = b""
-    while not said.partition(b"\n")[2].startswith(GO):
-        data = os.read(life, 4096)
-        if not data:
-            os._exit(0)
-        said += data
-    mark = said.partition(b"\n")[0]
+    mark = told(life)
+    if mark is None:
+        os._exit(0)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -160,6 +160,37 @@ def first_process(life: int, mounted: int) -> NoReturn:
             os.execve(_SETSID, ["setsid", path, "infinity"], {layout.MARKER.encode(): mark})  # noqa: S606 - the point of it
     while True:
         signal.pause()
+
+
+def told(life: int, patience_s: float = _GO_S) -> bytes | None:
+    """What `life` says before it says to stay; None when it closes instead, or says a part and no more.
+
+    A bubblewrap that was killed as it forked leaves a child that holds `life` and waits for ever: we do not.
+    """
+    said = b""
+    while not said.partition(b"\n")[2].startswith(GO):
+        if said and not select.select([life], [], [], patience_s)[0]:
+            return None
+        data = os.read(life, 4096)
+        if not data:
+            return None
+        said += data
+    return said.partition(b"\n")[0]
+
+
+def _number_anew() -> None:
+    """Number the processes of this namespace from anywhere.
+
+    Numbered from 1 as all others, a number that one command wrote down would mean another process to the next, mostly
+    its own shell; now it means none. A kernel without this file (proc(5), ns_last_pid) numbers from 1.
+    """
+    kernel = f"{places.PROC}/sys/kernel"
+    with contextlib.suppress(OSError, ValueError):
+        with open(f"{kernel}/pid_max", "rb", buffering=0) as file:
+            most = int(file.read())
+        # As bytes: a codec would be looked for where there is none of our files any more.
+        with open(f"{kernel}/ns_last_pid", "wb", buffering=0) as file:
+            file.write(b"%d" % (int.from_bytes(os.urandom(4)) % (most * 3 // 4)))
 
 
 def become(argv: list[str], descriptors: Mapping[int, int]) -> NoReturn:

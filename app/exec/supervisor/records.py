@@ -197,7 +197,9 @@ class Records:
             os.close(fd)
 
     def sessions(self) -> list[str]:
-        return os.listdir(self.fd)
+        # A symlink leads to a session of another supervisor's.
+        with os.scandir(self.fd) as found:
+            return [one.name for one in found if not one.is_symlink()]
 
     def sync(self, session_id: str, name: str) -> None:
         """Make a record and its name durable; blocks. One that is gone has been acknowledged."""

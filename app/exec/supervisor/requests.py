@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import time
 import uuid
@@ -53,6 +54,7 @@ class Requests:
             "write": self._write,
             "resize": self._resize,
             "kill": self._kill,
+            "signal": self._signal,
             "ack": lambda _peer, message: {"acknowledged": supervisor.ledger.acknowledge(session_id(message))},
             "abandon": self._abandon,
             "stop": self._stop,
@@ -181,6 +183,14 @@ class Requests:
         if record["boot_id"] != self._sup.boot_id or record.get("starttime") is None:
             return {"killed": True, "survivors": []}
         self._sup.kill_rest(target_of(record), grace, done)
+        return None
+
+    def _signal(self, peer: Peer, message: Message) -> Message | None:
+        job, number = self._live(message), message.get("number")
+        if not isinstance(number, int) or number not in signal.valid_signals():
+            raise Refused("bad_request", "number is no signal")
+        request = message.get("id")
+        self._sup.signal(job, number, lambda: peer.send({"id": request, "ok": True}))
         return None
 
     def _list(self) -> Message:

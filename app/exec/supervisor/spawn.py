@@ -20,6 +20,10 @@ _SOFT: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 """What our starter had, before it was raised: what children get."""
 
 
+_SCORE: Final = "/proc/self/oom_score_adj"
+_EXPENDABLE: Final = 500
+"""Of 1000: by half of what memory there is, more than what it really has."""
+
 _VFORK: Final = (True,) if sys.version_info < (3, 14) else ()
 
 
@@ -43,6 +47,31 @@ def lower_descriptor_limit() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT, hard), hard))
     return hard
+
+
+@contextlib.contextmanager
+def _expendable() -> Generator[None]:
+    """What is forked meanwhile is ended before us where memory is short: in a container we share one bound."""
+    fd = _score()
+    try:
+        before = int(os.read(fd, 16)) if fd >= 0 else _EXPENDABLE
+        if before < _EXPENDABLE:
+            os.write(fd, b"%d" % _EXPENDABLE)
+        try:
+            yield
+        finally:
+            if before < _EXPENDABLE:
+                os.write(fd, b"%d" % before)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _score() -> int:
+    try:
+        return os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # no /proc, or it is read-only
+        return -1
 
 
 def plain_child() -> None:
@@ -76,6 +105,7 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
     failed_out, failed_in = os.pipe()
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_expendable())
             if who is not None and linux.SWITCHES:
                 stack.enter_context(linux.credentials(*who, list(request.groups)))
                 who = None
@@ -179,7 +209,7 @@ def spawn_by_fork(request: StartRequest, streams: list[int]) -> int:
     failed_out, failed_in = os.pipe()
     try:
         try:
-            with _placed(request, command):
+            with _expendable(), _placed(request, command):
                 pid = os.fork()
                 if pid == 0:
                     _exec_in_child(request, command, streams, failed_in, rules)

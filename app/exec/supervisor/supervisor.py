@@ -259,6 +259,11 @@ class Supervisor:
             return
         self._killer.kill(job.target, grace_s, lambda: self._first_signal(job, who), done)
 
+    def signal(self, job: Job, number: int, done: Callable[[], None]) -> None:
+        """Send a signal to the job's whole tree."""
+        if not job.when_launched(lambda: self.signal(job, number, done)):
+            self._killer.signal(job.target, number, done)
+
     def kill_rest(self, target: Target, grace_s: float, done: Callable[[list[int]], None]) -> None:
         """End what is left of a tree whose session has ended."""
         self._killer.kill(target, grace_s, lambda: None, done)

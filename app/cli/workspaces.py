@@ -1,0 +1,270 @@
+"""`shellback workspaces`: the containers of conversations, what was done in them, and taking one away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from app.cli.completing import workspace_names
+from app.cli.shared import Refused, age, json_option, opened, print_json, stamp, table
+from app.cli.unknown import how
+from app.exec.display import visible
+
+if TYPE_CHECKING:
+    from app.exec.model import PodmanWorkspace, Session
+    from app.wiring import Place
+
+SHOWN: Final = 50
+_COLUMNS: Final = {
+    "name": "WORKSPACE",
+    "scope": "CONVERSATION",
+    "profile": "PROFILE",
+    "state": "STATE",
+    "used": "USED",
+    "image": "IMAGE",
+}
+
+all_option = click.option("--all", "everything", is_flag=True, help="Also those that are gone already.")
+
+
+@click.group(invoke_without_command=True)
+@all_option
+@json_option
+@click.pass_context
+def workspaces(ctx: click.Context, everything: bool, as_json: bool) -> None:
+    """List the containers of conversations, show one with what was done in it, or take one away.
+
+    With BACKEND=podman each conversation has a container of its own for each profile that it uses, made at its first
+    command. It is stopped when nothing has used it for PODMAN_IDLE_SECONDS, and started again by the next command.
+
+    \b
+      shellback workspaces
+      shellback workspaces show shellback-3f9a
+      shellback workspaces rm build          all containers of the conversation build
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    if ctx.invoked_subcommand is None:
+        _list(everything=everything, as_json=as_json)
+
+
+@workspaces.command("list")
+@all_option
+@json_option
+def list_(everything: bool, as_json: bool) -> None:
+    """List containers, the oldest first: name, conversation, profile, state, last use, image.
+
+    The last use is up to a minute older than it was.
+    """
+    _list(everything=everything, as_json=as_json)
+
+
+def _list(*, everything: bool, as_json: bool) -> None:
+    from app.storage import workspaces as rows
+
+    with opened() as where:
+        found = where.database.read_now(rows.find, live=None if everything else True)
+        here = where.host_id
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    if not found:
+        click.echo("no workspaces: with BACKEND=podman a conversation has one from its first command on")
+        return
+    now = time.time()
+    shown = [
+        {
+            **asdict(one),
+            "used": f"{age(now - one.last_used_at)} ago",
+            "host": None if one.host_id == here else one.host_id,
+        }
+        for one in found
+    ]
+    table(shown, {**_COLUMNS, **({"host": "HOST"} if any(one["host"] for one in shown) else {})})
+
+
+@workspaces.command()
+@click.argument("name", shell_complete=workspace_names)
+@click.option(
+    "--last", "-n", type=click.IntRange(1, 10_000), default=SHOWN, show_default=True, help="How many of each."
+)
+@json_option
+def show(name: str, last: int, as_json: bool) -> None:
+    """Show a container with what tools changed in its workspace: files written, edited and removed, Python evaluated.
+
+    NAME is that of the container, the beginning of it, or the conversation's. Of the environment only names are kept.
+    What commands changed is not listed: `shellback ps --all` has the commands, `shellback logs` what they printed.
+    """
+    with opened() as where:
+        found = _found(where, name)
+        facts = [_facts(where, one, last) for one in found]
+    if as_json:
+        print_json(facts[0] if len(facts) == 1 else facts)
+        return
+    for number, one in enumerate(facts):
+        if number:
+            click.echo()
+        for line in _lines(one):
+            click.echo(visible(line))
+
+
+@workspaces.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=workspace_names)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Also where something runs; it is ended, and its agent hears of that.")
+@click.option("--overlay", is_flag=True, help="Also remove the files, where they are below SHELLBACK_CACHE.")
+@json_option
+def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool, as_json: bool) -> None:
+    """Stop containers and take them away. Files in their workspaces stay; the next command has a new container.
+
+    NAME is that of a container, the beginning of it, or a conversation's, for all of its containers. One in which
+    something runs stays unless --force is given. One that is gone already is only forgotten.
+
+    \b
+      shellback workspaces rm shellback-3f9a
+      shellback workspaces rm build --force --yes
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    with opened() as where:
+        wanted = list({one.name: one for name in names for one in _found(where, name, ours=True)}.values())
+        for one in wanted:
+            _may_go(where, one, force=force, overlay=overlay)
+        if not yes and not click.confirm(_question(wanted, overlay=overlay), err=True):
+            raise Refused("nothing was removed")
+        done = asyncio.run(_removed(where, wanted, overlay=overlay))
+    if as_json:
+        print_json(done)
+        return
+    for one in done:
+        files = "its files too" if one["overlay_removed"] else f"its files stay: {one['overlay_path']}"
+        click.echo(visible(f"{one['name']} {'removed' if one['was_there'] else 'was gone already'}; {files}"))
+
+
+def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspace]:
+    """What a name, its beginning or a conversation stands for; those that are there, else those that are gone.
+
+    Raises:
+        Refused: Nothing, more than one thing, or, with `ours`, something of another host or gone already.
+    """
+    import difflib
+
+    from app.storage import workspaces as rows
+
+    known = where.database.read_now(rows.find)
+    here = [one for one in known if one.state != "removed"] or known
+    for group in (here, known):
+        exact = [one for one in group if name in {one.name, one.scope}]
+        begun = exact or [one for one in group if name and one.name.startswith(name)]
+        if begun:
+            break
+    else:
+        alike = difflib.get_close_matches(name, [text for one in here for text in (one.name, one.scope)], 3)
+        hint = f"did you mean {', '.join(alike)}? " if alike else ""
+        raise Refused(f"no workspace {visible(name)!r}: {hint}`shellback workspaces --all` lists them")
+    if not exact and len({one.name for one in begun}) > 1:
+        raise Refused(f"{name!r} is the beginning of {len(begun)} workspaces: give more of it")
+    if not ours:
+        return begun
+    mine = [one for one in begun if one.host_id == where.host_id]
+    if not mine:
+        raise Refused(f"{begun[0].name} is on host {begun[0].host_id}: remove it there, or with its SHELLBACK_HOME")
+    if all(one.state == "removed" for one in mine):
+        raise Refused(f"{mine[0].name} was removed already, {stamp(mine[0].removed_at or 0.0)}")
+    return [one for one in mine if one.state != "removed"]
+
+
+def _may_go(where: Place, one: PodmanWorkspace, *, force: bool, overlay: bool) -> None:
+    if overlay and not _is_overlay(where, one):
+        raise Refused(
+            f"the files of {one.name} are {visible(one.overlay_path)}, which is not below SHELLBACK_CACHE: --overlay"
+            " does not remove what is yours; leave it out"
+        )
+    running = [] if force else _running(where, one)
+    if running:
+        raise Refused(
+            f"in {one.name} {len(running)} {'process runs' if len(running) == 1 else 'processes run'}"
+            f" ({', '.join(session.id for session in running[:5])}): end them with `shellback kill ID`, wait, or give"
+            " --force"
+        )
+
+
+def _is_overlay(where: Place, one: PodmanWorkspace) -> bool:
+    return Path(one.overlay_path).parent == where.settings.shellback_cache / "podman"
+
+
+def _running(where: Place, one: PodmanWorkspace) -> list[Session]:
+    from app.storage import sessions
+
+    found = where.database.read_now(sessions.find, conversation_id=one.scope, live=True)
+    return [
+        session
+        for session in found
+        if (session.backend, session.profile, session.host_id) == ("podman", one.profile, one.host_id)
+    ]
+
+
+def _question(wanted: list[PodmanWorkspace], *, overlay: bool) -> str:
+    names = ", ".join(one.name for one in wanted)
+    return visible(f"Remove {names}{' with all files' if overlay else ', and keep the files'}?")
+
+
+async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool) -> list[dict[str, Any]]:
+    from app import wiring
+
+    containers = wiring.containers(where)
+    done: list[dict[str, Any]] = []
+    try:
+        for one in wanted:
+            there = await containers.remove(one.name)
+            if overlay:
+                await asyncio.to_thread(containers.podman.remove_tree, Path(one.overlay_path))
+            facts = {"name": one.name, "scope": one.scope, "was_there": there, "overlay_path": one.overlay_path}
+            done.append({**facts, "overlay_removed": overlay})
+    finally:
+        await containers.close()
+    return done
+
+
+def _facts(where: Place, one: PodmanWorkspace, last: int) -> dict[str, Any]:
+    from app.exec.short_commands import PYTHON
+    from app.storage import workspaces as rows
+
+    evaluated = where.database.read_now(rows.evaluations, one.scope, PYTHON, limit=last)
+    running = _running(where, one) if one.state == "running" else []
+    return {
+        **asdict(one),
+        "running": [session.id for session in running],
+        "files": where.database.read_now(rows.changes, one.scope, limit=last),
+        "evaluations": [
+            {
+                "at": session.created_at,
+                "session_id": session.id,
+                "state": session.state.value,
+                "exit_code": session.end and session.end.exit_code,
+                "end": "runs" if session.end is None else how(session.end),
+            }
+            for session in evaluated
+        ],
+    }
+
+
+def _lines(one: dict[str, Any]) -> list[str]:
+    gone = f", {stamp(one['removed_at'])}" if one["removed_at"] is not None else ""
+    lines = [
+        f"{one['name']}: {one['state']}{gone}, profile {one['profile']}, of conversation {one['scope']}",
+        f"  container  {one['container_id']}",
+        f"  image      {one['image']}",
+        f"  files      {one['overlay_path']}, in there {one['workdir']}",
+        f"  env        {', '.join(one['env']) or 'none of its own'}",
+        f"  made       {stamp(one['created_at'])}, last used {stamp(one['last_used_at'])}",
+        f"  running    {', '.join(one['running']) or 'nothing'}",
+    ]
+    for file in one["files"]:
+        size = "" if file["bytes"] is None else f", {file['bytes']:,} bytes"
+        lines.append(f"  {stamp(file['at'])}  {file['did']} {file['path'] or 'a file'}{size}")
+    return [
+        *lines,
+        *(f"  {stamp(ran['at'])}  python, session {ran['session_id']}: {ran['end']}" for ran in one["evaluations"]),
+    ]

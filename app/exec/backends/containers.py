@@ -1,0 +1,384 @@
+"""The containers of a state directory: made when first wanted, used by all who want the same, stopped when idle.
+
+Their descriptions are durable and so are they themselves: whoever comes next, in whatever process, goes on with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Final
+
+from app.exec.backends import container as made_of
+from app.exec.backends import homes
+from app.exec.backends.container import Container
+from app.exec.backends.mounted import check_mounts
+from app.exec.backends.podman_cli import Podman
+from app.exec.errors import BackendUnavailable, SupervisorAbsent, SupervisorUnreachable
+from app.exec.model import WORK, PodmanWorkspace
+from app.exec.ports import WorkspaceStore
+from app.exec.supervisor import launch
+from app.exec.supervisor.client import SupervisorClient
+
+STOP_S: Final = 10.0
+"""What a supervisor gets to end its commands, before podman kills all of it."""
+_UP_S: Final = 15.0
+_LOOK_S: Final = 0.5
+_EMPTY: Final = "empty"
+
+log = logging.LoggerAdapter(logging.getLogger(__name__), {"component": "tools.podman"})
+
+
+class Containers:
+    """One container for each description that is wanted; `root` has a directory for each, by its name.
+
+    `log` is told what becomes of them. `crash_dir` is handed to their supervisors, for tests.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        podman: Podman,
+        *,
+        idle_s: float = made_of.IDLE_S,
+        log: WorkspaceStore | None = None,
+        crash_dir: Path | None = None,
+    ) -> None:
+        self.root = root
+        self.podman = podman
+        self.idle_s = idle_s
+        self.log = log
+        self._crash_dir = crash_dir
+        self._making: dict[str, asyncio.Task[None]] = {}
+
+    def home(self, want: Container) -> Path:
+        """Where the supervisor of this container keeps its state, whether it is there or not."""
+        return self.root / want.name(self.root)
+
+    def homes(self) -> list[Path]:
+        """The homes of all containers that were made and not forgotten. Blocks for some microseconds each."""
+        try:
+            return sorted(path.parent for path in self.root.glob(f"*/{homes.DESCRIPTION}"))
+        except OSError:
+            return []
+
+    def known(self, home: Path) -> Container | None:
+        """What the container of a home was made of; None where that cannot be read."""
+        return homes.known(home)
+
+    def masks(self) -> tuple[Path, Path]:
+        """An empty file and an empty directory, to be mounted over what is not to be seen."""
+        self._make_root()
+        file, folder = self.root / _EMPTY, self.root / f"{_EMPTY}.d"
+        file.touch(mode=0o444)
+        folder.mkdir(mode=0o555, exist_ok=True)
+        return file, folder
+
+    async def ensure(self, want: Container) -> Path:
+        """Its home, once the supervisor there listens; the container is made or started where that is needed.
+
+        Cancelling leaves it coming up, for whoever wants it next.
+
+        Raises:
+            BackendUnavailable: It cannot be had, with cause and remedy; nothing of it is left running.
+        """
+        home = self.home(want)
+        if homes.listens(home):
+            await self._used(home)
+            return home
+        await self._up(home, want)
+        return home
+
+    async def revive(self, home: Path) -> None:
+        """Have the container of a home run again, made anew if it is gone; returns when its supervisor listens.
+
+        Raises:
+            BackendUnavailable: It cannot be had, or nobody knows what it was made of.
+        """
+        want = await asyncio.to_thread(self.known, home)
+        if want is None:
+            raise BackendUnavailable(f"nobody knows what the container of {home} was made of; its commands are lost")
+        await self._up(home, want)
+
+    async def touch(self, scope: str, profile: str = WORK) -> None:
+        """Say that the containers of this scope and profile are in use, by something other than a command."""
+        for home in await asyncio.to_thread(self.homes):
+            want = self.known(home)
+            if want is not None and (want.scope, want.profile) == (scope, profile):
+                await self._used(home)
+
+    async def sweep(self, busy: Callable[[Path], bool] = lambda _home: False) -> list[Path]:
+        """Stop what nobody has used for `idle_s` seconds and where nothing runs; the homes of what was stopped.
+
+        `busy` may keep one: it is asked about each, and has to know of what is about to start only.
+        """
+        stopped: list[Path] = []
+        for home in await asyncio.to_thread(self.homes):
+            if self._idle_for(home) < self.idle_s or busy(home) or not await self._at_rest(home):
+                continue
+            try:
+                what = await asyncio.to_thread(self._put_away, home)
+            except BackendUnavailable as error:
+                log.warning("an idle container could not be stopped: %s", error)
+                continue
+            if what == "stopped":
+                stopped.append(home)
+                await self._tell_stopped(home)
+            elif what == "removed" and self.log is not None:
+                await self.log.removed(home.name, time.time())
+        return stopped
+
+    async def stop(self, home: Path) -> None:
+        """End the commands of a container, and its processes; it can be started again.
+
+        Raises:
+            BackendUnavailable: Podman does not do it.
+        """
+        await asyncio.to_thread(self._stop, home)
+        await self._tell_stopped(home)
+
+    async def remove(self, name: str, *, grace_s: float = STOP_S) -> bool:
+        """End the commands of a container, and take it away; False where there was none of this name.
+
+        Its home stays as long as there is something of a session in it.
+
+        Raises:
+            BackendUnavailable: Podman does not do it.
+        """
+        there = await asyncio.to_thread(self._remove, self.root / name, grace_s)
+        if self.log is not None:
+            await self.log.removed(name, time.time())
+        return there
+
+    async def remove_scope(self, scope: str, *, grace_s: float = STOP_S) -> list[str]:
+        """Remove all containers of a scope; their names."""
+        names = [home.name for home in await asyncio.to_thread(self.homes) if self._scope_of(home) == scope]
+        for name in names:
+            await self.remove(name, grace_s=grace_s)
+        return names
+
+    async def _tell_stopped(self, home: Path) -> None:
+        if self.log is not None:
+            await self.log.stopped(home.name, self._last_used(home))
+
+    async def close(self) -> None:
+        """Let go of them; they run on. What is coming up comes up."""
+        await asyncio.gather(*self._making.values(), return_exceptions=True)
+
+    # -- making ----------------------------------------------------------------------------------
+
+    async def _up(self, home: Path, want: Container) -> None:
+        task = self._making.get(home.name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._bring_up(home, want))
+            self._making[home.name] = task
+            task.add_done_callback(lambda _: self._making.pop(home.name, None))
+        await asyncio.shield(task)
+
+    async def _bring_up(self, home: Path, want: Container) -> None:
+        identity, how = await asyncio.to_thread(self._make, home, want)
+        await self._answers(home, ours=how != "found")
+        if how == "found":
+            await self._used(home)
+            return
+        await self._checked(home, want)
+        log.info("container %s of %s (%s) %s", home.name, want.scope or "nobody", want.profile, how)
+        if self.log is not None and how == "made":
+            await self.log.made(_row(home, want, identity))
+        elif self.log is not None:
+            await self.log.started(home.name, time.time())
+        if how == "made":
+            await self._replace(home, want)
+
+    def _make(self, home: Path, want: Container) -> tuple[str, str]:
+        with self._locked(home):
+            if homes.listens(home):
+                return "", "found"
+            os.close(launch.folder(home))
+            homes.describe(home, want)
+            state = self.podman.state(home.name)
+            if state is not None and state[0] == "running":
+                return state[1], "found"  # its supervisor is just being replaced
+            if state is not None and state[0] == "paused":
+                raise BackendUnavailable(f"the container {home.name} is paused: `podman unpause {home.name}`")
+            if state is not None:
+                try:
+                    self.podman.start(home.name)
+                except BackendUnavailable as error:
+                    log.info("container %s does not start again, so it is made anew: %s", home.name, error)
+                    self.podman.remove(home.name)
+                else:
+                    return state[1], "started"
+            with contextlib.suppress(FileNotFoundError):
+                (home / made_of.CONSOLE).unlink()
+            try:
+                return self.podman.run(home.name, want.words(home, crash_dir=self._crash_dir)), "made"
+            except BackendUnavailable as error:
+                raise BackendUnavailable(f"no container of {want.image}: {error}") from None
+
+    async def _answers(self, home: Path, *, ours: bool) -> None:
+        """Wait until the supervisor says hello; where one of our making does not, nothing is left of the container."""
+        client = SupervisorClient(home, spawn=False)
+        hello = asyncio.ensure_future(_heard(client))
+        try:
+            while not hello.done():
+                # It tells nobody that it has ended, and is seldom asked: it comes up within tenths of a second.
+                await asyncio.wait([hello], timeout=_LOOK_S)
+                if not hello.done() and not await self._runs(home):
+                    hello.cancel()
+                    raise SupervisorUnreachable("it ended")  # noqa: TRY301 - as one that does not answer
+            await hello
+        except SupervisorUnreachable as error:
+            if not ours:
+                raise BackendUnavailable(
+                    f"the container {home.name} runs, and its supervisor does not answer ({error}); see `podman top"
+                    f" {home.name}`; `shellback workspaces rm {home.name}` ends what runs in it"
+                ) from None
+            said = await asyncio.to_thread(homes.said, home)
+            await asyncio.to_thread(self.podman.remove, home.name)
+            raise BackendUnavailable(
+                f"the container {home.name} does not come up: {said or error}{_why(said)}"
+            ) from None
+        finally:
+            await client.close()
+
+    async def _runs(self, home: Path) -> bool:
+        state = await asyncio.to_thread(self.podman.state, home.name)
+        return state is not None and state[0] == "running"
+
+    async def _checked(self, home: Path, want: Container) -> None:
+        try:
+            await asyncio.to_thread(check_mounts, homes.peer(home), want)
+        except BackendUnavailable:
+            await asyncio.to_thread(self.podman.remove, home.name)
+            raise
+
+    async def _replace(self, home: Path, want: Container) -> None:
+        """Take away what others of this scope and profile are left, where nothing runs in them."""
+        for other in await asyncio.to_thread(self.homes):
+            known = self.known(other)
+            if other == home or known is None or (known.scope, known.profile) != (want.scope, want.profile):
+                continue
+            if await self._at_rest(other):
+                with contextlib.suppress(BackendUnavailable):
+                    await self.remove(other.name)
+
+    # -- use and end -----------------------------------------------------------------------------
+
+    async def _used(self, home: Path) -> None:
+        now = time.time()
+        with contextlib.suppress(OSError):
+            os.utime(home / homes.DESCRIPTION, (now, now))
+        if self.log is not None:
+            await self.log.touched(home.name, now)
+
+    def _last_used(self, home: Path) -> float:
+        try:
+            return os.stat(home / homes.DESCRIPTION).st_mtime
+        except OSError:
+            return time.time()
+
+    def _idle_for(self, home: Path) -> float:
+        return time.time() - self._last_used(home)
+
+    async def _at_rest(self, home: Path) -> bool:
+        """Whether its supervisor says that nothing runs and no end waits to be heard; one that is away has nothing."""
+        client = SupervisorClient(home, spawn=False)
+        try:
+            info = await client.connect()
+        except SupervisorUnreachable:
+            return not homes.listens(home)
+        finally:
+            await client.close()
+        return not info["live"] and not info["unacknowledged"]
+
+    def _put_away(self, home: Path) -> str:
+        with self._locked(home):
+            idle_s = self._idle_for(home)
+            if homes.listens(home):
+                if idle_s < self.idle_s:
+                    return ""
+                self.podman.stop(home.name, grace_s=STOP_S)
+                log.info("container %s stopped: not used for %.0f s", home.name, idle_s)
+                return "stopped"
+            # It has no files of its own, so nothing is lost with what has nothing of any session.
+            if idle_s < 2 * self.idle_s or not homes.emptied(home):
+                return ""
+            self.podman.remove(home.name)
+            shutil.rmtree(home, ignore_errors=True)
+            log.info("container %s removed: nothing is left of what ran in it", home.name)
+            return "removed"
+
+    def _stop(self, home: Path) -> None:
+        with self._locked(home):
+            self.podman.stop(home.name, grace_s=STOP_S)
+
+    def _remove(self, home: Path, grace_s: float) -> bool:
+        with self._locked(home):
+            there = self.podman.state(home.name) is not None
+            if there:
+                self.podman.stop(home.name, grace_s=grace_s)
+                self.podman.remove(home.name)
+                log.info("container %s removed", home.name)
+            if homes.emptied(home):
+                shutil.rmtree(home, ignore_errors=True)
+        return there
+
+    def _scope_of(self, home: Path) -> str | None:
+        known = self.known(home)
+        return None if known is None else known.scope
+
+    def _make_root(self) -> None:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self, home: Path) -> Generator[None]:
+        """Against other processes of ours, and other threads: podman does not bear two at the same container."""
+        self._make_root()
+        fd = os.open(self.root / f"{home.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+async def _heard(client: SupervisorClient) -> None:
+    began = time.monotonic()
+    while True:
+        try:
+            await client.connect()
+        except SupervisorAbsent:
+            if time.monotonic() - began > _UP_S:
+                raise
+        else:
+            return
+        # A socket that does not exist yet tells nobody when it does.
+        await asyncio.sleep(0.01)
+
+
+def _row(home: Path, want: Container, identity: str) -> PodmanWorkspace:
+    now = time.time()
+    return PodmanWorkspace(
+        container_id=identity,
+        name=home.name,
+        image=want.image,
+        workdir=made_of.WORKSPACE,
+        overlay_path=want.workspace,
+        env=want.env,
+        created_at=now,
+        last_used_at=now,
+        scope=want.scope,
+        profile=want.profile,
+    )
+
+
+def _why(said: str) -> str:
+    return "; take an image with Python 3.11 or newer (PODMAN_IMAGE)" if "too old" in said else ""

@@ -1,0 +1,291 @@
+"""Whether containers hold here what they promise: found out from inside one, made as for every command.
+
+What podman leaves out without a word (limits where it may not make cgroups, say) shows in what the kernel says in
+there, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from app.exec.backends.base import Plan
+from app.exec.backends.container import SCRATCHES, WORKSPACE
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman import PodmanBackend
+from app.exec.backends.probe import Found
+from app.exec.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
+from app.exec.model import READ_ONLY, WORK, CommandSpec
+from app.exec.supervisor import layout
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisor.protocol import StartRequest
+
+LOOK_S: Final = 30.0
+_OUTSIDE: Final = ("/", "/usr", "/etc", "/var", "/opt", "/dev", "/run", "/home", "/root", "/proc/sys/kernel")
+_LIMITS: Final = {
+    "memory": ("memory.max", "memory/memory.limit_in_bytes"),
+    "processes": ("pids.max", "pids/pids.max"),
+    "cpu": ("cpu.max", "cpu/cpu.cfs_quota_us", "cpu,cpuacct/cpu.cfs_quota_us"),
+}
+_SCRIPT: Final = r"""
+import ctypes, json, os, sys
+name, decoy, outside, limits, private = json.loads(sys.argv[1])
+def writable(place):
+    path = os.path.join(place, name)
+    try:
+        open(path, "w").close()
+    except OSError:
+        return False
+    os.unlink(path)
+    return True
+def text(path):
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+place = os.stat(".")
+print(json.dumps({
+    "status": dict(line.split(":", 1) for line in text("/proc/self/status").splitlines() if ":" in line),
+    "network": [line.split(":")[0].strip() for line in text("/proc/net/dev").splitlines() if ":" in line],
+    "namespaces": {kind: os.readlink("/proc/self/ns/" + kind) for kind in ("pid", "ipc", "uts", "mnt", "net")},
+    "outside": [place for place in outside if writable(place)],
+    "decoy": os.path.lexists(decoy),
+    "init": bool(text("/proc/1/environ")),
+    "spaces": ctypes.CDLL(None).unshare(0x10000000) == 0,
+    "ours": os.access("/run/shellback", os.R_OK | os.X_OK),
+    "writable": [place for place in (".", *private) if writable(place)],
+    "cwd": os.getcwd(),
+    "place": [place.st_dev, place.st_ino],
+    "limits": {kind: next(filter(None, (text("/sys/fs/cgroup/" + name) for name in names)), "")
+               for kind, names in limits.items()},
+    "end": name,
+}))
+"""
+"""For any Python 3: the image's runs it, as the user of commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    seen: dict[str, Any]
+    made_ms: float
+    ran_ms: float
+
+
+def probe_podman(backend: PodmanBackend) -> Found:
+    """Look around in a container of each profile and judge what was seen. Blocks for about a second.
+
+    Leaves no container behind; other containers are not touched. The backend knows afterwards which shell and which
+    bounds there are.
+
+    Raises:
+        BackendUnavailable: No container can be had: podman, the image or a runtime is missing, say.
+        WorkspaceUnusable: The workspace is what is in the way.
+    """
+    backend.check()
+    found: list[_Look] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.extend(asyncio.run(_looks(backend)))
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the thread
+            failed.append(error)
+
+    # Whoever asks may have a loop of his own already.
+    thread = threading.Thread(target=run, name="shellback-probe")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    wrong = [
+        f"{what} (profile {profile})"
+        for profile, look in zip((WORK, READ_ONLY), found, strict=True)
+        for what in _wrong(backend, profile, look.seen)
+    ]
+    if wrong:
+        return Found(
+            ok=False,
+            why=f"a container was made, and does not hold what it has to: {'; '.join(dict.fromkeys(wrong))}. See that"
+            " podman and its runtime are those of your distribution",
+        )
+    work = found[0]
+    backend.unbounded = tuple(_unbounded(backend, work.seen["limits"]))
+    return Found(
+        ok=True,
+        in_force=tuple(_in_force(backend)),
+        limits=_limits(backend),
+        unbounded=tuple(_NAMES[kind] for kind in backend.unbounded),
+        instance_ms=round(work.made_ms, 1),
+        start_ms=round(work.ran_ms, 1),
+    )
+
+
+_NAMES: Final = {
+    "memory": "memory of all processes together (SANDBOX_MEMORY_BYTES)",
+    "processes": "processes (SANDBOX_PROCESSES)",
+    "cpu": "CPU time",
+}
+
+
+async def _looks(backend: PodmanBackend) -> list[_Look]:
+    root = Path(tempfile.mkdtemp(prefix="shellback-probe-", dir="/tmp"))
+    containers = Containers(root / "containers", backend.containers.podman)
+    apart = backend.apart(containers)
+    try:
+        return list(await asyncio.gather(*(_look(apart, profile, root) for profile in (WORK, READ_ONLY))))
+    finally:
+        backend.shell = apart.shell
+        for home in containers.homes():
+            await containers.remove(home.name, grace_s=1.0)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+async def _look(backend: PodmanBackend, profile: str, decoy: Path) -> _Look:
+    began = time.perf_counter()
+    spec = CommandSpec(command=":", cwd=str(backend.workspace), profile=profile)
+    plan = await backend.plan(spec, f"probe {profile}")
+    made = time.perf_counter()
+    name = f".shellback-probe-{secrets.token_hex(6)}"
+    told = json.dumps([name, str(decoy), _OUTSIDE, _LIMITS, SCRATCHES])
+    text = await _printed(replace(plan, argv=("python3", "-I", "-S", "-c", _SCRIPT, told)))
+    try:
+        seen: dict[str, Any] = json.loads(text.splitlines()[-1])
+        assert seen["end"] == name
+    except (ValueError, IndexError, KeyError, AssertionError):
+        raise BackendUnavailable(
+            f"a container of {backend.image} was made, and a look around in it did not come to its end:"
+            f" {text.strip()[-300:] or 'it printed nothing'}"
+        ) from None
+    return _Look(seen, (made - began) * 1000, (time.perf_counter() - made) * 1000)
+
+
+async def _printed(plan: Plan) -> str:
+    """What a command prints, as one of these containers runs it."""
+    assert plan.home is not None
+    ended = asyncio.Event()
+    client = SupervisorClient(plan.home, spawn=False, wait_s=5.0, on_exit=lambda _: ended.set())
+    try:
+        info = await client.connect()
+        request = StartRequest(
+            session_id="probe",
+            argv=plan.argv,
+            env=plan.env,
+            cwd=plan.cwd,
+            boot_id=info["boot_id"],
+            uid=plan.uid,
+            gid=plan.gid,
+            umask=plan.umask,
+            timeout_s=LOOK_S,
+        )
+        answer = await client.start(request)
+        if answer.outcome == "started":
+            await asyncio.wait_for(ended.wait(), LOOK_S + 10)
+        await client.ack("probe")
+        return (plan.home / layout.SESSIONS / "probe" / layout.LOG).read_text("utf-8", "replace")
+    except (SupervisorUnreachable, TimeoutError, OSError) as error:
+        raise BackendUnavailable(f"a container was made, and its supervisor does not run commands: {error}") from None
+    finally:
+        await client.close()
+
+
+_REACHED: Final = {
+    "init": "it can read the environment of its first process",
+    "ours": "it can reach its supervisor's files",
+    "spaces": "it can make user namespaces: our system call filter is not on it",
+    "decoy": "it sees /tmp of the host",
+}
+
+
+def _wrong(backend: PodmanBackend, profile: str, seen: dict[str, Any]) -> Iterator[str]:
+    """What is not in force and has to be, in words.
+
+    Raises:
+        WorkspaceUnusable: Commands cannot write it.
+    """
+    work = profile == WORK
+    status = {key: value.strip() for key, value in seen["status"].items()}
+    if set(status["Uid"].split()) != {str(backend.user)} or set(status["Gid"].split()) != {str(backend.group)}:
+        yield f"it runs as user {status['Uid']} and group {status['Gid']}"
+    yield from _of_rights(status)
+    for key, what in _REACHED.items():
+        if seen[key]:
+            yield what
+    if seen["outside"]:
+        yield f"it can write {', '.join(seen['outside'])}"
+    for kind, theirs in seen["namespaces"].items():
+        if theirs == os.readlink(f"/proc/self/ns/{kind}"):
+            yield f"it shares the {kind} namespace of the host"
+    if not (backend.network and work) and seen["network"] != ["lo"]:
+        yield f"it has network interfaces: {', '.join(seen['network'])}"
+    yield from _of_places(backend, seen, work=work)
+
+
+def _of_rights(status: dict[str, str]) -> Iterator[str]:
+    if any(int(status[key], 16) for key in ("CapEff", "CapPrm", "CapInh")):
+        yield f"it has capabilities ({status['CapEff']})"
+    if status["NoNewPrivs"] != "1":
+        yield "set-uid programs gain rights in it"
+    if status.get("Seccomp") != "2":
+        yield "it has no system call filter"
+
+
+def _of_places(backend: PodmanBackend, seen: dict[str, Any], *, work: bool) -> Iterator[str]:
+    place = os.stat(backend.workspace)
+    if seen["cwd"] != WORKSPACE or seen["place"] != [place.st_dev, place.st_ino]:
+        yield f"what it has for the workspace {backend.workspace} is another directory"
+    if work and "." not in seen["writable"]:
+        raise WorkspaceUnusable(
+            f"commands in containers cannot write the workspace {backend.workspace}: see its file system (read-only, or"
+            " one that knows its users only), or set WORKSPACE_ROOT"
+        )
+    if not work and "." in seen["writable"]:
+        yield "it can write the workspace"
+    yield from (f"it cannot write {path}" for path in SCRATCHES if path not in seen["writable"])
+
+
+def _unbounded(backend: PodmanBackend, seen: dict[str, str]) -> Iterator[str]:
+    wanted = {"memory": backend.limits.memory_bytes, "processes": backend.limits.processes}
+    for kind, most in wanted.items():
+        value = seen[kind]
+        # The kernel rounds down to pages.
+        if not (value.isdecimal() and int(value) <= most):
+            yield kind
+    quota = seen["cpu"].split(" ")[0]
+    if not (quota.isdecimal() and int(quota) > 0):
+        yield "cpu"
+
+
+def _in_force(backend: PodmanBackend) -> Iterator[str]:
+    who = f"user id {backend.user} of the container"
+    also = f", which is {backend.uid} here" if backend.uid != backend.user else ""
+    yield f"{who}{also}, no capabilities, no gain by set-uid programs, system call filters of podman and ours"
+    yield "namespaces of its own: pid, ipc, uts, mnt, net" + (", user" if backend.rootless else "")
+    yield "network: podman's" if backend.network else "network: only a loopback of its own"
+    yield (
+        f"writable: the workspace, and {', '.join(SCRATCHES)} of its own; nothing in profile {READ_ONLY} but these"
+        f" three"
+    )
+    yield f"of this machine it has the workspace only; programs are those of {backend.image}"
+    yield f"commands run in {backend.shell}"
+
+
+def _limits(backend: PodmanBackend) -> str:
+    limits = backend.limits
+    held = {
+        "memory": f"{limits.memory_bytes >> 20} MiB of memory, no swap",
+        "processes": f"{limits.processes} processes",
+        "cpu": f"{limits.cpus:g} CPU",
+    }
+    words = [text for kind, text in held.items() if kind not in backend.unbounded]
+    return f"of all commands of a container: {', '.join(words)}" if words else "by cgroup: none"

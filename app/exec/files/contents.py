@@ -1,0 +1,243 @@
+"""Reading and writing one file whose place was found. Blocks; nothing else is opened than a regular file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Generator
+from typing import Final, Literal
+
+from app.exec.files.errors import FileTooLarge
+from app.exec.files.place import Place
+
+READ_MOST: Final = 64 * 1024 * 1024
+_LEAST: Final = 4096
+_SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+NOTHING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""Errors that say of a path that nothing stands there."""
+
+Mode = Literal["overwrite", "create", "append"]
+
+
+class OwnerLost(PermissionError):
+    """Raised when a new file could not have the owner and group of the one whose place it was to take."""
+
+
+def regular(status: os.stat_result) -> None:
+    """Pass for a regular file.
+
+    Raises:
+        IsADirectoryError: It is a directory.
+        OSError: ENOTSUP: a pipe, a socket or a device, which could block whoever opens it.
+    """
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.ENOTSUP, "not a regular file")
+
+
+def opened(place: Place, flags: int, mode: int = 0o666) -> int:
+    """A descriptor of the file at `place`; never waits, and never opens what is not a regular file.
+
+    Raises:
+        OSError: As `regular`, and what the kernel says.
+    """
+    if place.status is not None:
+        regular(place.status)
+    descriptor = os.open(place.name, flags | _SAFE, mode, dir_fd=place.directory)
+    try:
+        regular(os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def reading(place: Place) -> Generator[int]:
+    """A descriptor to read the file at `place`.
+
+    Raises:
+        FileNotFoundError: Nothing stands there.
+        OSError: As `opened`.
+    """
+    place.there  # noqa: B018 - raises where nothing is
+    descriptor = opened(place, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read(place: Place, descriptor: int, offset: int = 0, limit: int | None = None) -> bytes:
+    """Bytes of the file from `offset` on; without `limit` the whole rest of it.
+
+    Raises:
+        FileTooLarge: The rest has more than `READ_MOST` bytes.
+    """
+    rest = max(0, os.fstat(descriptor).st_size - offset)
+    if limit is None and rest > READ_MOST:
+        raise _too_large(place, offset + rest)
+    left = READ_MOST + 1 if limit is None else limit
+    parts: list[bytes] = []
+    while left > 0 and (part := os.pread(descriptor, min(left, max(rest + 1, _LEAST)), offset)):
+        parts.append(part)
+        offset += len(part)
+        left -= len(part)
+    if limit is None and left == 0:
+        raise _too_large(place, offset)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_all(place: Place) -> bytes:
+    """All bytes of the file at `place`.
+
+    Raises:
+        FileTooLarge, OSError: As `reading` and `read`.
+    """
+    with reading(place) as descriptor:
+        return read(place, descriptor)
+
+
+@contextlib.contextmanager
+def looked_at(place: Place) -> Generator[int | None]:
+    """A descriptor of what stands at `place`, None for nothing; of what is no file and no directory, one of its name.
+
+    Raises:
+        OSError: It may not be read.
+    """
+    if place.status is None:
+        yield None
+        return
+    kind = stat.S_IFMT(place.status.st_mode)
+    flags = {stat.S_IFREG: os.O_RDONLY, stat.S_IFDIR: os.O_RDONLY | os.O_DIRECTORY}.get(kind, os.O_PATH)
+    descriptor = os.open(place.name, flags | _SAFE, dir_fd=place.directory)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _too_large(place: Place, size: int) -> FileTooLarge:
+    return FileTooLarge("/".join(place.names), size, READ_MOST, "read a part of it, by offset and limit in bytes")
+
+
+def write(place: Place, data: bytes, mode: Mode) -> int:
+    """Write into the file itself, which is made where there is none; returns its size.
+
+    Raises:
+        FileExistsError: `mode` is `create`, and something is there.
+        OSError: As `opened`; on a full disk a part may be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT
+    if mode == "create":
+        flags |= os.O_EXCL
+        if place.status is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    elif mode == "append":
+        flags |= os.O_APPEND
+    descriptor = opened(place, flags)
+    try:
+        if mode == "overwrite" and place.status is not None:
+            os.ftruncate(descriptor, 0)
+        _all(descriptor, data)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def make(place: Place) -> bool:
+    """Make a directory; False if one is there.
+
+    Raises:
+        FileExistsError: Something else is there.
+        OSError: It may not be made.
+    """
+    if place.status is None:
+        try:
+            os.mkdir(place.name, 0o777, dir_fd=place.directory)
+        except FileExistsError:
+            place.again()
+        else:
+            return True
+    if not stat.S_ISDIR(place.there.st_mode):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    return False
+
+
+def replace(place: Place, data: bytes, mode: Mode) -> int:
+    """Put a new file, on disk with all its bytes, in the place of the old one; returns its size.
+
+    Raises:
+        FileExistsError: `mode` is `create`, and something is there.
+        PermissionError: The old file may not be written; OwnerLost, a kind of it.
+        OSError: As `opened`. The old file is as it was, and nothing else is left.
+    """
+    if place.name == ".":
+        regular(place.there)
+    kept: os.stat_result | None = None
+    if place.status is not None:
+        if mode == "create":
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        old = opened(place, os.O_WRONLY)  # whether it may be written is the kernel's to say
+        try:
+            kept = os.fstat(old)
+        finally:
+            os.close(old)
+    name = f".shellback-{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666, dir_fd=place.directory)
+    try:
+        try:
+            if kept is not None:
+                _like(descriptor, kept)
+            _all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if mode == "create":
+            os.link(name, place.name, src_dir_fd=place.directory, dst_dir_fd=place.directory, follow_symlinks=False)
+            os.unlink(name, dir_fd=place.directory)
+        else:
+            os.rename(name, place.name, src_dir_fd=place.directory, dst_dir_fd=place.directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=place.directory)
+        raise
+    _settle(place)
+    return len(data)
+
+
+def _like(descriptor: int, kept: os.stat_result) -> None:
+    own = os.fstat(descriptor)
+    if (own.st_uid, own.st_gid) != (kept.st_uid, kept.st_gid):
+        try:
+            os.fchown(descriptor, kept.st_uid, kept.st_gid)
+        except PermissionError:
+            raise OwnerLost(
+                errno.EPERM,
+                f"it belongs to user {kept.st_uid}, group {kept.st_gid}, which a new file in its place would not; "
+                "write it without `atomic`",
+            ) from None
+    os.fchmod(descriptor, stat.S_IMODE(kept.st_mode))
+
+
+def _all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _settle(place: Place) -> None:
+    """Put the directory itself on disk; one that may not be read can still be written, and is left to the kernel."""
+    try:
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.directory)
+    except PermissionError:
+        return
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

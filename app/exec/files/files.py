@@ -1,0 +1,396 @@
+"""The files of one workspace, as the commands of its sandbox may use them, without running a command."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from app.exec.errors import CommandDenied, ExecError, InvalidCommand
+from app.exec.files import contents, removal
+from app.exec.files.contents import READ_MOST, Mode
+from app.exec.files.entries import Entry, entry_of, listed
+from app.exec.files.grep import Grep, Hits
+from app.exec.files.locks import Locks
+from app.exec.files.place import Names, Place, Root, held
+from app.exec.files.search import Found, Glob
+from app.exec.files.text import Edited, Text, lines_of, replaced
+from app.exec.files.threads import FileThreads, settled
+
+TEXT_MOST: Final = 262_144
+LINES_MOST: Final = 2000
+
+T = TypeVar("T")
+Check = Callable[[str, int | None], None]
+"""Called with a path as commands see it, and a descriptor of what stands there; it raises to prevent what follows."""
+_MODES: Final = ("overwrite", "create", "append")
+
+
+class Files:
+    """Reads, writes and searches below `workspace`, which commands see at `inner` (the same path, if not given).
+
+    Paths are taken as commands see them; relative ones begin at the workspace. Symlinks are followed as long as they
+    stay in it, and nobody who changes the tree meanwhile gets anything in or out. Files are reached and made as `uid`
+    and `gid`, with `umask`: whom commands run as, which without them is an unprivileged user where we are root, and
+    else ourselves. Only regular files are opened, so that nothing waits for a pipe or a device.
+
+    `forbidden` is asked in a thread before anything is written, made or removed, with the path as commands see it,
+    absolute and without symlinks; it says why not, or None.
+
+    Everything raises, besides what is named there: InvalidCommand for a path that can be none, PathOutsideSandbox for
+    one that leaves the workspace, WorkspaceUnusable if that is gone, BackendUnavailable if we may not become `uid`,
+    OSError as Python does, with the path as it was given: FileNotFoundError, NotADirectoryError, IsADirectoryError,
+    FileExistsError, PermissionError, ELOOP for symlinks that go round in a circle, ENOTSUP for no regular file.
+
+    Cancelled, an operation is not begun, or comes to its end before the cancellation goes on; searches end at once.
+    One of these is enough for a workspace, and writes to one file through it come one after another. Nothing is opened
+    and no thread started when it is made.
+
+    Raises:
+        ValueError: `uid` is root's.
+    """
+
+    def __init__(
+        self,
+        workspace: Path,
+        *,
+        inner: str | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        umask: int = 0o022,
+        forbidden: Callable[[Path], str | None] | None = None,
+    ) -> None:
+        self.workspace = workspace
+        self.inner = str(workspace) if inner is None else inner
+        self._forbidden = forbidden
+        self._threads = FileThreads(uid, gid, umask)
+        self._outside = ThreadPoolExecutor(1, thread_name_prefix="workspace")
+        mounted = self._threads.identity is not None and self.inner != str(workspace)
+        if mounted and forbidden is not None:
+            # It looks at the workspace by its path, which the user of commands may not be able to go.
+            self._forbidden = partial(self._asked_outside, forbidden)
+        self._root = Root(str(workspace), self.inner, self._held if mounted else None)
+        self._searches = ThreadPoolExecutor(2, thread_name_prefix="grep")
+        self._locks = Locks()
+
+    async def close(self) -> None:
+        """Let what was begun come to its end; nothing can be done with it afterwards."""
+        self._searches.shutdown(wait=False, cancel_futures=True)
+        await self._threads.close()
+        self._outside.shutdown(wait=False)
+
+    async def read_bytes(
+        self, path: str, *, offset: int = 0, limit: int | None = None, check: Check | None = None
+    ) -> bytes:
+        """Bytes of a file, from `offset` on, at most `limit`; without `limit` the whole rest.
+
+        `check` is called as `inspect` calls `look`, of the very file that is read; what it raises ends the call.
+
+        Raises:
+            FileTooLarge: The rest is more than 64 MiB and no `limit` was given, or `limit` is more than that.
+        """
+        if offset < 0 or not 0 <= (limit or 0) <= READ_MOST:
+            raise InvalidCommand(f"offset is {offset} and limit {limit}; they are 0 or more, limit at most {READ_MOST}")
+
+        def read() -> bytes:
+            with (
+                self._root.place(path) as place,
+                self._locks.held(place.names),
+                contents.reading(place.again()) as descriptor,
+            ):
+                if check is not None:
+                    check(self._root.shown(place.names), descriptor)
+                return contents.read(place, descriptor, offset, limit)
+
+        return await self._run(path, read)
+
+    async def read_text(self, path: str, *, offset: int = 0, limit: int = LINES_MOST, most: int = TEXT_MOST) -> Text:
+        """At most `limit` lines of a file from line `offset` on (0 is the first), and at most `most` characters.
+
+        Raises:
+            BinaryFile: It holds a NUL in its first 8 KiB, or is not UTF-8.
+            FileTooLarge: It has more than 64 MiB.
+        """
+        if offset < 0 or limit < 1 or most < 1:
+            raise InvalidCommand(f"offset is {offset} and limit {limit}; offset is 0 or more, limit 1 or more")
+
+        def read() -> Text:
+            with self._root.place(path) as place, self._locks.held(place.names):
+                data = contents.read_all(place.again())
+            return lines_of(self._root.shown(place.names), data, offset, limit, most)
+
+        return await self._run(path, read)
+
+    async def inspect(self, path: str, look: Callable[[str, int | None], T], *, follow: bool = True) -> T:
+        """What `look` returns, called in a thread with a path as commands see it, without symlinks, and a descriptor.
+
+        The descriptor is of what stands there, readable for a file or directory; None for nothing. `follow` says
+        whether a symlink at the end is what it leads to. No other write through this object happens meanwhile.
+        """
+
+        def work() -> T:
+            with (
+                self._root.place(path, follow=follow) as place,
+                self._locks.held(place.names),
+                contents.looked_at(place.again()) as descriptor,
+            ):
+                return look(self._root.shown(place.names), descriptor)
+
+        return await self._run(path, work)
+
+    async def write_bytes(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        mode: Mode = "overwrite",
+        atomic: bool = False,
+        check: Check | None = None,
+    ) -> Entry:
+        """Write a file and make the directories on the way; `create` refuses one that is there, `append` adds to it.
+
+        The file itself is written, also through a symlink, which stays: its inode, owner, mode and hard links are
+        kept, and whoever reads meanwhile may see a part. With `atomic` a new file is put on disk beside it and takes
+        its place in one step, with its owner, group and mode: at every moment, whatever is killed, the old or the new
+        bytes are there. Other hard links then keep the old ones, and extended attributes are gone. A kill may leave
+        `.shellback-*.tmp` beside it; an error leaves nothing.
+
+        `check` is called as `inspect` calls `look`, right before, and with None before directories are made; what it
+        raises ends the call, and nothing is written.
+
+        Raises:
+            CommandDenied: `forbidden` has a reason.
+            InvalidCommand: `append` cannot be `atomic`.
+            PermissionError: Also where `atomic` could not keep owner and group.
+        """
+        if mode not in _MODES:
+            raise InvalidCommand(f"mode is {mode!r}; it is one of {', '.join(_MODES)}")
+        if atomic and mode == "append":
+            raise InvalidCommand("append adds to the file that is there, so it cannot be atomic")
+
+        def making(names: Names) -> None:
+            self._permit(names)
+            if check is not None:
+                check(self._root.shown(names), None)
+
+        def write() -> Entry:
+            with self._root.place(path, making=making) as place, self._locks.held(place.names):
+                self._permit(place.names)
+                self._check(place, check)
+                (contents.replace if atomic else contents.write)(place.again(), data, mode)
+                return entry_of(self._root, path, place.again())
+
+        return await self._run(path, write)
+
+    async def edit_text(self, path: str, old: str, new: str, *, every: bool = False) -> Edited:
+        """Replace `old` by `new` in a text, once, or with `every` wherever it is.
+
+        Byte order mark and line ends stay as they are; `old` with LF also matches a file that has CRLF. The file is
+        replaced as with `atomic`, or, where that could not keep owner and group, written itself.
+
+        Raises:
+            CommandDenied: `forbidden` has a reason.
+            TextAbsent: It is not there.
+            TextNotUnique: It is there more than once, without `every`.
+            InvalidCommand: `old` is empty, or both are the same.
+            BinaryFile, FileTooLarge: As `read_text`.
+        """
+
+        def edit() -> Edited:
+            with self._root.place(path) as place, self._locks.held(place.names):
+                self._permit(place.names)
+                shown = self._root.shown(place.names)
+                data, lines = replaced(shown, contents.read_all(place.again()), old, new, every=every)
+                try:
+                    size = contents.replace(place, data, "overwrite")
+                except contents.OwnerLost:
+                    size = contents.write(place, data, "overwrite")
+            return Edited(path=shown, count=len(lines), lines=lines, size=size)
+
+        return await self._run(path, edit)
+
+    async def stat(self, path: str) -> Entry:
+        """What stands at `path`, symlinks followed."""
+
+        def look() -> Entry:
+            with self._root.place(path) as place:
+                return entry_of(self._root, path, place)
+
+        return await self._run(path, look)
+
+    async def lstat(self, path: str) -> Entry:
+        """What stands at `path`, a symlink itself."""
+
+        def look() -> Entry:
+            with self._root.place(path, follow=False) as place:
+                return entry_of(self._root, path, place)
+
+        return await self._run(path, look)
+
+    async def list_dir(self, path: str = ".") -> list[Entry]:
+        """The entries of a directory, sorted by name.
+
+        Raises:
+            FileTooLarge: It has more than 100,000.
+        """
+
+        def look() -> list[Entry]:
+            with self._root.place(path) as place:
+                return listed(self._root, path, place)
+
+        return await self._run(path, look)
+
+    async def make_dir(self, path: str) -> bool:
+        """Make a directory and those on the way; False if it was there.
+
+        Raises:
+            CommandDenied: `forbidden` has a reason.
+        """
+
+        def make() -> bool:
+            with self._root.place(_bare(path), making=self._permit) as place:
+                if place.status is None:
+                    self._permit(place.names)
+                return contents.make(place)
+
+        return await self._run(path, make)
+
+    async def remove(self, path: str, *, recursive: bool = True, check: Check | None = None) -> int:
+        """Remove a file, a symlink itself, or a directory, with `recursive` also what is in it; how many names.
+
+        It takes at most two minutes. An error in the middle leaves what is not removed by then. `check` is as for
+        `write_bytes`, of a symlink itself.
+
+        Raises:
+            CommandDenied: `forbidden` has a reason.
+            InvalidCommand: It is the workspace; PathOutsideSandbox for what that is in.
+        """
+        return await self._run(path, lambda: self._remove(path.rstrip("/") or path, recursive, check))
+
+    async def exists(self, path: str) -> bool:
+        """Whether something stands at `path`, symlinks followed; False for symlinks that lead nowhere."""
+
+        def look() -> bool:
+            try:
+                with self._root.place(path) as place:
+                    return place.status is not None
+            except OSError as error:
+                if error.errno in contents.NOTHING and not isinstance(error, ExecError):
+                    return False
+                raise
+
+        return await self._run(path, look)
+
+    async def realpath(self, path: str) -> str:
+        """`path` without symlinks, as commands see it; from where nothing is to be seen it is kept as written."""
+        return await self._run(path, lambda: self._root.shown(self._root.real(path)))
+
+    async def resolve(self, path: str) -> Path:
+        """The same as `realpath`, as this machine sees it; nothing has to be there."""
+        return await self._run(path, lambda: self.workspace.joinpath(*self._root.real(path)))
+
+    async def glob(self, pattern: str, *, path: str = ".", limit: int = 1000, seconds: float = 10.0) -> Found:
+        """Files and directories below `path` that match: `**`, `*`, `?`, `[...]` and `{a,b}`; dotfiles do too.
+
+        At most 100,000 names are looked at. Symlinks are found and not entered; what is in `scan.IGNORED` is found
+        and not entered unless the search begins there.
+
+        Raises:
+            InvalidCommand: The pattern or a bound is not acceptable.
+        """
+        search = Glob(self._root, pattern, path, limit, seconds)
+        return await self._run(path, search.run, stop=search.stop)
+
+    async def grep(
+        self,
+        pattern: str,
+        *,
+        path: str = ".",
+        glob: str | None = None,
+        ignore_case: bool = False,
+        limit: int = 200,
+        seconds: float = 10.0,
+    ) -> Hits:
+        """Lines in which a regular expression is found, in the file `path` or below it; `glob` picks files.
+
+        It runs in a process of its own, for at most `seconds` and one second in a file. Directories are entered as by
+        `glob`; binary files and those over 16 MiB are counted only.
+
+        Raises:
+            InvalidCommand: `pattern` is no regular expression, or it or a bound is not acceptable.
+        """
+        become = self._threads.identity
+        search = Grep(
+            self._root, pattern, path, glob, ignore_case=ignore_case, limit=limit, seconds=seconds, become=become
+        )
+        await self.stat(path)
+        with _said(path):
+            return await settled(self._searches.submit(search.run), search.stop)
+
+    def _asked_outside(self, forbidden: Callable[[Path], str | None], path: Path) -> str | None:
+        return self._outside.submit(forbidden, path).result()
+
+    def _held(self) -> int:
+        """The workspace, opened by a thread that may do all that we may."""
+        return self._outside.submit(held, str(self.workspace)).result()
+
+    async def _run(self, path: str, work: Callable[[], T], stop: Callable[[], object] | None = None) -> T:
+        with _said(path):
+            # A thread has the rights of the one that made it, so it is not one for files that makes this one.
+            self._outside.submit(int)
+            return await self._threads.run(work, stop)
+
+    async def forbids(self, path: str) -> str | None:
+        """Why what stands at `path`, a symlink itself, is not written, made or removed; None where it may be."""
+
+        def look() -> str | None:
+            try:
+                with self._root.place(path, follow=False) as place:
+                    names = place.names
+            except FileNotFoundError:
+                names = self._root.real(path)
+            return None if self._forbidden is None else self._forbidden(Path(self._root.shown(names)))
+
+        return await self._run(path, look)
+
+    def _check(self, place: Place, check: Check | None) -> None:
+        if check is not None:
+            with contents.looked_at(place.again()) as descriptor:
+                check(self._root.shown(place.names), descriptor)
+
+    def _permit(self, names: Names) -> None:
+        reason = None if self._forbidden is None else self._forbidden(Path(self._root.shown(names)))
+        if reason is not None:
+            raise CommandDenied(reason)
+
+    def _remove(self, path: str, recursive: bool, check: Check | None) -> int:
+        with self._root.place(path, follow=False) as place:
+            if not place.names:
+                raise InvalidCommand(f"{self.inner} is the workspace itself, which is not removed; name what is in it")
+            if place.name != ".":
+                self._permit(place.names)
+                with self._locks.held(place.names):
+                    self._check(place, check)
+                    return removal.remove(place, recursive=recursive)
+        return self._remove(self._root.shown(place.names), recursive, check)
+
+
+@contextlib.contextmanager
+def _said(path: str) -> Generator[None]:
+    """Errors of the system name the path as it was given."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, ExecError):
+            error.filename = path
+            del error.filename2
+        raise
+
+
+def _bare(path: str) -> str:
+    while path.endswith(("/", "/.")) and path.strip("/."):
+        path = path[:-1]
+    return path

@@ -1,0 +1,167 @@
+"""Asking the process that searches in files. Blocks, for a bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from app.exec.errors import InvalidCommand
+from app.exec.files.place import Root
+from app.exec.files.search import bounded
+
+HITS_MOST: Final = 1000
+PATTERN_MOST: Final = 1000
+BYTES_MOST: Final = 262_144
+"""Of what is found, as it comes from the process that searches."""
+_GRACE_S: Final = 2.0
+_ROOT: Final = str(Path(__file__).resolve().parents[3])
+_CODE: Final = f"import sys; sys.path.append({_ROOT!r}); from app.exec.files.grepping import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A line in which the pattern was found."""
+
+    path: str
+    line: int
+    text: str
+    """Without its end; bytes that are not UTF-8 are replaced."""
+    cut: bool
+    """The line is longer than `text`, which has the place that matched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hits:
+    """What was found in files, in the order of their paths, and what was not looked at."""
+
+    hits: tuple[Hit, ...]
+    files: int
+    """Files that were searched."""
+    binary: int
+    large: int
+    unreadable: int
+    slow: tuple[str, ...]
+    """Files whose search was given up, because the pattern took too long there; the first of them."""
+    stopped: str
+    """Why there may be more; "" where this is all."""
+    skipped: tuple[str, ...]
+    """Directories that were not searched, below where the search began; the first of them."""
+
+
+class Grep:
+    """One search for lines with `pattern`; `become` is the user and group to search as, None as ourselves.
+
+    Raises:
+        InvalidCommand: The pattern or a bound is not acceptable.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        pattern: str,
+        path: str,
+        glob: str | None,
+        *,
+        ignore_case: bool,
+        limit: int,
+        seconds: float,
+        become: tuple[int, int] | None,
+    ) -> None:
+        bounded(limit, HITS_MOST, seconds)
+        if not 0 < len(pattern) <= PATTERN_MOST:
+            raise InvalidCommand(f"a regular expression has 1 to {PATTERN_MOST} characters, not {len(pattern)}")
+        self._seconds = seconds
+        self._stopped = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._request = {
+            "workspace": root.workspace,
+            "inner": root.inner,
+            "pattern": pattern,
+            "path": path,
+            "glob": glob,
+            "ignore_case": ignore_case,
+            "limit": limit,
+            "seconds": seconds,
+            "become": become,
+        }
+
+    def stop(self) -> None:
+        """Come to an end now."""
+        self._stopped = True
+        if self._child is not None:
+            self._child.kill()
+
+    def run(self) -> Hits:
+        """Search.
+
+        Raises:
+            InvalidCommand: The pattern is no regular expression, or is more than one can be.
+            OSError: `path` is missing, or may not be read.
+        """
+        argv = [sys.executable, "-I", "-S", "-E", "-c", _CODE]
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/"
+        ) as child:
+            self._child = child
+            try:
+                if self._stopped:
+                    child.kill()
+                output, why = self._answer(child)
+            finally:
+                child.kill()
+        return _hits(output, why)
+
+    def _answer(self, child: subprocess.Popen[bytes]) -> tuple[bytes, str]:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(json.dumps(self._request).encode())
+        ends = time.monotonic() + self._seconds + _GRACE_S
+        descriptor = child.stdout.fileno()
+        output = bytearray()
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        while len(output) <= BYTES_MOST:
+            if not waiting.poll(max(0.0, ends - time.monotonic()) * 1000):
+                return bytes(output), f"stopped after {self._seconds:g} s"
+            part = os.read(descriptor, 65_536)
+            if not part:
+                return bytes(output), ""
+            output += part
+        return bytes(output), f"stopped after {BYTES_MOST} bytes of matches; give a narrower pattern or path"
+
+
+def _hits(output: bytes, why: str) -> Hits:
+    hits: list[Hit] = []
+    summary: dict[str, Any] = {}
+    for line in output.split(b"\n")[:-1]:
+        said = json.loads(line)
+        if "line" in said:
+            hits.append(Hit(said["path"], said["line"], said["text"], said["cut"]))
+        else:
+            summary = said
+    if "bad" in summary:
+        raise InvalidCommand(summary["bad"])
+    if "errno" in summary:
+        number = summary["errno"]
+        raise OSError(number, os.strerror(number))
+    if not summary:
+        why = why or "stopped: the search ended early"
+    return Hits(
+        hits=tuple(hits),
+        files=summary.get("files", 0),
+        binary=summary.get("binary", 0),
+        large=summary.get("large", 0),
+        unreadable=summary.get("unreadable", 0),
+        slow=tuple(summary.get("slow", ())),
+        stopped=summary.get("stopped", "") or why,
+        skipped=tuple(summary.get("skipped", ())),
+    )

@@ -1,0 +1,200 @@
+"""The process that searches in files: a pattern that takes for ever takes this process only, and not for long.
+
+Standard library only, and little of it: it is started for each search. It becomes the user whom commands run as before
+it looks at anything. One JSON object comes in; one line of JSON goes out for each hit, and a last one that sums up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from app.exec.errors import ExecError
+from app.exec.files import scan
+from app.exec.files.patterns import Pattern, State, alternatives
+from app.exec.files.place import Root, held
+from app.exec.files.scan import Scan
+
+FILE_MOST: Final = 16 * 1024 * 1024
+FILE_S: Final = 1.0
+SHOWN: Final = 500
+"""Characters of a line; what matched is among them."""
+_BEFORE: Final = 100
+_MEMORY: Final = 1 << 30
+_SNIFFED: Final = 8192
+_OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class _TooSlow(Exception):
+    """Raised by the alarm."""
+
+
+def main() -> None:
+    """Answer the request on stdin."""
+    request: dict[str, Any] = json.load(sys.stdin)
+    _held(request["seconds"])
+    workspace = None
+    if request["become"] is not None:
+        if request["inner"] != request["workspace"]:
+            with contextlib.suppress(OSError):
+                workspace = held(request["workspace"])
+        uid, gid = request["become"]
+        os.setgroups([gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    try:
+        summary = _Search(request, workspace).run()
+    except re.error as error:
+        summary = {"bad": f"{request['pattern']!r} is no regular expression: {error}"}
+    except (RecursionError, MemoryError, OverflowError):
+        summary = {"bad": f"{request['pattern']!r} is too much for a regular expression; give a simpler one"}
+    except _TooSlow:
+        summary = {"bad": f"{request['pattern']!r} takes too long; give a simpler one"}
+    except ExecError as error:
+        summary = {"bad": str(error)}
+    except OSError as error:
+        summary = {"errno": error.errno}
+    say(summary)
+    sys.stdout.flush()
+
+
+def say(what: dict[str, Any]) -> None:
+    """One line for whoever asked."""
+    sys.stdout.write(json.dumps(what) + "\n")
+
+
+class _Search:
+    def __init__(self, request: dict[str, Any], workspace: int | None) -> None:
+        self._began = time.monotonic()
+        signal.signal(signal.SIGALRM, self._tick)
+        signal.setitimer(signal.ITIMER_REAL, FILE_S / 4, FILE_S / 4)
+        flags = re.IGNORECASE if request["ignore_case"] else 0
+        self._pattern = re.compile(request["pattern"], flags)
+        self._root = Root(
+            request["workspace"], request["inner"], None if workspace is None else lambda: os.dup(workspace)
+        )
+        self._path: str = request["path"]
+        self._left = self._limit = int(request["limit"])
+        self._names = Pattern(_anywhere(request["glob"])) if request["glob"] else None
+        self._scan = Scan(request["seconds"])
+        self._files = self._binary = self._large = self._unreadable = 0
+        self._slow: list[str] = []
+        self._began = 0.0
+
+    def run(self) -> dict[str, Any]:
+        with self._root.place(self._path) as place:
+            base = self._root.shown(place.names)
+            if stat.S_ISDIR(place.there.st_mode):
+                directory = scan.opened(place.name, place.directory)
+                try:
+                    self._tree(directory, base.rstrip("/") + "/")
+                finally:
+                    os.close(directory)
+            else:
+                self._one(place.name, place.directory, base)
+        return {
+            "files": self._files,
+            "binary": self._binary,
+            "large": self._large,
+            "slow": self._slow,
+            "unreadable": self._unreadable,
+            "stopped": self._scan.stopped,
+            "skipped": self._scan.skipped,
+        }
+
+    def _tree(self, directory: int, base: str) -> None:
+        into, start = self._into()
+        for path, found, at in self._scan.entries(directory, start, into):
+            if found.is_file(follow_symlinks=False):
+                self._one(found.name, at, base + path)
+                if self._scan.over():
+                    return
+
+    def _into(self) -> tuple[Callable[[frozenset[State], str], tuple[bool, frozenset[State] | None]], frozenset[State]]:
+        names = self._names
+        if names is None:
+            return lambda states, _: (True, states), frozenset()
+
+        def into(states: frozenset[State], name: str) -> tuple[bool, frozenset[State] | None]:
+            matched, below = names.step(states, name)
+            return matched, below or None
+
+        return into, names.start
+
+    def _one(self, name: str, directory: int, path: str) -> None:
+        try:
+            self._began = time.monotonic()
+            for number, text, cut in self._hits(self._read(name, directory)):
+                say({"path": path, "line": number, "text": text, "cut": cut})
+                self._left -= 1
+                if self._left == 0:
+                    self._scan.stopped = f"stopped after {self._limit} matches; give a narrower pattern or path"
+                    return
+        except _TooSlow:
+            if len(self._slow) < scan.SKIPPED_SHOWN:
+                self._slow.append(path)
+        except (OSError, MemoryError):
+            self._unreadable += 1
+        finally:
+            self._began = 0.0
+
+    def _tick(self, _number: int, _frame: object) -> None:
+        if self._began and time.monotonic() - self._began > FILE_S:
+            raise _TooSlow
+
+    def _read(self, name: str, directory: int) -> bytes:
+        descriptor = os.open(name, _OPEN, dir_fd=directory)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("not a regular file")
+            if status.st_size > FILE_MOST:
+                self._large += 1
+                return b""
+            data = os.read(descriptor, status.st_size + 1)
+            while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
+                data += more
+        finally:
+            os.close(descriptor)
+        if b"\0" in data[:_SNIFFED]:
+            self._binary += 1
+            return b""
+        self._files += 1
+        return data
+
+    def _hits(self, data: bytes) -> Iterator[tuple[int, str, bool]]:
+        search = self._pattern.search
+        lines = data.decode(errors="replace").split("\n")
+        if b"\r" in data:
+            lines = [line.removesuffix("\r") for line in lines]
+        if not lines[-1]:
+            lines.pop()
+        for number, line in enumerate(lines, 1):
+            if (match := search(line)) is not None:
+                begin = max(0, match.start() - _BEFORE) if len(line) > SHOWN else 0
+                text = line[begin : begin + SHOWN]
+                yield number, text, len(text) < len(line)
+
+
+def _anywhere(glob: str) -> list[str]:
+    """A pattern without a `/` is one of names in any directory."""
+    return [one if "/" in one.strip("/") else f"**/{one}" for one in alternatives(glob)]
+
+
+def _held(seconds: float) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 5, int(seconds) + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+
+
+if __name__ == "__main__":
+    main()

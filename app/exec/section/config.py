@@ -1,0 +1,58 @@
+"""What a sandbox section is made of; fixed when it is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.exec.backends.container import IMAGE, ContainerLimits
+from app.exec.backends.podman_cli import Podman
+from app.exec.engine import Engine
+from app.exec.errors import BackendUnavailable
+from app.exec.mounts.mount import HostMount
+from app.exec.policy import Policy
+from app.exec.toolset import plain_judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxConfig:
+    """What every sandbox section is made of; fixed once it is made, whatever a model asks for.
+
+    Args:
+        mounts: What is copied into the workspace before anything runs there.
+        allowed_roots: Where mounts may come from; nowhere by default.
+        cache: Where workspaces are kept, as `podman/SCOPE` in there.
+        instructions: Instead of those that go with the tools.
+        enabled: Whether the tools are there, where a run's dependencies do not say (`gate`).
+        policy: What says of each call whether it runs; by default a person is asked about all that changes anything.
+    """
+
+    mounts: Sequence[HostMount] = ()
+    allowed_roots: Sequence[str | os.PathLike[str]] = ()
+    cache: Path = field(default_factory=lambda: Path.home() / ".cache/shellback")
+    instructions: str | None = None
+    enabled: bool = True
+    policy: Callable[[Engine], Policy] = plain_judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodmanSandboxConfig(SandboxConfig):
+    """What a container section is made of besides: image, bounds, network, environment, and which podman.
+
+    The image has to be here: nothing is downloaded. No container is privileged, and commands run as user 65534.
+    `env` is given to every command; its values are in no record and on no command line.
+    """
+
+    image: str = IMAGE
+    limits: ContainerLimits = field(default_factory=ContainerLimits)
+    network: bool = False
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    podman: Podman = field(default_factory=Podman)
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that bound nothing."""
+        limits = self.limits
+        if min(limits.cpus, limits.memory_bytes, limits.processes, limits.file_bytes, limits.scratch_bytes) <= 0:
+            raise BackendUnavailable(f"every bound of a container has to be above 0: {limits}")

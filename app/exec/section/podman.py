@@ -1,0 +1,74 @@
+"""The sandbox section in a container."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman import PodmanBackend
+from app.exec.memory_store import MemoryWorkspaceStore
+from app.exec.model import WORK, PodmanWorkspace
+from app.exec.ports import SessionStore, SessionWatch
+from app.exec.section.config import PodmanSandboxConfig
+from app.exec.section.sandbox import SandboxSection
+from app.exec.shell.own import Made
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisors import Supervisors
+
+
+class PodmanSandboxSection(SandboxSection):
+    """A sandbox section in a container, made at the first tool call; its workspace is /workspace there.
+
+    Raises:
+        MountUnusable: A mount cannot be copied.
+    """
+
+    def __init__(
+        self,
+        config: PodmanSandboxConfig | None = None,
+        *,
+        scope: str | None = None,
+        store: SessionStore | None = None,
+        watch: SessionWatch | None = None,
+        workspaces: MemoryWorkspaceStore | None = None,
+    ) -> None:
+        chosen = config or PodmanSandboxConfig()
+        self.workspaces = workspaces or MemoryWorkspaceStore()
+        super().__init__(self._in_podman, chosen, kind="podman", scope=scope, store=store, watch=watch)
+
+    @property
+    def workspace(self) -> PodmanWorkspace | None:
+        """The container that it works in, None before there is one."""
+        return self.workspaces.latest(self.scope, WORK)
+
+    @property
+    def _workdir(self) -> str:
+        return PodmanBackend.inner
+
+    def clone(
+        self,
+        *,
+        scope: str | None = None,
+        store: SessionStore | None = None,
+        watch: SessionWatch | None = None,
+        workspaces: MemoryWorkspaceStore | None = None,
+    ) -> PodmanSandboxSection:
+        """The same section anew: another workspace, filled again, another container, and nothing that this one has."""
+        config = cast("PodmanSandboxConfig", self.config)
+        return PodmanSandboxSection(replace(config), scope=scope, store=store, watch=watch, workspaces=workspaces)
+
+    def _in_podman(self, workspace: Path, state: Path, host: SupervisorClient) -> Made:
+        config = cast("PodmanSandboxConfig", self.config)
+        containers = Containers(state / "containers", config.podman, log=self.workspaces)
+        backend = PodmanBackend(
+            workspace,
+            containers,
+            image=config.image,
+            network=config.network,
+            limits=config.limits,
+            env=config.env,
+            hidden=[state],
+        )
+        return Made(backend, Supervisors(host, state, containers=containers, host_needed=False), containers)

@@ -1,0 +1,237 @@
+"""A sandbox of its own for an agent: the workspace tools, a shell and files, over a workspace that it fills.
+
+Whoever has the same section shares everything in it. `clone` makes one that shares nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+from pydantic_ai import RunContext
+from pydantic_ai.messages import ToolCallPart, WorkspaceRef
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.toolsets import AbstractToolset
+from pydantic_ai.workspaces import WorkspaceBackend
+
+from app.exec.backends.base import Backend
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman_cli import Podman
+from app.exec.backends.runner import Runner
+from app.exec.backends.secrets import is_secret, secret_paths
+from app.exec.capability import ExecCapability
+from app.exec.errors import BackendUnavailable, ExecError, SupervisorUnreachable
+from app.exec.files import Files
+from app.exec.memory_store import MemorySessionStore
+from app.exec.model import EndedBy
+from app.exec.mounts.copying import Owner
+from app.exec.mounts.hydration import forget, hydrated, overlay
+from app.exec.mounts.preview import preview
+from app.exec.ports import SessionStore, SessionWatch
+from app.exec.section.config import SandboxConfig
+from app.exec.section.parts import Filled, Owners, Pinned, Started
+from app.exec.section.short import PodmanShellParams, PodmanShellResult, run_shell
+from app.exec.sessions import Sessions
+from app.exec.shell.async_shell import AsyncShell
+from app.exec.shell.facade import SyncShell
+from app.exec.shell.own import Made, Unlinked, gone
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.toolset import ExecTools
+from app.exec.workspaces.capability import WorkspaceCapability
+from app.exec.workspaces.files import files_of
+
+SCOPE: Final = "section-"
+"""So begins the scope of a section that was given none; its workspace goes with it."""
+Make = Callable[[Path, Path, SupervisorClient], Made]
+"""What runs commands in a workspace: (workspace, state directory, supervisor of this machine)."""
+
+
+@dataclass(init=False)
+class SandboxSection(ExecCapability):
+    """A capability with the workspace tools of one sandbox; `make` says what sandbox that is.
+
+    Nothing is made before the first tool call, or before it is entered. `store` has the records of its calls, `watch`
+    is told of its commands; each is new and its own where none is given. Without a `scope` the workspace is removed at
+    the end.
+
+    Raises:
+        MountUnusable: A mount cannot be copied.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        config: SandboxConfig,
+        *,
+        kind: str,
+        scope: str | None = None,
+        store: SessionStore | None = None,
+        watch: SessionWatch | None = None,
+    ) -> None:
+        self.config = config
+        self.scope = scope or f"{SCOPE}{uuid.uuid4().hex[:16]}"
+        self._kind = kind
+        self._make = make
+        self._temporary = scope is None
+        self.overlay = overlay(config.cache, kind, self.scope).absolute()
+        shown = preview(config.mounts, roots=config.allowed_roots, secret=_secret, workdir=self._workdir)
+        self._state = Path(tempfile.mkdtemp(prefix="shellback-")).resolve()
+        self._host = SupervisorClient(self._state)
+        made = make(self.overlay, self._state, self._host)
+        self._containers = made.containers
+        backend = cast("Backend", Pinned(made.backend, self.scope))
+        self.store = store or MemorySessionStore()
+        self.engine = Filled(self._fill, self.store, made.supervisor, backend, home=self._state, watch=watch)
+        self.engine.links = Unlinked(backend.workspace, self.engine.links.sessions)
+        policy = config.policy(self.engine)
+        self.filesystem: Files = files_of(backend)
+        self._shell = SyncShell(AsyncShell(self.engine, Owners(self.engine, policy), scope=self.scope), None)
+        self._place = WorkspaceCapability(
+            self.engine, policy, self.filesystem, enabled=config.enabled, made=self.engine.start
+        )
+        tools = ExecTools(
+            self.engine,
+            policy=policy,
+            enabled=config.enabled,
+            commands=False,
+            files=self.filesystem,
+            touched=self._touched,
+        )
+        super().__init__(tools, instructions=config.instructions, preview=shown)
+        self.id = f"{kind}_sandbox"
+        podman = None if self._containers is None else self._containers.podman
+        self._rest = weakref.finalize(self, _forgotten, podman, self._containers, self._state)
+
+    @property
+    def shell(self) -> SyncShell:
+        """Its shell, for code in threads; `shell.asynchronous` is the one for code on the loop."""
+        return self._shell
+
+    @property
+    def _workdir(self) -> str:
+        return str(self.overlay)
+
+    def clone(
+        self, *, scope: str | None = None, store: SessionStore | None = None, watch: SessionWatch | None = None
+    ) -> SandboxSection:
+        """The same section anew: another workspace, filled again, and nothing that this one has."""
+        return SandboxSection(self._make, self.config, kind=self._kind, scope=scope, store=store, watch=watch)
+
+    def get_toolset(self) -> AbstractToolset[Any]:
+        """The tools with gate and approval; the first call makes the sandbox."""
+        return Started(super().get_toolset(), start=self.engine.start)
+
+    def get_workspace(self, ctx: RunContext[Any], *, ref: WorkspaceRef | None) -> WorkspaceBackend | None:
+        """The same workspace as `ctx.workspace`."""
+        return self._place.get_workspace(ctx, ref=ref)
+
+    async def wrap_tool_execute(
+        self,
+        ctx: RunContext[Any],
+        *,
+        call: ToolCallPart,
+        tool_def: ToolDefinition,
+        args: dict[str, Any],
+        handler: Callable[[dict[str, Any]], Awaitable[Any]],
+    ) -> Any:
+        """Let what a tool does be known as this call's."""
+        return await self._place.wrap_tool_execute(ctx, call=call, tool_def=tool_def, args=args, handler=handler)
+
+    async def run_shell(self, params: PodmanShellParams) -> PodmanShellResult:
+        """Run a short command as the owner, as `shell_execute` does for the model.
+
+        Raises:
+            InvalidCommand: An argument is not acceptable.
+            BackendUnavailable: Commands cannot run.
+        """
+        return await run_shell(self.engine, params, self.scope)
+
+    async def close(self) -> None:
+        """End what runs, remove container and state; of a section without a given scope the workspace too.
+
+        Repeating it changes nothing. A closed section is not opened again.
+        """
+        if not self._rest.alive:
+            return
+        try:
+            if self.engine.started:
+                await self._end()
+        finally:
+            await asyncio.to_thread(self._rest)
+        await self.filesystem.close()
+        if self._temporary:
+            await asyncio.to_thread(self._remove_overlay)
+
+    async def __aenter__(self) -> Self:
+        """Make the workspace and have commands run there; the container comes with the first."""
+        await self.engine.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+    async def _fill(self) -> None:
+        if not self._rest.alive:
+            raise BackendUnavailable("this section was closed; make another one, or clone it")
+        self._shell.bind(asyncio.get_running_loop())
+        uid, gid = Runner().dropped
+        await hydrated(
+            self.config.mounts,
+            self.overlay,
+            roots=self.config.allowed_roots,
+            secret=_secret,
+            owner=Owner(uid=uid, gid=gid, group=uid is None),
+            # Podman's root mounts it; elsewhere the user of commands has to get there.
+            parents=0o711 if uid is not None and self._containers is None else 0o700,
+        )
+
+    async def _touched(self, _conversation_id: str) -> None:
+        if self._containers is not None:
+            await self._containers.touch(self.scope)
+
+    async def _end(self) -> None:
+        sessions = Sessions(self.engine, None)
+        for session in await self.store.list(live=True):
+            with contextlib.suppress(ExecError):
+                await sessions.end(session, by=EndedBy.SHUTDOWN)
+        if self._containers is not None:
+            for home in self._containers.homes():
+                await self._containers.remove(home.name)
+        with contextlib.suppress(SupervisorUnreachable):
+            info = await self._host.info()
+            await self._host.stop()
+            for pid in (info["pid"], info["keeper_pid"]):
+                if pid:  # it would write where we remove
+                    await asyncio.to_thread(gone, pid)
+        await self.engine.stop()
+
+    def _remove_overlay(self) -> None:
+        if self._containers is None:
+            forget(self.overlay)
+        else:
+            self._containers.podman.remove_tree(self.overlay)
+
+
+def _secret(path: Path) -> bool:
+    return is_secret(path, secret_paths((), home=Path.home(), state=Path("/nonexistent")))
+
+
+def _forgotten(podman: Podman | None, containers: Containers | None, state: Path) -> None:
+    """What is left of a section that nobody closed: its containers go, and its state."""
+    for home in [] if containers is None else containers.homes():
+        with contextlib.suppress(ExecError):
+            assert podman is not None
+            podman.remove(home.name)
+    shutil.rmtree(state, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""One shell for every place where commands run. Names load when they are first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.exec.shell.async_shell import AsyncShell
+    from app.exec.shell.facade import SyncShell
+    from app.exec.shell.mock import MockShell
+    from app.exec.shell.protocol import Shell, ShellSection, WorkspaceSection, shell_of
+    from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+    from app.exec.shell.running import Chunk, Running
+    from app.exec.shell.standalone import BubblewrapShell, HostShell, PodmanShell
+    from app.exec.shell.suite import ShellProtocolTests
+    from app.exec.shell.validator import DEFAULT_BLOCKED, CommandValidator
+
+__all__ = (
+    "DEFAULT_BLOCKED",
+    "AsyncShell",
+    "BubblewrapShell",
+    "Chunk",
+    "CommandValidator",
+    "EnvironmentSnapshot",
+    "ExecutionResult",
+    "HostShell",
+    "MockShell",
+    "PodmanShell",
+    "Running",
+    "Shell",
+    "ShellProtocolTests",
+    "ShellSection",
+    "SyncShell",
+    "WhichResult",
+    "WorkspaceSection",
+    "shell_of",
+)
+
+_HOMES = {
+    "async_shell": ("AsyncShell",),
+    "facade": ("SyncShell",),
+    "mock": ("MockShell",),
+    "protocol": ("Shell", "ShellSection", "WorkspaceSection", "shell_of"),
+    "results": ("EnvironmentSnapshot", "ExecutionResult", "WhichResult"),
+    "running": ("Chunk", "Running"),
+    "standalone": ("BubblewrapShell", "HostShell", "PodmanShell"),
+    "suite": ("ShellProtocolTests",),
+    "validator": ("DEFAULT_BLOCKED", "CommandValidator"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,278 @@
+"""A shell over an engine: what it runs are sessions like any other, claimed, granted, logged and never run twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from app.exec import limits as bounds
+from app.exec.binding import found
+from app.exec.engine import Engine
+from app.exec.errors import InvalidCommand, LimitReached, SpawnFailed
+from app.exec.identity import a_call, origin_in_call
+from app.exec.model import READ_ONLY, CallOrigin, CommandSpec, WindowSize
+from app.exec.permit import Authority, launch_permitted, run_permitted
+from app.exec.policy import Grant
+from app.exec.shell import words
+from app.exec.shell.ending import MISSING, result_of
+from app.exec.shell.protocol import EnvMode
+from app.exec.shell.requests import Requests, background_seconds, foreground_seconds, stdin_bytes
+from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from app.exec.shell.running import Chunk, Running
+from app.exec.shell.validator import CommandValidator
+
+OUTPUT_BYTES: Final = 32 * 1024
+"""What a result has of both streams together."""
+_SHELLS: Final = frozenset({"bash", "sh", "dash"})
+_NAME_CHARS: Final = 255
+
+
+class AsyncShell:
+    """The shell protocol for code on an event loop, and more: commands in the background, their output as it comes.
+
+    `authority` lets commands run, `origin` names them: a command of a tool call's code is the same one on a replay.
+    Waits are cut to the seconds that `deadline` says are left. `tidy` is called after each command.
+    Everything it raises is a ValueError, a PermissionError or a RuntimeError.
+    """
+
+    def __init__(  # noqa: PLR0913 - what the owner of a shell decides
+        self,
+        engine: Engine,
+        authority: Authority,
+        *,
+        scope: str = "",
+        default_timeout: float = bounds.FOREGROUND_TIMEOUT_S,
+        max_output_bytes: int = OUTPUT_BYTES,
+        validator: CommandValidator | None = None,
+        origin: Callable[[], CallOrigin] | None = None,
+        deadline: Callable[[], float | None] | None = None,
+        env_names: Collection[str] = (),
+        allowed_paths: Sequence[str | Path] = (),
+        tidy: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.engine = engine
+        self.default_timeout = foreground_seconds(default_timeout, engine.limits)
+        self._authority = authority
+        self._scope = scope
+        self._most = max_output_bytes
+        self._validator = validator or CommandValidator()
+        self._origin = origin or (lambda: origin_in_call() or a_call(scope))
+        self._deadline = deadline or (lambda: None)
+        self._requests = Requests(engine.backend, engine.limits, env_names=env_names, allowed_paths=allowed_paths)
+        self._tidy = tidy
+        self._starting = asyncio.Lock()
+
+    @property
+    def backend_name(self) -> str:
+        """See `Shell.backend_name`."""
+        return self.engine.backend.name
+
+    @property
+    def sandboxed(self) -> bool:
+        """See `Shell.sandboxed`."""
+        return READ_ONLY in self.engine.backend.profiles
+
+    @property
+    def network_enabled(self) -> bool:
+        """See `Shell.network_enabled`."""
+        return self.engine.backend.network
+
+    async def execute(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        stdin: str | None = None,
+        timeout_seconds: float | None = None,
+        capture_output: bool = True,
+    ) -> ExecutionResult:
+        """See `Shell.execute`; without `timeout_seconds` it is `default_timeout`.
+
+        Cancelling ends the waiting: the command runs on until its timeout.
+        """
+        line = self._line(command)
+        spec = self._requests.spec(
+            line, cwd=cwd, env=env, env_mode=env_mode, timeout=self._seconds(timeout_seconds), stdin=stdin_bytes(stdin)
+        )
+        with _as_documented():
+            return await self._run(spec, _words(command), capture=capture_output)
+
+    async def execute_script(
+        self,
+        script: str,
+        *,
+        interpreter: str = "/bin/bash",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        timeout_seconds: float | None = None,
+        capture_output: bool = True,
+    ) -> ExecutionResult:
+        """See `Shell.execute_script`. The script's own name ($0) is /dev/fd/3: a file of mode 0600 without a name."""
+        data = words.check_script(script, interpreter)
+        self._validator.validate([interpreter])
+        self._validator.check_patterns(script)
+        spec = self._requests.spec(
+            words.script_line(interpreter, data),
+            cwd=cwd, env=env, env_mode=env_mode, timeout=self._seconds(timeout_seconds), stdin=data,
+        )  # fmt: skip
+        shell = os.path.basename(interpreter) in _SHELLS
+        with _as_documented():
+            # Whether there was an interpreter is seen in what was printed, wanted or not.
+            result = await self._run(
+                spec,
+                (interpreter, words.SCRIPT_PATH),
+                capture=True,
+                authority=_OfScript(self._authority, script) if shell else None,
+            )
+        if result.exit_code == MISSING and result.stderr == words.missing(interpreter):
+            raise InvalidCommand(result.stderr)
+        return result if capture_output else replace(result, stdout="", stderr="", truncated=False)
+
+    async def which(self, command: str) -> WhichResult:
+        """See `Shell.which`."""
+        if not command or "\0" in command or len(command) > _NAME_CHARS:
+            return WhichResult(command, None)
+        if not self.sandboxed and "/" not in command:
+            return WhichResult(command, found(command))
+        result = await self.execute(f"type -P -- {words.quoted(command)}")
+        path = result.stdout.removesuffix("\n")
+        return WhichResult(command, str(PurePosixPath(result.cwd, path)) if result.success and path else None)
+
+    async def env(self) -> EnvironmentSnapshot:
+        """See `Shell.env`."""
+        backend = self.engine.backend
+        spec = self._requests.spec(":", cwd=None, env=None, env_mode="extend", timeout=self.default_timeout)
+        with _as_documented():
+            await self._ready()
+            plan = await backend.plan(spec, self._scope)
+        shell: str = backend.facts(spec.profile)["shell"]
+        return EnvironmentSnapshot(tuple(sorted(plan.env.items())), self._requests.shown(spec.cwd), shell)
+
+    async def spawn(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        stdin: str | None = None,
+        keep_stdin_open: bool = False,
+        timeout_seconds: float = 0.0,
+        pty: WindowSize | None = None,
+    ) -> Running:
+        """Start a command and return at once. It runs on until its end, its timeout (0 is none) or a kill.
+
+        With `pty` it has a terminal of that size, whose one stream is `stdout` and whose input is open. Raises what
+        `execute` does.
+        """
+        line = self._line(command)
+        spec = self._requests.spec(
+            line,
+            cwd=cwd, env=env, env_mode=env_mode, stdin=stdin_bytes(stdin) if stdin or not keep_stdin_open else b"",
+            timeout=background_seconds(timeout_seconds, self.engine.limits),
+        )  # fmt: skip
+        spec = replace(
+            spec, background=True, keep_stdin_open=keep_stdin_open and pty is None, pty=pty, separate_stderr=pty is None
+        )
+        with _as_documented():
+            await self._ready()
+            session = await launch_permitted(self.engine, self._authority, spec, self._scope, self._origin())
+        self._tidy()
+        return Running(
+            self.engine,
+            session,
+            command=_words(command),
+            cwd=self._requests.shown(spec.cwd),
+            timeout_s=spec.timeout_s,
+            most=self._most,
+            origin=self._origin,
+        )
+
+    async def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        stdin: str | None = None,
+        timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[Chunk]:
+        """Run a command and give what it prints as it comes. Leaving before its end kills it.
+
+        Raises what `execute` does.
+        """
+        running = await self.spawn(
+            command, cwd=cwd, env=env, env_mode=env_mode, stdin=stdin, timeout_seconds=self._seconds(timeout_seconds)
+        )
+        ended = False
+        try:
+            async for chunk in running.stream():
+                yield chunk
+            ended = True
+        finally:
+            if not ended:
+                await running.kill()
+
+    def _line(self, command: str | Sequence[str]) -> str:
+        line = words.line_of(command)
+        self._validator.validate(command)
+        return line
+
+    def _seconds(self, given: float | None) -> float:
+        seconds = self.default_timeout if given is None else foreground_seconds(given, self.engine.limits)
+        left = self._deadline()
+        return seconds if left is None else max(bounds.FOREGROUND_TIMEOUT_MIN_S, min(seconds, left))
+
+    async def _ready(self) -> None:
+        async with self._starting:
+            await self.engine.start()
+
+    async def _run(
+        self, spec: CommandSpec, command: tuple[str, ...], *, capture: bool, authority: Authority | None = None
+    ) -> ExecutionResult:
+        await self._ready()
+        outcome = await run_permitted(self.engine, authority or self._authority, spec, self._scope, self._origin())
+        session = outcome.session
+        if session.end is not None and session.end.errno == errno.ENOENT and self._requests.private(spec.cwd):
+            raise InvalidCommand(f"cwd {spec.cwd!r} does not exist in the sandbox; create it first, or leave cwd out")
+        result = await result_of(
+            self.engine, session, command=command, cwd=self._requests.shown(spec.cwd), timeout_s=spec.timeout_s,
+            most=self._most, capture=capture,
+        )  # fmt: skip
+        self._tidy()
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _OfScript:
+    """Judges what a script does as a command would be; what runs is the line that hands it over."""
+
+    inner: Authority
+    script: str
+
+    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+        await self.inner.permit(replace(spec, command=self.script, stdin=None), scope)
+        return await self.inner.permit(spec, scope)
+
+
+def _words(command: str | Sequence[str]) -> tuple[str, ...]:
+    return (command,) if isinstance(command, str) else tuple(command)
+
+
+@contextlib.contextmanager
+def _as_documented() -> Generator[None]:
+    """A bound that is used up is no error of the command's: it is one of running it."""
+    try:
+        yield
+    except LimitReached as error:
+        raise SpawnFailed(str(error)) from error

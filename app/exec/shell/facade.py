@@ -1,0 +1,130 @@
+"""The synchronous shell: calls from any thread, run by an event loop in another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from app.exec.shell.async_shell import AsyncShell
+from app.exec.shell.protocol import EnvMode
+from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+
+T = TypeVar("T")
+
+
+class SyncShell:
+    """A `Shell` over an `AsyncShell` whose engine lives on `loop`. Any number of threads may call it at once.
+
+    A call on a running event loop would stop that loop, so it is refused.
+    """
+
+    def __init__(self, shell: AsyncShell, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._shell = shell
+        self._loop = loop
+        self._calls: set[Future[Any]] = set()
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Say on which loop the engine lives, where that was not known from the beginning."""
+        self._loop = loop
+
+    @property
+    def asynchronous(self) -> AsyncShell:
+        """The shell underneath, for coroutines on the engine's own loop: see `run`."""
+        return self._shell
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `work()` on the engine's loop and wait for what it returns; interrupting the wait cancels it.
+
+        Raises:
+            RuntimeError: This thread runs an event loop, or the engine's loop has stopped.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RuntimeError(
+                "a synchronous shell was called on a running event loop, which it would stop: "
+                "use AsyncShell, or `await asyncio.to_thread(shell.execute, ...)`"
+            )
+        if self._loop is None:
+            raise RuntimeError("nothing of this shell's section was started yet: enter it (`async with`) first")
+        if self._loop.is_closed() or not self._loop.is_running():
+            raise RuntimeError("this shell has been closed; make another one")
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        self._calls.add(future)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            self._calls.discard(future)
+
+    @property
+    def backend_name(self) -> str:
+        """See `Shell.backend_name`."""
+        return self._shell.backend_name
+
+    @property
+    def sandboxed(self) -> bool:
+        """See `Shell.sandboxed`."""
+        return self._shell.sandboxed
+
+    @property
+    def network_enabled(self) -> bool:
+        """See `Shell.network_enabled`."""
+        return self._shell.network_enabled
+
+    @property
+    def default_timeout(self) -> float:
+        """See `Shell.default_timeout`."""
+        return self._shell.default_timeout
+
+    def execute(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        stdin: str | None = None,
+        timeout_seconds: float | None = None,
+        capture_output: bool = True,
+    ) -> ExecutionResult:
+        """See `Shell.execute`; without `timeout_seconds` it is `default_timeout`."""
+        return self.run(
+            lambda: self._shell.execute(
+                command, cwd=cwd, env=env, env_mode=env_mode, stdin=stdin, timeout_seconds=timeout_seconds,
+                capture_output=capture_output,
+            )
+        )  # fmt: skip
+
+    def execute_script(
+        self,
+        script: str,
+        *,
+        interpreter: str = "/bin/bash",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        timeout_seconds: float | None = None,
+        capture_output: bool = True,
+    ) -> ExecutionResult:
+        """See `Shell.execute_script`."""
+        return self.run(
+            lambda: self._shell.execute_script(
+                script, interpreter=interpreter, cwd=cwd, env=env, env_mode=env_mode, timeout_seconds=timeout_seconds,
+                capture_output=capture_output,
+            )
+        )  # fmt: skip
+
+    def which(self, command: str) -> WhichResult:
+        """See `Shell.which`."""
+        return self.run(lambda: self._shell.which(command))
+
+    def env(self) -> EnvironmentSnapshot:
+        """See `Shell.env`."""
+        return self.run(self._shell.env)

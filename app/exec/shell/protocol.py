@@ -1,0 +1,133 @@
+"""What a shell is, whatever runs its commands, and where an agent's is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+
+if TYPE_CHECKING:
+    from pydantic_ai.agent import AbstractAgent
+
+EnvMode = Literal["replace", "extend"]
+
+
+@runtime_checkable
+class Shell(Protocol):
+    """Runs commands, one call at a time or from many threads, and waits for their ends.
+
+    Nothing is unbounded: a timeout ends the whole tree of processes, output beyond the limit is left out in its middle.
+    """
+
+    def execute(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        stdin: str | None = None,
+        timeout_seconds: float = 30.0,
+        capture_output: bool = True,
+    ) -> ExecutionResult:
+        """Run a command: a string through bash, a sequence as exactly these words, without a shell's reading of them.
+
+        `env` is added to the environment, or is all of it but PATH (`env_mode` "replace"). `stdin` is at most 64 KiB.
+        `timeout_seconds` is 0.1 to 600; being out of time is a result (`timed_out`), never an exception. Without
+        `capture_output` both texts are "".
+
+        Raises:
+            ValueError: Command, timeout, cwd, env or stdin is not acceptable.
+            PermissionError: Policy refuses the command.
+            RuntimeError: Commands cannot run here, or how this one ended is not known.
+        """
+        ...
+
+    def execute_script(
+        self,
+        script: str,
+        *,
+        interpreter: str = "/bin/bash",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
+        timeout_seconds: float = 30.0,
+        capture_output: bool = True,
+    ) -> ExecutionResult:
+        """Run a script of at most 1 MiB with an interpreter; nothing of it stays on disk.
+
+        Raises:
+            ValueError: The script is empty, the interpreter is missing or no absolute path; else as `execute`.
+            PermissionError: Policy refuses the interpreter or a command of the script.
+            RuntimeError: As `execute`.
+        """
+        ...
+
+    def which(self, command: str) -> WhichResult:
+        """Find the program of a name, where commands run."""
+        ...
+
+    def env(self) -> EnvironmentSnapshot:
+        """What a command would be given."""
+        ...
+
+    @property
+    def backend_name(self) -> str:
+        """`host`, `bubblewrap`, `podman` or `mock`."""
+        ...
+
+    @property
+    def sandboxed(self) -> bool:
+        """Whether commands are kept apart from the host."""
+        ...
+
+    @property
+    def network_enabled(self) -> bool:
+        """Whether commands reach the network."""
+        ...
+
+    @property
+    def default_timeout(self) -> float:
+        """Seconds that a command has when a call names none."""
+        ...
+
+
+@runtime_checkable
+class ShellSection(Protocol):
+    """A part of an agent that has a shell: a capability with this property."""
+
+    @property
+    def shell(self) -> Shell:
+        """The shell that it manages."""
+        ...
+
+
+@runtime_checkable
+class WorkspaceSection(Protocol):
+    """A part of an agent that has a shell and the files that it works on."""
+
+    @property
+    def filesystem(self) -> Any:
+        """The files that it manages."""
+        ...
+
+    @property
+    def shell(self) -> Shell:
+        """The shell that it manages."""
+        ...
+
+
+def shell_of(agent: AbstractAgent[Any, Any]) -> Shell | None:
+    """The shell of the agent's capability that has one, at any depth; None where none has.
+
+    The same object as the capability's own. The first one counts.
+    """
+    found: list[Shell] = []
+
+    def look(capability: object) -> None:
+        if isinstance(capability, ShellSection):
+            found.append(capability.shell)
+
+    agent.root_capability.apply(look)
+    return found[0] if found else None

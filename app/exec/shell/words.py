@@ -1,0 +1,93 @@
+"""A command as bash is given it: words that mean nothing but themselves, and a script that leaves no file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final
+
+from app.exec.errors import InvalidCommand
+from app.exec.rules.carriers import names
+
+SCRIPT_BYTES: Final = 1024 * 1024
+SCRIPT_PATH: Final = "/dev/fd/3"
+_BUILTINS: Final = names(
+    ". : [ alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown echo"
+    " enable eval exec exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf"
+    " pushd pwd read readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit"
+    " umask unalias unset wait"
+)
+"""What bash itself would do in place of a program of that name."""
+
+
+def quoted(word: str) -> str:
+    """A word that bash takes as it is: no assignment, no reserved word, no pattern, no option of its own."""
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def line_of(command: str | Sequence[str]) -> str:
+    """The line that bash is given: a string as it is, of a sequence the program of its first word and no builtin.
+
+    Raises:
+        InvalidCommand: It is empty, holds a NUL, or is no text.
+    """
+    if isinstance(command, str):
+        _check(command)
+        if not command.strip():
+            raise InvalidCommand("command is empty; give the text of a bash command")
+        return command
+    words: list[object] = list(command)
+    if not words:
+        raise InvalidCommand("command is an empty sequence; give a program and its arguments")
+    texts: list[str] = []
+    for word in words:
+        if not isinstance(word, str):
+            raise InvalidCommand(f"command holds {word!r}, which is no text; every word has to be a str")
+        _check(word)
+        texts.append(word)
+    line = " ".join(quoted(word) for word in texts)
+    return f"exec -- {line}" if texts[0] in _BUILTINS else line
+
+
+def script_line(interpreter: str, script: bytes) -> str:
+    """The line that runs what comes on its standard input as a script, from a file that has no name any more.
+
+    It names the script by its digest, so that the line of another script is another one.
+    """
+    return (
+        f"[ -x {quoted(interpreter)} ] || {{ printf %s {quoted(missing(interpreter))} >&2; exit 127; }}; "
+        'script=$(mktemp) && cat >"$script" && exec 3<"$script" 0</dev/null && rm -f -- "$script" && unset script && '
+        f"exec -- {quoted(interpreter)} {SCRIPT_PATH} # sha256 {hashlib.sha256(script).hexdigest()}"
+    )
+
+
+def missing(interpreter: str) -> str:
+    """All that the line prints, and it ends with 127, where the interpreter is not there."""
+    return f"interpreter {interpreter!r} is missing or not executable where commands run; give another"
+
+
+def check_script(script: str, interpreter: str) -> bytes:
+    """The bytes of a script that can be run.
+
+    Raises:
+        InvalidCommand: It is empty, too long or no text, or the interpreter is no absolute path.
+    """
+    _check(script)
+    _check(interpreter)
+    if not script.strip():
+        raise InvalidCommand("script is empty; give what the interpreter is to run")
+    if not interpreter.startswith("/"):
+        raise InvalidCommand(f"interpreter {interpreter!r} is no absolute path; give one, /bin/bash for example")
+    data = script.encode()
+    if len(data) > SCRIPT_BYTES:
+        raise InvalidCommand(f"script has {len(data)} bytes; at most {SCRIPT_BYTES} are accepted")
+    return data
+
+
+def _check(text: str) -> None:
+    if "\0" in text:
+        raise InvalidCommand("command holds a NUL byte, which no program can be given; leave it out")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidCommand("command holds a lone surrogate, which is not text; leave it out") from None

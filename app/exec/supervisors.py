@@ -1,0 +1,358 @@
+"""Several supervisors behind one: the host's, and one in each container, each asked for the sessions it has.
+
+What cannot be reached is never taken for something that is not there: a list leaves it out, and a question about one
+of its sessions raises. A container that ended while a session of it had not is brought up again, so that its supervisor
+says what became of it; one that owes nothing is left alone, and its records are read where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from app.exec import dormant, placements
+from app.exec.contained import ContainedClient
+from app.exec.errors import (
+    ExecError,
+    LimitReached,
+    SessionNotFound,
+    SupervisorAbsent,
+    SupervisorUnreachable,
+    TaskCompleted,
+)
+from app.exec.placements import Placements
+from app.exec.ports import SupervisorPort
+from app.exec.supervisor import answers, linux
+from app.exec.supervisor.answers import Killed, StartAnswer, Written
+from app.exec.supervisor.crashpoints import reach
+from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLIENTS: Final = 64
+"""Containers that are spoken to at the same time."""
+PATIENCE_S: Final = 45.0
+"""What a list waits for a container that is being brought up."""
+_TOGETHER: Final = 4
+_AGAIN_S: Final = 5.0
+"""A container that could not be brought up is not tried again before that."""
+
+
+class Revival(Protocol):
+    """Who makes containers run."""
+
+    async def revive(self, home: Path) -> None:
+        """Make the container of a home run again, and return when its supervisor listens."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of them; they run on."""
+        ...
+
+
+class Supervisors(SupervisorPort):
+    """One client for each home, made when it is needed.
+
+    Without `containers`, as for the command line, one that does not run cannot be reached. With `host_needed` False
+    the host's supervisor is only started for a session of its own.
+    """
+
+    def __init__(
+        self,
+        host: SupervisorPort,
+        state: Path,
+        *,
+        containers: Revival | None = None,
+        host_needed: bool = True,
+        clients: int = CLIENTS,
+    ) -> None:
+        self._host = host
+        self._placements = Placements(state)
+        self._revival = containers
+        self._hosting = host_needed
+        self._bound = clients
+        self._clients: dict[Path, ContainedClient] = {}
+        self._starting: Counter[Path] = Counter()
+        self._reviving: dict[Path, asyncio.Task[None]] = {}
+        self._few = asyncio.Semaphore(_TOGETHER)
+        self._failed: dict[Path, tuple[float, str]] = {}
+        self.on_exit: Callable[[ExitRecord], None] | None = None
+        self.on_reconnect: Callable[[], None] | None = None
+
+    # -- who is there ----------------------------------------------------------------------------
+
+    async def connect(self) -> Message:
+        """See `SupervisorPort.connect`; reaches each container that owes an end, and waits for none that cannot be."""
+        self._host.on_exit, self._host.on_reconnect = self.on_exit, self.on_reconnect
+        hello: Message = {"boot_id": linux.boot_id()}
+        if self._hosting or await asyncio.to_thread(self._placements.host_owes):
+            try:
+                hello = await self._host.connect()
+                self._hosting = True
+            except SupervisorAbsent:
+                if not await asyncio.to_thread(self._without_host):
+                    raise
+                self._hosting = False
+        await self._everybody(lambda port: port.connect())
+        return hello
+
+    def _without_host(self) -> bool:
+        running = any(placements.kept(home) for home in self._placements.homes())
+        return running and not self._placements.host_owes()
+
+    async def close(self) -> None:
+        """See `SupervisorPort.close`."""
+        for task in self._reviving.values():
+            task.cancel()
+        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in self._clients.values()), self._host.close())
+        self._clients.clear()
+        if self._revival is not None:
+            await self._revival.close()
+
+    def starting(self, home: Path) -> bool:
+        """Whether a start is on its way to this home."""
+        return self._starting[home] > 0
+
+    async def _client(self, home: Path) -> ContainedClient:
+        client = self._clients.get(home)
+        if client is None:
+            await self._make_room()
+            client = self._clients[home] = ContainedClient(
+                home,
+                lambda: self._bring(home),
+                on_exit=None if self.on_exit is None else self._exited,
+                on_reconnect=self._reconnected,
+            )
+        return client
+
+    async def _make_room(self) -> None:
+        for home, client in list(self._clients.items()) if len(self._clients) >= self._bound else ():
+            if not self.starting(home) and not await asyncio.to_thread(self._placements.owes, home):
+                del self._clients[home]
+                await client.close()
+                return
+        if len(self._clients) >= self._bound:
+            raise LimitReached(
+                f"commands run in {self._bound} containers, which is the most; let one of them end first"
+            )
+
+    def _exited(self, record: ExitRecord) -> None:
+        if self.on_exit is not None:
+            self.on_exit(record)
+
+    def _reconnected(self) -> None:
+        if self.on_reconnect is not None:
+            self.on_reconnect()
+
+    # -- containers that do not run --------------------------------------------------------------
+
+    async def _bring(self, home: Path) -> None:
+        """Have the container of a home run again if anybody needs that; cancelling leaves it coming up."""
+        when, why = self._failed.get(home, (0.0, ""))
+        if why and time.monotonic() - when < _AGAIN_S:
+            raise SupervisorUnreachable(why)
+        if self._revival is None:
+            raise SupervisorAbsent(f"the container of {home} does not run: a worker brings it up (shellback worker)")
+        if not self.starting(home) and not await asyncio.to_thread(self._placements.owes, home):
+            raise SupervisorAbsent(f"the container of {home} does not run, and nothing of it is left to tell")
+        task = self._reviving.get(home)
+        if task is None:
+            task = self._reviving[home] = asyncio.get_running_loop().create_task(self._revived(home, self._revival))
+            task.add_done_callback(lambda _: self._reviving.pop(home, None))
+        await asyncio.shield(task)
+
+    async def _revived(self, home: Path, containers: Revival) -> None:
+        try:
+            async with self._few:
+                await containers.revive(home)
+            self._failed.pop(home, None)
+        except (ExecError, OSError) as error:
+            why = f"the container of {home} cannot be brought up: {error}"
+            self._failed[home] = time.monotonic(), why
+            raise SupervisorUnreachable(why) from error
+
+    # -- all together ----------------------------------------------------------------------------
+
+    async def _everybody(self, ask: Callable[[SupervisorPort], Awaitable[T]]) -> list[T]:
+        """What everybody answers who can be reached.
+
+        Raises:
+            SupervisorUnreachable: Nobody can, and the host's, or any for the command line, should.
+        """
+        ports: list[SupervisorPort] = [self._host] if self._hosting else []
+        ports += await self._containers()
+        found: list[T] = []
+        missed: list[SupervisorUnreachable] = []
+        for answer in await asyncio.gather(*(_in_time(ask(port)) for port in ports), return_exceptions=True):
+            if isinstance(answer, SupervisorUnreachable):
+                missed.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        if missed and not found and (self._hosting or self._revival is None):
+            raise missed[0]
+        for error in missed:
+            if not isinstance(error, SupervisorAbsent):
+                log.warning("what it runs is not known now: %s", error)
+        return found
+
+    async def _containers(self) -> list[SupervisorPort]:
+        """Clients of the containers that run or owe an end; those of homes that were removed are let go."""
+        homes, needed = await asyncio.to_thread(self._needed)
+        for home in [home for home in self._clients if home not in homes]:
+            await self._clients.pop(home).close()
+            self._failed.pop(home, None)
+        return [await self._client(home) for home in needed[: self._bound]]
+
+    def _needed(self) -> tuple[set[Path], list[Path]]:
+        homes = self._placements.homes()
+        owing = [home for home in homes if self._placements.owes(home)]
+        running = [home for home in homes if home not in owing and placements.kept(home)]
+        return set(homes), owing + running
+
+    async def list(self) -> list[Message]:
+        """See `SupervisorPort.list`: of everybody who can be reached."""
+        return [row for rows in await self._everybody(lambda port: port.list()) for row in rows]
+
+    async def unacknowledged(self) -> list[ExitRecord]:
+        """See `SupervisorPort.unacknowledged`: of everybody who can be reached."""
+        return [record for records in await self._everybody(lambda port: port.unacknowledged()) for record in records]
+
+    # -- one session -----------------------------------------------------------------------------
+
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
+        """See `SupervisorPort.start`; a session that was placed elsewhere is not started here."""
+        name = request.session_id
+        if home is not None:
+            self._starting[home] += 1
+        try:
+            try:
+                placed, lost = await asyncio.to_thread(self._place, name, home)
+            except OSError as error:
+                return StartAnswer(outcome="refused", code="os_error", message=f"{home}: {error.strerror}")
+            if placed != home or lost:
+                status = await self.status(name)
+                if status["state"] != "unknown":
+                    return answers.known(status)
+                where = "on the host" if placed is None else f"in {placed.name}"
+                return StartAnswer(outcome="refused", code="placed", message=f"it was to run {where}, and only there")
+            if home is None:
+                self._hosting = True
+                return await self._host.start(request)
+            reach("start.placed")
+            return await (await self._client(home)).start(request)
+        finally:
+            if home is not None:
+                self._starting[home] -= 1
+                self._starting += Counter()
+
+    def _place(self, name: str, home: Path | None) -> tuple[Path | None, bool]:
+        """Where a session is, and whether its records were removed there."""
+        placed = self._placements.home_of(name) if home is None else self._placements.place(name, home)
+        return placed, placed is not None and dormant.gone(placed, name)
+
+    async def status(self, session_id: str) -> Message:
+        """See `SupervisorPort.status`; of a container that cannot be brought up what its records leave no doubt of."""
+        home = await asyncio.to_thread(self._placements.home_of, session_id)
+        if home is None:
+            if not self._hosting and not await asyncio.to_thread(self._placements.at_host, session_id):
+                return {"state": "unknown"}
+            return await self._host.status(session_id)
+        asleep = await asyncio.to_thread(self._asleep, home)
+        if asleep and (told := await asyncio.to_thread(dormant.status, home, session_id)) is not None:
+            return told
+        try:
+            told = await (await self._client(home)).status(session_id)
+        except SupervisorUnreachable:
+            if self._revival is None or await asyncio.to_thread(placements.kept, home):
+                raise
+            # Without its first process nothing of a container is left: whatever ran there has ended.
+            return await asyncio.to_thread(dormant.ended, home, session_id)
+        if told["state"] == "unknown" and await asyncio.to_thread(dormant.gone, home, session_id):
+            return dormant.lost(session_id, "record_unreadable")
+        return told
+
+    async def abandon(self, session_id: str) -> Message:
+        """See `SupervisorPort.abandon`."""
+        home = await asyncio.to_thread(self._placements.home_of, session_id)
+        if home is None:
+            self._hosting = True
+            return await self._host.abandon(session_id)
+        if await asyncio.to_thread(dormant.gone, home, session_id):
+            # It may have run before its records were removed.
+            return await self.status(session_id)
+        if await asyncio.to_thread(placements.kept, home):
+            return await (await self._client(home)).abandon(session_id)
+        if await asyncio.to_thread(dormant.abandon, home, session_id):
+            return {"state": "abandoned"}
+        return await self.status(session_id)
+
+    async def ack(self, session_id: str) -> bool:
+        """See `SupervisorPort.ack`."""
+        home = await asyncio.to_thread(self._placements.home_of, session_id)
+        if home is None:
+            return (self._hosting or await asyncio.to_thread(self._placements.at_host, session_id)) and (
+                await self._host.ack(session_id)
+            )
+        if await asyncio.to_thread(self._asleep, home):
+            return False
+        return await (await self._client(home)).ack(session_id)
+
+    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
+        """See `SupervisorPort.write`."""
+        return await (await self._live(session_id)).write(session_id, data, eof=eof, key=key)
+
+    async def written(self, session_id: str, key: str) -> Written | None:
+        """See `SupervisorPort.written`."""
+        return await (await self._live(session_id)).written(session_id, key)
+
+    async def resize(self, session_id: str, rows: int, cols: int) -> None:
+        """See `SupervisorPort.resize`."""
+        await (await self._live(session_id)).resize(session_id, rows, cols)
+
+    async def signal(self, session_id: str, number: int) -> None:
+        """See `SupervisorPort.signal`."""
+        await (await self._live(session_id)).signal(session_id, number)
+
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+        """See `SupervisorPort.kill`."""
+        return await (await self._live(session_id)).kill(session_id, grace_s=grace_s, ended_by=ended_by)
+
+    async def _live(self, session_id: str) -> SupervisorPort:
+        """Who has the process of a session.
+
+        Raises:
+            TaskCompleted: It has ended with its container.
+            SessionNotFound: It was never started there.
+        """
+        home = await asyncio.to_thread(self._placements.home_of, session_id)
+        if home is None:
+            self._hosting = True
+            return self._host
+        if await asyncio.to_thread(self._asleep, home):
+            told = await asyncio.to_thread(dormant.status, home, session_id)
+            if told is not None and "record" in told:
+                raise TaskCompleted(session_id, "its container does not run any more")
+            if told is not None:
+                raise SessionNotFound(session_id)
+        return await self._client(home)
+
+    def _asleep(self, home: Path) -> bool:
+        """Whether the container does not run and owes nothing: nobody needs to bring it up."""
+        return not placements.kept(home) and not self._placements.owes(home)
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(answer, PATIENCE_S)
+    except TimeoutError:
+        raise SupervisorUnreachable(f"no answer within {PATIENCE_S:.0f} s") from None

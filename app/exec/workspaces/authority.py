@@ -1,0 +1,78 @@
+"""What the code of a tool may do: as much as a person approved its call for, else only read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from app.exec.commands import proposed
+from app.exec.engine import Engine
+from app.exec.errors import CommandDenied, ExecError
+from app.exec.identity import Call, call_in_progress, call_key, origin_of
+from app.exec.model import WORK, CommandSpec
+from app.exec.permit import permit
+from app.exec.policy import Asked, Grant, Policy, Verdict, grant
+
+APPROVED: Final = "approved call"
+"""Who let a command run that the code of a tool starts whose call a person has approved."""
+TOOL: Final = "ctx.workspace"
+"""Who asks outside of any tool call."""
+
+
+def approved(call: Call) -> bool:
+    """Whether a person has said yes to this very tool call; where approvals are on record, there too."""
+    if not call.ctx.tool_call_approved:
+        return False
+    approval_for = getattr(call.ctx.deps, "approval_for", None)
+    return approval_for is None or approval_for(call_key(origin_of(call.ctx))) is not None
+
+
+def writing_refused(what: str) -> str | None:
+    """Why the running code may not change `what`; None where it may."""
+    call = call_in_progress()
+    if call is not None and approved(call):
+        return None
+    tool = "code outside of a tool call" if call is None else f"this call of {call.ctx.tool_name}"
+    return (
+        f"{what} is not changed: nobody approved {tool}, so it may only read. Give the tool requires_approval=True, or"
+        " let it raise ApprovalRequired before it changes anything"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ByCall:
+    """Lets commands of an approved tool call run as that call's; all others are held to reading.
+
+    What policy denies is denied to both.
+    """
+
+    engine: Engine
+    policy: Policy
+
+    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+        """The command as it may run, and the grant for it.
+
+        Raises:
+            CommandDenied: Policy refuses it, or nobody approved the call and nothing could hold it to reading.
+            PermissionDenied: The tier is too low.
+        """
+        call = call_in_progress()
+        tool = (call.ctx.tool_name if call is not None else None) or TOOL
+        if call is None or not approved(call):
+            return await permit(self.engine, self.policy, spec, scope, tool=tool)
+        asked = Asked(tool=tool, conversation_id=scope, spec=spec)
+        try:
+            return await self._approved(asked, spec)
+        except ExecError as error:
+            await self.policy.refused(asked, error)
+            raise
+
+    async def _approved(self, asked: Asked, spec: CommandSpec) -> tuple[CommandSpec, Grant]:
+        verdict = await self.policy.judge(asked)
+        if verdict.decision == "deny":
+            raise verdict.error or CommandDenied(f"refused by policy: {verdict.reason}")
+        permitted = replace(spec, profile=WORK)
+        yes = Verdict(decision="allow", reason="its tool call was approved", by=APPROVED)
+        made = grant(await proposed(permitted, self.engine.backend), yes, None)
+        assert made is not None
+        return permitted, made

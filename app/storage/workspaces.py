@@ -1,0 +1,127 @@
+"""Containers in the database: one row for each name on a host, kept for a while after its container is gone.
+
+The plain functions work on a connection; `SqlWorkspaceStore` runs each as its own transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from app.exec.identity import workspace_scope
+from app.exec.model import PodmanWorkspace, Session
+from app.exec.ports import WorkspaceStore
+from app.storage.db import Database
+from app.storage.rows import insert_new
+from app.storage.session_rows import from_row
+from app.storage.tables import calls, sessions, workspaces
+
+CHANGING: Final = ("write_file", "edit_file", "rm")
+TOUCH_S: Final = 60.0
+"""A use is recorded only when the recorded one is as old as this."""
+
+
+class SqlWorkspaceStore(WorkspaceStore):
+    """A `WorkspaceStore` on a `Database`, for one host."""
+
+    def __init__(self, database: Database, host_id: str) -> None:
+        self._database = database
+        self._host_id = host_id
+        self._touched: dict[str, float] = {}
+
+    async def made(self, workspace: PodmanWorkspace) -> None:
+        self._touched[workspace.name] = workspace.last_used_at
+        await self._database.write(made, self._host_id, workspace)
+
+    async def started(self, name: str, at: float) -> None:
+        self._touched[name] = at
+        await self._database.write(changed, self._host_id, name, state="running", last_used_at=at)
+
+    async def touched(self, name: str, at: float) -> None:
+        before = self._touched.get(name)
+        if before is not None and 0 <= at - before < TOUCH_S:
+            return
+        self._touched[name] = at  # before the commit, so that those who come meanwhile do not repeat it
+        await self._database.write(changed, self._host_id, name, last_used_at=at)
+
+    async def stopped(self, name: str, at: float) -> None:
+        self._touched.pop(name, None)
+        await self._database.write(changed, self._host_id, name, state="stopped", last_used_at=at)
+
+    async def removed(self, name: str, at: float) -> None:
+        self._touched.pop(name, None)
+        await self._database.write(changed, self._host_id, name, state="removed", removed_at=at)
+
+    async def list(self, *, scope: str | None = None, live: bool | None = None) -> Sequence[PodmanWorkspace]:
+        return await self._database.read(find, host_id=self._host_id, scope=scope, live=live)
+
+
+def made(conn: sa.Connection, host_id: str, workspace: PodmanWorkspace) -> None:
+    """Record a container; the row of another one that had its name on this host becomes its own."""
+    row = {**asdict(workspace), "env": list(workspace.env), "host_id": host_id}
+    if not insert_new(conn, workspaces, row):
+        conn.execute(sa.update(workspaces).where(*_named(host_id, workspace.name)).values(row))
+
+
+def changed(conn: sa.Connection, host_id: str, name: str, **values: Any) -> None:
+    """Change the row of a container that is there; one that is gone stays as it is."""
+    conn.execute(sa.update(workspaces).where(*_named(host_id, name), workspaces.c.state != "removed").values(values))
+
+
+def find(
+    conn: sa.Connection, *, host_id: str | None = None, scope: str | None = None, live: bool | None = None
+) -> list[PodmanWorkspace]:
+    """Containers, oldest first; of one host, of one scope, or all; those that are there, gone, or both."""
+    query = sa.select(workspaces).order_by(workspaces.c.created_at, workspaces.c.id)
+    if host_id is not None:
+        query = query.where(workspaces.c.host_id == host_id)
+    if scope is not None:
+        query = query.where(workspaces.c.scope == scope)
+    if live is not None:
+        query = query.where((workspaces.c.state != "removed") if live else (workspaces.c.state == "removed"))
+    return [_workspace(row) for row in conn.execute(query).mappings()]
+
+
+def changes(conn: sa.Connection, scope: str, *, limit: int) -> list[dict[str, Any]]:
+    """The last files that tools wrote, edited or removed in the workspace of a conversation, in their order.
+
+    `did` is `unknown` where the worker died in the call, `refused` where it came to nothing.
+    """
+    query = sa.select(calls.c.created_at, calls.c.outcome).where(
+        calls.c.session_id == workspace_scope(scope), calls.c.tool.in_(CHANGING)
+    )
+    found = conn.execute(query.order_by(calls.c.created_at.desc(), calls.c.call_key).limit(limit)).all()
+    return [_change(row.created_at, row.outcome or {}) for row in reversed(found)]
+
+
+def evaluations(conn: sa.Connection, scope: str, command: str, *, limit: int) -> list[Session]:
+    """The last sessions of a conversation that ran this command, in their order."""
+    query = sa.select(sessions).where(sessions.c.conversation_id == scope, sessions.c.command == command)
+    found = conn.execute(query.order_by(sessions.c.created_at.desc(), sessions.c.id).limit(limit)).all()
+    return [from_row(row) for row in reversed(found)]
+
+
+def _change(at: float, outcome: dict[str, Any]) -> dict[str, Any]:
+    did = "refused" if "refused" in outcome else outcome.get("did", "unknown")
+    return {"at": at, "did": did, **{key: outcome.get(key) for key in ("path", "bytes", "sha256")}}
+
+
+def names(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
+    """Names of containers that are there and begin with `prefix`."""
+    query = sa.select(workspaces.c.name).where(
+        workspaces.c.name.startswith(prefix, autoescape=True), workspaces.c.state != "removed"
+    )
+    return list(conn.execute(query.distinct().order_by(workspaces.c.name).limit(limit)).scalars())
+
+
+def _named(host_id: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return workspaces.c.host_id == host_id, workspaces.c.name == name
+
+
+def _workspace(row: sa.RowMapping) -> PodmanWorkspace:
+    values: dict[str, Any] = dict(row)
+    del values["id"]
+    return PodmanWorkspace(**{**values, "env": tuple(values["env"])})  # pyright: ignore[reportArgumentType]

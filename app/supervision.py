@@ -1,0 +1,52 @@
+"""Which supervisors there are, and how they are reached: the host's own, and one in each container."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from app.settings import Settings
+
+if TYPE_CHECKING:
+    from app.exec.backends.base import Backend
+    from app.exec.backends.containers import Containers
+    from app.exec.supervisor.client import SupervisorClient
+    from app.exec.supervisors import Supervisors
+
+EXTERNAL_WAIT_S: Final = 30.0
+"""How long a worker waits for a supervisor that is not its own to start."""
+
+
+def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
+    """A client of the host's supervisor; with `spawn` it starts one where none answers, or waits for another."""
+    from app.exec.supervisor.client import SupervisorClient
+
+    crash = settings.shellback_crash_points
+    external = settings.supervisor == "external"
+    return SupervisorClient(
+        settings.shellback_home,
+        spawn=spawn and not external,
+        wait_s=EXTERNAL_WAIT_S if spawn and external else 0.0,
+        crash_dir=str(crash) if crash else None,
+        idle_s=settings.supervisor_idle_seconds,
+    )
+
+
+def supervisors(settings: Settings, *, backend: Backend | None = None) -> Supervisors:
+    """Every supervisor of this state directory; a worker of `backend` brings up what is needed, others nothing."""
+    from app.exec.supervisors import Supervisors
+
+    containers = None if backend is None else containers_of(backend)
+    return Supervisors(
+        supervisor_client(settings, spawn=backend is not None),
+        settings.shellback_home,
+        containers=containers,
+        # What runs in containers does not need it; what ran on the host before does.
+        host_needed=containers is None,
+    )
+
+
+def containers_of(backend: Backend) -> Containers | None:
+    """The containers in which a backend runs commands; None where it does without."""
+    from app.exec.backends.podman import PodmanBackend
+
+    return backend.containers if isinstance(backend, PodmanBackend) else None

@@ -1,0 +1,237 @@
+"""`shellback workspaces`: what is said of containers that are there, gone or another host's, and taking them away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+
+from app.cli.main import cli
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman import PodmanBackend
+from app.exec.backends.podman_cli import Podman
+from app.exec.engine import Engine
+from app.exec.identity import workspace_scope
+from app.exec.model import Delivery, EndedBy, PodmanWorkspace, SessionState
+from app.exec.short_commands import PYTHON
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisors import Supervisors
+from app.storage import sessions, workspaces
+from app.storage import tables as t
+from app.storage.sessions import SqlSessionStore
+from app.storage.workspaces import SqlWorkspaceStore
+from tests import execs, images
+from tests.commands import environment, facts, shellback, told
+from tests.pods import podman
+from tests.sessions import EXITED, a_session
+from tests.stage import Stage, stage
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Stage]:
+    with stage() as made:
+        yield made
+
+
+@pytest.fixture
+def place(shared: Stage) -> Stage:
+    """One that has no row of another test."""
+    for table in (t.workspaces, t.calls, t.sessions):
+        shared.write(forgotten, table)
+    return shared
+
+
+def forgotten(conn: sa.Connection, table: sa.Table) -> None:
+    conn.execute(sa.delete(table))
+
+
+def made(place: Stage, name: str, **values: Any) -> PodmanWorkspace:
+    """A row without a container."""
+    now = time.time()
+    given: dict[str, Any] = {
+        "container_id": "c0ffee",
+        "image": "python:3.12-bookworm",
+        "workdir": "/workspace",
+        "overlay_path": str(place.workspace),
+        "env": ("LANG", "TERM"),
+        "created_at": now - 7200,
+        "last_used_at": now - 3600,
+        "scope": "build",
+        "host_id": place.where.host_id,
+    }
+    row = PodmanWorkspace(name=name, **{**given, **values})
+    place.write(workspaces.made, row.host_id, row)
+    return row
+
+
+def test_with_none_it_says_when_there_is_one(place: Stage) -> None:
+    assert "from its first command on" in told(place, "workspaces").stdout
+    assert facts(told(place, "workspaces", "--json")) == []
+
+
+def test_it_lists_what_is_there_and_with_all_what_is_gone(place: Stage) -> None:
+    made(place, "shellback-a")
+    made(place, "shellback-b", state="removed", removed_at=time.time(), scope="old")
+    for words in (("workspaces",), ("workspaces", "list")):
+        text = told(place, *words).stdout
+        assert text.splitlines()[1].split() == [
+            *("shellback-a", "build", "work", "running", "1.0h", "ago", "python:3.12-bookworm"),
+        ]
+        assert "shellback-b" not in text
+        assert "shellback-b" in told(place, *words, "--all").stdout
+        (row,) = facts(told(place, *words, "--json"))
+        assert (row["name"], row["env"], row["overlay_path"]) == ("shellback-a", ["LANG", "TERM"], str(place.workspace))
+        assert len(facts(told(place, *words, "--json", "--all"))) == 2
+    assert "HOST" not in text
+    made(place, "shellback-c", host_id="elsewhere")
+    assert "elsewhere" in told(place, "workspaces").stdout
+
+
+def note(conn: sa.Connection, call: dict[str, Any]) -> None:
+    conn.execute(sa.insert(t.calls).values(call))
+
+
+def test_it_shows_what_tools_did_there(place: Stage) -> None:
+    row = made(place, "shellback-a")
+    changes: list[tuple[str, dict[str, Any] | None]] = [
+        ("write_file", {"path": "/workspace/a\x1b[31m", "did": "created", "bytes": 1200, "sha256": "ab"}),
+        ("rm", {"path": "/workspace/b", "did": "removed", "bytes": 3, "sha256": None}),
+        ("edit_file", {"refused": "its text is absent", "path": "/workspace/c"}),
+        ("write_file", None),
+        ("process_write", {"written": 1}),
+    ]
+    for number, (tool, outcome) in enumerate(changes):
+        call = {"call_key": f"k{number}", "session_id": workspace_scope("build"), "tool": tool, "outcome": outcome}
+        place.write(note, {**call, "created_at": float(number)})
+    ran = a_session(1, conversation_id="build", command=PYTHON, backend="podman", delivery=Delivery.SETTLED)
+    place.write(sessions.claim, ran)
+    place.write(sessions.finish, ran.id, EXITED)
+    shown = facts(told(place, "workspaces", "show", "shellback-a", "--json"))
+    assert (shown["name"], shown["container_id"], shown["running"]) == (row.name, "c0ffee", [])
+    assert [(one["did"], one["path"], one["bytes"]) for one in shown["files"]] == [
+        ("created", "/workspace/a\x1b[31m", 1200),
+        ("removed", "/workspace/b", 3),
+        ("refused", "/workspace/c", None),
+        ("unknown", None, None),
+    ]
+    assert [(one["session_id"], one["end"]) for one in shown["evaluations"]] == [("s1", "exit 3")]
+    text = told(place, "workspaces", "show", "build").stdout
+    assert "env        LANG, TERM" in text
+    assert "removed /workspace/b, 3 bytes" in text
+    assert "\x1b" not in text
+    assert len(facts(told(place, "workspaces", "show", "build", "--json", "-n", "1"))["files"]) == 1
+
+
+def test_a_name_that_is_wrong_is_told_with_what_was_meant(place: Stage) -> None:
+    made(place, "shellback-aa")
+    made(place, "shellback-ab", scope="other", host_id="elsewhere")
+    made(place, "shellback-b", state="removed", removed_at=time.time(), scope="old")
+    assert "did you mean build" in told(place, "workspaces", "show", "buidl").stderr
+    assert "beginning of 2 workspaces" in told(place, "workspaces", "show", "shellback-a").stderr
+    assert "was removed already" in told(place, "workspaces", "rm", "shellback-b", "--yes").stderr
+    assert "on host elsewhere" in told(place, "workspaces", "rm", "other", "--yes").stderr
+    assert "not below SHELLBACK_CACHE" in told(place, "workspaces", "rm", "build", "--yes", "--overlay").stderr
+    assert told(place, "workspaces", "rm").returncode == 2
+    assert facts(told(place, "workspaces", "show", "shellback-b", "--json"))["state"] == "removed"
+
+
+def test_one_in_which_something_runs_stays_and_so_it_does_without_a_yes(place: Stage) -> None:
+    made(place, "shellback-a")
+    running = a_session(1, conversation_id="build", backend="podman", host_id=place.where.host_id)
+    place.write(sessions.claim, running)
+    refused = told(place, "workspaces", "rm", "build", "--yes")
+    assert refused.returncode == 2
+    assert "1 process runs (s1)" in refused.stderr
+    assert "--force" in refused.stderr
+    place.write(sessions.finish, running.id, EXITED)
+    no = shellback(place, "workspaces", "rm", "build", typed="n\n")
+    assert (no.returncode, no.stdout) == (2, "")
+    assert "Remove shellback-a, and keep the files? [y/N]" in no.stderr
+    assert "nothing was removed" in no.stderr
+    assert place.read(workspaces.find, live=True)
+
+
+def test_names_are_completed(place: Stage) -> None:
+    made(place, "shellback-a")
+    completing = {
+        "_SHELLBACK_COMPLETE": "bash_complete",
+        "COMP_WORDS": "shellback workspaces rm she",
+        "COMP_CWORD": "3",
+    }
+    done = CliRunner().invoke(cli, [], env=environment(place, completing), prog_name="shellback")
+    assert "plain,shellback-a" in done.output
+
+
+def test_a_real_container_is_shown_and_taken_away_with_what_runs_in_it() -> None:
+    images.needed()
+    with stage(BACKEND="podman", PODMAN_IMAGE=str(images.test_rootfs())) as place:
+        asyncio.run(_a_real_container(place))
+
+
+async def _a_real_container(place: Stage) -> None:
+    rows = SqlWorkspaceStore(place.where.database, place.where.host_id)
+    containers = Containers(place.home / "containers", Podman(), log=rows)
+    port = Supervisors(SupervisorClient(place.home, idle_s=0.5), place.home, containers=containers, host_needed=False)
+    backend = PodmanBackend(place.workspace, containers, image=str(images.test_rootfs()))
+    store = SqlSessionStore(place.where.database)
+
+    async def command(*words: str) -> Any:
+        return await asyncio.to_thread(shellback, place, "workspaces", *words)
+
+    try:
+        async with Engine(store, port, backend, home=place.home, host_id=place.where.host_id) as engine:
+            session = await execs.launch(engine, "echo kept >kept; echo ready; sleep 600")
+            await execs.printed(engine, session.id, "ready")
+            shown = facts(await command("show", "talk", "--json"))
+            name = shown["name"]
+            assert (
+                podman("inspect", "--format", "{{.State.Status}} {{.Id}}", name) == f"running {shown['container_id']}"
+            )
+            assert shown["running"] == [session.id]
+            refused = await command("rm", "talk", "--yes")
+            assert (refused.returncode, session.id in refused.stderr) == (2, True)
+            done = await command("rm", "talk", "--yes", "--force")
+            assert (done.returncode, done.stderr) == (0, "")
+            assert done.stdout == f"{name} removed; its files stay: {place.workspace}\n"
+            ended = await engine.wait(session.id, up_to=60)
+            assert ended.end is not None
+            assert (ended.state, ended.end.ended_by) == (SessionState.SIGNALED, EndedBy.SHUTDOWN)
+            assert await asyncio.to_thread((place.workspace / "kept").read_text) == "kept\n"
+            assert await asyncio.to_thread(containers.podman.state, name) is None
+            assert (await rows.list())[0].state == "removed"
+
+            # The next command has a new one, also where somebody takes that away by other means.
+            again = await execs.run(engine, "cat kept")
+            assert again.session.state is SessionState.EXITED
+            assert [one.name for one in await rows.list(live=True)] == [name]
+            await asyncio.to_thread(podman, "rm", "--force", "--time", "0", name)
+            gone = facts(await command("rm", name, "--yes", "--json"))
+            facts_of_it = {"name": name, "scope": "talk", "was_there": False, "overlay_path": str(place.workspace)}
+            assert gone == [{**facts_of_it, "overlay_removed": False}]
+            assert (await rows.list(live=True)) == []
+    finally:
+        for home in containers.homes():
+            await containers.remove(home.name, grace_s=0)
+
+
+def test_an_overlay_is_removed_with_its_container_when_that_is_asked_for() -> None:
+    images.needed()
+    with stage(BACKEND="podman", PODMAN_IMAGE=str(images.test_rootfs())) as place:
+        cache = place.root / "cache"
+        overlay = cache / "podman" / "scope"
+        overlay.mkdir(parents=True)
+        (overlay / "file").write_text("x")
+        (overlay.parent / ".scope.filled").write_text("1")
+        kept = made(place, "shellback-a", overlay_path=str(place.workspace), scope="other")
+        made(place, "shellback-o", overlay_path=str(overlay))
+        done = shellback(place, "workspaces", "rm", "build", "--yes", "--overlay", SHELLBACK_CACHE=str(cache))
+        assert (done.returncode, done.stdout) == (0, "shellback-o was gone already; its files too\n"), done.stderr
+        assert list(overlay.parent.iterdir()) == []
+        assert place.read(workspaces.find, live=True) == [kept]
+        assert Path(kept.overlay_path).exists()

@@ -1,0 +1,136 @@
+"""The same promises for every shell: on the host, in bubblewrap, in podman; and the shape of the mock."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from app.exec.backends.host import EXEC_UID
+from app.exec.shell import (
+    BubblewrapShell,
+    ExecutionResult,
+    HostShell,
+    MockShell,
+    PodmanShell,
+    Shell,
+    ShellProtocolTests,
+)
+from tests import images, sandboxes
+
+
+def a_root() -> Path:
+    """A directory that the user who runs commands may write."""
+    base = Path(tempfile.mkdtemp(prefix="shellback-test-")).resolve()
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    base.chmod(0o755)
+    root = base / "ws"
+    root.mkdir()
+    if os.geteuid() == 0:
+        os.chown(root, EXEC_UID, EXEC_UID)
+    return root
+
+
+def what(shell: Shell) -> tuple[str, bool, bool, float]:
+    return shell.backend_name, shell.sandboxed, shell.network_enabled, shell.default_timeout
+
+
+class _Shared(ShellProtocolTests):
+    """One shell for all tests of a class: they leave nothing behind that another one could take for its own."""
+
+    shell: ClassVar[Shell]
+
+    def create_shell(self) -> Shell:
+        return self.shell
+
+
+class TestHostShell(_Shared):
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def made(cls) -> Iterator[None]:
+        with HostShell(a_root(), allowed_paths=["/tmp"]) as shell:
+            cls.shell = shell
+            yield
+
+    def test_it_is_the_host_itself_with_its_network(self) -> None:
+        assert what(self.shell) == ("host", False, True, 30.0)
+
+    def test_what_it_lists_and_blocks_is_told_in_the_words_of_the_document(self) -> None:
+        with HostShell(a_root(), frozenset({"ls"}), frozenset({"ls -R"})) as shell:
+            assert shell.execute(["ls"]).success
+            with pytest.raises(PermissionError, match=r"^Command not in allowlist: cat$"):
+                shell.execute("ls | cat")
+            with pytest.raises(PermissionError, match=r"^Command contains blocked pattern: ls -R$"):
+                shell.execute(["ls", "-R"])
+        with (
+            HostShell(a_root()) as shell,
+            pytest.raises(PermissionError, match=r"^Command contains blocked pattern: mkfs"),
+        ):
+            shell.execute_script("echo mkfs")
+
+    def test_a_root_that_is_not_there_is_a_runtime_error_with_the_remedy(self) -> None:
+        with (
+            HostShell("/not/there") as shell,
+            pytest.raises(RuntimeError, match="missing or not a directory; create it"),
+        ):
+            shell.execute("true")
+
+
+class TestBubblewrapShell(_Shared):
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def made(cls) -> Iterator[None]:
+        sandboxes.needed()
+        with BubblewrapShell(a_root()) as shell:
+            cls.shell = shell
+            yield
+
+    def test_it_is_a_sandbox_without_network(self) -> None:
+        assert what(self.shell) == ("bubblewrap", True, False, 30.0)
+
+    def test_a_directory_that_its_own_tmp_has_not_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="does not exist in the sandbox"):
+            self.shell.execute("true", cwd="/tmp/not-there")
+
+
+class TestPodmanShell(_Shared):
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def made(cls) -> Iterator[None]:
+        images.needed()
+        with PodmanShell(a_root(), image=str(images.test_rootfs())) as shell:
+            cls.shell = shell
+            yield
+
+    def test_it_is_a_container_without_network_that_works_in_workspace(self) -> None:
+        assert what(self.shell) == ("podman", True, False, 30.0)
+        assert self.shell.env().cwd == self.shell.execute(["pwd"], cwd="/workspace").stdout.strip() == "/workspace"
+
+
+class TestMockShellByItsShape(ShellProtocolTests):
+    cannot: ClassVar[dict[str, str]] = {"behaviour": "a mock runs nothing; only its shape is looked at"}
+
+    def create_shell(self) -> Shell:
+        shell = MockShell()
+        answers = {
+            "echo hello": (0, "hello\n", "", False),
+            "nonexistent": (127, "", "not found\n", False),
+            "sleep": (-1, "", "Command timed out after 0.5s", True),
+            "MY_VAR": (0, "test_value\n", "", False),
+            "pwd": (0, "/tmp\n", "", False),
+        }
+        for pattern, (code, out, err, late) in answers.items():
+            shell.add_response(
+                pattern,
+                ExecutionResult(
+                    exit_code=code, stdout=out, stderr=err, command=(pattern,), cwd="/", duration_seconds=0.5,
+                    truncated=False, timed_out=late, signal=9 if late else None,
+                ),
+            )  # fmt: skip
+        return shell

@@ -1,0 +1,270 @@
+"""Where attempts are made: what a sandbox of each kind is made of, and how it is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import select
+import shutil
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from app.exec.backends import homes
+from app.exec.backends.base import Backend, Plan
+from app.exec.backends.bubblewrap import BubblewrapBackend
+from app.exec.backends.container import Container, ContainerLimits
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman import PodmanBackend
+from app.exec.backends.podman_cli import Podman
+from app.exec.backends.runner import found
+from app.exec.commands import command_spec, proposal_for
+from app.exec.engine import Engine
+from app.exec.limits import Limits
+from app.exec.memory_store import MemorySessionStore
+from app.exec.model import READ_ONLY, WORK, CommandSpec, Session
+from app.exec.policy import grant_by_operator
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisor.sandbox import Bounds
+from app.exec.supervisors import Supervisors
+from tests import images, sandboxes
+from tests.escape.probe import Probe, Way
+from tests.escape.protected import SWAPS
+from tests.escape.scene import FILE_BYTES, PROCESSES, PYTHON, SCRATCH_BYTES, UID, Scene
+from tests.execs import end_all, origin
+
+RUN_S: Final = 240.0
+TALK: Final = "talk"
+_LATE: Final = ".env"
+_MEMORY_BYTES: Final = 128 << 20
+
+
+class Ground(Protocol):
+    """A kind of sandbox."""
+
+    name: str
+    python: str
+    image: Callable[[Path], None] | None
+    """Makes the root file system of what attempts see, where it is another than the machine's."""
+
+    def missing(self) -> str | None:
+        """Why none can be had here, None where they can."""
+        ...
+
+    def lacks(self, probe: Probe) -> bool:
+        """Whether the attempt means nothing here."""
+        ...
+
+    def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> contextlib.AbstractAsyncContextManager[Engine]:
+        """An engine whose commands run in such sandboxes; nothing is left of it at the end."""
+        ...
+
+    async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
+        """Find out who supervises the sandbox of the attempts; what they are told of it."""
+        ...
+
+
+async def command(engine: Engine, text: str, way: Way, scope: str = TALK, *, background: bool = False) -> Session:
+    """Run a command to its end, or let it go on; another conversation's is always of profile work."""
+    spec = command_spec(
+        command=text,
+        workspace=engine.workspace,
+        limits=Limits(),
+        pty=way == "terminal",
+        timeout=RUN_S,
+        background=background,
+    )
+    spec = replace(spec, profile=READ_ONLY if way == "read_only" else WORK)
+    grant = grant_by_operator(proposal_for(spec, engine.backend), "test")
+    if spec.background:
+        return await engine.launch(spec, origin(scope), grant)
+    return (await engine.run(spec, origin(scope), grant)).session
+
+
+def hidden(made: Scene) -> tuple[Path, ...]:
+    """What no sandbox is to show."""
+    return (made.workspace / "hidden", made.state, made.engine_home)
+
+
+def move(workspace: Path, target: str) -> None:
+    """Put a symlink in place of a protected directory."""
+    path = workspace / ".husky"
+    if not path.is_symlink():
+        path.rename(workspace / "husky-before")
+        path.symlink_to(os.path.relpath(target, workspace))
+
+
+@contextlib.asynccontextmanager
+async def _kept(made: Scene, backend: Backend, port: Any) -> AsyncGenerator[Engine]:
+    given = os.open(made.given, os.O_RDONLY)
+    os.set_inheritable(given, True)
+    try:
+        async with Engine(MemorySessionStore(), port, backend, home=made.engine_home) as engine:
+            try:
+                yield engine
+            finally:
+                await end_all(engine)
+    finally:
+        os.close(given)
+
+
+class Moving(BubblewrapBackend):
+    """A workspace in which a directory has become a symlink when the sandbox is made that was planned for it."""
+
+    target = "/"
+
+    async def plan(self, spec: CommandSpec, scope: str) -> Plan:
+        made = await super().plan(spec, scope)
+        await asyncio.to_thread(move, self.workspace, self.target)
+        return made
+
+
+class Boxes:
+    """Bubblewrap."""
+
+    name = "bubblewrap"
+    python = PYTHON
+    image = None
+
+    def missing(self) -> str | None:
+        return sandboxes.refusal()
+
+    def lacks(self, probe: Probe) -> bool:
+        return probe.backend not in {"", self.name}
+
+    @contextlib.asynccontextmanager
+    async def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> AsyncGenerator[Engine]:
+        kind = Moving if way == "moved" else BubblewrapBackend
+        bounds = Bounds(processes=PROCESSES, file_bytes=FILE_BYTES) if way == "bounded" else None
+        more: dict[str, Any] = {"bounds": bounds, "scratch_bytes": SCRATCH_BYTES} if bounds else {}
+        backend = kind(
+            made.workspace,
+            exec_uid=UID,
+            network=way == "read_only",
+            readable=(made.code,),
+            hidden=hidden(made),
+            **more,
+        )
+        if isinstance(backend, Moving):
+            backend.target = SWAPS[probes[0].name]
+        async with _kept(made, backend, SupervisorClient(made.engine_home, idle_s=0.5)) as engine:
+            yield engine
+        await asyncio.to_thread(_wait_for_end, made.supervisor)
+
+    async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
+        text = (made.engine_home / "supervisor" / "supervisor.log").read_text()
+        found = re.findall(r"supervisor\[(\d+)\] ready", text)
+        made.supervisor = int(found[-1]) if found else 0
+        return {"supervisor": made.supervisor}
+
+
+def _wait_for_end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        select.select([os.pidfd_open(pid)], [], [], 60)
+
+
+class Drifting(PodmanBackend):
+    """As `Moving`: between the look at the workspace and podman's own."""
+
+    target = "/"
+
+    def container(self, profile: str, scope: str) -> Container:
+        made = super().container(profile, scope)
+        move(self.workspace, self.target)
+        return made
+
+
+class Pods:
+    """Containers of podman, over a root file system made of this machine's programs."""
+
+    name = "podman"
+    python = "python3"
+
+    OTHERWISE: Final = {
+        "commondir_made": "nothing stands in for what is missing (docs/sandbox.md, Containers)",
+        "editor_configuration_made": "the same",
+        "shell_start_made": "the same",
+        "agent_configuration": "the same; agent_configuration_changed is tried",
+        "stubs_stay": "there are none",
+        "keep_bounding_set": "that of the container's root; without new privileges nobody gets from it",
+        "see_files_of_sys": "a container sees its own groups, read-only; open_files_of_sys is tried",
+    }
+    """What is not tried, because it is no promise of containers."""
+
+    def missing(self) -> str | None:
+        return images.refusal()
+
+    def lacks(self, probe: Probe) -> bool:
+        return probe.backend not in {"", self.name} or probe.name in self.OTHERWISE
+
+    @staticmethod
+    def image(root: Path) -> None:
+        """The tests' root file system without a copy of it, and git."""
+        shutil.copytree(images.test_rootfs(), root, symlinks=True, copy_function=_linked)
+        git = found("git")
+        if git is not None:
+            shutil.copy(git, root / "usr/bin/git")
+            images._libraries(root, [git])  # pyright: ignore[reportPrivateUsage]
+
+    @contextlib.asynccontextmanager
+    async def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> AsyncGenerator[Engine]:
+        kind = Drifting if way == "moved" else PodmanBackend
+        limits = ContainerLimits()
+        if way == "bounded":
+            limits = ContainerLimits(
+                processes=PROCESSES, file_bytes=FILE_BYTES, scratch_bytes=SCRATCH_BYTES, memory_bytes=_MEMORY_BYTES
+            )
+        if os.geteuid():
+            for folder, _names, _files in os.walk(made.workspace):
+                os.chmod(folder, 0o775)
+        containers = Containers(made.engine_home / "containers", Podman())
+        backend = kind(
+            made.workspace,
+            containers,
+            image=str(made.image),
+            exec_uid=UID,
+            network=way == "read_only",
+            hidden=hidden(made),
+            limits=limits,
+        )
+        if isinstance(backend, Drifting):
+            backend.target = SWAPS[probes[0].name]
+        home = SupervisorClient(made.engine_home, idle_s=0.5)
+        try:
+            port = Supervisors(home, made.engine_home, containers=containers, host_needed=False)
+            async with _kept(made, backend, port) as engine:
+                yield engine
+        finally:
+            for one in containers.homes():
+                await asyncio.to_thread(containers.podman.remove, one.name)
+
+    async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
+        if way == "moved":
+            return {}
+        await command(engine, "true", way)
+        if way == "read_only":  # a container is there already when this comes
+            late = made.workspace / "late"
+            late.mkdir()
+            (late / _LATE).write_text(made.secret)
+            await command(engine, "true", way)
+        backend = engine.backend
+        assert isinstance(backend, PodmanBackend)
+        profile = READ_ONLY if way == "read_only" else WORK
+        home = backend.containers.home(backend.container(profile, TALK))
+        made.supervisor = homes.peer(home)
+        status = await asyncio.to_thread(Path(f"/proc/{made.supervisor}/status").read_text)
+        (numbers,) = re.findall(r"NSpid:(.+)", status)
+        return {"supervisor": int(numbers.split()[-1]), "supervisor_state": "/run/shellback/home"}
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)
+
+
+GROUNDS: Final[dict[str, Ground]] = {"bubblewrap": Boxes(), "podman": Pods()}

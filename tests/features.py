@@ -1,0 +1,232 @@
+"""`python -m tests.features`: what each backend keeps commands from and lets them do, tried here, as a table.
+
+Nothing in the table is known from documents: every cell is what came of a command in a sandbox, or on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from app.exec.engine import Engine
+from app.exec.memory_store import MemorySessionStore
+from app.exec.model import READ_ONLY
+from app.exec.supervisor.client import SupervisorClient
+from tests import execs
+from tests.pods import pod
+from tests.supervisors import UID
+
+KINDS: Final = ("host", "bubblewrap", "podman")
+_FORKS: Final = 1500
+_FORK: Final = (
+    "import os,time\n"
+    f"for n in range({_FORKS}):\n"
+    "  try: pid = os.fork()\n"
+    "  except OSError: print('refused', flush=True); break\n"
+    "  if not pid: time.sleep(60)\n"
+    "os.killpg(0, 9)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoys:
+    """What commands may find outside of their workspace, made for the purpose."""
+
+    folder: Path
+    readable: Path
+    port: int
+    victim: int
+    name: str
+
+
+Try = Callable[[Engine, Decoys], Awaitable[bool]]
+
+
+async def _said(engine: Engine, command: str, **more: Any) -> str:
+    return (await execs.run(engine, command, **more)).output.text
+
+
+async def _terminal(engine: Engine, _: Decoys) -> bool:
+    return "40 120" in await _said(engine, "stty size", pty=True)
+
+
+async def _writes_outside(engine: Engine, decoys: Decoys) -> bool:
+    await _said(engine, f"echo x > {decoys.folder}/written")
+    return (decoys.folder / "written").exists()
+
+
+async def _reads_outside(engine: Engine, decoys: Decoys) -> bool:
+    return decoys.name in await _said(engine, f"cat {decoys.readable}")
+
+
+async def _reaches_loopback(engine: Engine, decoys: Decoys) -> bool:
+    return "reached" in await _said(engine, f"exec 3<>/dev/tcp/127.0.0.1/{decoys.port} && echo reached")
+
+
+async def _sees_processes(engine: Engine, decoys: Decoys) -> bool:
+    # The name is put together in the command, so that the command itself does not have it.
+    halves = decoys.name[:8], decoys.name[8:]
+    return "found" in await _said(
+        engine, f'n={halves[0]}""; grep -qs "$n"{halves[1]} /proc/[0-9]*/environ && echo found'
+    )
+
+
+async def _signals(engine: Engine, decoys: Decoys) -> bool:
+    return "could" in await _said(
+        engine, f"kill -0 {decoys.victim} && grep -qs sleep /proc/{decoys.victim}/comm && echo could"
+    )
+
+
+async def _bounded(engine: Engine, _: Decoys) -> bool:
+    return "refused" in await _said(engine, f'python3 -c "{_FORK}"', timeout=60)
+
+
+async def _shares_scratch(engine: Engine, _: Decoys) -> bool:
+    await _said(engine, "echo kept > /tmp/shellback-feature-$UID")
+    return "kept" in await _said(engine, "cat /tmp/shellback-feature-$UID; rm -f /tmp/shellback-feature-$UID")
+
+
+async def _private_scratch(engine: Engine, _: Decoys) -> bool:
+    await _said(engine, "echo kept > /tmp/shellback-feature-$UID")
+    made = execs.spec(engine, "cat /tmp/shellback-feature-$UID")
+    other = await engine.run(made, execs.origin("another talk"), execs.granted(engine, made))
+    await _said(engine, "rm -f /tmp/shellback-feature-$UID")
+    return "kept" not in other.output.text
+
+
+async def _shares_loopback(engine: Engine, _: Decoys) -> bool:
+    served = (
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); "
+        "print(s.getsockname()[1], file=open('port.tmp', 'w')); import os; os.rename('port.tmp', 'port'); s.accept()"
+    )
+    session = await execs.launch(engine, f'python3 -c "{served}"', timeout=60)
+    reach = "until [ -e port ]; do sleep 0.05; done; exec 3<>/dev/tcp/127.0.0.1/$(cat port) && echo reached; rm port"
+    said = await _said(engine, reach, timeout=30)
+    await engine.wait(session.id, up_to=20)
+    return "reached" in said
+
+
+async def _holds_to_reading(engine: Engine, _: Decoys) -> bool:
+    if READ_ONLY not in engine.backend.profiles:
+        return False
+    made = replace(execs.spec(engine, "touch never; echo tried"), profile=READ_ONLY)
+    outcome = await engine.run(made, execs.origin(), execs.granted(engine, made))
+    return "tried" in outcome.output.text and not (engine.workspace / "never").exists()
+
+
+ROWS: Final[tuple[tuple[str, Try], ...]] = (
+    ("terminals", _terminal),
+    ("commands of one conversation share /tmp", _shares_scratch),
+    ("and a loopback", _shares_loopback),
+    ("those of another conversation do not share /tmp", _private_scratch),
+    ("a profile that can only read", _holds_to_reading),
+    ("a command writes a directory outside that anybody may write", _writes_outside),
+    ("it reads a file outside that anybody may read", _reads_outside),
+    ("it reaches a server on the machine's loopback", _reaches_loopback),
+    ("it sees processes of the machine", _sees_processes),
+    ("it could signal one of the same user", _signals),
+    (f"{_FORKS} processes are too many", _bounded),
+)
+OUTLIVES: Final = "a process outlives the worker that started it, and its exit code is known"
+
+
+@contextlib.contextmanager
+def _decoys() -> Generator[Decoys]:
+    with (
+        tempfile.TemporaryDirectory(prefix="shellback-decoys-") as made,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        base, name = Path(made), f"decoy{os.getpid()}x{os.urandom(4).hex()}"
+        base.chmod(0o755)
+        folder, readable = base / "folder", base / "readable"
+        folder.mkdir()
+        folder.chmod(0o777)
+        readable.write_text(name)
+        readable.chmod(0o644)
+        who: dict[str, Any] = {"user": UID, "group": UID, "extra_groups": []} if UID is not None else {}
+        with subprocess.Popen(["sleep", "600"], env={"PATH": os.defpath, "NAME": name}, **who) as victim:
+            try:
+                yield Decoys(
+                    folder=folder, readable=readable, port=server.getsockname()[1], victim=victim.pid, name=name
+                )
+            finally:
+                victim.kill()
+
+
+async def _column(kind: str) -> dict[str, str]:
+    """What came of every row in this backend."""
+    found: dict[str, str] = {}
+    with _decoys() as decoys:
+        async with _engines(kind) as engine:
+            async with _started(engine()) as first:
+                for name, attempt in ROWS:
+                    found[name] = "yes" if await attempt(first, decoys) else "no"
+                session = await execs.launch(first, "until [ -e go ]; do sleep 0.05; done; rm go; exit 7", timeout=60)
+                await first.stop()
+            (first.workspace / "go").touch()
+            async with _started(engine()) as second:
+                ended = await second.wait(session.id, up_to=30)
+            found[OUTLIVES] = "yes" if ended.end is not None and ended.end.exit_code == 7 else "no"
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _engines(kind: str) -> AsyncGenerator[Callable[[], Engine]]:
+    """What makes engines over the same sessions, each as another worker has one."""
+    if kind == "podman":
+        async with pod() as made:
+            yield made.engine
+        return
+    store = MemorySessionStore()
+    with tempfile.TemporaryDirectory(prefix="shellback-features-") as base:
+        workspace, home = execs.places(Path(base))
+        backend = execs.backend_of(kind, workspace)
+        backend.check()
+        yield lambda: Engine(store, SupervisorClient(home, idle_s=0.5), backend, home=home)
+
+
+@contextlib.asynccontextmanager
+async def _started(engine: Engine) -> AsyncGenerator[Engine]:
+    async with engine:
+        try:
+            yield engine
+        finally:
+            if engine.started:
+                await execs.end_all(engine)
+
+
+def measured(kinds: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Backend to row to answer."""
+    return {kind: asyncio.run(_column(kind)) for kind in kinds}
+
+
+def markdown(found: dict[str, dict[str, str]]) -> str:
+    """The table of the README."""
+    lines = [f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+    lines += [
+        f"| {name} | {' | '.join(column[name] for column in found.values())} |"
+        for name in (OUTLIVES, *(name for name, _ in ROWS))
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Try what is asked for and print it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.features", description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--backend", action="append", choices=KINDS, help="one of them; all by default")
+    print(markdown(measured(parser.parse_args().backend or KINDS)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

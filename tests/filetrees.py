@@ -1,0 +1,52 @@
+"""A workspace that commands can work in, whoever runs the tests, and something beside it that nobody may reach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from app.exec.backends.runner import EXEC_UID
+
+ROOT: Final = os.geteuid() == 0
+UID: Final = EXEC_UID if ROOT else os.geteuid()
+SECRET: Final = b"what is outside"
+
+
+@contextmanager
+def ground() -> Generator[Path]:
+    """A directory with `ws`, and `outside` with a file `f`: both belong to whom commands run as."""
+    made = Path(tempfile.mkdtemp(prefix="files-"))
+    made.chmod(0o755)
+    try:
+        for name in ("ws", "outside"):
+            (made / name).mkdir()
+        (made / "outside" / "f").write_bytes(SECRET)
+        give(made / "ws")
+        give(made / "outside")
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def give(path: Path) -> None:
+    """Let it, and all below it, belong to whom commands run as."""
+    if not ROOT:
+        return
+    os.chown(path, UID, UID, follow_symlinks=False)
+    for directory, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            os.chown(os.path.join(directory, name), UID, UID, follow_symlinks=False)
+
+
+def tree(path: Path) -> dict[str, str | bytes | None]:
+    """All that is below a directory: bytes of files, targets of symlinks, None for directories."""
+    found: dict[str, str | bytes | None] = {}
+    for one in sorted(path.rglob("*")):
+        name = str(one.relative_to(path))
+        found[name] = os.readlink(one) if one.is_symlink() else None if one.is_dir() else one.read_bytes()
+    return found

@@ -1,0 +1,247 @@
+"""The life of containers: made once, used by all, gone when they should be, and found again by whoever comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman import PodmanBackend
+from app.exec.errors import BackendUnavailable
+from app.exec.memory_store import MemoryWorkspaceStore
+from app.exec.model import READ_ONLY, WORK
+from app.exec.supervisor import layout
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisor.protocol import StartRequest
+from tests.podmans import Yard, yard
+from tests.supervisors import SOON, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def place() -> Generator[Yard]:
+    with yard() as made:
+        yield made
+
+
+class Counted(Containers):
+    """Containers that count how often podman runs one."""
+
+    runs = 0
+
+    def watch(self) -> Counted:
+        run = self.podman.run
+
+        def counted(name: str, words: list[str]) -> str:
+            self.runs += 1
+            return run(name, words)
+
+        self.podman.run = counted  # type: ignore[method-assign]
+        return self
+
+
+def counted(place: Yard, **options: object) -> tuple[Counted, PodmanBackend]:
+    plain = place.containers()
+    made = Counted(plain.root, plain.podman, **options).watch()  # pyright: ignore[reportArgumentType]
+    return made, place.backend(made)
+
+
+async def begin(home: Path, name: str, script: str, uid: int = 65534) -> None:
+    """Start what goes on when we have left."""
+    client = SupervisorClient(home, spawn=False, wait_s=SOON)
+    boot_id = (await client.connect())["boot_id"]
+    words = ("/bin/sh", "-c", script)
+    answer = await client.start(
+        StartRequest(session_id=name, argv=words, env={}, cwd="/workspace", boot_id=boot_id, uid=uid, gid=uid)
+    )
+    assert answer.outcome == "started"
+    await client.close()
+
+
+async def status(home: Path, name: str) -> str:
+    client = SupervisorClient(home, spawn=False, wait_s=SOON)
+    try:
+        return str((await client.status(name))["state"])
+    finally:
+        await client.close()
+
+
+async def test_calls_at_the_same_time_make_one_container_and_the_next_worker_goes_on_with_it(place: Yard) -> None:
+    containers, backend = counted(place)
+    backend.check()
+    want = backend.container(WORK, "talk")
+    homes = await asyncio.gather(*(containers.ensure(want) for _ in range(8)))
+    assert set(homes) == {containers.home(want)}
+    assert containers.runs == 1
+    await containers.close()
+    again, backend = counted(place)
+    assert (await place.run("echo on", backend=backend)).output == "on\n"
+    assert again.runs == 0
+
+
+async def test_a_caller_that_leaves_leaves_a_container_that_comes_up(place: Yard) -> None:
+    log = MemoryWorkspaceStore()
+    containers, backend = counted(place, log=log)
+    backend.check()
+    impatient = asyncio.create_task(containers.ensure(backend.container(WORK, "talk")))
+    await until(lambda: containers.runs == 1)
+    impatient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    await containers.close()
+    assert [row.state for row in await log.list()] == ["running"]
+    assert (await place.run("echo on", backend=backend)).output == "on\n"
+    assert containers.runs == 1
+
+
+async def test_people_find_a_container_by_its_labels(place: Yard) -> None:
+    backend = place.backend()
+    await place.run("true", backend=backend, scope="a talk")
+    podman = backend.containers.podman
+    found = podman._asked(  # pyright: ignore[reportPrivateUsage]
+        "ps",
+        "--filter",
+        "label=shellback.scope=a talk",
+        "--filter",
+        "label=shellback.profile=work",
+        "--format",
+        "{{.Names}}",
+    )
+    (home,) = backend.containers.homes()
+    assert found.split() == [home.name]
+    assert home.name.startswith("shellback-")
+
+
+async def test_an_idle_container_is_stopped_and_starts_again_when_it_is_wanted(place: Yard) -> None:
+    log = MemoryWorkspaceStore()
+    containers, backend = counted(place, idle_s=0.05, log=log)
+    await place.run("echo x >/tmp/gone", backend=backend)
+    (home,) = containers.homes()
+    assert [row.state for row in await log.list()] == ["running"]
+    await asyncio.sleep(0.06)
+    assert await containers.sweep(lambda _home: True) == []
+    assert await containers.sweep() == [home]
+    assert [row.state for row in await log.list()] == ["stopped"]
+    assert await containers.sweep() == []
+    state = containers.podman.state(home.name)
+    assert state is not None
+    assert state[0] == "exited"
+    assert (await place.run("cat /tmp/gone; echo on", backend=backend)).output.endswith("on\n")
+    assert containers.runs == 1
+    assert [row.state for row in await log.list()] == ["running"]
+
+
+async def test_a_container_in_which_something_runs_or_whose_end_nobody_heard_is_never_idle(place: Yard) -> None:
+    containers, backend = counted(place, idle_s=0.01)
+    await place.run("true", backend=backend)
+    (home,) = containers.homes()
+    await begin(home, "long", "sleep 300")
+    await asyncio.sleep(0.02)
+    assert await containers.sweep() == []
+    client = SupervisorClient(home, spawn=False, wait_s=SOON)
+    await client.kill("long", grace_s=0.1, ended_by="person")
+    assert await containers.sweep() == []
+    await client.ack("long")
+    await client.close()
+    assert await containers.sweep() == [home]
+
+
+async def test_removing_ends_what_runs_and_keeps_what_sessions_left(place: Yard) -> None:
+    log = MemoryWorkspaceStore()
+    containers, backend = counted(place, log=log)
+    await place.run("true", backend=backend)
+    (home,) = containers.homes()
+    await begin(home, "long", "sleep 300")
+    assert await containers.remove(home.name)
+    assert containers.podman.state(home.name) is None
+    record = (home / layout.SESSIONS / "long" / layout.EXIT).read_text()
+    assert '"shutdown"' in record
+    assert [row.state for row in await log.list()] == ["removed"]
+    assert not await containers.remove(home.name)
+
+
+async def test_a_home_without_sessions_goes_with_its_container(place: Yard) -> None:
+    containers, backend = counted(place)
+    backend.check()
+    await containers.ensure(backend.container(WORK, "one"))
+    await containers.ensure(backend.container(READ_ONLY, "one"))
+    other = await containers.ensure(backend.container(WORK, "two"))
+    assert len(await containers.remove_scope("one")) == 2
+    assert containers.homes() == [other]
+
+
+@pytest.mark.parametrize("how", ["killed", "removed"])
+async def test_a_container_that_is_gone_is_had_again_and_says_what_became_of_its_commands(
+    place: Yard, how: str
+) -> None:
+    containers, backend = counted(place)
+    await place.run("true", backend=backend)
+    (home,) = containers.homes()
+    await begin(home, "long", "sleep 300")
+    word = ("kill", "--signal", "KILL") if how == "killed" else ("rm", "--force", "--time", "0")
+    await asyncio.to_thread(containers.podman._must, *word, home.name)  # pyright: ignore[reportPrivateUsage]
+    await until(lambda: _state(containers, home) in {None, "exited"})
+    await containers.revive(home)
+    client = SupervisorClient(home, spawn=False, wait_s=SOON)
+    (record,) = [one for one in await client.unacknowledged() if one["session_id"] == "long"]
+    assert (record["state"], record["evidence"]) == ("lost", "container_restarted")
+    await client.close()
+    assert (await place.run("echo on", backend=backend)).output == "on\n"
+    assert containers.runs == (1 if how == "killed" else 2)
+
+
+def _state(containers: Containers, home: Path) -> str | None:
+    found = containers.podman.state(home.name)
+    return None if found is None else found[0]
+
+
+async def test_what_another_description_left_goes_when_nothing_runs_in_it(place: Yard) -> None:
+    containers, backend = counted(place)
+    await place.run("true", backend=backend, profile=READ_ONLY)
+    (first,) = containers.homes()
+    (place.workspace / ".env").write_text("KEY=1")
+    await place.run("true", backend=backend, profile=READ_ONLY)
+    second = [home for home in containers.homes() if home != first]
+    assert len(second) == 1
+    assert containers.podman.state(first.name) is None
+    await begin(second[0], "long", "sleep 300")
+    (place.workspace / ".env.local").write_text("KEY=2")
+    await place.run("true", backend=backend, profile=READ_ONLY)
+    assert _state(containers, second[0]) == "running"
+    assert await status(second[0], "long") == "running"
+
+
+async def test_the_description_is_durable_before_the_container_is_there(place: Yard) -> None:
+    containers, backend = counted(place)
+    backend.check()
+    want = backend.container(WORK, "talk")
+
+    def dies(_name: str, _words: list[str]) -> str:
+        raise BackendUnavailable("no room")
+
+    containers.podman.run = dies  # type: ignore[method-assign]
+    with pytest.raises(BackendUnavailable, match="no room"):
+        await containers.ensure(want)
+    assert containers.known(containers.home(want)) == want
+    with pytest.raises(BackendUnavailable, match="nobody knows"):
+        await containers.revive(containers.root / "shellback-none")
+
+
+async def test_a_paused_container_is_named_and_not_ended(place: Yard) -> None:
+    containers, backend = counted(place)
+    backend.check()
+    want = backend.container(WORK, "talk")
+    home = await containers.ensure(want)
+    os.rename(home / layout.SUPERVISOR / layout.SOCKET, home / layout.SUPERVISOR / "aside")
+    podman = containers.podman
+    state = podman.state
+    podman.state = lambda name: ("paused", "id") if state(name) else None
+    with pytest.raises(BackendUnavailable, match="podman unpause"):
+        await containers.ensure(want)
+    podman.state = state
+    assert _state(containers, home) == "running"

@@ -1,0 +1,127 @@
+"""Containers of a test's own: what runs in them, and nothing left of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from app.exec.backends.container import COMMANDS
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman import PodmanBackend
+from app.exec.backends.podman_cli import Podman
+from app.exec.commands import command_spec
+from app.exec.limits import Limits
+from app.exec.model import WORK
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisor.protocol import ExitRecord, StartRequest
+from tests import images
+from tests.supervisors import SOON
+
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended, and what it printed."""
+
+    exit_code: int | None
+    signal: int | None
+    output: str
+
+
+class Yard:
+    """A workspace that commands of containers may write, and where the containers of this place keep their state."""
+
+    def __init__(self, base: Path, **options: Any) -> None:
+        self.base = base
+        self.workspace = base / "ws"
+        self.workspace.mkdir(exist_ok=True)
+        if os.geteuid() == 0:
+            os.chown(self.workspace, COMMANDS, COMMANDS)
+        else:
+            self.workspace.chmod(0o2775)
+        self.options: dict[str, Any] = {"image": str(images.test_rootfs()), **options}
+
+    def containers(self, **options: Any) -> Containers:
+        """As another process would have them."""
+        return Containers(self.base / "state" / "containers", Podman(), **options)
+
+    def backend(self, containers: Containers | None = None, **options: Any) -> PodmanBackend:
+        """As another process would have it."""
+        return PodmanBackend(self.workspace, containers or self.containers(), **{**self.options, **options})
+
+    async def run(
+        self,
+        command: str,
+        *,
+        profile: str = WORK,
+        backend: PodmanBackend | None = None,
+        scope: str = "talk",
+        **more: Any,
+    ) -> Ended:
+        """Run a command to its end in the container of this scope and profile."""
+        backend = backend or self.backend()
+        spec = replace(
+            command_spec(command=command, workspace=self.workspace, limits=Limits(), **more), profile=profile
+        )
+        plan = await backend.plan(spec, scope)
+        assert plan.home is not None
+        name = f"t{os.getpid()}n{next(_NUMBERS)}"
+        ended: asyncio.Future[ExitRecord] = asyncio.get_running_loop().create_future()
+
+        def told(record: ExitRecord) -> None:
+            if record["session_id"] == name and not ended.done():
+                ended.set_result(record)
+
+        client = SupervisorClient(plan.home, spawn=False, wait_s=SOON, on_exit=told)
+        try:
+            boot_id = (await client.connect())["boot_id"]
+            place = os.stat(spec.cwd)
+            answer = await client.start(
+                StartRequest(
+                    session_id=name,
+                    argv=plan.argv,
+                    env=plan.env,
+                    cwd=plan.cwd,
+                    boot_id=boot_id,
+                    uid=plan.uid,
+                    gid=plan.gid,
+                    umask=plan.umask,
+                    place=(place.st_dev, place.st_ino),
+                )
+            )
+            assert answer.outcome == "started", answer
+            record = await asyncio.wait_for(ended, SOON)
+            output = (plan.home / "sessions" / name / "log").read_text("utf-8", "replace")
+            await client.ack(name)
+        finally:
+            await client.close()
+        return Ended(record["exit_code"], record["signal"], output)
+
+    def clear(self) -> None:
+        """Take away every container that was made here."""
+        containers = self.containers()
+        for home in containers.homes():
+            containers.podman.remove(home.name)
+
+
+@contextlib.contextmanager
+def yard(**options: Any) -> Generator[Yard]:
+    """A place for containers, which are gone at the end; skipped where podman does not work."""
+    images.needed()
+    base = Path(tempfile.mkdtemp(prefix="shellback-podman-")).resolve()
+    base.chmod(0o755)
+    made = Yard(base, **options)
+    try:
+        yield made
+    finally:
+        made.clear()
+        shutil.rmtree(base, ignore_errors=True)

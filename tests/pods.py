@@ -1,0 +1,131 @@
+"""What tests of containers share: engines over real ones, whatever is killed in them, and nothing left at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman import PodmanBackend
+from app.exec.backends.podman_cli import Podman
+from app.exec.engine import Engine
+from app.exec.memory_store import MemorySessionStore
+from app.exec.placements import Placements
+from app.exec.ports import SessionStore
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisors import Supervisors
+from tests import images
+from tests.execs import EXEC_UID, Told, end_all
+from tests.stage import Stage
+
+
+class Pod:
+    """One state directory and one workspace, whose commands run in containers."""
+
+    def __init__(self, root: Path, **environ: str) -> None:
+        root.chmod(0o755)
+        self.root = root
+        self.state, self.workspace = root / "state", root / "workspace"
+        self.crash = root / "crash"
+        for path, mode in ((self.state, 0o700), (self.workspace, 0o775), (self.crash, 0o700)):
+            path.mkdir(mode=mode)
+        if os.geteuid() == 0:
+            os.chown(self.workspace, EXEC_UID, EXEC_UID)
+        else:
+            self.workspace.chmod(0o775)
+        self.environ = environ
+        self.told = Told()
+        self.store = MemorySessionStore(sink=self.told)
+        self.ports: list[Supervisors] = []
+
+    def containers(self) -> Containers:
+        return Containers(self.state / "containers", Podman(environ=self.environ), crash_dir=self.crash)
+
+    def engine(self, store: SessionStore | None = None, **more: Any) -> Engine:
+        """An engine as a worker has one, with containers and supervisors of its own."""
+        containers = self.containers()
+        port = Supervisors(
+            SupervisorClient(self.state, idle_s=0.5), self.state, containers=containers, host_needed=False
+        )
+        self.ports.append(port)
+        backend = PodmanBackend(self.workspace, containers, image=str(images.test_rootfs()))
+        return Engine(store or self.store, port, backend, home=self.state, **more)
+
+    @property
+    def home(self) -> Path:
+        """The home of the only container."""
+        (home,) = Placements(self.state).homes()
+        return home
+
+    def pids(self) -> tuple[int, int]:
+        """Supervisor and keeper of the only container, as this machine numbers them."""
+        keeper = int(podman("inspect", "--format", "{{.State.Pid}}", self.home.name))
+        for one in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
+            if Path(f"/proc/{one}/comm").read_text().strip() == "shellback-sup":
+                return int(one), keeper
+        raise AssertionError("the keeper has no supervisor")
+
+    async def remove(self) -> None:
+        for home in Placements(self.state).homes():
+            with suppress(subprocess.CalledProcessError):
+                podman("rm", "--force", "--time", "0", home.name)
+
+
+@contextmanager
+def emptied(made: Stage) -> Generator[None]:
+    """At the end the stage has neither a worker nor a container."""
+    try:
+        yield
+    finally:
+        for worker in made.workers:
+            worker.kill()
+        for home in Placements(made.home).homes():
+            with suppress(subprocess.CalledProcessError):
+                podman("rm", "--force", "--time", "0", home.name)
+
+
+def podman(*words: str) -> str:
+    """What podman says, whoever else uses it."""
+    return subprocess.run(["podman", *words], check=True, capture_output=True, text=True, timeout=100).stdout.strip()
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process of ours."""
+    fd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(fd, number)
+    finally:
+        os.close(fd)
+
+
+@asynccontextmanager
+async def pod(**environ: str) -> AsyncGenerator[Pod]:
+    """A pod that leaves neither a process nor a container behind."""
+    images.needed()
+    made = Pod(Path(tempfile.mkdtemp(prefix="shellback-pod-")), **environ)
+    try:
+        yield made
+    finally:
+        await made.remove()
+        await asyncio.to_thread(shutil.rmtree, made.root, ignore_errors=True)
+
+
+@asynccontextmanager
+async def in_pod(**more: Any) -> AsyncGenerator[tuple[Pod, Engine]]:
+    """A pod with a started engine."""
+    async with pod() as made:
+        engine = made.engine(**more)
+        async with engine:
+            try:
+                yield made, engine
+            finally:
+                with suppress(Exception):
+                    await end_all(engine)

@@ -1,0 +1,90 @@
+"""When commands run in containers: where it is asked for, and where bubblewrap cannot be had and the image is here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.choice import choose
+from app.exec.backends import podman_probe, probe
+from app.exec.backends.probe import Found
+from app.exec.errors import BackendUnavailable
+from app.settings import Settings
+
+NONE = BackendUnavailable("no bubblewrap here")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, str]:
+    workspace = tmp_path / "ws"
+    workspace.mkdir()
+    return {"WORKSPACE_ROOT": str(workspace), "SHELLBACK_HOME": str(tmp_path / "home")}
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Found | BackendUnavailable]:
+    """What the two tries find out, by the backend's name."""
+    answers: dict[str, Found | BackendUnavailable] = {"bubblewrap": NONE, "podman": Found(ok=True)}
+
+    def answer(name: str) -> Found:
+        one = answers[name]
+        if isinstance(one, BackendUnavailable):
+            raise one
+        return one
+
+    def of_bubblewrap(_backend: object) -> Found:
+        return answer("bubblewrap")
+
+    def of_podman(_backend: object) -> Found:
+        return answer("podman")
+
+    monkeypatch.setattr(probe, "probe", of_bubblewrap)
+    monkeypatch.setattr(podman_probe, "probe_podman", of_podman)
+    monkeypatch.setattr("app.exec.backends.host.HostBackend.check", lambda self: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    return answers
+
+
+def test_a_container_is_taken_where_it_is_asked_for(
+    settings: dict[str, str], found: dict[str, Found | BackendUnavailable]
+) -> None:
+    found["bubblewrap"] = Found(ok=True)
+    chosen = choose(Settings.load({**settings, "BACKEND": "podman"}))
+    assert chosen.backend.name == "podman"
+    assert chosen.why == "BACKEND=podman asks for it, and a try in a container succeeded"
+
+
+@pytest.mark.parametrize("why", [BackendUnavailable("no image"), Found(ok=False, why="no image")])
+def test_a_named_backend_never_falls_back(
+    settings: dict[str, str], found: dict[str, Found | BackendUnavailable], why: Found | BackendUnavailable
+) -> None:
+    found["podman"] = why
+    with pytest.raises(BackendUnavailable, match="BACKEND=podman cannot be used here: no image"):
+        choose(Settings.load({**settings, "BACKEND": "podman"}))
+
+
+def test_without_a_name_bubblewrap_comes_first_then_a_container_then_the_host(
+    settings: dict[str, str], found: dict[str, Found | BackendUnavailable]
+) -> None:
+    chosen = choose(Settings.load(settings))
+    assert (chosen.backend.name, chosen.fallen_back) == ("podman", False)
+    assert "no bubblewrap here" in chosen.why
+    found["podman"] = BackendUnavailable("no image")
+    chosen = choose(Settings.load(settings))
+    assert (chosen.backend.name, chosen.fallen_back) == ("host", True)
+    assert "no bubblewrap here" in chosen.why
+    assert "no image" in chosen.why
+    found["bubblewrap"] = Found(ok=True)
+    assert choose(Settings.load(settings)).backend.name == "bubblewrap"
+
+
+def test_settings_shape_the_container(settings: dict[str, str], found: dict[str, Found | BackendUnavailable]) -> None:
+    from app.exec.backends.podman import PodmanBackend
+
+    more = {"PODMAN_IMAGE": "some:1", "SANDBOX_PROCESSES": "99", "NETWORK": "on", "PODMAN_IDLE_SECONDS": "60"}
+    backend = choose(Settings.load({**settings, **more, "BACKEND": "podman"})).backend
+    assert isinstance(backend, PodmanBackend)
+    assert (backend.image, backend.limits.processes, backend.network) == ("some:1", 99, True)
+    assert backend.limits.memory_bytes == 2**30
+    assert backend.containers.idle_s == 60
+    assert backend.containers.root == Path(settings["SHELLBACK_HOME"]) / "containers"

@@ -1,0 +1,113 @@
+"""How a container is made: every word that holds it, and a description that survives us."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.exec.backends import container, mounted
+from app.exec.backends.container import Container, ContainerLimits, Mount
+from app.exec.errors import BackendUnavailable, WorkspaceUnusable
+from app.settings import Settings
+
+WANT = Container(
+    scope="talk",
+    profile="work",
+    image="python:3",
+    image_id="abc",
+    workspace="/srv/ws",
+    place="1:2",
+    writable=True,
+    mounts=(Mount(source="/srv/ws/.git/hooks", target="/workspace/.git/hooks", identity="1:3"),),
+    env=("PATH",),
+)
+
+
+def test_every_word_that_holds_a_container_is_there() -> None:
+    words = " ".join(WANT.words(Path("/state/containers/name")))
+    for needed in (
+        "--cap-drop all", "--cap-add CHOWN,KILL,SETGID,SETUID,SYS_PTRACE", "no-new-privileges", "--read-only ",
+        "--network none", "--pull never", "--memory 1073741824 --memory-swap 1073741824", "--pids-limit 1024",
+        "--cpus 1", "/srv/ws:/workspace:rw", "/srv/ws/.git/hooks:/workspace/.git/hooks:ro",
+        "--label shellback.scope=talk", "mode=0700", "core=0:0",
+    ):  # fmt: skip
+        assert needed in words
+    assert not {"--privileged", "--pid", "--ipc", "--device", "--userns", "--env", "host"} & set(words.split())
+    assert "seccomp" not in words
+
+
+def test_the_network_is_podman_s_own_where_it_is_asked_for() -> None:
+    assert "--network" not in replace(WANT, network=True).words(Path("/state/containers/name"))
+
+
+def test_what_cannot_be_written_has_nothing_mounted_below_it_either() -> None:
+    words = " ".join(replace(WANT, writable=False).words(Path("/state")))
+    assert "/srv/ws:/workspace:ro,bind" in words
+
+
+def test_a_description_comes_back_whole_and_a_broken_one_is_none() -> None:
+    assert Container.from_json(WANT.to_json()) == WANT
+    for text in ("", "{}", "[]", WANT.to_json()[:-9], WANT.to_json().replace('"scope"', '"other"')):
+        with pytest.raises(ValueError, match=r".+"):
+            Container.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scope": "other"}, {"profile": "read_only"}, {"image_id": "def"}, {"place": "1:3"}, {"network": True},
+        {"limits": ContainerLimits(processes=9)}, {"mounts": ()}, {"user": 1000},
+        {"mounts": (replace(WANT.mounts[0], identity="1:4"),)},
+    ],
+)  # fmt: skip
+def test_containers_that_differ_in_anything_have_different_names(change: dict[str, Any]) -> None:
+    here = Path("/state/containers")
+    other = replace(WANT, **change)
+    assert other.name(here) != WANT.name(here) == WANT.name(here)
+    assert WANT.name(Path("/other/containers")) != WANT.name(here)
+
+
+def test_a_path_that_podman_would_read_otherwise_is_brought_in_another_way_or_refused() -> None:
+    odd = replace(WANT, workspace="/srv/a:b")
+    assert "type=bind,source=/srv/a:b,destination=/workspace" in odd.words(Path("/state"))
+    with pytest.raises(WorkspaceUnusable, match="rename it"):
+        replace(WANT, workspace="/srv/a:b,c").words(Path("/state"))
+
+
+def test_the_default_image_is_that_of_the_settings() -> None:
+    assert Settings.load({}).podman_image == container.IMAGE
+
+
+def test_scratches_are_never_most_of_the_memory() -> None:
+    assert ContainerLimits.of().memory_bytes == 1024**3
+    assert ContainerLimits.of().scratch_bytes == 1024**3 // 4
+    assert ContainerLimits.of(memory_bytes=2**30 * 8, scratch_bytes=2**20).scratch_bytes == 2**20
+
+
+TABLE = """1 0 0:1 / / rw - overlay overlay rw
+2 1 254:0 /srv/ws /workspace rw - ext4 /dev/vda rw
+3 2 {device} {root} {place} ro - ext4 /dev/vda rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "root", "place", "good"),
+    [
+        ("254:0", "/srv/ws/.git/hooks", "/workspace/.git/hooks", True),
+        ("254:0", "/root", "/workspace/.git/hooks", False),
+        ("254:1", "/srv/ws/.git/hooks", "/workspace/.git/hooks", False),
+        ("254:0", "/srv/ws/.git/hooks", "/workspace/old/hooks", False),
+        ("254:0", "/srv/ws/.git/hooks//deleted", "/workspace/.git/hooks", False),
+    ],
+)
+def test_mounts_are_compared_with_what_they_were_to_be(device: str, root: str, place: str, good: bool) -> None:
+    table = mounted._table(TABLE.format(device=device, root=root, place=place))  # pyright: ignore[reportPrivateUsage]
+    assert (not list(mounted._wrong(table, WANT))) is good  # pyright: ignore[reportPrivateUsage]
+
+
+def test_mounts_that_cannot_be_seen_are_no_mounts() -> None:
+    with pytest.raises(BackendUnavailable, match="cannot be seen"):
+        mounted.check_mounts(2**22 + 1, WANT)

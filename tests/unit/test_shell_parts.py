@@ -1,0 +1,225 @@
+"""The parts of a shell that run nothing: what it refuses, what it gives back, what stands in for it in a test."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import AbstractCapability, CombinedCapability
+
+from app.exec.output import OutputLog
+from app.exec.shell import (
+    DEFAULT_BLOCKED,
+    AsyncShell,
+    CommandValidator,
+    EnvironmentSnapshot,
+    ExecutionResult,
+    HostShell,
+    MockShell,
+    Shell,
+    ShellSection,
+    WhichResult,
+    WorkspaceSection,
+    shell_of,
+)
+from app.exec.shell.captured import captured
+from app.exec.shell.words import line_of
+
+pytestmark = pytest.mark.anyio
+
+
+def result(**changes: Any) -> ExecutionResult:
+    made: dict[str, Any] = {
+        "exit_code": 0, "stdout": "Build succeeded", "stderr": "", "command": ("make", "build"), "cwd": "/workspace",
+        "duration_seconds": 5.2, "truncated": False, "timed_out": False, "signal": None,
+    }  # fmt: skip
+    return ExecutionResult(**{**made, **changes})
+
+
+# -- results --------------------------------------------------------------------------------------
+
+
+def test_success_is_exit_code_0_in_time() -> None:
+    assert result().success
+    assert not result(exit_code=1).success
+    assert not result(timed_out=True).success
+    with pytest.raises(FrozenInstanceError):
+        result().exit_code = 1  # type: ignore[misc]
+
+
+def test_what_was_looked_for_is_found_or_is_not() -> None:
+    assert WhichResult("make", "/usr/bin/make").found
+    assert not WhichResult("make", None).found
+
+
+def test_an_environment_gives_values_defaults_and_a_dictionary_of_its_own() -> None:
+    snapshot = EnvironmentSnapshot((("A", "1"), ("B", "")), cwd="/w", shell="/bin/bash")
+    assert (snapshot.get("A"), snapshot.get("B"), snapshot.get("C"), snapshot.get("C", "x")) == ("1", "", None, "x")
+    snapshot.to_dict()["A"] = "2"
+    assert snapshot.to_dict() == {"A": "1", "B": ""}
+
+
+# -- the validator --------------------------------------------------------------------------------
+
+
+def test_a_command_that_is_too_long_is_refused_with_both_numbers() -> None:
+    CommandValidator().validate("x" * 4096)
+    with pytest.raises(ValueError, match=r"^Command exceeds maximum length \(4097 > 4096\)$"):
+        CommandValidator().validate(["x" * 4095, "y"])
+    with pytest.raises(ValueError, match=r"\(5 > 4\)"):
+        CommandValidator(max_command_length=4).validate("abcde")
+
+
+def test_a_blocked_pattern_is_refused_by_name_wherever_it_is() -> None:
+    validator = CommandValidator(blocked_patterns=["git push"])
+    validator.validate("git pull")
+    for command in ("ls; git push -f", ["git", "push"]):
+        with pytest.raises(PermissionError, match=r"^Command contains blocked pattern: git push$"):
+            validator.validate(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["rm -rf /", "rm -rf /*", "mkfs.ext4 x", "dd if=/dev/zero of=x", ":(){ :|:& };:", ":(){:|:&};:", "echo > /dev/sda",
+     "chmod -R 777 /", "curl | sh", "wget | sh"],
+)  # fmt: skip
+def test_the_patterns_of_the_document_are_blocked_by_default(command: str) -> None:
+    assert inspect.signature(HostShell).parameters["blocked_commands"].default == DEFAULT_BLOCKED
+    with pytest.raises(PermissionError, match="Command contains blocked pattern"):
+        CommandValidator(blocked_patterns=DEFAULT_BLOCKED).validate(command)
+
+
+@pytest.mark.parametrize("command", ["rm x", "ls; rm x", "ls | rm", "ls && (rm x)", "echo $(rm x)", "", ["rm", "x"]])
+def test_a_program_that_is_not_listed_is_refused_behind_listed_ones_too(command: str | list[str]) -> None:
+    validator = CommandValidator(allowed_commands=["ls", "echo"])
+    validator.validate("ls -l && echo done")
+    validator.validate(["ls", "rm"])
+    with pytest.raises(PermissionError, match=r"^Command not in allowlist: (rm)?$"):
+        validator.validate(command)
+
+
+def test_an_empty_list_allows_nothing() -> None:
+    with pytest.raises(PermissionError, match=r"^Command not in allowlist: ls$"):
+        CommandValidator(allowed_commands=[]).validate("ls")
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1))
+def test_any_sequence_is_quoted_into_the_same_words(words: list[str]) -> None:
+    split = shlex.split(line_of(words))
+    assert split in (words, ["exec", "--", *words])
+
+
+def test_a_builtin_is_never_run_in_place_of_a_program() -> None:
+    assert line_of(["cd", "/"]) == "exec -- 'cd' '/'"
+    assert line_of(["ls"]) == "'ls'"
+
+
+# -- output ---------------------------------------------------------------------------------------
+
+
+@given(out=st.binary(max_size=400), err=st.binary(max_size=400), most=st.integers(160, 500))
+def test_both_streams_fit_and_each_is_sure_of_half(
+    tmp_path_factory: pytest.TempPathFactory, out: bytes, err: bytes, most: int
+) -> None:
+    directory = tmp_path_factory.mktemp("logs")
+    (directory / "log").write_bytes(out)
+    (directory / "err").write_bytes(err)
+    seen = _run(captured(OutputLog(directory, "x"), OutputLog(directory, "x", err=True), most))
+    whole = (out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+    sizes = [len(text.encode()) for text in (seen.stdout, seen.stderr)]
+    assert sum(sizes) <= most
+    assert seen.truncated == ((seen.stdout, seen.stderr) != whole)
+    for text, wanted in zip((seen.stdout, seen.stderr), whole, strict=True):
+        if len(wanted.encode()) <= most // 2:
+            assert text == wanted
+    if sum(len(text.encode()) for text in whole) <= most:
+        assert not seen.truncated
+
+
+# -- the mock -------------------------------------------------------------------------------------
+
+
+def test_a_mock_answers_by_the_first_pattern_and_remembers_what_it_was_asked() -> None:
+    mock = MockShell()
+    mock.add_response("make build", result())
+    mock.add_response("make", result(exit_code=2))
+    assert mock.execute(["make", "build"], timeout_seconds=3).stdout == "Build succeeded"
+    assert mock.execute("make test").exit_code == 2
+    assert mock.execute("ls") == ExecutionResult(0, "", "", ("ls",), "/", 0.0, False, False, None)
+    assert mock.execute_script("make build\n").stdout == "Build succeeded"
+    assert mock.execute_calls[0] == (["make", "build"], {"timeout_seconds": 3})
+    assert [command for command, _ in mock.execute_calls[1:]] == ["make test", "ls", "make build\n"]
+    assert "make" in mock.execute_calls[0][0]
+
+
+def test_a_mock_has_a_default_result_of_its_own_and_the_documented_flags() -> None:
+    mock = MockShell(default_result=result(exit_code=7))
+    assert mock.execute("anything").exit_code == 7
+    assert (mock.backend_name, mock.sandboxed, mock.network_enabled, mock.default_timeout) == ("mock", True, False, 30)
+    assert MockShell().execute_calls is not MockShell().execute_calls
+    assert isinstance(mock, Shell)
+
+
+def test_a_mock_finds_programs_and_variables_that_it_was_given() -> None:
+    mock = MockShell(programs={"make": "/usr/bin/make"}, variables={"A": "1"})
+    assert mock.which("make").path == "/usr/bin/make"
+    assert not mock.which("cc").found
+    assert mock.env().get("A") == "1"
+
+
+# -- agents ---------------------------------------------------------------------------------------
+
+
+class Section(AbstractCapability[Any]):
+    def __init__(self, shell: Shell) -> None:
+        self.shell = shell
+        self.filesystem = Path("/workspace")
+
+
+class Plain(AbstractCapability[Any]):
+    pass
+
+
+def test_the_shell_of_an_agent_is_the_object_of_the_capability_that_has_one() -> None:
+    first, second = MockShell(), MockShell()
+    nested = CombinedCapability([Plain(), CombinedCapability([Section(first)])])
+    assert shell_of(Agent("test", capabilities=[Plain(), nested, Section(second)])) is first
+    assert shell_of(Agent("test", capabilities=[Section(second)])) is second
+    assert shell_of(Agent("test", capabilities=[Plain()])) is None
+    assert shell_of(Agent("test")) is None
+
+
+def test_a_section_is_known_by_what_it_has() -> None:
+    section = Section(MockShell())
+    assert isinstance(section, ShellSection)
+    assert isinstance(section, WorkspaceSection)
+    assert not isinstance(Plain(), ShellSection)
+
+
+def test_every_shell_takes_what_the_protocol_says() -> None:
+    for name in ("execute", "execute_script"):
+        wanted = [one.name for one in inspect.signature(getattr(Shell, name)).parameters.values()]
+        for shell in (HostShell, AsyncShell):
+            assert [one.name for one in inspect.signature(getattr(shell, name)).parameters.values()] == wanted
+    defaults = {one.name: one.default for one in inspect.signature(Shell.execute).parameters.values()}
+    assert (defaults["env_mode"], defaults["timeout_seconds"], defaults["capture_output"]) == ("extend", 30.0, True)
+    assert inspect.signature(Shell.execute_script).parameters["interpreter"].default == "/bin/bash"
+
+
+def _run(work: Any) -> Any:
+    # Small logs are read without waiting for anything.
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as done:
+        return done.value

@@ -1,0 +1,219 @@
+"""`shell_execute` and `evaluate_python` before they start anything, what they say of an end, and marks of files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.exec import short_commands as short
+from app.exec.capability import ExecCapability
+from app.exec.errors import InvalidCommand, PathOutsideSandbox
+from app.exec.file_tools import shown
+from app.exec.file_tools.marks import marked
+from app.exec.limits import Limits
+from app.exec.model import CommandSpec, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
+from app.exec.output import Slice
+
+SESSION = Session(
+    id=SessionId("x1"), conversation_id="c", tool_call_id="t", turn_id="", epoch=0, host_id="h", boot_id="b", uid=1,
+    backend="host", profile="work", command="'x'", cwd="/ws", workspace="/ws", pty=False, background=False,
+    separate_stderr=True, stdin_open=False, lifetime="conversation", delivery=Delivery.SETTLED,
+    state=SessionState.EXITED, log_path="/l", end=SessionEnd(state=SessionState.EXITED, exit_code=0, duration_s=1.5),
+)  # fmt: skip
+OUT, ERR = (Slice(text=text, bytes_total=2, bytes_shown=2, end=2) for text in ("o\n", "e\n"))
+
+
+def spec(tmp_path: Path, *command: str, **more: Any) -> CommandSpec:
+    return short.shell_spec(command=list(command), workspace=tmp_path, inner="/workspace", limits=Limits(), **more)
+
+
+@pytest.mark.parametrize(
+    "word", ["$HOME", "a b", "'", "''\\''", "*", "A=1", "if", "~", "", "-n", "\n", "`id`", "!!", "#"]
+)
+def test_a_word_is_that_word_whatever_a_shell_would_make_of_it(tmp_path: Path, word: str) -> None:
+    line = spec(tmp_path, "printf", "%s|", word, "end").command
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{word}|end|"
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "said"),
+    [
+        ([], {}, "empty"),
+        ([""], {}, "empty"),
+        (["echo", "ä"], {}, "word 1 of command is not ASCII"),
+        (["echo", "a\0b"], {}, "NUL"),
+        (["echo", "x" * 4_092], {}, "4,097 characters together; at most 4,096"),
+        (["x"], {"cwd": ".."}, "'.' or '..'"),
+        (["x"], {"cwd": "a/../b"}, "'.' or '..'"),
+        (["x"], {"cwd": "/workspace/./a"}, "'.' or '..'"),
+        (["x"], {"cwd": "missing"}, "does not exist"),
+        (["x"], {"env": {"Ä": "1"}}, "not ASCII"),
+        (["x"], {"env": {"A": "ä"}}, "not ASCII"),
+        (["x"], {"env": {"A" * 81: "1"}}, "81 characters; at most 80"),
+        (["x"], {"env": {f"A{n}": "1" for n in range(65)}}, "65 variables; at most 64"),
+        (["x"], {"env": {"LD_PRELOAD": "x"}}, "LD_PRELOAD"),
+        (["x"], {"stdin": "x" * 48_001}, "48,001 characters; at most 48,000"),
+        (["x"], {"timeout_seconds": float("nan")}, "no number"),
+    ],
+)
+def test_what_shell_execute_does_not_accept_names_the_bound(
+    tmp_path: Path, command: list[str], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidCommand, match=said.replace("(", r"\(")):
+        spec(tmp_path, *command, **more)
+
+
+def test_the_longest_command_and_input_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    made = spec(tmp_path, "echo", "x" * 4_091, stdin="ä" * 48_000, cwd="/workspace/sub")
+    assert made.stdin == ("ä" * 48_000).encode()
+    assert (made.cwd, made.separate_stderr) == (str(tmp_path / "sub"), True)
+
+
+@pytest.mark.parametrize("cwd", ["/etc", "/workspace-evil"])
+def test_a_directory_outside_is_refused(tmp_path: Path, cwd: str) -> None:
+    with pytest.raises(PathOutsideSandbox):
+        spec(tmp_path, "x", cwd=cwd)
+
+
+def test_a_link_out_of_the_workspace_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/etc")
+    with pytest.raises(PathOutsideSandbox):
+        spec(tmp_path, "x", cwd="out")
+
+
+@pytest.mark.parametrize(
+    ("given", "used"), [(0.0, 1.0), (-5.0, 1.0), (30.0, 30.0), (120.5, 120.0), (float("inf"), 120.0)]
+)
+def test_a_timeout_is_brought_into_what_is_possible(given: float, used: float) -> None:
+    assert short.clamped(given, Limits()) == used
+
+
+def test_an_operator_may_lower_what_is_possible() -> None:
+    assert short.clamped(100.0, Limits(foreground_timeout_max_s=10.0)) == 10.0
+
+
+@pytest.mark.parametrize("name", ["reads", "writes", "globals"])
+def test_an_evaluation_takes_no_payload_and_names_what_to_use(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidCommand, match=f"{name} has to be empty here.*Use "):
+        short.python_spec(code="1", workspace=tmp_path, limits=Limits(), **{name: {"a": 1}})
+
+
+def test_an_evaluation_has_no_bound_of_2000_characters_and_one_of_a_mebibyte(tmp_path: Path) -> None:
+    made = short.python_spec(code="#" * (1 << 20), reads={}, writes={}, globals={}, workspace=tmp_path, limits=Limits())
+    assert (made.command, made.timeout_s, len(made.stdin or b"")) == ("'python3' '-'", 5.0, 1 << 20)
+    for code, said in (
+        ("#" * ((1 << 20) + 1), "1,048,577 bytes; at most 1,048,576"),
+        (" \n", "empty"),
+        ("\ud800", "surrogate"),
+    ):
+        with pytest.raises(InvalidCommand, match=said):
+            short.python_spec(code=code, workspace=tmp_path, limits=Limits())
+
+
+def test_a_plain_end_has_the_promised_keys_and_no_other() -> None:
+    assert short.result(SESSION, OUT, ERR) == {
+        "exit_code": 0, "stdout": "o\n", "stderr": "e\n", "duration_ms": 1500, "timed_out": False,
+    }  # fmt: skip
+    dark = short.result(SESSION, OUT, ERR, captured=False)
+    assert (dark["stdout"], dark["stderr"]) == ("capture disabled", "capture disabled")
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (SessionEnd(state=SessionState.TIMED_OUT, signal=9), {"exit_code": 124, "timed_out": True}),
+        (SessionEnd(state=SessionState.SIGNALED, signal=11), {"exit_code": None, "signal": 11, "session_id": "x1"}),
+        (SessionEnd(state=SessionState.START_FAILED, errno=2), {"exit_code": 127, "state": "start_failed"}),
+        (SessionEnd(state=SessionState.START_FAILED, errno=13), {"exit_code": 126}),
+        (
+            SessionEnd(state=SessionState.LOST, evidence=Evidence.MACHINE_REBOOTED),
+            {"exit_code": None, "state": "lost", "evidence": "machine_rebooted"},
+        ),
+    ],
+)
+def test_another_end_is_told_as_what_it_is(end: SessionEnd, expected: dict[str, Any]) -> None:
+    found = short.result(replace(SESSION, state=end.state, end=end), OUT, ERR)
+    assert expected.items() <= found.items()
+
+
+def test_what_is_cut_says_so() -> None:
+    cut = Slice(text="o", bytes_total=90, bytes_shown=1, bytes_dropped=5, end=90)
+    more = {"truncated": True, "bytes_total": 92, "bytes_dropped": 5, "session_id": "x1"}
+    assert more.items() <= short.result(SESSION, cut, ERR).items()
+
+
+def test_without_a_python_is_told_apart_from_a_program_that_says_so() -> None:
+    gone = {"exit_code": 127, "stdout": "", "stderr": "bash: line 1: python3: command not found\n"}
+    assert short.without_python(gone)
+    assert not short.without_python({**gone, "stdout": "ran"})
+    assert not short.without_python({**gone, "exit_code": 1})
+
+
+def mark_of(path: Path) -> str:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return marked(fd).mark
+    finally:
+        os.close(fd)
+
+
+def test_a_mark_differs_where_anything_else_stands_there(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    file = tmp_path / "a" / "f"
+    file.write_text("one")
+    marks = [mark_of(file), mark_of(tmp_path / "a")]
+    file.write_text("two")
+    marks += [mark_of(file), mark_of(tmp_path / "a")]
+    (tmp_path / "a" / "g").touch()
+    marks.append(mark_of(tmp_path / "a"))
+    assert len(set(marks)) == len(marks)
+    file.write_text("one")
+    assert mark_of(file) == marks[0]
+
+
+def test_a_person_is_shown_all_that_is_written_and_what_it_takes_the_place_of() -> None:
+    text = "".join(f"{number}\n" for number in range(9_000))[:48_000]
+    assert shown.shown_text(text.encode())["content"] == text
+    diff = str(shown.shown_change(b"a\nb\nc\n", b"a\nB\nc")["diff"])
+    assert "-b\n-c\n+B\n+c\n\\ no line end here" in diff
+    assert "binary" in str(shown.shown_change(b"\0", b"x")["replaces"])
+    long = str(shown.shown_change(b"", b"x" * 60_000 + b"\n")["diff"])
+    assert "not shown" in long
+    assert "sha256" in long
+
+
+def told(*, name: str = "podman", network: bool = False, workspace: bool = True, **more: Any) -> str | None:
+    backend = SimpleNamespace(name=name, inner="/workspace", network=network, description="Commands run somewhere.")
+    engine = SimpleNamespace(backend=backend, limits=Limits())
+    tools: Any = SimpleNamespace(
+        engine=engine, asking="A person approves.", workspace=workspace, commands=True, gate=bool
+    )
+    ctx: Any = "a run"
+    return ExecCapability(tools, **more).get_instructions()(ctx)
+
+
+def test_instructions_are_true_of_where_commands_run() -> None:
+    podman = told() or ""
+    for part in (
+        "Podman Workspace\n----",
+        "`/workspace` inside the container",
+        "≤5 seconds",
+        "≤120 seconds",
+        "No network",
+    ):
+        assert part in podman
+    assert "No network" not in (told(network=True) or "")
+    elsewhere = told(name="bubblewrap") or ""
+    assert "Podman" not in elsewhere
+    assert "evaluate_python runs Python for at most 5 s" in elsewhere
+    assert "evaluate_python" not in (told(workspace=False) or "")
+    assert (told(preview="Mounted: docs") or "").endswith("\n\nMounted: docs")
+    assert told(instructions="Be brief.") == "Be brief."
