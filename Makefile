@@ -43,8 +43,8 @@ chaos-quick: $(STAMP) ## a part of it, in minutes
 chaos-syscalls: $(STAMP) ## kills and errors at every system call of supervisor and keeper (needs strace); ARGS=--help
 	@$(BIN)/python -m chaos.syscalls $(ARGS)
 
-escape: $(STAMP) ## attempts to get out of the sandbox, each shown to work without it; ARGS=--help
-	@$(BIN)/python -m tests.escape $(ARGS)
+escape: $(STAMP) ## attempts to get out of the sandboxes, each shown to work without one; ARGS=--help
+	@$(BIN)/python -m tests.escape --backend all $(ARGS)
 
 guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no test notices; needs patch(1)
 	@$(BIN)/python -m tests.guards $(ARGS)

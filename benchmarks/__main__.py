@@ -25,7 +25,7 @@ TO_CLEAN_UP_S = 60
 
 def benches() -> tuple[Bench, ...]:
     """All of them; imported here, because each process needs its own only."""
-    from benchmarks import bulk, calls, classification, files, imports, loop, people, sandbox, window
+    from benchmarks import bulk, calls, classification, files, imports, loop, people, podman, sandbox, transfers, window
 
     return (
         *imports.BENCHES,
@@ -33,7 +33,9 @@ def benches() -> tuple[Bench, ...]:
         *calls.BENCHES,
         *bulk.BENCHES,
         *sandbox.BENCHES,
+        *podman.BENCHES,
         *files.BENCHES,
+        *transfers.BENCHES,
         *classification.BENCHES,
         *window.BENCHES,
         *loop.BENCHES,

@@ -27,7 +27,7 @@ from app.exec.memory_store import MemorySessionStore
 from app.exec.model import CallOrigin, CommandSpec, Session
 from app.exec.outcome import Outcome
 from app.exec.policy import Grant, grant_by_operator
-from app.exec.ports import SessionStore
+from app.exec.ports import SessionStore, SupervisorPort
 from app.exec.supervisor.client import SupervisorClient
 
 UNLIMITED: Final = 1_000_000
@@ -114,17 +114,19 @@ async def rig(
     store: SessionStore | None = None,
     *,
     backend: Backend | None = None,
+    port: SupervisorPort | None = None,
     log_bytes: int | None = None,
     host_id: str = "local",
 ) -> AsyncGenerator[Rig]:
     """A started engine; its commands, supervisor and keeper are gone at the end.
 
-    `backend` is for the workspace of `where`, the host's without one; `log_bytes` 0 is no cap.
+    `backend` is for the workspace of `where`, the host's without one; `port` reaches its supervisors, where that is not
+    the host's alone; `log_bytes` 0 is no cap.
     """
     client = SupervisorClient(where.home, idle_s=600)
     engine = Engine(
         MemorySessionStore(limit=UNLIMITED) if store is None else store,
-        client,
+        port or client,
         backend or HostBackend(where.workspace),
         home=where.home,
         host_id=host_id,

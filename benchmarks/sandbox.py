@@ -55,14 +55,14 @@ async def both(options: Options) -> AsyncGenerator[tuple[Rig, Rig]]:
         yield boxed, plain
 
 
-async def took(made: Rig, conversation: str) -> float:
+async def took(made: Rig, conversation: str, command: str = TRUE) -> float:
     """Seconds of one call."""
     began = time.perf_counter()
-    outcome = await made.run(TRUE, conversation=conversation)
+    outcome = await made.run(command, conversation=conversation)
     seconds = time.perf_counter() - began
     end = outcome.session.end
     if end is None or end.exit_code != 0:
-        raise RuntimeError(f"`{TRUE}` ended with {end}")
+        raise RuntimeError(f"`{command}` ended with {end}")
     return seconds
 
 

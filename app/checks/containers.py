@@ -33,7 +33,7 @@ def containers(settings: Settings) -> list[Check]:
         lost = [name for name, home in podman(settings).containers.podman.made() if not os.path.isdir(home)]
     except BackendUnavailable as error:
         lost = []
-        wrong.append((f"podman does not list them: {error}", "see what `podman ps` says"))
+        wrong.append((f"podman does not list them: {error}", "what it says; see `shellback workspaces`"))
     if lost:
         wrong.append((f"no state directory knows {_names(lost)}", f"`podman rm --force {' '.join(lost[:_NAMED])}`"))
     if silent:

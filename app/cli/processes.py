@@ -249,17 +249,15 @@ async def _kill(settings: Settings, session: Session, give_up: Callable[[], bool
     from app import supervision
     from app.exec import limits
     from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+    from app.exec.supervised import end_of
 
     client = supervision.supervisors(settings)
     try:
         await client.connect()
-        record: dict[str, Any] | None = (await client.status(session.id)).get("record")
+        record = (await client.status(session.id)).get("record")
         if record is not None:
-            ended = (
-                f"exit {record['exit_code']}" if record.get("exit_code") is not None else f"signal {record['signal']}"
-            )
             raise Refused(
-                f"session {session.id} has ended already: {ended}. Nothing was signalled; "
+                f"session {session.id} has ended already: {how(end_of(record))}. Nothing was signalled; "
                 "the next worker tells the agent"
             )
         answer = await client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person")

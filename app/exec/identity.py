@@ -95,9 +95,13 @@ def conversation_of(ctx: RunContext[Any]) -> str:
 
 @dataclass(slots=True)
 class Call:
-    """A tool call whose code is running, or all of a run outside of any; and the commands it has started so far."""
+    """A tool call whose code is running, or all of a run outside of any; and the commands it has started so far.
+
+    Once it is `over`, a task or thread may still be running that began in it.
+    """
 
     ctx: RunContext[Any]
+    over: bool = False
     _counts: Counter[int] = field(default_factory=Counter[int])
 
     def origin(self, place: int = 0) -> CallOrigin:
@@ -123,6 +127,7 @@ def calling(ctx: RunContext[Any]) -> Generator[Call]:
     try:
         yield call
     finally:
+        call.over = True
         _CALL.reset(token)
 
 

@@ -20,6 +20,8 @@ from app.exec.rules.denials import denial
 
 HELD: Final = "read-only profile"
 """Who let a command run that nobody approved and that may not only read: the profile keeps it from doing more."""
+APPROVED: Final = "approved call"
+"""Who let a command run that the code of a tool starts whose call a person has approved."""
 
 
 async def permit(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from app.exec.ends import Ends
-from app.exec.errors import SupervisorUnreachable
+from app.exec.errors import LimitReached, SupervisorUnreachable
 from app.exec.model import EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
 from app.exec.ports import SessionStore
 from app.exec.supervised import Seen, Supervised
@@ -61,7 +61,7 @@ class Recovery:
             if not self._ends.recording(session.id):
                 try:
                     await self._decide(session, seen.get(session.id))
-                except SupervisorUnreachable as error:
+                except (SupervisorUnreachable, LimitReached) as error:
                     log.warning("session %s could not be compared with its supervisor: %s", session.id, error)
         for session_id in self._ends.awaited:
             # Another worker was told while we were not connected; nobody tells us any more.

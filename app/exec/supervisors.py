@@ -60,7 +60,8 @@ class Revival(Protocol):
 class Supervisors(SupervisorPort):
     """One client for each home, made when it is needed.
 
-    Without `containers`, as for the command line, one that does not run cannot be reached. With `host_needed` False
+    Without `containers`, as for the command line and a worker of another backend, one that does not run stays down, and
+    of what was started in it only its records tell: without an end there it is lost. With `host_needed` False
     the host's supervisor is only started for a session of its own.
     """
 
@@ -82,6 +83,7 @@ class Supervisors(SupervisorPort):
         self._starting: Counter[Path] = Counter()
         self._reviving: dict[Path, asyncio.Task[None]] = {}
         self._few = asyncio.Semaphore(_TOGETHER)
+        self._room = asyncio.Lock()
         self._failed: dict[Path, tuple[float, str]] = {}
         self.on_exit: Callable[[ExitRecord], None] | None = None
         self.on_reconnect: Callable[[], None] | None = None
@@ -122,21 +124,23 @@ class Supervisors(SupervisorPort):
         return self._starting[home] > 0
 
     async def _client(self, home: Path) -> ContainedClient:
-        client = self._clients.get(home)
-        if client is None:
-            await self._make_room()
-            client = self._clients[home] = ContainedClient(
-                home,
-                lambda: self._bring(home),
-                on_exit=None if self.on_exit is None else self._exited,
-                on_reconnect=self._reconnected,
-            )
-        return client
+        async with self._room:
+            if home not in self._clients:
+                await self._make_room()
+                self._clients[home] = ContainedClient(
+                    home,
+                    lambda: self._bring(home),
+                    on_exit=None if self.on_exit is None else self._exited,
+                    on_reconnect=self._reconnected,
+                )
+            return self._clients[home]
 
     async def _make_room(self) -> None:
         for home, client in list(self._clients.items()) if len(self._clients) >= self._bound else ():
-            if not self.starting(home) and not await asyncio.to_thread(self._placements.owes, home):
-                del self._clients[home]
+            if self.starting(home) or await asyncio.to_thread(self._placements.owes, home):
+                continue
+            if not self.starting(home):  # it was looked at for a while
+                self._clients.pop(home, None)
                 await client.close()
                 return
         if len(self._clients) >= self._bound:
@@ -208,10 +212,18 @@ class Supervisors(SupervisorPort):
     async def _containers(self) -> list[SupervisorPort]:
         """Clients of the containers that run or owe an end; those of homes that were removed are let go."""
         homes, needed = await asyncio.to_thread(self._needed)
-        for home in [home for home in self._clients if home not in homes]:
-            await self._clients.pop(home).close()
-            self._failed.pop(home, None)
-        return [await self._client(home) for home in needed[: self._bound]]
+        for home in [home for home in self._clients if home not in homes and not self.starting(home)]:
+            if (client := self._clients.pop(home, None)) is not None:
+                self._failed.pop(home, None)
+                await client.close()
+        found: list[SupervisorPort] = []
+        try:
+            # Those who are spoken to already come first: their room is not to be had.
+            for home in sorted(needed, key=lambda home: home not in self._clients)[: self._bound]:
+                found.append(await self._client(home))  # noqa: PERF401 - those before the one that has no room count
+        except LimitReached as error:
+            log.warning("what it runs is not known now: %s", error)
+        return found
 
     def _needed(self) -> tuple[set[Path], list[Path]]:
         homes = self._placements.homes()
@@ -273,10 +285,9 @@ class Supervisors(SupervisorPort):
         try:
             told = await (await self._client(home)).status(session_id)
         except SupervisorUnreachable:
-            if self._revival is None or await asyncio.to_thread(placements.kept, home):
+            if (ended := await asyncio.to_thread(_fallen, home, session_id)) is None:
                 raise
-            # Without its first process nothing of a container is left: whatever ran there has ended.
-            return await asyncio.to_thread(dormant.ended, home, session_id)
+            return ended
         if told["state"] == "unknown" and await asyncio.to_thread(dormant.gone, home, session_id):
             return dormant.lost(session_id, "record_unreadable")
         return told
@@ -305,6 +316,8 @@ class Supervisors(SupervisorPort):
             )
         if await asyncio.to_thread(self._asleep, home):
             return False
+        if self._revival is None and not await asyncio.to_thread(placements.kept, home):
+            return False  # its supervisor tells the end again when it is brought up
         return await (await self._client(home)).ack(session_id)
 
     async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
@@ -338,8 +351,8 @@ class Supervisors(SupervisorPort):
         if home is None:
             self._hosting = True
             return self._host
-        if await asyncio.to_thread(self._asleep, home):
-            told = await asyncio.to_thread(dormant.status, home, session_id)
+        if self._revival is None or await asyncio.to_thread(self._asleep, home):
+            told = await asyncio.to_thread(_fallen, home, session_id)
             if told is not None and "record" in told:
                 raise TaskCompleted(session_id, "its container does not run any more")
             if told is not None:
@@ -349,6 +362,17 @@ class Supervisors(SupervisorPort):
     def _asleep(self, home: Path) -> bool:
         """Whether the container does not run and owes nothing: nobody needs to bring it up."""
         return not placements.kept(home) and not self._placements.owes(home)
+
+
+def _fallen(home: Path, session_id: str) -> Message | None:
+    """A session's status where its container does not run: without its first process nothing of it is left.
+
+    None where it does, or somebody brings it up at this moment. Blocks.
+    """
+    if placements.kept(home):
+        return None
+    told = dormant.ended(home, session_id)
+    return None if placements.kept(home) else told
 
 
 async def _in_time(answer: Awaitable[T]) -> T:

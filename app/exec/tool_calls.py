@@ -133,7 +133,7 @@ class ToolCalls:
         return Weighed(asked, await proposed(spec, self.engine.backend), verdict, spec)
 
     async def _weighed_files(self, conversation_id: str, tool: str, args: dict[str, Any], key: str) -> Weighed:
-        look = await self.files.look(tool, args)
+        look = await self.files.look(tool, args, await self.policy.withheld(conversation_id))
         asked = Asked(
             tool=tool,
             call_key=key,
@@ -194,7 +194,8 @@ class ToolCalls:
             return await self.files.change(tool, args, look, origin, grant)
         if ctx.tool_call_approved:
             await self.files.note_read(tool, args, origin, grant)
-        return await self.files.read(tool, args, look, await self.policy.withheld(origin.conversation_id))
+        withheld = await self.policy.withheld(origin.conversation_id)
+        return await self.files.read(tool, args, look, withheld, approved=ctx.tool_call_approved)
 
     async def granted(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Granted:
         """The grant for this call, and the command it is for.

@@ -12,6 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from app.exec.model import Act, CallKey, Session, SessionId
+from app.exec.permit import APPROVED
 from app.exec.policy import INPUT
 from app.storage.session_rows import LIVE
 from app.storage.tables import approvals, sessions
@@ -30,8 +31,37 @@ def consume_claim(conn: sa.Connection, session: Session) -> None:
     Raises:
         Unusable: It cannot be used, so nothing is claimed.
     """
-    if session.approval_id is not None:
+    if session.approval_id is None:
+        return
+    if session.granted_by == APPROVED:
+        _use_in_call(conn, session.approval_id, session)
+    else:
         consume(conn, session.approval_id, session.id, session.digest, conversation_id=session.conversation_id)
+
+
+def _use_in_call(conn: sa.Connection, request_id: str, session: Session) -> None:
+    """Use the approval of a call for one of the commands that its code runs: it is for all of these, and no other's."""
+    ours = sa.and_(approvals.c.id == request_id, approvals.c.conversation_id == session.conversation_id)
+    first = sa.update(approvals).where(ours, approvals.c.state == "approved")
+    conn.execute(first.values(state="used", used_by=approvals.c.call_key))
+    used = sa.and_(ours, approvals.c.state == "used", approvals.c.used_by == approvals.c.call_key)
+    row = conn.execute(sa.select(approvals).where(used)).one_or_none()
+    if row is None:
+        _refuse(conn, request_id, session.id, "", session.conversation_id)
+        return
+    audit.note(
+        conn,
+        "used",
+        conversation_id=row.conversation_id,
+        turn_id=session.turn_id,
+        call_key=row.call_key,
+        request_id=row.id,
+        session_id=session.id,
+        tool=row.tool_name,
+        digest=session.digest,
+        command=session.command,
+        reason="run by the code of the approved call",
+    )
 
 
 def consume_call(conn: sa.Connection, act: Act) -> None:

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.exec.model import READ_ONLY, WORK
-from app.storage.tables import workers
+from app.storage.tables import approvals, audit, workers
 from tests import sandboxes
 from tests.stage import Stage, stage
 
@@ -121,6 +121,10 @@ def test_an_approved_tool_works_in_the_workspace_and_every_other_only_reads(monk
             assert "hidden" not in answers["secret"] + answers["filed_secret"]
             assert "listed secret" in answers["secret"]
         assert [s.profile for s in place.sessions() if s.granted_by == "approved call"] == [WORK, WORK]
+        assert place.read(uses) == [
+            ("used", True, "build", "echo ran > ran; cat ran"),
+            ("used", True, "build", "'touch' 'shell'"),
+        ]
 
 
 def test_on_the_host_a_command_of_a_tool_that_nobody_approved_is_refused_with_what_would_allow_it(
@@ -165,6 +169,14 @@ def test_a_turn_killed_between_the_commands_of_a_tool_starts_each_once(monkeypat
         assert "1\\n2\\n3\\n4\\n" in place.history()
         assert lines(place) == ["first", "second", "third", "fourth"]
         assert len(place.sessions()) == 4
+
+
+def uses(conn: sa.Connection) -> list[tuple[Any, ...]]:
+    """The state of the approval, whether it was its own call that used it, and what of that the audit has."""
+    own = approvals.c.used_by == approvals.c.call_key
+    joined = sa.join(audit, approvals, audit.c.request_id == approvals.c.id)
+    query = sa.select(approvals.c.state, own, audit.c.tool, audit.c.command).select_from(joined)
+    return [tuple(row) for row in conn.execute(query.where(audit.c.event == "used").order_by(audit.c.id))]
 
 
 def heartbeat(place: Stage) -> Any:

@@ -24,6 +24,8 @@ from tests.stage import EXEC_UID, Stage, stage
 def place() -> Iterator[Stage]:
     with stage() as made:
         put(made, "notes.txt", "one\ntwo\n")
+        (made.workspace / "read").mkdir(mode=0o755)
+        put(made, "read/notes.txt", "one\ntwo\n")
         put(made, ".env", "KEY=value\n")
         made.hire()
         yield made
@@ -54,11 +56,19 @@ def recorded(place: Stage, conversation: str) -> list[tuple[str, dict[str, Any]]
 
 def test_reading_passes_and_a_secret_waits(place: Stage) -> None:
     said = place.answer(
-        place.send("\n".join([call("ls"), call("read_file", path="notes.txt"), call("grep", pattern="t")]))
+        place.send(
+            "\n".join(
+                [
+                    call("ls", path="read"),
+                    call("read_file", path="read/notes.txt"),
+                    call("grep", pattern="t", path="read"),
+                ]
+            )
+        )
     )
     assert "notes.txt  8" in said
     assert "one\n  two" in said
-    assert "notes.txt:2: two" in said
+    assert "read/notes.txt:2: two" in said
     place.send(call("read_file", path=".env"))
     request = place.pending()
     assert "is a listed secret" in request.display["reason"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pydantic_ai.workspaces import LocalWorkspaceBackend, WorkspaceBackend, WorkspaceRef
+from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceRef
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
 from app.exec.engine import Engine
@@ -138,11 +138,3 @@ class TestPodman(Ours):
     """Containers."""
 
     kind = "podman"
-
-
-class TestLocal(WorkspaceBackendSuite):
-    """The library's own backend, which has no optional fixtures: what ours are measured by."""
-
-    @pytest.fixture
-    def backend(self, tmp_path: Path) -> WorkspaceBackend:
-        return LocalWorkspaceBackend(tmp_path)

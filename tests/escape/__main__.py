@@ -91,35 +91,39 @@ def markdown(verdicts: Sequence[Verdict]) -> str:
         "",
         "Every attempt:",
         "",
-        "| Group | Attempt | Without | In the sandbox |",
-        "|---|---|---|---|",
+        "| In | Group | Attempt | Without | In the sandbox |",
+        "|---|---|---|---|---|",
     ]
     for one in verdicts:
         without = {True: "escapes", False: "blocked already", None: "not tried"}[one.without]
         inside = "**escapes**" if one.inside else "blocked"
-        lines.append(f"| {one.probe.group} | {one.probe.attempts} | {without} | {inside} |")
+        lines.append(f"| {one.backend} | {one.probe.group} | {one.probe.attempts} | {without} | {inside} |")
     return "\n".join(lines)
 
 
 def _summary(verdicts: Sequence[Verdict]) -> list[str]:
     lines = [
-        "| Group | Attempts | Escape without a sandbox | Escape in it | Blocked already, or not tried without |",
-        "|---|---|---|---|---|",
+        "| In | Group | Attempts | Escape without a sandbox | Escape in it | Blocked already, or not tried without |",
+        "|---|---|---|---|---|---|",
     ]
-    groups = list(dict.fromkeys(one.probe.group for one in verdicts))
-    for name in [*groups, ""]:
-        rows = [one for one in verdicts if name in {one.probe.group, ""}]
-        figures = (len(rows), sum(one.without is True for one in rows), sum(one.inside for one in rows))
-        cells = [name or "**All**", *(str(figure) for figure in figures), str(sum(not one.without for one in rows))]
+    kinds = list(dict.fromkeys((one.backend, one.probe.group) for one in verdicts))
+    totals = [(backend, "") for backend in dict.fromkeys(one.backend for one in verdicts)]
+    for backend, name in [*kinds, *totals]:
+        rows = [one for one in verdicts if one.backend == backend and name in {one.probe.group, ""}]
+        out, inside = sum(one.without is True for one in rows), sum(one.inside for one in rows)
+        cells = [backend, name or "**All**", *map(str, (len(rows), out, inside, len(rows) - out))]
         lines.append(f"| {' | '.join(cells)} |")
-    made = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    programs = [{"bubblewrap": "bwrap"}.get(name, name) for name in dict.fromkeys(one.backend for one in verdicts)]
+    said = [subprocess.run([name, "--version"], capture_output=True, text=True, check=False) for name in programs]
+    made = ", ".join(one.stdout.strip() for one in said)
     who = "root, commands as an unprivileged user" if os.geteuid() == 0 else "an unprivileged user"
     return [f"{time.strftime('%Y-%m-%d')}, {made}, Linux {os.uname().release}, as {who}.", "", *lines]
 
 
 def _facts(one: Verdict) -> dict[str, object]:
     return {
-        "probe": one.probe.name, "group": one.probe.group, "attempts": one.probe.attempts, "way": one.probe.way,
+        "probe": one.probe.name, "backend": one.backend,
+        "group": one.probe.group, "attempts": one.probe.attempts, "way": one.probe.way,
         "inside": one.inside, "said": one.said, "without": one.without, "said_without": one.said_without,
     }  # fmt: skip
 

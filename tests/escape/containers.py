@@ -190,9 +190,10 @@ def _writable(own: tuple[str, ...]) -> str:
 def change_programs(_place: Place) -> object:
     """Open for writing what the container's root runs or reads: python3, its library, ld.so.preload, passwd."""
     paths = ("/usr/bin/python3", "/bin/sh", "/bin/bash", os.__file__, "/etc/passwd", "/etc/ld.so.cache")
-    attempts = [lambda path=path: os.close(os.open(path, os.O_WRONLY)) for path in paths]
-    attempts.append(lambda: os.close(os.open("/etc/ld.so.preload", os.O_WRONLY | os.O_CREAT)))
-    first_that_works(attempts)
+    first_that_works([
+        *(lambda path=path: os.close(os.open(path, os.O_WRONLY)) for path in paths),
+        lambda: os.close(os.open("/etc/ld.so.preload", os.O_WRONLY | os.O_CREAT)),
+    ])  # fmt: skip
     return DONE
 
 

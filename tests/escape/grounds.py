@@ -45,10 +45,16 @@ _MEMORY_BYTES: Final = 128 << 20
 class Ground(Protocol):
     """A kind of sandbox."""
 
-    name: str
-    python: str
-    image: Callable[[Path], None] | None
-    """Makes the root file system of what attempts see, where it is another than the machine's."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def python(self) -> str: ...
+
+    @property
+    def image(self) -> Callable[[Path], None] | None:
+        """Makes the root file system of what attempts see, where it is another than the machine's."""
+        ...
 
     def missing(self) -> str | None:
         """Why none can be had here, None where they can."""
@@ -155,10 +161,16 @@ class Boxes:
         await asyncio.to_thread(_wait_for_end, made.supervisor)
 
     async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
-        text = (made.engine_home / "supervisor" / "supervisor.log").read_text()
-        found = re.findall(r"supervisor\[(\d+)\] ready", text)
-        made.supervisor = int(found[-1]) if found else 0
+        made.supervisor = _of_host(made)
         return {"supervisor": made.supervisor}
+
+
+def _of_host(made: Scene) -> int:
+    """The supervisor outside of containers, 0 where none was started."""
+    with contextlib.suppress(FileNotFoundError):
+        text = (made.engine_home / "supervisor" / "supervisor.log").read_text()
+        return int((re.findall(r"supervisor\[(\d+)\] ready", text) or ["0"])[-1])
+    return 0
 
 
 def _wait_for_end(pid: int) -> None:
@@ -240,6 +252,8 @@ class Pods:
         finally:
             for one in containers.homes():
                 await asyncio.to_thread(containers.podman.remove, one.name)
+            if host := _of_host(made):  # who writes down what was never started
+                await asyncio.to_thread(_wait_for_end, host)
 
     async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
         if way == "moved":

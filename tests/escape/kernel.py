@@ -12,10 +12,11 @@ _LIBC.syscall.restype = ctypes.c_long
 # x86_64, aarch64
 NUMBERS: Final = {
     "ioctl": (16, 29), "shmget": (29, 194), "shmat": (30, 196), "clone": (56, 220), "ptrace": (101, 117),
-    "syslog": (103, 116), "rt_sigqueueinfo": (129, 138), "tgkill": (234, 131), "pivot_root": (155, 41), "chroot": (161, 51),
+    "syslog": (103, 116), "rt_sigqueueinfo": (129, 138), "pivot_root": (155, 41), "chroot": (161, 51),
     "mount": (165, 40), "umount2": (166, 39), "mq_open": (240, 180), "mq_unlink": (241, 181),
     "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183), "add_key": (248, 217),
-    "keyctl": (250, 219), "unshare": (272, 97), "perf_event_open": (298, 241), "fanotify_init": (300, 262),
+    "tgkill": (234, 131), "keyctl": (250, 219), "unshare": (272, 97), "perf_event_open": (298, 241),
+    "fanotify_init": (300, 262),
     "prlimit64": (302, 261), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "setns": (308, 268),
     "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272), "bpf": (321, 280),
     "userfaultfd": (323, 282), "io_uring_setup": (425, 425), "open_tree": (428, 428), "move_mount": (429, 429),

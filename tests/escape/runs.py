@@ -40,14 +40,17 @@ def run(
     probes: Sequence[Probe],
     say: Callable[[str], None] = lambda _: None,
     grounds: Sequence[Ground] = (GROUNDS["bubblewrap"],),
+    *,
+    control: bool = True,
 ) -> list[Verdict]:
-    """Make every attempt, first in each kind of sandbox, then without."""
+    """Make every attempt, first in each kind of sandbox, then without unless `control` is False."""
     found: list[Verdict] = []
     together = [[one for one in probes if one.way == way] for way in WAYS]
     alone = [[one] for one in probes if one.way == "moved"]
     for batch in (*together, *alone):
         tried = {ground.name: _tried(ground, batch, say) for ground in grounds}
-        with_control = [one for one in batch if one.control and any(one.name in said for said in tried.values())]
+        names = {name for said in tried.values() for name in said} if control else set[str]()
+        with_control = [one for one in batch if one.control and one.name in names]
         bare, without = _without(with_control, say) if with_control else ({}, {})
         for backend, verdicts in tried.items():
             for probe in (one for one in batch if one.name in verdicts):

@@ -138,7 +138,8 @@ def _tests(
     environ = {**os.environ, "PYTHONPATH": str(directory), "PYTHONDONTWRITEBYTECODE": "1", "EXEC_TESTS_STRICT": "1"}
     # Hypothesis's plugin takes as long to load as all else together, and only adds options.
     plugins = ["-p", "no:randomly", "-p", "no:hypothesispytest"]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=line", *plugins, *options]
+    # Its FAILED lines are what is read, whatever the configuration lets pytest print.
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--no-header", "--tb=line", *plugins, *options]
     return subprocess.run(
         [*command, *tests], cwd=directory, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
     )

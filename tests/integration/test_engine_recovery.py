@@ -14,7 +14,7 @@ import pytest
 
 from app.exec import limits as bounds
 from app.exec.engine import Engine
-from app.exec.errors import SupervisorUnreachable
+from app.exec.errors import LimitReached, SupervisorUnreachable
 from app.exec.identity import session_id as session_id_of
 from app.exec.memory_store import MemorySessionStore
 from app.exec.model import CallKey, CallOrigin, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
@@ -288,6 +288,26 @@ async def test_a_running_session_that_nobody_knows_is_lost(tmp_path: Path) -> No
         after = await engine.registry.get(session.id)
         assert after.end is not None
         assert after.end.evidence is Evidence.RECORD_UNREADABLE
+
+
+@pytest.mark.parametrize("error", [LimitReached("64 containers"), SupervisorUnreachable("away")])
+async def test_a_session_that_cannot_be_asked_about_keeps_no_other_from_being_compared(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_engine(tmp_path) as engine:
+        first, _ = await claimed(engine, "true", boot_id="another", created_at=1.0)
+        second, _ = await claimed(engine, "true", boot_id="another", created_at=2.0)
+        status = engine.supervised.status
+
+        async def asked(session_id: SessionId) -> Any:
+            if session_id == first.id:
+                raise error
+            return await status(session_id)
+
+        monkeypatch.setattr(engine.supervised, "status", asked)
+        await engine.reconcile()
+        ends = [(await engine.registry.get(one.id)).end for one in (first, second)]
+        assert [end and end.evidence for end in ends] == [None, Evidence.NEVER_STARTED]
 
 
 async def test_sessions_of_another_host_are_left_alone(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends import podman_probe
+from app.exec.backends import homes, podman_probe
 from app.exec.backends.container import COMMANDS, ContainerLimits
+from app.exec.backends.mounted import check_mounts
 from app.exec.backends.podman_probe import probe_podman
 from app.exec.errors import BackendUnavailable, WorkspaceUnusable
 from app.exec.model import READ_ONLY, WORK
@@ -108,8 +109,27 @@ async def test_a_secret_of_the_workspace_is_empty_to_a_reading_command_also_one_
     (shop.workspace / "aside").replace(first)
     assert (await shop.run("cat .env app/.env.local", profile=READ_ONLY)).output == ""
     assert (await shop.run("cat .env")).output == "KEY=three\n"
+    # The same inode again, as when its number is given to what comes in its place: what was mounted on it is gone.
+    os.link(first, shop.workspace / "aside")
+    first.unlink()
+    (shop.workspace / "aside").rename(first)
+    assert (await shop.run("cat .env", profile=READ_ONLY)).output == ""
     first.unlink()
     second.unlink()
+
+
+async def test_a_container_that_has_lost_a_cover_is_made_anew_once_nothing_runs_in_it(shop: Yard) -> None:
+    hidden = shop.workspace / "bared"
+    hidden.mkdir(exist_ok=True)
+    backend = shop.backend(hidden=(hidden,))
+    want = await asyncio.to_thread(backend.container, WORK, "bare")
+    home = await backend.containers.ensure(want)
+    hidden.rmdir()
+    hidden.mkdir()
+    with pytest.raises(BackendUnavailable):
+        check_mounts(homes.peer(home), want)
+    assert await backend.containers.ensure(want) == home
+    check_mounts(homes.peer(home), want)
 
 
 async def test_hooks_and_configuration_that_are_there_cannot_be_changed_nor_moved_away(shop: Yard) -> None:

@@ -168,10 +168,9 @@ async def test_removing_ends_what_runs_and_keeps_what_sessions_left(place: Yard)
 async def test_a_home_without_sessions_goes_with_its_container(place: Yard) -> None:
     containers, backend = counted(place)
     backend.check()
-    await containers.ensure(backend.container(WORK, "one"))
-    await containers.ensure(backend.container(READ_ONLY, "one"))
+    homes = [await containers.ensure(backend.container(profile, "one")) for profile in (WORK, READ_ONLY)]
     other = await containers.ensure(backend.container(WORK, "two"))
-    assert len(await containers.remove_scope("one")) == 2
+    assert [await containers.remove(home.name) for home in homes] == [True, True]
     assert containers.homes() == [other]
 
 

@@ -212,6 +212,27 @@ async def test_records_and_telemetry_of_a_clone_go_to_its_own(root: Path) -> Non
             assert section.workspace.container_id != made.workspace.container_id
 
 
+async def test_every_use_of_a_tool_is_noted(root: Path) -> None:
+    images.needed()
+    uses: tuple[tuple[str, dict[str, Any]], ...] = (
+        sh("true"),
+        ("read_file", {"path": "hello.txt"}),
+        ("write_file", {"path": "new", "content": "x"}),
+        ("glob", {"pattern": "*"}),
+        ("evaluate_python", {"code": "print(1)"}),
+        ("rm", {"path": "new"}),
+    )
+    async with closing(in_podman(root)) as section:
+        assert isinstance(section, PodmanSandboxSection)
+        last = 0.0
+        for use in uses:
+            (done,) = await call(section, use)
+            assert done.outcome == "success", done.content
+            assert section.workspace is not None
+            assert section.workspace.last_used_at > last, use
+            last = section.workspace.last_used_at
+
+
 async def test_it_is_a_section_with_shell_and_files_and_exactly_nine_tools(root: Path) -> None:
     images.needed()
     seen: list[AgentInfo] = []

@@ -90,6 +90,21 @@ async def test_a_command_that_cannot_be_executed_says_why(
     assert (record["state"], record["errno"], record["exit_code"]) == ("start_failed", errno, None)
 
 
+@pytest.mark.parametrize("pty", [None, (24, 80)], ids=["pipes", "terminal"])
+async def test_a_command_is_ended_before_its_supervisor_where_memory_is_short(
+    tmp_path: Path, pty: tuple[int, int] | None
+) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.run("a", "cat /proc/self/oom_score_adj", pty=pty)
+        supervisor, _ = await sup.pids()
+        assert int(sup.log("a")) == max(500, _score(os.getpid()))
+        assert _score(supervisor) == _score(os.getpid())
+
+
+def _score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
 async def test_the_child_starts_clean(tmp_path: Path) -> None:
     script = "umask; ls /proc/self/fd | wc -l; grep -E 'Sig(Blk|Ign)' /proc/self/status; env; id -G; ulimit -Sn"
     async with rig(tmp_path) as sup:

@@ -182,7 +182,7 @@ async def test_a_link_that_is_put_there_after_the_look_reads_nothing(tmp_path: P
     async with room(tmp_path) as here:
         here.put(".env", "KEY=value\n")
         here.put("a.txt", "harmless\n")
-        look = await here.calls.files.look("read_file", {"path": "a.txt", "offset": 0, "limit": 10})
+        look = await here.calls.files.look("read_file", {"path": "a.txt", "offset": 0, "limit": 10}, lambda _: None)
         (here.workspace / "a.txt").unlink()
         (here.workspace / "a.txt").symlink_to(".env")
         with pytest.raises(CommandDenied, match=r"leads to .*/\.env by now"):
@@ -355,6 +355,7 @@ async def test_what_is_longer_than_a_result_is_read_in_parts(tmp_path: Path) -> 
     async with room(tmp_path) as here:
         here.put("long.txt", "".join(f"line {number}\n" for number in range(5_000)))
         here.put("wide.txt", "x" * 40_000)
+        here.put("mixed.txt", "one\n" + "x" * 40_000 + "\nlast\n")
         here.put("empty.txt", "")
         first = await here.do("read_file", path="long.txt")
         assert str(first.return_value).endswith("line 1999\n[lines 1 to 2,000 of 5,000; read on with offset=2000]")
@@ -363,8 +364,32 @@ async def test_what_is_longer_than_a_result_is_read_in_parts(tmp_path: Path) -> 
         wide = str((await here.do("read_file", path="wide.txt")).return_value)
         assert len(wide) < 30_200
         assert "longer than what is shown" in wide
+        mixed = str((await here.do("read_file", path="mixed.txt", offset=1)).return_value)
+        assert "line 2 of 3 is longer than what is shown" in mixed
+        assert mixed.endswith("; read on with offset=2]")
         assert (await here.do("read_file", path="empty.txt")).return_value == "[the file is empty]"
         assert "behind the last" in str((await here.do("read_file", path="long.txt", offset=9_000)).return_value)
+
+
+async def test_nothing_that_is_said_without_a_person_depends_on_what_is_in_a_listed_secret(tmp_path: Path) -> None:
+    async with room(tmp_path) as here:
+        here.put(".env", "KEY=value\nKEY=other\n")
+        guesses = ("KEY=value", "KEY=", "KEY=wrong", "(K+)+EY")
+        answers = {
+            str((await here.do("grep", pattern=guess, glob=glob)).return_value)
+            for guess in guesses
+            for glob in (".env", None)
+        }
+        assert answers == {
+            "(nothing matches)\n[1 file left out: a listed secret, or kept by a rule; naming one in read_file asks]"
+        }
+        for guess in guesses:
+            with pytest.raises(ToolFailed, match="is a listed secret, and whether a text is in it would be told"):
+                await here.do("edit_file", path=".env", old_string=guess, new_string="x")
+        here.put("private/a.txt", "KEY=kept by a rule\n")
+        here.rules.append(rule("deny", "read_file", paths=(f"{here.workspace}/private/**",)))
+        for path in ("private", "private/a.txt"):
+            assert "kept" not in str((await here.do("grep", pattern="KEY", path=path)).return_value).partition("[")[0]
 
 
 def rule(effect: Any, *prefix: str, paths: tuple[str, ...] = ()) -> Rule:
@@ -419,6 +444,11 @@ async def test_a_person_sees_the_path_and_what_it_comes_to(tmp_path: Path) -> No
         assert "-two\n+three" in edit["diff"]
         over = await here.seen("write_file", path="a.txt", content="one\n")
         assert "-two" in over["diff"]
+        nul = await here.seen("write_file", path="nul", content="echo hidden\0")
+        assert nul["content"] == "echo hidden\0"
+        here.put("large", "one\n" + "x" * (1 << 20))
+        large = await here.seen("edit_file", path="large", old_string="one", new_string="rm -rf ~")
+        assert (large["old text"], large["new text"]) == ("one", "rm -rf ~")
         gone = await here.seen("rm", path="dir")
         assert gone["command"] == f"rm -r {here.workspace}/dir"
         assert gone["does"] == "removes a directory with 1 entry in it, 2 bytes"

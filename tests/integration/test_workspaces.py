@@ -293,6 +293,37 @@ async def test_a_tool_that_nobody_approved_changes_nothing_and_an_approved_one_d
         assert [session.granted_by for session in await engine.store.list()] == ["approved call"]
 
 
+async def test_the_yes_to_a_call_is_lent_neither_to_an_agent_in_it_nor_to_what_outlives_it(tmp_path: Path) -> None:
+    async with execs.running_engine(tmp_path) as engine:
+        over = asyncio.Event()
+        left: list[asyncio.Task[list[str]]] = []
+        dug: list[list[str]] = []
+
+        async def later(ctx: RunContext[Any]) -> list[str]:
+            await over.wait()
+            return await _writes(ctx)
+
+        async def lends(ctx: RunContext[Any]) -> None:
+            inner = Agent(TestModel())
+
+            @inner.tool_plain
+            async def dig() -> None:
+                dug.append(await _writes(ctx))
+
+            await inner.run("go")
+            left.append(asyncio.create_task(later(ctx)))
+            await ctx.workspace.write_text("mine", "text")
+
+        asked = Agent(TestModel(), capabilities=[Bare(engine, _writes).capability], output_type=DEFERRING)
+        asked.tool(requires_approval=True)(lends)
+        await approved_run(asked)
+        over.set()
+        for refused in (dug[0], await left[0]):
+            assert "nobody approved this command" in refused[0]
+            assert "nobody approved this call of lends" in refused[1]
+        assert {path.name for path in engine.workspace.iterdir()} & {"ran", "made", "mine"} == {"mine"}
+
+
 async def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
     async def reads(ctx: RunContext[Any]) -> str:
         try:

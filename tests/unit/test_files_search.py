@@ -61,6 +61,8 @@ async def test_an_edit_keeps_mark_line_ends_mode_and_nothing_else_is_left(files:
     done = await files.edit_text("f", "one\ntwo\n", "1\n2\n")
     assert (done.count, done.lines) == (1, (1,))
     assert await files.read_bytes("f") == b"\xef\xbb\xbf1\r\n2\r\ntwo\r\n"
+    await files.edit_text("f", "two", "3\n4")
+    assert await files.read_bytes("f") == b"\xef\xbb\xbf1\r\n2\r\n3\r\n4\r\n"
     with pytest.raises(TextAbsent):
         await files.edit_text("f", "three", "x")
     await files.write_bytes("g", b"a b\na\nb a")

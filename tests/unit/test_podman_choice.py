@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.choice import choose
+from app.choice import choose, podman_sandbox
+from app.exec import PodmanSandboxConfig
 from app.exec.backends import podman_probe, probe
 from app.exec.backends.probe import Found
 from app.exec.errors import BackendUnavailable
@@ -88,3 +89,13 @@ def test_settings_shape_the_container(settings: dict[str, str], found: dict[str,
     assert backend.limits.memory_bytes == 2**30
     assert backend.containers.idle_s == 60
     assert backend.containers.root == Path(settings["SHELLBACK_HOME"]) / "containers"
+
+
+def test_settings_shape_the_sandbox_of_an_agent_too(settings: dict[str, str], tmp_path: Path) -> None:
+    more = {"PODMAN_IMAGE": "some:1", "SHELLBACK_CACHE": str(tmp_path / "cache"), "HOST_MOUNT_ROOTS": str(tmp_path)}
+    section = podman_sandbox(Settings.load({**settings, **more}), scope="mine", env={"A": "b"})
+    config = section.config
+    assert isinstance(config, PodmanSandboxConfig)
+    assert (config.image, config.network, dict(config.env)) == ("some:1", False, {"A": "b"})
+    assert config.allowed_roots == (tmp_path,)
+    assert section.overlay == tmp_path / "cache/podman/mine"

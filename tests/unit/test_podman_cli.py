@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,8 @@ def test_a_remote_engine_is_refused_with_the_reason(
     stand_in(answering(connections=connections))
     with pytest.raises(BackendUnavailable, match=said) as refused:
         Podman(**given).check()
-    assert "PODMAN_CONNECTION" in str(refused.value)
+    remedy = "unset PODMAN_BASE_URL" if given.get("url") else "PODMAN_CONNECTION=local"
+    assert remedy in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
@@ -139,7 +141,10 @@ def test_an_image_has_its_id_and_environment_and_is_never_pulled(stand_in: Stand
         Podman().image("some:1")
 
 
-def test_runtimes_are_tried_and_the_one_that_works_is_remembered(stand_in: Stand) -> None:
+def test_runtimes_are_tried_and_the_one_that_works_is_remembered(
+    stand_in: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     noted = stand_in(
         'case "$*" in "--runtime runc run"*) echo id;;'
         ' *run\\ -d*) echo "Error: OCI runtime error: crun: no cgroups" >&2; exit 126;; esac'
@@ -152,6 +157,8 @@ def test_runtimes_are_tried_and_the_one_that_works_is_remembered(stand_in: Stand
         "--runtime crun ",
         "--runtime runc ",
     ]
+    (line,) = caplog.records
+    assert line.__dict__["component"] == "tools.podman"
     assert sum("rm --force" in line for line in first) == 2
     Podman().run("other", ["image"])
     assert noted.read_text().splitlines()[len(first) :] == ["--runtime runc run -d --name other image"]

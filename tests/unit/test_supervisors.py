@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.exec import dormant, placements
-from app.exec.errors import BackendUnavailable, LimitReached, SupervisorUnreachable, TaskCompleted
+from app.exec.errors import BackendUnavailable, LimitReached, TaskCompleted
 from app.exec.links import LogLinks
 from app.exec.logs import kept_logs, remove_session
 from app.exec.placements import Placements
@@ -24,7 +24,7 @@ from app.exec.supervisor.client import SupervisorClient
 from app.exec.supervisor.protocol import ExitRecord, StartRequest
 from app.exec.supervisor.records import ABANDONED, Records
 from app.exec.supervisors import Supervisors
-from tests.supervisors import BOOT, SOON, UID, end
+from tests.supervisors import BOOT, SOON, UID, end, until
 
 pytestmark = pytest.mark.anyio
 
@@ -284,11 +284,61 @@ async def test_the_command_line_reaches_what_runs_and_brings_nothing_up(tmp_path
         cli = made.another(revive=False, watch=False, host_needed=True)
         assert (await cli.connect())["boot_id"] == BOOT
         assert [row["session_id"] for row in await cli.list()] == ["a"]
-        with pytest.raises(SupervisorUnreachable, match="a worker brings it up"):
-            await cli.status("b")
+        with pytest.raises(TaskCompleted):
+            await cli.kill("b", grace_s=0.0, ended_by="person")
         assert (await cli.kill("a", grace_s=0.0, ended_by="person")).killed
         assert made.revived == []
         assert not placements.kept(made.state)
+
+
+async def test_a_worker_of_another_backend_tells_what_ended_with_its_container(tmp_path: Path) -> None:
+    async with town(tmp_path) as made:
+        one = made.home("one")
+        await made.start("ran", one, "sleep 30", background=True)
+        await made.router.close()
+        await made.fell(one)
+        made.revived.clear()
+        other = made.another(revive=False, host_needed=True)
+        status = await other.status("ran")
+        assert (status["state"], status["record"]["evidence"]) == ("lost", "container_restarted")
+        assert not await other.ack("ran")
+        assert made.revived == []
+
+
+async def test_a_bound_that_is_used_up_hides_nothing_of_those_who_are_spoken_to(tmp_path: Path) -> None:
+    async with town(tmp_path) as made:
+        one, two = made.home("one"), made.home("two")
+        await made.start("b", two, "sleep 30", background=True)
+        bounded = made.another(clients=1)
+        assert [row["session_id"] for row in await bounded.list()] == ["b"]
+        await made.start("a", one, "sleep 30", background=True)  # by another worker, in a home that sorts first
+        assert [row["session_id"] for row in await bounded.list()] == ["b"]
+
+
+async def test_room_is_made_once_for_many_who_need_it_at_the_same_time(tmp_path: Path) -> None:
+    async with town(tmp_path) as made:
+        made.router = made.another(clients=1)
+        one, two = made.home("one"), made.home("two")
+        await made.start("a", one)
+        await made.ended("a")
+        await made.router.ack("a")
+        answers = await asyncio.gather(*(made.start(f"b{n}", two) for n in range(4)))
+        assert {answer.outcome for answer in answers} == {"started"}
+        assert list(made.router._clients) == [two]  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_start_that_meets_an_end_of_its_container_happens_in_the_next_one(tmp_path: Path) -> None:
+    async with town(tmp_path) as made:
+        one = made.home("one")
+        await made.start("a", one, "sleep 30", background=True)
+        somebody = SupervisorClient(one, spawn=False)
+        await somebody.stop()
+        await somebody.close()
+        start = asyncio.create_task(made.start("b", one))
+        await until((made.state / "sessions/b").is_symlink)
+        await made.router.kill("a", grace_s=0.0, ended_by="agent")
+        assert (await start).outcome == "started"
+        assert (await made.ended("b"))["exit_code"] == 3
 
 
 async def test_clients_are_bounded_and_those_of_removed_homes_are_let_go(tmp_path: Path) -> None:

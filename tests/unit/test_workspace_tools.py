@@ -181,13 +181,16 @@ def test_a_mark_differs_where_anything_else_stands_there(tmp_path: Path) -> None
 
 def test_a_person_is_shown_all_that_is_written_and_what_it_takes_the_place_of() -> None:
     text = "".join(f"{number}\n" for number in range(9_000))[:48_000]
-    assert shown.shown_text(text.encode())["content"] == text
-    diff = str(shown.shown_change(b"a\nb\nc\n", b"a\nB\nc")["diff"])
-    assert "-b\n-c\n+B\n+c\n\\ no line end here" in diff
-    assert "binary" in str(shown.shown_change(b"\0", b"x")["replaces"])
-    long = str(shown.shown_change(b"", b"x" * 60_000 + b"\n")["diff"])
-    assert "not shown" in long
-    assert "sha256" in long
+    assert shown.shown_text(text)["content"] == text
+    instead = {"content": "all of it"}
+    diff = shown.shown_change(b"a\nb\nc\n", b"a\nB\nc", instead=instead)
+    assert [*diff] == ["diff"]
+    assert "-b\n-c\n+B\n+c\n\\ no line end here" in str(diff["diff"])
+    # What no diff shows is shown by itself: binary, much that is taken away before it, a large file.
+    for before, after in ((b"\0", b"x"), (b"x", b"\0"), (b"x\n" * 30_000, b"y"), (b"x" * 2_000_000, b"y")):
+        change = shown.shown_change(before, after, instead=instead)
+        assert str(change["diff"]).startswith("(not shown: ")
+        assert change["content"] == "all of it"
 
 
 def told(*, name: str = "podman", network: bool = False, workspace: bool = True, **more: Any) -> str | None:

@@ -91,7 +91,7 @@ class ContainerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """Something of the host in a container; `identity` (device:inode) is what it was when it was looked at."""
+    """Something of the host in a container; `identity` (device:inode, and ctime) is what it was when looked at."""
 
     source: str
     target: str

@@ -90,7 +90,7 @@ class Containers:
             BackendUnavailable: It cannot be had, with cause and remedy; nothing of it is left running.
         """
         home = self.home(want)
-        if homes.listens(home):
+        if home.name not in self._making and (pid := homes.peer(home)) and await self._holds(home, pid, want):
             await self._used(home)
             return home
         await self._up(home, want)
@@ -156,13 +156,6 @@ class Containers:
         if self.log is not None:
             await self.log.removed(name, time.time())
         return there
-
-    async def remove_scope(self, scope: str, *, grace_s: float = STOP_S) -> list[str]:
-        """Remove all containers of a scope; their names."""
-        names = [home.name for home in await asyncio.to_thread(self.homes) if self._scope_of(home) == scope]
-        for name in names:
-            await self.remove(name, grace_s=grace_s)
-        return names
 
     async def _tell_stopped(self, home: Path) -> None:
         if self.log is not None:
@@ -253,6 +246,21 @@ class Containers:
         state = await asyncio.to_thread(self.podman.state, home.name)
         return state is not None and state[0] == "running"
 
+    async def _holds(self, home: Path, pid: int, want: Container) -> bool:
+        """Whether a container that runs still has all its mounts; one that does not and is at rest is removed.
+
+        Raises:
+            BackendUnavailable: It does not, and something runs in it.
+        """
+        try:
+            await asyncio.to_thread(check_mounts, pid, want)
+        except BackendUnavailable as error:
+            if not await self._at_rest(home):
+                raise BackendUnavailable(f"{error}; or `shellback workspaces rm {home.name}` ends what runs") from None
+            await asyncio.to_thread(self.podman.remove, home.name)
+            return False
+        return True
+
     async def _checked(self, home: Path, want: Container) -> None:
         try:
             await asyncio.to_thread(check_mounts, homes.peer(home), want)
@@ -330,10 +338,6 @@ class Containers:
             if homes.emptied(home):
                 shutil.rmtree(home, ignore_errors=True)
         return there
-
-    def _scope_of(self, home: Path) -> str | None:
-        known = self.known(home)
-        return None if known is None else known.scope
 
     def _make_root(self) -> None:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)

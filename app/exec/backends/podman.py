@@ -258,7 +258,10 @@ class PodmanBackend:
         except OSError:
             return  # podman cannot cover what is not there
         target = self.inside(path)
-        found[target] = Mount(source=source, target=target, writable=writable, identity=f"{now.st_dev}:{now.st_ino}")
+        # What is removed takes the mount on it along, and its number may soon be that of what comes in its place.
+        fixed = not writable and (source == path or stat.S_ISREG(now.st_mode))
+        identity = f"{now.st_dev}:{now.st_ino}" + (f":{now.st_ctime_ns}" if fixed else "")
+        found[target] = Mount(source=source, target=target, writable=writable, identity=identity)
 
     @property
     def _name(self) -> str:

@@ -32,6 +32,7 @@ MISSING: Final = (
     f" RHEL), version {NEEDED[0]}.{NEEDED[1]} or newer"
 )
 _RUNTIMES: Final = ("crun", "runc")
+_URL: Final = "PODMAN_BASE_URL"
 _WORDS: Final = 600
 _TRIED: Final[dict[tuple[str, ...], str]] = {}
 """The runtime that worked, for each way to call podman: found once in a process."""
@@ -87,7 +88,7 @@ class Podman:
             raise BackendUnavailable(MISSING)
         if self._url:
             # Before anything is asked of it: it may be far away, and not even answer.
-            self._refuse_remote("PODMAN_BASE_URL", self._url)
+            self._refuse_remote(_URL, self._url)
         text = self._asked("version", "--format", "{{.Client.Version}}")
         version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
         if version < NEEDED:
@@ -135,7 +136,8 @@ class Podman:
         raise BackendUnavailable(
             f"{what} leads to a remote engine ({shown}), and a remote one cannot be used: the socket by which a"
             " container is spoken to is a file of this machine and cannot be mounted there. Run Shellback on that"
-            f" machine, or set PODMAN_CONNECTION={LOCAL} for the podman of this one"
+            f" machine, or {f'unset {_URL}' if what == _URL else f'set PODMAN_CONNECTION={LOCAL}'} for the podman of"
+            " this one"
         )
 
     def image(self, name: str) -> Image:

@@ -45,14 +45,16 @@ class FileCalls:
         self._store = store
         self._touched = touched
 
-    async def look(self, tool: str, args: Mapping[str, Any]) -> Look:
+    async def look(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
         """See `Looks.look`."""
-        return await self._looks.look(tool, args)
+        return await self._looks.look(tool, args, withheld)
 
-    async def read(self, tool: str, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
+    async def read(
+        self, tool: str, args: Mapping[str, Any], look: Look, withheld: Withheld, *, approved: bool = False
+    ) -> Told:
         """See `Reads.read`; whatever goes wrong is an InvalidCommand, but for a refusal."""
         with told(args.get("path", ".")):
-            return await self._reads.read(tool, args, look, withheld)
+            return await self._reads.read(tool, args, look, withheld, approved=approved)
 
     async def note_read(self, tool: str, args: Mapping[str, Any], origin: CallOrigin, grant: Grant) -> None:
         """Use the approval of a read, in the record of what was read with one; a repeat changes nothing.

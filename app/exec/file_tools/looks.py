@@ -17,6 +17,7 @@ from app.exec.file_tools.marks import NOTHING, Mark, marked, named
 from app.exec.file_tools.shown import DIFF_BYTES, counted, many, shown_change, shown_text
 from app.exec.files import Files
 from app.exec.files.text import replaced
+from app.exec.policy import Withheld
 
 T = TypeVar("T")
 
@@ -46,11 +47,11 @@ class Looks:
     def __init__(self, files: Files) -> None:
         self.files = files
 
-    async def look(self, tool: str, args: Mapping[str, Any]) -> Look:
+    async def look(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
         """What the call would do.
 
         Raises:
-            CommandDenied: What it is about is never changed.
+            CommandDenied: What it is about is never changed, or is `withheld` and would be told by how an edit fails.
             InvalidCommand: It is not acceptable, or could not be done as things stand.
         """
         with told(args.get("path", ".")):
@@ -60,7 +61,7 @@ class Looks:
             if tool == "rm":
                 found = await self._removing(args["path"])
             else:
-                found = await (self._writing(args) if tool == "write_file" else self._editing(args))
+                found = await (self._writing(args) if tool == "write_file" else self._editing(args, withheld))
             if (why := await self.files.forbids(found.path)) is not None:
                 raise CommandDenied(why)
             return found
@@ -96,7 +97,8 @@ class Looks:
 
     async def _writing(self, args: Mapping[str, Any]) -> Look:
         given, mode = args["path"], args["mode"]
-        data: bytes = args["content"].encode()
+        text: str = args["content"]
+        data = text.encode()
         path, real, was = await self.at(given, lambda fd: marked(fd, data_most=DIFF_BYTES))
         if was.kind == "directory":
             raise InvalidCommand(f"{given} is a directory; name a file")
@@ -107,13 +109,15 @@ class Looks:
         shown: dict[str, object]
         if was.kind == "nothing":
             did, does = "created", f"creates a file ({counted(data)})"
-            shown = {**shown_text(data)}
+            shown = {**shown_text(text)}
         elif mode == "append":
             did, does = "appended", f"adds to the end of a file of {many(was.size, 'byte')} ({counted(data)})"
-            shown = {**shown_text(data)}
+            shown = {**shown_text(text)}
         else:
             did, does = "overwritten", f"puts {counted(data)} in the place of {many(was.size, 'byte')}"
-            shown = dict(shown_text(data) if was.data is None else await _off(shown_change, was.data, data))
+            written = shown_text(text)
+            change = partial(shown_change, instead=written)
+            shown = dict(written if was.data is None else await _off(change, was.data, data))
         words = ("write_file", str(real))
         # What is appended to may grow meanwhile, as logs do: only that it is there is bound.
         bound = was.kind if did == "appended" else was.mark
@@ -129,9 +133,14 @@ class Looks:
             did=did,
         )
 
-    async def _editing(self, args: Mapping[str, Any]) -> Look:
+    async def _editing(self, args: Mapping[str, Any], withheld: Withheld) -> Look:
         given = args["path"]
         path, real, was = await self.at(given, lambda fd: marked(fd, data_most=EDIT_BYTES))
+        if (why := await _off(withheld, real)) is not None:
+            raise CommandDenied(
+                f"{given} is not edited: {why}, and whether a text is in it would be told. Read it with read_file,"
+                " which asks, and write all of it with write_file"
+            )
         if was.kind != "file":
             why = {"nothing": "does not exist; write_file makes a file"}.get(was.kind, "is no file; name one")
             raise InvalidCommand(f"{given} {why}")
@@ -145,7 +154,8 @@ class Looks:
         words = ("edit_file", str(real))
         where = f"{many(len(lines), 'place')}, line {_few(lines)}"
         facts = {"target": str(real), "was": was.mark, "becomes": hashlib.sha256(data).hexdigest()}
-        shown = await _off(shown_change, was.data, data)
+        instead = {"old text": args["old_string"], "new text": args["new_string"] or "(empty)"}
+        shown = await _off(partial(shown_change, instead=instead), was.data, data)
         return Look(
             words=words,
             files=(real,),

@@ -32,8 +32,10 @@ class Reads:
         self._files = looks.files
         self._short = looks.short
 
-    async def read(self, tool: str, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
-        """What a call finds; a search leaves out what is withheld, and says so.
+    async def read(
+        self, tool: str, args: Mapping[str, Any], look: Look, withheld: Withheld, *, approved: bool = False
+    ) -> Told:
+        """What a call finds; a search leaves out what is withheld, whatever is in it, and says so.
 
         Raises:
             CommandDenied: The path leads elsewhere by now.
@@ -44,7 +46,7 @@ class Reads:
             return await self._list(look)
         if tool == "read_file":
             return await self._text(args, look)
-        if withheld(look.files[0]) is not None:
+        if approved and withheld(look.files[0]) is not None:
             withheld = _nothing  # a person has let the whole of it be searched
         return await (self._names if tool == "glob" else self._hits)(args, look, withheld)
 
@@ -69,22 +71,24 @@ class Reads:
         hidden = await self._hidden({entry.path for entry in found.entries if not entry.is_dir}, withheld)
         entries = [entry for entry in found.entries if entry.path not in hidden]
         lines = [visible(self._short(entry.path)) + ("/" if entry.is_dir else "") for entry in entries]
-        return self._found(lines, look, [found.stopped, _skipped(found.skipped), _left_out(hidden)], {})
+        return self._found(lines, look, [found.stopped, _skipped(found.skipped), _left_out(len(hidden))], {})
 
     async def _hits(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
+        workspace, short = self._files.workspace, self._short
         found = await self._files.grep(
-            args["pattern"], path=look.path, glob=args["glob"], ignore_case=args["ignore_case"], limit=HITS
+            args["pattern"],
+            path=look.path,
+            glob=args["glob"],
+            ignore_case=args["ignore_case"],
+            limit=HITS,
+            # Asked before a file is searched: what is said of the hits in it tells what is in it.
+            withheld=None if withheld is _nothing else lambda path: withheld(workspace / short(path)) is not None,
         )
-        hidden = await self._hidden({hit.path for hit in found.hits}, withheld)
-        lines = [
-            f"{visible(self._short(hit.path))}:{hit.line}: {hit.text}{' ...' if hit.cut else ''}"
-            for hit in found.hits
-            if hit.path not in hidden
-        ]
+        lines = [f"{visible(short(hit.path))}:{hit.line}: {hit.text}{' ...' if hit.cut else ''}" for hit in found.hits]
         slow = f"the pattern took too long in {', '.join(found.slow)}" if found.slow else ""
         counts = {"binary": found.binary, "too large": found.large, "not readable": found.unreadable}
         passed = [f"{many:,} {what}, not searched" for what, many in counts.items() if many]
-        notes = [found.stopped, _skipped(found.skipped), _left_out(hidden), slow, *passed]
+        notes = [found.stopped, _skipped(found.skipped), _left_out(found.withheld), slow, *passed]
         return self._found(lines, look, notes, {"files": found.files})
 
     async def _hidden(self, paths: Collection[str], withheld: Withheld) -> frozenset[str]:
@@ -112,11 +116,12 @@ def _read(path: str, offset: int, found: Text) -> str:
     if found.lines == 0:
         return f"[{path} has {found.total:,} lines; offset={offset} is behind the last]"
     last = found.first + found.lines - 1
+    on = f"; read on with offset={last}" if last < found.total else ""
     if found.cut:
-        return f"{found.text}\n[line {found.first:,} is longer than what is shown; `cut -b` in a command has the rest]"
+        rest = f"`cut -b` in a command has the rest{on}"
+        return f"{found.text}\n[line {found.first:,} of {found.total:,} is longer than what is shown; {rest}]"
     if found.first == 1 and last == found.total:
         return found.text
-    on = f"; read on with offset={last}" if last < found.total else ""
     end = "" if found.text.endswith("\n") else "\n"
     return f"{found.text}{end}[lines {found.first:,} to {last:,} of {found.total:,}{on}]"
 
@@ -150,6 +155,6 @@ def _skipped(names: tuple[str, ...]) -> str:
     return f"not searched: {', '.join(map(visible, names))}" if names else ""
 
 
-def _left_out(hidden: Collection[str]) -> str:
-    files = f"{len(hidden):,} file{'' if len(hidden) == 1 else 's'}"
+def _left_out(hidden: int) -> str:
+    files = f"{hidden:,} file{'' if hidden == 1 else 's'}"
     return f"{files} left out: a listed secret, or kept by a rule; naming one in read_file asks" if hidden else ""

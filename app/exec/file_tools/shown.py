@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Mapping
 from typing import Final
 
-SHOWN_CHARS: Final = 50_000
-"""More than a tool may write in one call, so that what it writes is always shown whole."""
+DIFF_CHARS: Final = 50_000
+"""A longer diff is none that anybody reads; then what is written is shown by itself, and that always whole."""
 DIFF_BYTES: Final = 1 << 20
 
 
-def shown_change(before: bytes, after: bytes) -> Mapping[str, object]:
-    """A change of a file as a person reads it: the lines that differ, or why they cannot be shown."""
+def shown_change(before: bytes, after: bytes, *, instead: Mapping[str, object]) -> Mapping[str, object]:
+    """A change of a file as a person reads it: the lines that differ, or why not and what is shown `instead`."""
     if max(len(before), len(after)) > DIFF_BYTES:
-        return {"diff": f"(not shown: the file has {len(before):,} bytes before and {len(after):,} after)"}
+        return {"diff": f"(not shown: the file has {len(before):,} bytes before and {len(after):,} after)", **instead}
     old, new = _text(before), _text(after)
-    if old is None:
-        return {"replaces": f"a binary file of {len(before):,} bytes", **shown_text(after)}
-    if new is None:
-        return {"diff": f"(not shown: the file is binary afterwards, {len(after):,} bytes)"}
+    if old is None or new is None:
+        when = "before" if old is None else "afterwards"
+        return {"diff": f"(not shown: the file is binary {when}, {len(before):,} bytes then {len(after):,})", **instead}
     lines = difflib.unified_diff(_lines(old), _lines(new), "before", "after", n=3)
     diff = "".join(line if line.endswith("\n") else f"{line}\n\\ no line end here\n" for line in lines)
-    return {"diff": bounded(diff.rstrip("\n"), after) if diff else "(no line differs)"}
+    if len(diff) > DIFF_CHARS:
+        return {"diff": f"(not shown: it has {len(diff):,} characters)", **instead}
+    return {"diff": diff.rstrip("\n") or "(no line differs)"}
 
 
-def shown_text(data: bytes) -> Mapping[str, object]:
-    """What is written where nothing was, or at the end of what is there."""
-    text = _text(data)
-    return {"content": "(binary)" if text is None else bounded(text, data) or "(empty)"}
-
-
-def bounded(text: str, data: bytes) -> str:
-    """The beginning of a text that is longer than a person is shown; it says what is missing."""
-    if len(text) <= SHOWN_CHARS:
-        return text
-    kept = text[:SHOWN_CHARS]
-    digest = hashlib.sha256(data).hexdigest()
-    left = text.count("\n", len(kept)) + 1
-    return f"{kept}\n... {left:,} more lines are not shown; the file will have {len(data):,} bytes, sha256 {digest}"
+def shown_text(text: str) -> Mapping[str, object]:
+    """What is written where nothing was, or at the end of what is there: all of it."""
+    return {"content": text or "(empty)"}
 
 
 def counted(data: bytes) -> str:

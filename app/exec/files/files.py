@@ -313,19 +313,22 @@ class Files:
         ignore_case: bool = False,
         limit: int = 200,
         seconds: float = 10.0,
+        withheld: Callable[[str], bool] | None = None,
     ) -> Hits:
         """Lines in which a regular expression is found, in the file `path` or below it; `glob` picks files.
 
         It runs in a process of its own, for at most `seconds` and one second in a file. Directories are entered as by
-        `glob`; binary files and those over 16 MiB are counted only.
+        `glob`; binary files and those over 16 MiB are counted only. Those of which `withheld`, called in a thread with
+        a path as commands see it, is true are not searched.
 
         Raises:
             InvalidCommand: `pattern` is no regular expression, or it or a bound is not acceptable.
         """
         become = self._threads.identity
         search = Grep(
-            self._root, pattern, path, glob, ignore_case=ignore_case, limit=limit, seconds=seconds, become=become
-        )
+            self._root, pattern, path, glob, ignore_case=ignore_case, limit=limit, seconds=seconds, become=become,
+            withheld=withheld,
+        )  # fmt: skip
         await self.stat(path)
         with _said(path):
             return await settled(self._searches.submit(search.run), search.stop)

@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ PATTERN_MOST: Final = 1000
 BYTES_MOST: Final = 262_144
 """Of what is found, as it comes from the process that searches."""
 _GRACE_S: Final = 2.0
+_ASKS: Final = b'{"ask"'
 _ROOT: Final = str(Path(__file__).resolve().parents[3])
 _CODE: Final = f"import sys; sys.path.append({_ROOT!r}); from app.exec.files.grepping import main; main()"
 
@@ -54,16 +56,20 @@ class Hits:
     """Why there may be more; "" where this is all."""
     skipped: tuple[str, ...]
     """Directories that were not searched, below where the search began; the first of them."""
+    withheld: int
+    """Files that were not searched because they are withheld, whatever is in them."""
 
 
 class Grep:
     """One search for lines with `pattern`; `become` is the user and group to search as, None as ourselves.
 
+    `withheld` says of a file, as commands see it, whether it is left alone; it is asked before the file is read.
+
     Raises:
         InvalidCommand: The pattern or a bound is not acceptable.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a search is
         self,
         root: Root,
         pattern: str,
@@ -74,12 +80,14 @@ class Grep:
         limit: int,
         seconds: float,
         become: tuple[int, int] | None,
+        withheld: Callable[[str], bool] | None = None,
     ) -> None:
         bounded(limit, HITS_MOST, seconds)
         if not 0 < len(pattern) <= PATTERN_MOST:
             raise InvalidCommand(f"a regular expression has 1 to {PATTERN_MOST} characters, not {len(pattern)}")
         self._seconds = seconds
         self._stopped = False
+        self._withheld = withheld
         self._child: subprocess.Popen[bytes] | None = None
         self._request = {
             "workspace": root.workspace,
@@ -91,6 +99,7 @@ class Grep:
             "limit": limit,
             "seconds": seconds,
             "become": become,
+            "asks": withheld is not None,
         }
 
     def stop(self) -> None:
@@ -107,8 +116,9 @@ class Grep:
             OSError: `path` is missing, or may not be read.
         """
         argv = [sys.executable, "-I", "-S", "-E", "-c", _CODE]
+        pipe = subprocess.PIPE
         with subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/"
+            argv, bufsize=0, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env={}, cwd="/"
         ) as child:
             self._child = child
             try:
@@ -120,13 +130,11 @@ class Grep:
         return _hits(output, why)
 
     def _answer(self, child: subprocess.Popen[bytes]) -> tuple[bytes, str]:
-        assert child.stdin is not None
         assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError), child.stdin:
-            child.stdin.write(json.dumps(self._request).encode())
+        _tell(child, self._request)
         ends = time.monotonic() + self._seconds + _GRACE_S
         descriptor = child.stdout.fileno()
-        output = bytearray()
+        output, rest = bytearray(), b""
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
         while len(output) <= BYTES_MOST:
@@ -135,8 +143,21 @@ class Grep:
             part = os.read(descriptor, 65_536)
             if not part:
                 return bytes(output), ""
-            output += part
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                if line.startswith(_ASKS):
+                    assert self._withheld is not None
+                    _tell(child, [self._withheld(path) for path in json.loads(line)["ask"]])
+                else:
+                    output += line + b"\n"
         return bytes(output), f"stopped after {BYTES_MOST} bytes of matches; give a narrower pattern or path"
+
+
+def _tell(child: subprocess.Popen[bytes], what: object) -> None:
+    # At most some kilobytes, to a pipe that is empty: it takes all at once.
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(json.dumps(what).encode() + b"\n")
 
 
 def _hits(output: bytes, why: str) -> Hits:
@@ -164,4 +185,5 @@ def _hits(output: bytes, why: str) -> Hits:
         slow=tuple(summary.get("slow", ())),
         stopped=summary.get("stopped", "") or why,
         skipped=tuple(summary.get("skipped", ())),
+        withheld=summary.get("withheld", 0),
     )

@@ -1,7 +1,8 @@
 """The process that searches in files: a pattern that takes for ever takes this process only, and not for long.
 
 Standard library only, and little of it: it is started for each search. It becomes the user whom commands run as before
-it looks at anything. One JSON object comes in; one line of JSON goes out for each hit, and a last one that sums up.
+it looks at anything. One line of JSON comes in; one goes out for each hit, and a last one that sums up. Where it is to,
+it asks which files it may search, some at a time, before it reads any of them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ SHOWN: Final = 500
 """Characters of a line; what matched is among them."""
 _BEFORE: Final = 100
 _MEMORY: Final = 1 << 30
+_ASKED: Final = 64
+"""So many files are asked about at once."""
 _SNIFFED: Final = 8192
 _OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
@@ -39,8 +42,8 @@ class _TooSlow(Exception):
 
 
 def main() -> None:
-    """Answer the request on stdin."""
-    request: dict[str, Any] = json.load(sys.stdin)
+    """Answer the request on stdin; what it asks is answered there too."""
+    request: dict[str, Any] = json.loads(sys.stdin.readline())
     _held(request["seconds"])
     workspace = None
     if request["become"] is not None:
@@ -86,7 +89,9 @@ class _Search:
         self._left = self._limit = int(request["limit"])
         self._names = Pattern(_anywhere(request["glob"])) if request["glob"] else None
         self._scan = Scan(request["seconds"])
-        self._files = self._binary = self._large = self._unreadable = 0
+        self._asks: bool = request["asks"]
+        self._held: list[tuple[str, int]] = []
+        self._files = self._binary = self._large = self._unreadable = self._withheld = 0
         self._slow: list[str] = []
         self._began = 0.0
 
@@ -100,13 +105,15 @@ class _Search:
                 finally:
                     os.close(directory)
             else:
-                self._one(place.name, place.directory, base)
+                self._take(place.name, place.directory, base)
+        self._search()
         return {
             "files": self._files,
             "binary": self._binary,
             "large": self._large,
             "slow": self._slow,
             "unreadable": self._unreadable,
+            "withheld": self._withheld,
             "stopped": self._scan.stopped,
             "skipped": self._scan.skipped,
         }
@@ -115,7 +122,7 @@ class _Search:
         into, start = self._into()
         for path, found, at in self._scan.entries(directory, start, into):
             if found.is_file(follow_symlinks=False):
-                self._one(found.name, at, base + path)
+                self._take(found.name, at, base + path)
                 if self._scan.over():
                     return
 
@@ -130,10 +137,34 @@ class _Search:
 
         return into, names.start
 
-    def _one(self, name: str, directory: int, path: str) -> None:
+    def _take(self, name: str, directory: int, path: str) -> None:
+        try:
+            self._held.append((path, os.open(name, _OPEN, dir_fd=directory)))
+        except OSError:
+            self._unreadable += 1
+        if len(self._held) >= (_ASKED if self._asks else 1):
+            self._search()
+
+    def _search(self) -> None:
+        """Search what is held, as far as that is let; whether anything is in the rest is not even known here."""
+        held, self._held = self._held, []
+        refused: list[bool] = [False] * len(held)
+        if self._asks and held:
+            say({"ask": [path for path, _ in held]})
+            sys.stdout.flush()
+            refused = json.loads(sys.stdin.readline())
+        for (path, descriptor), no in zip(held, refused, strict=True):
+            try:
+                self._withheld += no
+                if not no and not self._scan.over():
+                    self._one(descriptor, path)
+            finally:
+                os.close(descriptor)
+
+    def _one(self, descriptor: int, path: str) -> None:
         try:
             self._began = time.monotonic()
-            for number, text, cut in self._hits(self._read(name, directory)):
+            for number, text, cut in self._hits(self._read(descriptor)):
                 say({"path": path, "line": number, "text": text, "cut": cut})
                 self._left -= 1
                 if self._left == 0:
@@ -151,20 +182,16 @@ class _Search:
         if self._began and time.monotonic() - self._began > FILE_S:
             raise _TooSlow
 
-    def _read(self, name: str, directory: int) -> bytes:
-        descriptor = os.open(name, _OPEN, dir_fd=directory)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError("not a regular file")
-            if status.st_size > FILE_MOST:
-                self._large += 1
-                return b""
-            data = os.read(descriptor, status.st_size + 1)
-            while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
-                data += more
-        finally:
-            os.close(descriptor)
+    def _read(self, descriptor: int) -> bytes:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("not a regular file")
+        if status.st_size > FILE_MOST:
+            self._large += 1
+            return b""
+        data = os.read(descriptor, status.st_size + 1)
+        while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
+            data += more
         if b"\0" in data[:_SNIFFED]:
             self._binary += 1
             return b""

@@ -89,7 +89,7 @@ def lines_of(path: str, data: bytes, offset: int, limit: int, most: int) -> Text
 def replaced(path: str, data: bytes, old: str, new: str, *, every: bool) -> tuple[bytes, tuple[int, ...]]:
     """The file with `old` replaced by `new`, and the numbers of the lines where it was.
 
-    Text with LF only also matches a file in which all lines end with CRLF, and comes out with CRLF.
+    In a file in which all lines end with CRLF, texts with LF only match too, and what is put in comes out with CRLF.
 
     Raises:
         BinaryFile: As `decoded`.
@@ -100,7 +100,7 @@ def replaced(path: str, data: bytes, old: str, new: str, *, every: bool) -> tupl
     if old == new:
         raise InvalidCommand("both texts are the same, so nothing would change")
     text = decoded(path, data)
-    if old not in text and "\r\n" in text and text.count("\n") == text.count("\r\n") and "\r" not in old:
+    if "\r\n" in text and text.count("\n") == text.count("\r\n") and "\r" not in old:
         old, new = old.replace("\n", "\r\n"), new.replace("\r\n", "\n").replace("\n", "\r\n")
     found = _line_numbers(text, old)
     if not found:

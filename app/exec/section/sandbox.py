@@ -10,7 +10,6 @@ import contextlib
 import shutil
 import tempfile
 import uuid
-import weakref
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from app.exec.backends.podman_cli import Podman
 from app.exec.backends.runner import Runner
 from app.exec.backends.secrets import is_secret, secret_paths
 from app.exec.capability import ExecCapability
-from app.exec.errors import BackendUnavailable, ExecError, SupervisorUnreachable
+from app.exec.errors import BackendUnavailable, ExecError
 from app.exec.files import Files
 from app.exec.memory_store import MemorySessionStore
 from app.exec.model import EndedBy
@@ -43,7 +42,7 @@ from app.exec.section.short import PodmanShellParams, PodmanShellResult, run_she
 from app.exec.sessions import Sessions
 from app.exec.shell.async_shell import AsyncShell
 from app.exec.shell.facade import SyncShell
-from app.exec.shell.own import Made, Unlinked, gone
+from app.exec.shell.own import Made, Unlinked, at_the_end, stop_host
 from app.exec.supervisor.client import SupervisorClient
 from app.exec.toolset import ExecTools
 from app.exec.workspaces.capability import WorkspaceCapability
@@ -85,8 +84,7 @@ class SandboxSection(ExecCapability):
         self.overlay = overlay(config.cache, kind, self.scope).absolute()
         shown = preview(config.mounts, roots=config.allowed_roots, secret=_secret, workdir=self._workdir)
         self._state = Path(tempfile.mkdtemp(prefix="shellback-")).resolve()
-        self._host = SupervisorClient(self._state)
-        made = make(self.overlay, self._state, self._host)
+        made = make(self.overlay, self._state, SupervisorClient(self._state))
         self._containers = made.containers
         backend = cast("Backend", Pinned(made.backend, self.scope))
         self.store = store or MemorySessionStore()
@@ -109,7 +107,7 @@ class SandboxSection(ExecCapability):
         super().__init__(tools, instructions=config.instructions, preview=shown)
         self.id = f"{kind}_sandbox"
         podman = None if self._containers is None else self._containers.podman
-        self._rest = weakref.finalize(self, _forgotten, podman, self._containers, self._state)
+        self._rest = at_the_end(self, _forgotten, podman, self._containers, self._state)
 
     @property
     def shell(self) -> SyncShell:
@@ -209,13 +207,9 @@ class SandboxSection(ExecCapability):
         if self._containers is not None:
             for home in self._containers.homes():
                 await self._containers.remove(home.name)
-        with contextlib.suppress(SupervisorUnreachable):
-            info = await self._host.info()
-            await self._host.stop()
-            for pid in (info["pid"], info["keeper_pid"]):
-                if pid:  # it would write where we remove
-                    await asyncio.to_thread(gone, pid)
+        # First: who is still there when the supervisor goes starts another one.
         await self.engine.stop()
+        await stop_host(self._state)
 
     def _remove_overlay(self) -> None:
         if self._containers is None:

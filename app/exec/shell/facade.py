@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from app.exec.shell.async_shell import AsyncShell
@@ -12,6 +14,8 @@ from app.exec.shell.protocol import EnvMode
 from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
 
 T = TypeVar("T")
+
+_CLOSED = "this shell has been closed; make another one"
 
 
 class SyncShell:
@@ -24,6 +28,9 @@ class SyncShell:
         self._shell = shell
         self._loop = loop
         self._calls: set[Future[Any]] = set()
+        self._entering = threading.Lock()
+        self._left = False
+        self._pid = os.getpid()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Say on which loop the engine lives, where that was not known from the beginning."""
@@ -49,19 +56,30 @@ class SyncShell:
                 "a synchronous shell was called on a running event loop, which it would stop: "
                 "use AsyncShell, or `await asyncio.to_thread(shell.execute, ...)`"
             )
-        if self._loop is None:
-            raise RuntimeError("nothing of this shell's section was started yet: enter it (`async with`) first")
-        if self._loop.is_closed() or not self._loop.is_running():
-            raise RuntimeError("this shell has been closed; make another one")
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
-        self._calls.add(future)
+        if os.getpid() != self._pid:
+            raise RuntimeError("this shell is that of the process which this one was forked from; make another one")
+        with self._entering:
+            if self._loop is None and not self._left:
+                raise RuntimeError("nothing of this shell's section was started yet: enter it (`async with`) first")
+            if self._loop is None or self._left or self._loop.is_closed() or not self._loop.is_running():
+                raise RuntimeError(_CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+            self._calls.add(future)
         try:
             return future.result()
+        except CancelledError:
+            # By whoever stops the loop: nobody else has the future.
+            raise RuntimeError(_CLOSED) from None
         except BaseException:
             future.cancel()
             raise
         finally:
             self._calls.discard(future)
+
+    def leave(self) -> None:
+        """Refuse calls from now on; those under way go on."""
+        with self._entering:
+            self._left = True
 
     @property
     def backend_name(self) -> str:

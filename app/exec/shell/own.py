@@ -39,6 +39,7 @@ _IDLE_S: Final = 5.0
 _CLOSE_S: Final = 30.0
 _GONE_S: Final = 10.0
 _LAST_S: Final = 2.0
+_LOOK_S: Final = 0.2
 
 
 class Made(NamedTuple):
@@ -69,7 +70,13 @@ class Own:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_serve, args=(self.loop,), name="shell", daemon=True)
         self._thread.start()
-        self._rest = weakref.finalize(self, _forgotten, self.loop, self._state)
+        self._rest = at_the_end(self, _forgotten, self.loop, self._state)
+        self._pid = os.getpid()
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that made it, and not one that was forked from that."""
+        return os.getpid() == self._pid
 
     def tidy(self) -> None:
         """Forget the oldest of what has ended."""
@@ -80,14 +87,20 @@ class Own:
     def close(self, calls: Callable[[], Sequence[Future[Any]]]) -> None:
         """End what runs, let `calls` return, wait until supervisor and thread have gone, remove the state.
 
-        Repeating it changes nothing.
+        Repeating it changes nothing, and nor does a process that was forked from the one that made it.
         """
+        if not self.here:
+            return
         with self._closing:
             if not self._rest.alive:
                 return
             try:
-                asyncio.run_coroutine_threadsafe(self._end_sessions(), self.loop).result(_CLOSE_S)
-                wait(calls(), _GONE_S)
+                until = time.monotonic() + _GONE_S
+                while True:
+                    asyncio.run_coroutine_threadsafe(self._end_sessions(), self.loop).result(_CLOSE_S)
+                    # One that was about to start its command has started it by now.
+                    if not wait(calls(), _LOOK_S).not_done or time.monotonic() > until:
+                        break
                 asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(_CLOSE_S)
             finally:
                 self._rest()
@@ -106,22 +119,9 @@ class Own:
             for home in self._containers.homes():
                 with contextlib.suppress(ExecError):
                     await self._containers.remove(home.name)
-        await self._stop_host()
+        # First of all: who is still there when the supervisor goes starts another one.
         await self.engine.stop()
-
-    async def _stop_host(self) -> None:
-        """Have the supervisor of this machine end, if there is one, and wait for that: it writes where we remove."""
-        client = SupervisorClient(self._state, spawn=False)
-        try:
-            info = await client.connect()
-            await client.stop()
-        except SupervisorUnreachable:
-            return
-        finally:
-            await client.close()
-        for pid in (info["pid"], info["keeper_pid"]):
-            if pid:
-                await asyncio.to_thread(gone, pid)
+        await stop_host(self._state)
 
 
 class Unlinked(LogLinks):
@@ -132,6 +132,20 @@ class Unlinked(LogLinks):
 
     def remove(self, session_id: str) -> None:
         """There is none."""
+
+
+def at_the_end(owner: object, act: Callable[..., object], *args: object) -> weakref.finalize[[], Any]:
+    """Have `act(*args)` called when `owner` has gone or the interpreter ends; not by a process that is forked from it.
+
+    What a forked process has is a copy: what it names is still in use.
+    """
+    pid = os.getpid()
+
+    def acted() -> None:
+        if os.getpid() == pid:
+            act(*args)
+
+    return weakref.finalize(owner, acted)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
@@ -156,6 +170,21 @@ def _forgotten(loop: asyncio.AbstractEventLoop, state: Path) -> None:
     while state.exists() and time.monotonic() < until:
         time.sleep(0.02)
         shutil.rmtree(state, ignore_errors=True)
+
+
+async def stop_host(state: Path) -> None:
+    """Have the supervisor of this machine end, if there is one, and wait for that: it writes where we remove."""
+    client = SupervisorClient(state, spawn=False)
+    try:
+        info = await client.connect()
+        await client.stop()
+    except SupervisorUnreachable:
+        return
+    finally:
+        await client.close()
+    for pid in (info["pid"], info["keeper_pid"]):
+        if pid:
+            await asyncio.to_thread(gone, pid)
 
 
 def gone(pid: int) -> None:

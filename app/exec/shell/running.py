@@ -86,7 +86,10 @@ class Running:
         return seen.stdout, seen.stderr
 
     async def stream(self) -> AsyncGenerator[Chunk]:
-        """What it prints, as it comes, from the beginning to its end. Leaving leaves the command alone."""
+        """What it prints, as it comes, from the beginning to its end. Leaving leaves the command alone.
+
+        What its log had no room for before it was read here is missing, and a line in its place says how much.
+        """
         session = await self.session()
         out, err = self._logs(session)
         readers = [_Reader("stdout", out), *([_Reader("stderr", err)] if err is not None else [])]
@@ -172,6 +175,7 @@ class _Reader:
         self.name: Literal["stdout", "stderr"] = name
         self._log = log
         self._at = 0
+        self._dropped = 0
         # A piece may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -180,9 +184,21 @@ class _Reader:
         size = self._log.size()
         while self._at < size:
             end = min(size, self._at + _READ)
-            text = self._decoder.decode(await self._log.raw(self._at, end))
-            self._at = end
-            if text:
+            data = await self._log.raw(self._at, end)
+            missing, self._at = end - self._at - len(data), end
+            if self._dropped and data:
+                yield self._note(missing)
+                missing = 0
+            if text := self._decoder.decode(data):
                 yield text
+            self._dropped += missing
+        if last and self._dropped:
+            yield self._note(0)
         if last and (text := self._decoder.decode(b"", final=True)):
             yield text
+
+    def _note(self, more: int) -> str:
+        """What was dropped to keep the log within its bound; the character before it may have lost its rest."""
+        cut = self._decoder.decode(b"", final=True)
+        dropped, self._dropped = self._dropped + more, 0
+        return f"{cut}\n[{dropped:,} bytes were dropped here, not readable]\n"

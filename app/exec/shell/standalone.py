@@ -58,8 +58,11 @@ class Standalone(SyncShell):
     def close(self) -> None:
         """End everything that runs, wait for the supervisor to go and remove the state. Repeating it changes nothing.
 
-        A call that another thread waits in returns, with the end that this made.
+        A call that another thread waits in returns, with the end that this made; no other begins. In a process that
+        was forked from the one that made the shell, nothing is ended: it is not its own.
         """
+        if self._own.here:
+            self.leave()
         self._own.close(lambda: [*self._calls])
 
     def __enter__(self) -> Self:

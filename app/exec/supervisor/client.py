@@ -42,7 +42,7 @@ _AWAY_S: Final = 2.0
 _HELLO_S: Final = 5.0
 _NO_ANSWER_S: Final = 30.0
 _REPLACED_S: Final = 2.0
-"""How long a start waits for a supervisor whose keeper has died to go; one that still has commands stays."""
+"""How long a start waits for a supervisor that is to be replaced to go; one that still has commands stays."""
 
 
 class SupervisorClient:
@@ -285,9 +285,9 @@ class SupervisorClient:
             except ProtocolError as error:
                 return StartAnswer(outcome="refused", code="bad_request", message=str(error))
             else:
-                orphaned = not answer["ok"] and answer["error"] == "keeper_dead"
+                leaving = not answer["ok"] and answer["error"] in {"keeper_dead", "stopping"}
                 # It has begun nothing, and makes room for a new pair as soon as nothing runs.
-                if not (orphaned and await connection.gone_within(_REPLACED_S)):
+                if not (leaving and await connection.gone_within(_REPLACED_S)):
                     return answers.started(answer)
         raise SupervisorUnreachable("the supervisor does not answer a start")
 

@@ -5,26 +5,38 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pydantic_ai._run_context import get_current_run_context
+
 from app.exec.commands import proposed
 from app.exec.engine import Engine
 from app.exec.errors import CommandDenied, ExecError
 from app.exec.identity import Call, call_in_progress, call_key, origin_of
 from app.exec.model import WORK, CommandSpec
-from app.exec.permit import permit
-from app.exec.policy import Asked, Grant, Policy, Verdict, grant
+from app.exec.permit import APPROVED, permit
+from app.exec.policy import Approval, Asked, Grant, Policy, Verdict, grant
 
-APPROVED: Final = "approved call"
-"""Who let a command run that the code of a tool starts whose call a person has approved."""
 TOOL: Final = "ctx.workspace"
 """Who asks outside of any tool call."""
 
 
 def approved(call: Call) -> bool:
-    """Whether a person has said yes to this very tool call; where approvals are on record, there too."""
-    if not call.ctx.tool_call_approved:
+    """Whether a person has said yes to this very tool call; where approvals are on record, there too.
+
+    What its code left behind has no part in that once the call is over, and no tool of another agent that it runs.
+    """
+    if call.over or not call.ctx.tool_call_approved:
+        return False
+    running = get_current_run_context()
+    if running is not None and running.run_id != call.ctx.run_id:
         return False
     approval_for = getattr(call.ctx.deps, "approval_for", None)
     return approval_for is None or approval_for(call_key(origin_of(call.ctx))) is not None
+
+
+def _approval_id(call: Call) -> str | None:
+    approval_for = getattr(call.ctx.deps, "approval_for", None)
+    approval: Approval | None = approval_for(call_key(origin_of(call.ctx))) if approval_for is not None else None
+    return None if approval is None else approval.id
 
 
 def writing_refused(what: str) -> str | None:
@@ -62,17 +74,19 @@ class ByCall:
             return await permit(self.engine, self.policy, spec, scope, tool=tool)
         asked = Asked(tool=tool, conversation_id=scope, spec=spec)
         try:
-            return await self._approved(asked, spec)
+            return await self._approved(asked, spec, call)
         except ExecError as error:
             await self.policy.refused(asked, error)
             raise
 
-    async def _approved(self, asked: Asked, spec: CommandSpec) -> tuple[CommandSpec, Grant]:
+    async def _approved(self, asked: Asked, spec: CommandSpec, call: Call) -> tuple[CommandSpec, Grant]:
         verdict = await self.policy.judge(asked)
         if verdict.decision == "deny":
             raise verdict.error or CommandDenied(f"refused by policy: {verdict.reason}")
         permitted = replace(spec, profile=WORK)
-        yes = Verdict(decision="allow", reason="its tool call was approved", by=APPROVED)
+        yes = Verdict(
+            decision="allow", reason="its tool call was approved", by=APPROVED, approval_id=_approval_id(call)
+        )
         made = grant(await proposed(permitted, self.engine.backend), yes, None)
         assert made is not None
         return permitted, made
