@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.exec.backends import homes, podman_probe
-from app.exec.backends.container import COMMANDS, ContainerLimits
+from app.exec.backends.container import COMMANDS, Container, ContainerLimits
 from app.exec.backends.mounted import check_mounts
 from app.exec.backends.podman_probe import probe_podman
 from app.exec.errors import BackendUnavailable, WorkspaceUnusable
@@ -110,12 +110,35 @@ async def test_a_secret_of_the_workspace_is_empty_to_a_reading_command_also_one_
     assert (await shop.run("cat .env app/.env.local", profile=READ_ONLY)).output == ""
     assert (await shop.run("cat .env")).output == "KEY=three\n"
     # The same inode again, as when its number is given to what comes in its place: what was mounted on it is gone.
+    before = shop.backend().container(READ_ONLY, "talk")
     os.link(first, shop.workspace / "aside")
     first.unlink()
     (shop.workspace / "aside").rename(first)
+    assert shop.backend().container(READ_ONLY, "talk") != before, "also where something still runs in that container"
     assert (await shop.run("cat .env", profile=READ_ONLY)).output == ""
     first.unlink()
     second.unlink()
+
+
+async def test_a_secret_that_is_written_anew_while_its_container_is_made_is_covered(
+    shop: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = shop.backend()
+    secret, aside = shop.workspace / ".env", shop.workspace / "aside"
+    ensure, made = backend.containers.ensure, list[str]()
+
+    async def meanwhile(want: Container) -> Path:
+        home = await ensure(want)
+        made.append(home.name)
+        if len(made) < 3:
+            aside.write_text(f"KEY={len(made)}\n")
+            aside.replace(secret)
+        return home
+
+    monkeypatch.setattr(backend.containers, "ensure", meanwhile)
+    done = await shop.run("cat .env", profile=READ_ONLY, backend=backend)
+    assert (done.exit_code, done.output, len(made)) == (0, "", 3)
+    secret.unlink()
 
 
 async def test_a_container_that_has_lost_a_cover_is_made_anew_once_nothing_runs_in_it(shop: Yard) -> None:

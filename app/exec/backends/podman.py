@@ -173,7 +173,6 @@ class PodmanBackend:
         if spec.profile not in self.profiles:
             raise BackendUnavailable(f"there is no profile {spec.profile}")
         home = await self._home(spec.profile, scope)
-        home = await self._home(spec.profile, scope)
         base = {name: value for name, value in self._env.items() if spec.env_mode == "extend"}
         ours = {"PATH": self._env.get("PATH", CHILD_PATH), "SHELL": self.shell}
         made = child_env({}, home=HOME, user=self._name, pty=spec.pty is not None, mode=spec.env_mode)
@@ -206,16 +205,22 @@ class PodmanBackend:
             await asyncio.to_thread(self.check)
         for left in reversed(range(_TRIES)):
             want = await asyncio.to_thread(self.container, profile, scope)
+            home, failed = None, None
             try:
                 home = await self.containers.ensure(want)
+            except BackendUnavailable as error:
+                failed = error
+            # What is to be covered may have changed while a container was made, which takes its time.
+            same = await asyncio.to_thread(self.container, profile, scope) == want
+            if home is not None and same:
                 self.shell = homes.surroundings(home).get("shell", self.shell)
-            except BackendUnavailable:
-                # What was to be covered may have changed while podman looked for it.
-                if not left or await asyncio.to_thread(self.container, profile, scope) == want:
-                    raise
-            else:
                 return home
-        raise AssertionError
+            if failed is not None and (same or not left):
+                raise failed
+        raise BackendUnavailable(
+            "what has to be covered in the workspace changes faster than a container is made that covers it; try again"
+            " when the workspace is at rest"
+        )
 
     def container(self, profile: str, scope: str) -> Container:
         """What the commands of this profile and scope run in, as the workspace is now. Blocks for microseconds.

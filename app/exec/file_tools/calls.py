@@ -7,6 +7,7 @@ then, nothing is done. A repeat of a call returns what was recorded; one that wa
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +26,7 @@ from app.exec.policy import Grant, Withheld
 from app.exec.ports import SessionStore
 from app.exec.supervisor.crashpoints import reach
 
+_PARTLY: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _CHANGED: Final = (
     "changed since it was looked at: {}; nothing was {} and the approval is used up, propose the call again"
 )
@@ -130,7 +132,16 @@ class FileCalls:
             return Told(text, _facts(self._looks.short, look, size=look.was.size, sha256=None) | {"entries": removed})
         append = look.did == "appended"
         mode = "append" if append else "create" if look.did == "created" else "overwrite"
-        entry = await self.files.write_bytes(look.path, look.data, mode=mode, atomic=not append, check=check_)
+        try:
+            entry = await self.files.write_bytes(look.path, look.data, mode=mode, atomic=not append, check=check_)
+        except OSError as error:
+            if append and error.errno in _PARTLY:
+                path = self._looks.short(look.path)
+                raise InvalidCommand(
+                    f"{path}: {error.strerror}; a part of the text may have been added, look at its end before you"
+                    " call again"
+                ) from None
+            raise
         size = entry.size if append and entry.size is not None else len(look.data)
         sha256 = None if append else hashlib.sha256(look.data).hexdigest()
         where = f" in {look.count}" if look.count else ""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
     from app.exec.shell.running import Chunk, Running
     from app.exec.shell.standalone import BubblewrapShell, HostShell, PodmanShell
-    from app.exec.shell.suite import ShellProtocolTests
+    from app.exec.shell.suite import ShellProtocolTests, ShellShapeTests
     from app.exec.shell.validator import DEFAULT_BLOCKED, CommandValidator
 
 __all__ = (
@@ -31,6 +31,7 @@ __all__ = (
     "Shell",
     "ShellProtocolTests",
     "ShellSection",
+    "ShellShapeTests",
     "SyncShell",
     "WhichResult",
     "WorkspaceSection",
@@ -45,7 +46,7 @@ _HOMES = {
     "results": ("EnvironmentSnapshot", "ExecutionResult", "WhichResult"),
     "running": ("Chunk", "Running"),
     "standalone": ("BubblewrapShell", "HostShell", "PodmanShell"),
-    "suite": ("ShellProtocolTests",),
+    "suite": ("ShellProtocolTests", "ShellShapeTests"),
     "validator": ("DEFAULT_BLOCKED", "CommandValidator"),
 }
 

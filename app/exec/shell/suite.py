@@ -21,12 +21,8 @@ _TRICKY: Final = (
 )
 
 
-class ShellProtocolTests:
-    """Derive from it, implement `create_shell`, and give the class a name that begins with `Test`.
-
-    A shell that does not do something says so in `cannot`, with the reason: those tests are skipped. What can be named
-    is `behaviour` (it runs nothing: only the shape is looked at), `tmp` (commands cannot begin in /tmp), `threads`.
-    """
+class ShellShapeTests:
+    """The shape of a shell, for one that runs nothing; derive as from `ShellProtocolTests`, which has all of this."""
 
     cannot: ClassVar[dict[str, str]] = {}
 
@@ -97,10 +93,18 @@ class ShellProtocolTests:
         assert isinstance(shell.which("sh"), WhichResult)
         assert isinstance(shell.env(), EnvironmentSnapshot)
 
+
+class ShellProtocolTests(ShellShapeTests):
+    """Derive from it, implement `create_shell`, and give the class a name that begins with `Test`.
+
+    A shell that does not do something says so in `cannot`, with the reason: those tests are skipped. What can be named
+    is `tmp` (commands cannot begin in /tmp) and `threads`.
+    """
+
     # -- commands ----------------------------------------------------------------------------------
 
     def test_a_string_is_read_by_a_shell_and_a_sequence_is_not(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         line = "echo $((1 + 1)) | cat"
         assert shell.execute(line).stdout == "2\n"
         assert shell.execute(["echo", "$((1 + 1))", "|", "cat"]).stdout == "$((1 + 1)) | cat\n"
@@ -108,50 +112,50 @@ class ShellProtocolTests:
         assert shell.execute(["echo", "a"]).command == ("echo", "a")
 
     def test_every_word_of_a_sequence_reaches_the_program_as_it_is(self) -> None:
-        result = self._shell("behaviour").execute(["printf", "%s\\0", *_TRICKY])
+        result = self._shell().execute(["printf", "%s\\0", *_TRICKY])
         assert tuple(result.stdout.split("\0")[:-1]) == _TRICKY
 
     def test_the_first_word_of_a_sequence_is_a_program_and_nothing_else(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         for word in ("FOO=1", "if", "*", "", "cd", "eval", "{", "-n", "exit", "."):
             assert shell.execute([word, "echo x"]).exit_code in {126, 127}, word
 
     def test_streams_are_apart_and_the_exit_code_is_the_commands_own(self) -> None:
-        result = self._shell("behaviour").execute("echo out; echo err >&2; exit 3")
+        result = self._shell().execute("echo out; echo err >&2; exit 3")
         assert (result.exit_code, result.stdout, result.stderr, result.signal) == (3, "out\n", "err\n", None)
         assert not result.success
 
     def test_a_signal_that_ends_a_command_is_told(self) -> None:
-        result = self._shell("behaviour").execute("kill -TERM $$")
+        result = self._shell().execute("kill -TERM $$")
         assert (result.exit_code, result.signal, result.timed_out) == (-15, 15, False)
 
     def test_a_file_that_is_no_program_is_126(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         name = f"plain-{uuid.uuid4().hex}"
         assert shell.execute(f"echo text > {name} && chmod 600 {name}").success
         assert shell.execute([f"./{name}"]).exit_code == 126
 
     def test_what_would_ruin_the_machine_is_refused(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         for command in ("rm -rf /", ["rm", "-rf", "/"], "mkfs /dev/sda", ":(){ :|:& };:"):
             _refuses(PermissionError, lambda command=command: shell.execute(command))
 
     def test_a_command_beyond_4096_characters_is_refused_with_both_numbers(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         assert shell.execute(["true", "x" * 4091]).success
         for command in ("true " + "x" * 4092, ["true", "x" * 4092]):
             error = _refuses(ValueError, lambda command=command: shell.execute(command))
             assert str(error) == "Command exceeds maximum length (4097 > 4096)"
 
     def test_an_empty_command_is_refused(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         for command in ("", "  ", [], "a\0b", ["a", "b\0"], "\ud800"):
             _refuses(ValueError, lambda command=command: shell.execute(command))
 
     # -- time --------------------------------------------------------------------------------------
 
     def test_a_timeout_keeps_what_was_printed_and_ends_the_whole_tree(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         mark = f"mark-{uuid.uuid4().hex}"
         result = shell.execute(f"echo part; (sleep 2; echo x > {mark}) & sleep 30", timeout_seconds=0.5)
         assert result.timed_out
@@ -160,7 +164,7 @@ class ShellProtocolTests:
         assert shell.execute(f"sleep 2; test -e {mark}").exit_code == 1
 
     def test_a_timeout_out_of_range_is_refused_naming_the_range(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         for seconds in (0, 0.09, -1, 601, float("nan"), float("inf")):
             error = _refuses(ValueError, lambda seconds=seconds: shell.execute("true", timeout_seconds=seconds))
             assert "0.1" in str(error)
@@ -170,21 +174,21 @@ class ShellProtocolTests:
     # -- output ------------------------------------------------------------------------------------
 
     def test_output_not_wanted_is_empty(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         result = shell.execute("echo out; echo err >&2; exit 2", capture_output=False)
         assert (result.exit_code, result.stdout, result.stderr, result.truncated) == (2, "", "", False)
         late = shell.execute("echo out; sleep 10", timeout_seconds=0.3, capture_output=False)
         assert (late.timed_out, late.stdout, late.stderr) == (True, "", "")
 
     def test_long_output_keeps_its_head_and_its_tail_within_32_kib(self) -> None:
-        result = self._shell("behaviour").execute("echo first; yes middle | head -n 20000; echo last")
+        result = self._shell().execute("echo first; yes middle | head -n 20000; echo last")
         assert result.truncated
         assert result.stdout.startswith("first\n")
         assert result.stdout.endswith("last\n")
         assert 0.9 * LIMIT < len(result.stdout.encode()) <= LIMIT
 
     def test_each_stream_is_sure_of_half(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         both = shell.execute("yes out | head -n 20000; yes err | head -n 20000 >&2")
         assert both.truncated
         for text in (both.stdout, both.stderr):
@@ -195,19 +199,19 @@ class ShellProtocolTests:
         assert 0.9 * LIMIT < len(one.stderr.encode()) <= LIMIT - len("little\n")
 
     def test_output_within_the_bound_is_whole(self) -> None:
-        result = self._shell("behaviour").execute("head -c 20000 /dev/zero | tr '\\0' a; printf %012768d 0 >&2")
+        result = self._shell().execute("head -c 20000 /dev/zero | tr '\\0' a; printf %012768d 0 >&2")
         assert not result.truncated
         assert (len(result.stdout), len(result.stderr)) == (20000, 12768)
 
     def test_no_character_is_cut_in_two(self) -> None:
-        result = self._shell("behaviour").execute("echo -n a; yes ä | tr -d '\\n' | head -c 80000")
+        result = self._shell().execute("echo -n a; yes ä | tr -d '\\n' | head -c 80000")
         assert result.truncated
         assert re.fullmatch(r"aä+\n\[[^\]]*\]\nä+", result.stdout)
 
     def test_bytes_that_are_no_text_become_replacement_characters(self) -> None:
-        result = self._shell("behaviour").execute("printf 'a\\xffb\\x00\\x1b[1m'")
+        result = self._shell().execute("printf 'a\\xffb\\x00\\x1b[1m'")
         assert result.stdout == "a\ufffdb\x00\x1b[1m"
-        noise = self._shell("behaviour").execute("head -c 32768 /dev/zero | tr '\\0' '\\377'")
+        noise = self._shell().execute("head -c 32768 /dev/zero | tr '\\0' '\\377'")
         assert noise.truncated
         assert len(noise.stdout.encode()) <= LIMIT
         assert noise.stdout.startswith("\ufffd\ufffd")
@@ -215,14 +219,14 @@ class ShellProtocolTests:
     # -- input and environment ---------------------------------------------------------------------
 
     def test_input_is_read_and_then_at_its_end(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         assert shell.execute(["cat"], stdin="a\nü").stdout == "a\nü"
         assert shell.execute(["cat"]).stdout == ""
         assert shell.execute(["wc", "-c"], stdin="x" * 65536).stdout.strip() == "65536"
         _refuses(ValueError, lambda: shell.execute(["cat"], stdin="x" * 65537))
 
     def test_an_environment_is_extended_or_replaced(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         base = shell.env().to_dict()
         extended = _variables(shell.execute(["env"], env={"MINE": "a b"}).stdout)
         assert extended.items() >= {**base, "MINE": "a b"}.items()
@@ -232,7 +236,7 @@ class ShellProtocolTests:
         assert replaced["PATH"] == base["PATH"]
 
     def test_an_environment_has_bounds(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         assert shell.execute("true", env={f"V{number}": "x" for number in range(256)}).success
         many = {f"V{number}": "x" for number in range(257)}
         refused: tuple[dict[str, str], ...] = (many, {"A-B": "x"}, {"A": "\0"}, {"LD_PRELOAD": "x"})
@@ -242,7 +246,7 @@ class ShellProtocolTests:
     # -- directories -------------------------------------------------------------------------------
 
     def test_a_directory_in_the_root_is_where_a_command_begins(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         name = f"sub-{uuid.uuid4().hex}"
         root = shell.execute(["pwd"]).stdout.strip()
         assert shell.execute(["mkdir", name]).cwd == root
@@ -251,7 +255,7 @@ class ShellProtocolTests:
             assert result.stdout.strip() == result.cwd == f"{root}/{name}"
 
     def test_a_directory_outside_of_the_root_is_refused(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         name = f"link-{uuid.uuid4().hex}"
         assert shell.execute(["ln", "-s", "/etc", name]).success
         root = shell.execute(["pwd"]).stdout.strip()
@@ -265,7 +269,7 @@ class ShellProtocolTests:
     # -- scripts -----------------------------------------------------------------------------------
 
     def test_a_script_runs_as_a_file_of_which_nothing_is_left(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         mark = uuid.uuid4().hex
         script = f"# {mark}\nfor i in 1 2; do\n  echo \"$i 'q'\"\ndone\nread x || echo end\npwd\nexit 5\n"
         result = shell.execute_script(script)
@@ -274,14 +278,14 @@ class ShellProtocolTests:
         assert (left.stdout, left.timed_out) == ("", False)
 
     def test_a_script_may_be_for_any_interpreter_and_as_long_as_a_mebibyte(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         head = "echo one\n"
         result = shell.execute_script(head + "#" * (1024 * 1024 - len(head) - 6) + "\ntrue\n", interpreter="/bin/sh")
         assert (result.exit_code, result.stdout) == (0, "one\n")
         _refuses(ValueError, lambda: shell.execute_script("#" * (1024 * 1024 + 1)))
 
     def test_a_script_that_cannot_be_run_is_refused(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         for script, interpreter in (("", "/bin/bash"), (" \n", "/bin/bash"), ("true", "bash"), ("true", "/not/there")):
             _refuses(
                 ValueError,
@@ -290,7 +294,7 @@ class ShellProtocolTests:
         _refuses(PermissionError, lambda: shell.execute_script("true\nrm -rf /\n"))
 
     def test_a_script_is_bound_as_a_command_is(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         late = shell.execute_script("echo part\nsleep 10\n", timeout_seconds=0.5, env={"A": "1"})
         assert (late.timed_out, late.stdout, late.stderr) == (True, "part\n", "Command timed out after 0.5s")
         quiet = shell.execute_script("echo x; exit 3", capture_output=False)
@@ -300,7 +304,7 @@ class ShellProtocolTests:
     # -- looking -----------------------------------------------------------------------------------
 
     def test_a_program_is_found_where_commands_run(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         found = shell.which("sh")
         assert found.found
         assert found.path is not None
@@ -311,7 +315,7 @@ class ShellProtocolTests:
             assert (missing.command, missing.path, missing.found) == (name, None, False)
 
     def test_the_environment_is_what_a_command_gets(self) -> None:
-        shell = self._shell("behaviour")
+        shell = self._shell()
         snapshot = shell.env()
         assert snapshot.cwd == shell.execute(["pwd"]).stdout.strip()
         assert _variables(shell.execute(["env"]).stdout).items() >= snapshot.to_dict().items()
@@ -322,7 +326,7 @@ class ShellProtocolTests:
     # -- threads -----------------------------------------------------------------------------------
 
     def test_many_threads_may_use_one_shell(self) -> None:
-        shell = self._shell("behaviour", "threads")
+        shell = self._shell("threads")
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             calls = [pool.submit(shell.execute, ["echo", str(number)]) for number in range(24)]
         assert [call.result().stdout for call in calls] == [f"{number}\n" for number in range(24)]
