@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from app.checks.check import Check
 from app.choice import podman
+from app.exec.backends.homes import kept
 from app.exec.errors import BackendUnavailable, SupervisorUnreachable
-from app.exec.placements import CONTAINERS, Placements, kept
+from app.exec.placements import CONTAINERS, Placements
 from app.exec.supervisor.client import SupervisorClient
 
 if TYPE_CHECKING:

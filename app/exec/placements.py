@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from app.exec.supervisor import launch, layout
+from app.exec.supervisor import layout
 from app.exec.supervisor.fields import SESSION_ID
 from app.exec.supervisor.records import ABANDONED
 
@@ -93,18 +93,6 @@ class Placements:
         """Whether the host's supervisor has a record of the session."""
         path = self._sessions / session_id
         return path.is_dir() and not path.is_symlink()
-
-
-def kept(home: Path) -> bool:
-    """Whether a keeper holds this home. It is the first process of its container: without it nothing runs there."""
-    try:
-        fd = os.open(home / layout.SUPERVISOR, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return launch.kept(fd)
-    finally:
-        os.close(fd)
 
 
 def _owed(sessions: Path) -> Iterator[str]:

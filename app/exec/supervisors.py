@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from app.exec import dormant, placements
+from app.exec import dormant
+from app.exec.backends import homes
 from app.exec.contained import ContainedClient
 from app.exec.errors import (
     ExecError,
@@ -106,7 +107,7 @@ class Supervisors(SupervisorPort):
         return hello
 
     def _without_host(self) -> bool:
-        running = any(placements.kept(home) for home in self._placements.homes())
+        running = any(homes.kept(home) for home in self._placements.homes())
         return running and not self._placements.host_owes()
 
     async def close(self) -> None:
@@ -211,8 +212,8 @@ class Supervisors(SupervisorPort):
 
     async def _containers(self) -> list[SupervisorPort]:
         """Clients of the containers that run or owe an end; those of homes that were removed are let go."""
-        homes, needed = await asyncio.to_thread(self._needed)
-        for home in [home for home in self._clients if home not in homes and not self.starting(home)]:
+        there, needed = await asyncio.to_thread(self._needed)
+        for home in [home for home in self._clients if home not in there and not self.starting(home)]:
             if (client := self._clients.pop(home, None)) is not None:
                 self._failed.pop(home, None)
                 await client.close()
@@ -226,10 +227,10 @@ class Supervisors(SupervisorPort):
         return found
 
     def _needed(self) -> tuple[set[Path], list[Path]]:
-        homes = self._placements.homes()
-        owing = [home for home in homes if self._placements.owes(home)]
-        running = [home for home in homes if home not in owing and placements.kept(home)]
-        return set(homes), owing + running
+        there = self._placements.homes()
+        owing = [home for home in there if self._placements.owes(home)]
+        running = [home for home in there if home not in owing and homes.kept(home)]
+        return set(there), owing + running
 
     async def list(self) -> list[Message]:
         """See `SupervisorPort.list`: of everybody who can be reached."""
@@ -301,7 +302,7 @@ class Supervisors(SupervisorPort):
         if await asyncio.to_thread(dormant.gone, home, session_id):
             # It may have run before its records were removed.
             return await self.status(session_id)
-        if await asyncio.to_thread(placements.kept, home):
+        if await asyncio.to_thread(homes.kept, home):
             return await (await self._client(home)).abandon(session_id)
         if await asyncio.to_thread(dormant.abandon, home, session_id):
             return {"state": "abandoned"}
@@ -316,7 +317,7 @@ class Supervisors(SupervisorPort):
             )
         if await asyncio.to_thread(self._asleep, home):
             return False
-        if self._revival is None and not await asyncio.to_thread(placements.kept, home):
+        if self._revival is None and not await asyncio.to_thread(homes.kept, home):
             return False  # its supervisor tells the end again when it is brought up
         return await (await self._client(home)).ack(session_id)
 
@@ -361,7 +362,7 @@ class Supervisors(SupervisorPort):
 
     def _asleep(self, home: Path) -> bool:
         """Whether the container does not run and owes nothing: nobody needs to bring it up."""
-        return not placements.kept(home) and not self._placements.owes(home)
+        return not homes.kept(home) and not self._placements.owes(home)
 
 
 def _fallen(home: Path, session_id: str) -> Message | None:
@@ -369,10 +370,10 @@ def _fallen(home: Path, session_id: str) -> Message | None:
 
     None where it does, or somebody brings it up at this moment. Blocks.
     """
-    if placements.kept(home):
+    if homes.kept(home):
         return None
     told = dormant.ended(home, session_id)
-    return None if placements.kept(home) else told
+    return None if homes.kept(home) else told
 
 
 async def _in_time(answer: Awaitable[T]) -> T:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from app.exec import dormant, placements
+from app.exec import dormant
+from app.exec.backends import homes
 from app.exec.errors import BackendUnavailable, LimitReached, TaskCompleted
 from app.exec.links import LogLinks
 from app.exec.logs import kept_logs, remove_session
@@ -101,7 +102,7 @@ class Town:
         for router in self.routers:
             await router.close()
         for home in (self.state, *Placements(self.state).homes()):
-            if placements.kept(home):
+            if homes.kept(home):
                 client = SupervisorClient(home, spawn=False)
                 for row in await client.list():
                     await client.kill(row["session_id"], grace_s=0.0, ended_by="shutdown")
@@ -135,7 +136,7 @@ async def test_a_session_is_found_by_one_path_wherever_it_runs(tmp_path: Path) -
         one = made.home("one")
         hello = await made.router.connect()
         assert hello["boot_id"] == BOOT
-        assert not placements.kept(made.state), "nobody needs the host's supervisor yet"
+        assert not homes.kept(made.state), "nobody needs the host's supervisor yet"
         assert (await made.start("a", one, "echo in; exit 3")).outcome == "started"
         assert (await made.start("b", None, "echo out; exit 4")).outcome == "started"
         ends = {name: (await made.ended(name))["exit_code"] for name in ("a", "b")}
@@ -164,7 +165,7 @@ async def test_what_was_placed_in_one_home_is_never_started_in_another(tmp_path:
         assert (answer.outcome, answer.status["record"]["exit_code"]) == ("already", 3)
         assert not (one / "sessions/b").exists()
         assert not flag.exists()
-        assert not placements.kept(two)
+        assert not homes.kept(two)
         with pytest.raises(ValueError, match="is not in"):
             await made.start("c", tmp_path / "elsewhere")
 
@@ -288,7 +289,7 @@ async def test_the_command_line_reaches_what_runs_and_brings_nothing_up(tmp_path
             await cli.kill("b", grace_s=0.0, ended_by="person")
         assert (await cli.kill("a", grace_s=0.0, ended_by="person")).killed
         assert made.revived == []
-        assert not placements.kept(made.state)
+        assert not homes.kept(made.state)
 
 
 async def test_a_worker_of_another_backend_tells_what_ended_with_its_container(tmp_path: Path) -> None:

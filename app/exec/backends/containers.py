@@ -19,7 +19,7 @@ from typing import Final
 from app.exec.backends import container as made_of
 from app.exec.backends import homes
 from app.exec.backends.container import Container
-from app.exec.backends.mounted import check_mounts
+from app.exec.backends.mounted import Unseen, check_mounts
 from app.exec.backends.podman_cli import Podman
 from app.exec.errors import BackendUnavailable, SupervisorAbsent, SupervisorUnreachable
 from app.exec.model import WORK, PodmanWorkspace
@@ -31,6 +31,7 @@ STOP_S: Final = 10.0
 """What a supervisor gets to end its commands, before podman kills all of it."""
 _UP_S: Final = 15.0
 _LOOK_S: Final = 0.5
+_TRIES: Final = 3
 _EMPTY: Final = "empty"
 
 log = logging.LoggerAdapter(logging.getLogger(__name__), {"component": "tools.podman"})
@@ -90,11 +91,13 @@ class Containers:
             BackendUnavailable: It cannot be had, with cause and remedy; nothing of it is left running.
         """
         home = self.home(want)
-        if home.name not in self._making and (pid := homes.peer(home)) and await self._holds(home, pid, want):
-            await self._used(home)
-            return home
-        await self._up(home, want)
-        return home
+        for _ in range(_TRIES):
+            if home.name not in self._making and (pid := homes.peer(home)) and await self._holds(home, pid, want):
+                await self._used(home)
+                return home
+            await self._up(home, want)
+        await asyncio.to_thread(check_mounts, homes.peer(home), want)
+        raise BackendUnavailable(f"the container {home.name} comes up and goes: see `podman logs {home.name}`")
 
     async def revive(self, home: Path) -> None:
         """Have the container of a home run again, made anew if it is gone; returns when its supervisor listens.
@@ -254,6 +257,8 @@ class Containers:
         """
         try:
             await asyncio.to_thread(check_mounts, pid, want)
+        except Unseen:
+            return False  # not that it lacks anything: its supervisor is being replaced
         except BackendUnavailable as error:
             if not await self._at_rest(home):
                 raise BackendUnavailable(f"{error}; or `shellback workspaces rm {home.name}` ends what runs") from None
@@ -297,12 +302,12 @@ class Containers:
         return time.time() - self._last_used(home)
 
     async def _at_rest(self, home: Path) -> bool:
-        """Whether its supervisor says that nothing runs and no end waits to be heard; one that is away has nothing."""
+        """Whether its supervisor says that nothing runs and no end waits to be heard, or has gone with its keeper."""
         client = SupervisorClient(home, spawn=False)
         try:
             info = await client.connect()
         except SupervisorUnreachable:
-            return not homes.listens(home)
+            return not homes.kept(home)
         finally:
             await client.close()
         return not info["live"] and not info["unacknowledged"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.exec.backends.container import CONSOLE, SURROUNDINGS, Container
-from app.exec.supervisor import layout
+from app.exec.supervisor import launch, layout
 
 DESCRIPTION: Final = "container.json"
 
@@ -64,6 +64,18 @@ def peer(home: Path) -> int:
         return 0
     finally:
         os.close(folder)
+
+
+def kept(home: Path) -> bool:
+    """Whether a keeper holds this home. It is the first process of its container: without it nothing runs there."""
+    try:
+        fd = os.open(home / layout.SUPERVISOR, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return launch.kept(fd)
+    finally:
+        os.close(fd)
 
 
 def said(home: Path) -> str:

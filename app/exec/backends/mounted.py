@@ -14,16 +14,23 @@ from app.exec.backends.container import WORKSPACE, Container
 from app.exec.errors import BackendUnavailable
 
 
+class Unseen(BackendUnavailable):
+    """Raised when the mounts of a process cannot be seen; one that is about to end has none."""
+
+
 def check_mounts(pid: int, want: Container) -> None:
     """Compare the mounts that the process `pid` sees with those of `want`.
 
     Raises:
+        Unseen: They cannot be seen.
         BackendUnavailable: One is missing, or is another than it was to be.
     """
     try:
         text = Path(f"/proc/{pid}/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError as error:
-        raise BackendUnavailable(f"what the container has mounted cannot be seen: {error.strerror}") from None
+        raise Unseen(f"what the container has mounted cannot be seen: {error.strerror}") from None
+    if not text:
+        raise Unseen("what the container has mounted cannot be seen: the process ends")
     wrong = list(_wrong(_table(text), want))
     if wrong:
         raise BackendUnavailable(
