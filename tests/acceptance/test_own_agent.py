@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -186,9 +184,8 @@ def test_an_agent_of_ones_own_has_its_tools_and_ours_and_what_fails_in_it_is_tol
 def test_an_agent_that_cannot_be_used_is_said_before_anything_runs() -> None:
     with stage(None, AGENT="notary:agent") as place:
         (place.root / "notary.py").write_text(f"{NOTARY}\nlast = agent.no_such_thing\n")
-        with ThreadPoolExecutor(3) as pool:
-            ended = list(pool.map(partial(shellback, place), ("worker", "chat", "doctor")))
-        for done in ended:
+        # One after the other: at once, one would be told that another is a worker of this name.
+        for done in (shellback(place, "worker"), shellback(place, "chat"), shellback(place, "doctor")):
             said = done.stdout + done.stderr
             assert done.returncode == 2, said
             for words in ("AGENT='notary:agent' does not import", "no_such_thing", "notary.py, line", "last = "):

@@ -140,9 +140,9 @@ async def test_a_target_that_is_down_for_good_is_given_up_and_no_secret_is_writt
     with caplog.at_level(logging.DEBUG, logger="app"):
         async with notifying(database, Webhook(receiver.url)):
             await until("it is given up", lambda: states(database) == [("given_up", 4)])
+            await until("the log says so", lambda: "given up" in caplog.text)
     error = found(database)[0].error
     assert "ConnectError" in error
-    assert "given up" in caplog.text
     assert "s3cret" not in caplog.text + error
     state = database.read_now(notices.told)
     assert (state.given_up, state.error) == (1, error)

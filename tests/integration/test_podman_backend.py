@@ -286,11 +286,11 @@ async def test_an_image_of_a_name_gives_its_environment_and_is_told_by_its_id(sh
 async def test_an_image_without_python_is_refused_by_name(shop: Yard) -> None:
     backend = shop.backend(image=str(images.without_python()))
     with pytest.raises(BackendUnavailable, match="no python3") as refused:
-        await shop.run("true", backend=backend, scope="bare")
+        await shop.run("true", backend=backend, scope="no python")
     assert str(images.without_python()) in str(refused.value)
     assert "PODMAN_IMAGE" in str(refused.value)
     assert not [home for home in backend.containers.homes() if backend.containers.podman.state(home.name) is not None
-                and (known := backend.containers.known(home)) is not None and known.scope == "bare"]  # fmt: skip
+                and (known := backend.containers.known(home)) is not None and known.scope == "no python"]  # fmt: skip
 
 
 async def test_an_image_with_an_older_python_is_refused_with_what_it_needs(
