@@ -19,7 +19,6 @@ from app.exec.model import READ_ONLY, CommandSpec, WindowSize
 from app.exec.paths import sandbox_cwd
 from app.exec.policy import Proposal
 
-LIFETIME: Final = "conversation"
 CHANGED: Final = (
     "what was about to start when the worker died is not what would start now (directory, scripts, rules or settings "
     "changed meanwhile); nothing was started, propose the call again"
@@ -138,7 +137,7 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
             "network": backend.network and spec.profile != READ_ONLY,
             "secrets": [],
             "uid": backend.uid,
-            "lifetime": LIFETIME,
+            "lifetime": spec.lifetime,
         },
     )
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from app.exec import limits as bounds
 from app.exec.backends.base import Backend
-from app.exec.commands import CHANGED, LIFETIME, fixed, proposed
+from app.exec.commands import CHANGED, fixed, proposed
 from app.exec.ends import Ends
 from app.exec.errors import CommandDenied, ExecError, InvalidCommand, SessionNotFound, SupervisorUnreachable
 from app.exec.exec_registry import ExecRegistry
@@ -255,7 +255,9 @@ class Engine:
             background=spec.background,
             separate_stderr=spec.separate_stderr,
             stdin_open=spec.keep_stdin_open or spec.pty is not None,
-            lifetime=LIFETIME,
+            lifetime=spec.lifetime,
+            on_exit=spec.on_exit,
+            kind=spec.kind,
             delivery=delivery,
             state=SessionState.CLAIMED,
             log_path=self.links.path(session_id),

@@ -40,6 +40,18 @@ WORK: Final = "work"
 READ_ONLY: Final = "read_only"
 """Profile of a command that writes nothing but a scratch space of its own, and has no network."""
 
+TURN: Final = "turn"
+CONVERSATION: Final = "conversation"
+DETACHED: Final = "detached"
+LIFETIMES: Final = (TURN, CONVERSATION, DETACHED)
+"""How long a process may run: to the end of the turn that started it, of its conversation, or as long as it likes."""
+
+ON_EXIT: Final = ("always", "failure", "never")
+"""Which ends of a background process wake the agent. The work item exists for each; the news of others is settled."""
+
+SHELL: Final = "shell"
+"""Kind of a session that is a persistent shell."""
+
 LIVE_STATES: Final = frozenset({SessionState.CLAIMED, SessionState.RUNNING})
 
 
@@ -92,7 +104,8 @@ class CommandSpec:
     `env` holds only what was given on top of the built-up base. `timeout_s` 0 means none.
     `stdin` None is /dev/null; text is written and then closed unless `keep_stdin_open`. `log_bytes` is the most that is
     kept of what it prints. With `env_mode` "replace" the environment is PATH and what was given. `grace_s` is what is
-    left between SIGTERM and SIGKILL at the timeout.
+    left between SIGTERM and SIGKILL at the timeout. `lifetime` is one of LIFETIMES, `on_exit` of ON_EXIT; `kind` is ""
+    or SHELL.
     """
 
     command: str
@@ -108,6 +121,9 @@ class CommandSpec:
     log_bytes: int = LOG_BYTES
     env_mode: Literal["extend", "replace"] = "extend"
     grace_s: float = TIMEOUT_GRACE_S
+    lifetime: str = CONVERSATION
+    on_exit: str = "always"
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +185,8 @@ class Session:
     """One launch of a command, as the store knows it.
 
     `granted_by` says who let it run: `approval`, `classifier`, `trusted classifier`,
-    `rule ID ...` for saved rules, `policy FILE:LINE`, `operator`.
+    `rule ID ...` for saved rules, `policy FILE:LINE`, `operator`. `pinned` is what somebody wants of its block, None
+    leaves it to its end.
     """
 
     id: SessionId
@@ -202,6 +219,9 @@ class Session:
     poll_offset: int = 0
     end: SessionEnd | None = None
     traceparent: str | None = None
+    on_exit: str = "always"
+    kind: str = ""
+    pinned: bool | None = None
 
     @property
     def live(self) -> bool:

@@ -25,7 +25,7 @@ class ToolRule(NamedTuple):
     approval: Literal["pass", "ask", "judge"]
 
 
-INPUT: Final = frozenset({"process_write", "process_send_keys"})
+INPUT: Final = frozenset({"process_write", "process_send_keys", "process_resize"})
 """The tools whose calls may be approved for all of a session."""
 TOOLS: Final[Mapping[str, ToolRule]] = {
     "execute": ToolRule("exec", "judge"),
@@ -36,6 +36,14 @@ TOOLS: Final[Mapping[str, ToolRule]] = {
     "process_write": ToolRule("process", "judge"),
     "process_send_keys": ToolRule("process", "judge"),
     "process_kill": ToolRule("process", "ask"),
+    "process_resize": ToolRule("process", "judge"),
+    "process_screen": ToolRule("process", "pass"),
+    "process_wait": ToolRule("process", "pass"),
+    "process_watch": ToolRule("process", "pass"),
+    "process_pin": ToolRule("process", "pass"),
+    "run_shell": ToolRule("exec", "judge"),
+    "shell_session": ToolRule("exec", "judge"),
+    "shell": ToolRule("exec", "judge"),
     "shell_execute": ToolRule("workspace", "judge"),
     "evaluate_python": ToolRule("workspace", "judge"),
     "ls": ToolRule("workspace", "pass"),

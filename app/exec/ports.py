@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from app.exec.model import CallKey, PodmanWorkspace, Session, SessionEnd, SessionId
+from app.exec.supervisor.answers import Grown, Look
 from app.exec.supervisor.client import Killed, StartAnswer, Written
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
 
@@ -228,4 +229,28 @@ class SupervisorPort(Protocol):
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
         """End the whole tree; answers when that is settled."""
+        ...
+
+    async def grown(
+        self,
+        session_id: str,
+        beyond: int,
+        *,
+        err_beyond: int | None = None,
+        rest_s: float = 0.0,
+        timeout_s: float = 30.0,
+    ) -> Grown:
+        """Wait until the output has more than `beyond` bytes, or the session has ended, at most `timeout_s` seconds.
+
+        `err_beyond` asks the same of the second stream. Answers at once where that is so already, but not before
+        `rest_s` have passed, so that a loop over it takes what came meanwhile in one piece.
+        """
+        ...
+
+    async def look(self, session_id: str) -> Look | None:
+        """What the session does at this moment; None of one that does not run, or where nobody can tell."""
+        ...
+
+    async def expire(self, lifetime: str, owner: str) -> list[str]:
+        """End all that has this lifetime and owner (the id of a turn or conversation); the sessions that it ends."""
         ...

@@ -69,7 +69,7 @@ mailbox: Final = sa.Table(
     metadata,
     sa.Column("id", BigId, primary_key=True, autoincrement=True),
     sa.Column("conversation_id", sa.String(200), nullable=False),
-    sa.Column("kind", sa.String(32), nullable=False),  # message, exit, turn_failed
+    sa.Column("kind", sa.String(32), nullable=False),  # message, exit, watch, typed, turn_failed
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("dedupe_key", sa.String(200), unique=True),
     sa.Column("payload", sa.JSON, nullable=False),
@@ -187,7 +187,31 @@ sessions: Final = sa.Table(
     sa.Column("ended_at", sa.Float, index=True),
     sa.Column("traceparent", sa.String(64)),  # W3C trace context of the call that started it
     sa.Column("granted_by", sa.Text, nullable=False, server_default=sa.text("''")),  # approval, classifier, rule ID ...
+    sa.Column("on_exit", sa.String(16), nullable=False, server_default="always"),  # always, failure, never
+    sa.Column("kind", sa.String(16), nullable=False, server_default=sa.text("''")),  # shell: a persistent one
+    sa.Column("pinned", sa.Boolean),  # what somebody wants of its block; None leaves it to its end
     sa.Index("ix_sessions_conversation_id_state", "conversation_id", "state"),
+)
+
+watches: Final = sa.Table(
+    "watches",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),  # derived from the call that asked for it
+    sa.Column("session_id", sa.String(64), nullable=False),
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("turn_id", sa.String(200), nullable=False),  # of the call
+    sa.Column("host_id", sa.String(64), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),  # pattern, idle, after, input
+    sa.Column("pattern", sa.Text),
+    sa.Column("seconds", sa.Float),  # of idle and after
+    sa.Column("state", sa.String(16), nullable=False, index=True),  # on, off
+    sa.Column("why_off", sa.String(32)),  # fired, strikes, life, agent, ended
+    sa.Column("offset", sa.BigInteger, nullable=False, server_default="0"),  # up to where the log has been looked at
+    sa.Column("hits", sa.Integer, nullable=False, server_default="0"),  # wakes so far
+    sa.Column("strikes", sa.Integer, nullable=False, server_default="0"),  # wakes in a row that nobody heeded
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("hit_at", sa.Float),
+    sa.Index("ix_watches_session_id_state", "session_id", "state"),
 )
 
 calls: Final = sa.Table(

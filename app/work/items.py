@@ -24,6 +24,7 @@ class ItemType(StrEnum):
     CHAT = "CHAT"
     APPROVAL = "APPROVAL"
     EXEC_CALLBACK = "EXEC_CALLBACK"
+    EXEC_WATCH = "EXEC_WATCH"
     FOLLOW_UP = "FOLLOW_UP"
     RETRY = "RETRY"
 
@@ -98,6 +99,17 @@ def callback_item(conversation_id: str, session_id: str, payload: dict[str, Any]
     return WorkItem(
         id=f"EXEC_CALLBACK:{session_id}",
         type=ItemType.EXEC_CALLBACK,
+        priority=Priority.HIGH,
+        conversation_id=conversation_id,
+        payload=payload,
+    )
+
+
+def watch_item(conversation_id: str, watch_id: str, hit: int, payload: dict[str, Any]) -> WorkItem:
+    """The item of one hit of a watch, the first being 1."""
+    return WorkItem(
+        id=f"EXEC_WATCH:{watch_id}:{hit}",
+        type=ItemType.EXEC_WATCH,
         priority=Priority.HIGH,
         conversation_id=conversation_id,
         payload=payload,

@@ -26,7 +26,7 @@ ROWS_PER_TURN: Final = 100
 APART: Final = "*"
 """In `taken_by` of an unread row: a wish to stop was about it, so the turn that is to end takes it."""
 
-Kind = Literal["message", "exit", "turn_failed"]
+Kind = Literal["message", "exit", "watch", "typed", "turn_failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from app.exec.commands import LIFETIME
 from app.exec.errors import ExecError
-from app.exec.model import Delivery, EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
+from app.exec.model import CONVERSATION, Delivery, EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
 from app.exec.ports import SupervisorPort
 from app.exec.supervised import end_of
 from app.exec.supervisor import layout, procfs
@@ -194,7 +193,7 @@ def _session(one: Unknown, conversation_id: str, home: Home, by: str) -> Session
         background=True,
         separate_stderr=(home.sessions / one.id / layout.ERR).exists(),
         stdin_open=one.pty,
-        lifetime=LIFETIME,
+        lifetime=CONVERSATION,
         delivery=Delivery.CALLBACK,
         state=SessionState.RUNNING,
         log_path=home.log_path(one.id),

@@ -50,6 +50,43 @@ class StartAnswer:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """How much of its output a session has had, in bytes, and whether it has ended."""
+
+    size: int
+    err_size: int = 0
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminal:
+    """A terminal as the kernel has it: rows and columns, whether input is shown and comes by lines, who has it."""
+
+    rows: int
+    cols: int
+    echo: bool
+    canonical: bool
+    foreground: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a running session does at this moment.
+
+    `pid` is its main process, `quiet_s` how long it has printed nothing. `reader` is the process that waits for input,
+    0 where none is seen to; `how` says whether it reads (`read`) or waits for several things at once (`poll`), and is
+    `unknown` where the kernel does not let us see.
+    """
+
+    pid: int
+    quiet_s: float
+    terminal: Terminal | None = None
+    reader: int = 0
+    name: str = ""
+    how: Literal["read", "poll", "none", "unknown"] = "unknown"
+
+
 TOO_OLD: Final = StartAnswer(
     outcome="refused",
     code="unsupported_version",
