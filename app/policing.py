@@ -8,6 +8,7 @@ from app.exec.backends.base import Backend
 from app.exec.backends.secrets import is_secret
 from app.exec.backends.view import HOME
 from app.exec.judge import Judge, Keys
+from app.exec.limits import Limits
 from app.exec.model import READ_ONLY, WORK, SessionId
 from app.exec.policy import Policy
 from app.exec.ports import ExitSink
@@ -51,6 +52,15 @@ def policy_for(settings: Settings, database: Database, backend: Backend) -> Poli
         agent=settings.agent or None,
     )
     return Audited(judge, database)
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The bounds of all commands."""
+    return Limits(
+        command_chars=settings.command_chars,
+        foreground_timeout_s=settings.foreground_timeout,
+        log_bytes=settings.log_bytes,
+    )
 
 
 def sessions_of(settings: Settings, database: Database, sink: ExitSink) -> SqlSessionStore:

@@ -49,6 +49,8 @@ class Settings(BaseModel):
 
     enable_execute: bool = setting(default=False, allowed="true or false")
     workspace_tools: Literal["on", "off"] = setting("on", "on or off")
+    session_tools: Literal["on", "off"] = setting("on", "on or off")
+    shell_tool: Literal["off", "on"] = setting("off", "off or on")
     agent: str = setting("", "MODULE:ATTRIBUTE, or the path of an agent spec (.yaml, .yml, .json)")
     model: str = setting("offline", "offline, or a Pydantic AI model: PROVIDER:NAME")
     model_base_url: str = setting("", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True)
@@ -113,6 +115,8 @@ class Settings(BaseModel):
     )
     command_chars: int = count(limits.COMMAND_CHARS, 1, limits.COMMAND_CHARS)
     sessions_per_conversation: int = count(limits.SESSIONS_PER_CONVERSATION, 1, limits.SESSIONS_PER_CONVERSATION)
+    unpin_after: float = seconds(300.0, 0, 604_800)
+    shell_idle_seconds: float = seconds(1800.0, 1, 604_800)
     log_bytes: int = count(limits.LOG_BYTES, 65536, limits.LOG_BYTES)
     log_age_hours: float = seconds(limits.LOG_AGE_HOURS, 0.1, 8760, unit="hours")
     log_total_bytes: int = count(limits.LOG_TOTAL_BYTES, 0, 2**50)

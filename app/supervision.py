@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from app.settings import Settings
@@ -43,6 +45,26 @@ def supervisors(settings: Settings, *, backend: Backend | None = None) -> Superv
         # What runs in containers does not need it; what ran on the host before does.
         host_needed=containers is None,
     )
+
+
+async def expire_conversations(settings: Settings, names: Sequence[str]) -> list[str]:
+    """End what conversations that are over have left, and return its sessions; none where no supervisor runs.
+
+    Raises:
+        SupervisorUnreachable: Nobody can be asked.
+    """
+    from app.exec.errors import SupervisorAbsent
+    from app.exec.model import CONVERSATION
+
+    port = supervisors(settings)
+    try:
+        await port.connect()
+        found = await asyncio.gather(*(port.expire(CONVERSATION, name) for name in names))
+    except SupervisorAbsent:
+        return []
+    finally:
+        await port.close()
+    return [session for sessions in found for session in sessions]
 
 
 def containers_of(backend: Backend) -> Containers | None:

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
     from app.exec.backends.base import Backend
     from app.exec.backends.containers import Containers
+    from app.exec.engine import Engine
     from app.exec.model import Session
     from app.exec.ports import ExitSink
     from app.exec.supervisors import Supervisors
+    from app.exec.watches import Watcher
     from app.storage.db import Database
+    from app.work.live import LiveBlocks
     from app.work.neighbours import Neighbours
     from app.work.notices import Outbox
     from app.work.notifier import Notifier
@@ -137,6 +140,7 @@ def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retent
         where.host_id,
         ages,
         teardown=lambda name: containers(where).remove(name),
+        expire=partial(supervision.expire_conversations, settings),
     )
 
 
@@ -168,17 +172,10 @@ def arm_crash_points(settings: Settings) -> None:
 
 def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
     """Where notices are put, and who sends them: nobody, unless settings name a target."""
-    from app.work.notices import SILENT, Outbox
-    from app.work.notifier import Command, Notifier, Webhook
+    from app.work.notifier import notifying
 
-    settings = where.settings
-    if settings.notify_webhook:
-        notifier = Notifier(where.database, Webhook(settings.notify_webhook))
-    elif settings.notify_command:
-        notifier = Notifier(where.database, Command(words(settings.notify_command), plain_environment()))
-    else:
-        return SILENT, ()
-    return Outbox(host=platform.node(), on=True, ring=notifier.ring), (notifier,)
+    url, command = where.settings.notify_webhook, where.settings.notify_command
+    return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
 
 
 def _neighbours(where: Place, client: Any, enqueuer: Enqueuer, sink: ExitSink, outbox: Outbox) -> Neighbours:
@@ -202,7 +199,15 @@ def neighbours(where: Place) -> Generator[Neighbours]:
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
 
 
-def _agent(where: Place, capabilities: Sequence[Any]) -> tuple[Agent[Any, Any], str]:
+def _watcher(where: Place, engine: Engine, enqueuer: Enqueuer) -> Watcher:
+    from app.exec.watches import Watcher
+    from app.storage.watches import SqlWatchStore
+    from app.work.watch_wakes import WatchWakes
+
+    return Watcher(engine, SqlWatchStore(where.database, sink=WatchWakes(enqueuer, where.host_id)))
+
+
+def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple[Agent[Any, Any], str]:
     """The agent whose turns DBOS can replay, and the version that tells who may."""
     from pydantic_ai.durable_exec.dbos import DBOSDurability
 
@@ -217,10 +222,24 @@ def _agent(where: Place, capabilities: Sequence[Any]) -> tuple[Agent[Any, Any], 
         model_step_config=model_steps(),
     )
     settings = where.settings
-    agent = agency.agent_with(settings, [*capabilities, hearing_of(where.database), durability])
+    agent = agency.agent_with(settings, [*capabilities, hearing_of(where.database, live), durability])
     # A turn of another agent is not replayed but set aside. Two may have one name, and a name any length.
     named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
     return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
+
+
+async def _cleanup(where: Place, engine: Engine) -> object:
+    from app.exec.logs import cleanup_exec_logs
+    from app.work.sweep import undelivered
+
+    engine.registry.cleanup(where.settings.log_age_hours)
+    return await cleanup_exec_logs(
+        engine.store,
+        engine.links,
+        max_age_hours=where.settings.log_age_hours,
+        total_bytes=where.settings.log_total_bytes,
+        undelivered=await where.database.read(undelivered),
+    )
 
 
 @contextlib.contextmanager
@@ -234,12 +253,11 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
     from app.exec.callback_text import callback_payload
     from app.exec.capability import ExecCapability
     from app.exec.engine import Engine
-    from app.exec.limits import Limits
-    from app.exec.logs import cleanup_exec_logs
+    from app.exec.persistent import PersistentShells
     from app.exec.toolset import ExecTools
     from app.exec.workspaces.capability import WorkspaceCapability
     from app.exec.workspaces.files import files_of
-    from app.policing import policy_for, sessions_of
+    from app.policing import limits_of, policy_for, sessions_of
     from app.storage.executor_lock import hold_executor
     from app.storage.host import process_space
     from app.telemetry.watches import watches as chosen
@@ -247,16 +265,18 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
     from app.work.claims import Wakes
     from app.work.equipment import equip, fenced, place_in_turn
     from app.work.generation import Generation, absence_tells
+    from app.work.lifetimes import TurnEnds
+    from app.work.live import LiveBlocks
+    from app.work.output_notes import OutputNotes
     from app.work.queues import DbosEnqueuer
     from app.work.stop_watch import StopWatch
-    from app.work.sweep import Sweep, undelivered
+    from app.work.sweep import Sweep
     from app.work.takeover import Takeover
     from app.work.turn import Budget, TurnRunner
     from app.work.unknown import Alarm
     from app.work.worker import Worker, WorkerConfig
 
-    settings, database = where.settings, where.database
-    executor_id = where.executor_id
+    settings, database, executor_id = where.settings, where.database, where.executor_id
     process_wide(host=where.host_id, executor=executor_id)
     lock = hold_executor(executor_id, home=where.home, database=database)
     with contextlib.ExitStack() as stack:
@@ -279,30 +299,36 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             home=where.home,
             host_id=where.host_id,
             absence_tells=lambda session: absence_tells(where.home, session.created_at),
-            limits=Limits(
-                command_chars=settings.command_chars,
-                foreground_timeout_s=settings.foreground_timeout,
-                log_bytes=settings.log_bytes,
-            ),
+            limits=limits_of(settings),
             watch=watches.sessions,
         )
         policy = policy_for(settings, database, backend)
         files = files_of(backend)
+        watcher = _watcher(where, engine, enqueuer)
+        shells = PersistentShells(engine, idle_s=settings.shell_idle_seconds)
         tools = ExecTools(
             engine,
             policy=policy,
+            watcher=watcher,
+            blocks=True,
+            sessions=settings.session_tools == "on",
+            shell=settings.shell_tool == "on",
+            shells=shells,
             workspace=settings.workspace_tools == "on",
             files=files,
             touched=None if containers is None else containers.touch,
         )
         outbox, notifiers = _notifying(where)
-
-        own: list[Any] = [
-            *watches.capabilities,
-            ExecCapability(tools),
-            WorkspaceCapability(engine, policy, files, name="worker", place=place_in_turn, fenced=fenced),
-        ]
-        agent, version = _agent(where, own)
+        agent, version = _agent(
+            where,
+            [
+                *watches.capabilities,
+                ExecCapability(tools),
+                WorkspaceCapability(engine, policy, files, name="worker", place=place_in_turn, fenced=fenced),
+            ],
+            LiveBlocks(database, engine, settings.unpin_after),
+        )
+        turn_ends = TurnEnds(database, engine.supervised.expire, where.host_id)
         runner = TurnRunner(
             database=database,
             enqueuer=enqueuer,
@@ -321,18 +347,9 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             outbox=outbox,
             equip=lambda deps: equip(deps, engine, policy, files),
             watch=watches.turns,
+            closed=turn_ends.closed,
             host_id=where.host_id,
         )
-
-        async def cleanup() -> object:
-            engine.registry.cleanup(settings.log_age_hours)
-            return await cleanup_exec_logs(
-                store,
-                engine.links,
-                max_age_hours=settings.log_age_hours,
-                total_bytes=settings.log_total_bytes,
-                undelivered=await database.read(undelivered),
-            )
 
         yield Worker(
             WorkerConfig(
@@ -360,17 +377,22 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
                 outbox,
                 also=(
                     _neighbours(where, client, enqueuer, sink, outbox).once,
+                    watcher.resume,
+                    turn_ends.once,
                     *(() if containers is None else (partial(containers.sweep, port.starting),)),
                 ),
             ),
             Takeover(database, client, where.host_id, (executor_id, version), runner.running),
             engine,
-            cleanup,
+            partial(_cleanup, where, engine),
             lock.still_held,
             _retention(where, client).once,
             beside=(
                 Alarm(port, database, where.host_id, count, where.home),
                 StopWatch(database, engine, where.host_id),
+                OutputNotes(database, engine),
+                watcher,
+                shells.expiry,
                 *notifiers,
             ),
             counted=count.count,

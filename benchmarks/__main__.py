@@ -25,7 +25,23 @@ TO_CLEAN_UP_S = 60
 
 def benches() -> tuple[Bench, ...]:
     """All of them; imported here, because each process needs its own only."""
-    from benchmarks import bulk, calls, classification, files, imports, loop, people, podman, sandbox, transfers, window
+    from benchmarks import (
+        bulk,
+        calls,
+        classification,
+        files,
+        following,
+        imports,
+        loop,
+        people,
+        podman,
+        sandbox,
+        sessions,
+        terminals,
+        transfers,
+        watches,
+        window,
+    )
 
     return (
         *imports.BENCHES,
@@ -36,9 +52,13 @@ def benches() -> tuple[Bench, ...]:
         *podman.BENCHES,
         *files.BENCHES,
         *transfers.BENCHES,
+        *terminals.BENCHES,
+        *sessions.BENCHES,
         *classification.BENCHES,
         *window.BENCHES,
         *loop.BENCHES,
+        *watches.BENCHES,
+        *following.BENCHES,
     )
 
 

@@ -87,9 +87,9 @@ class Rig:
         """A foreground command, to its end; a `conversation` has sandboxes of its own."""
         return await self.engine.run(*self._call(command, **more))
 
-    async def launch(self, command: str) -> Session:
+    async def launch(self, command: str, **more: Any) -> Session:
         """A background command."""
-        return await self.engine.launch(*self._call(command, background=True))
+        return await self.engine.launch(*self._call(command, background=True, **more))
 
     async def alike(self, command: str) -> tuple[tuple[str, ...], dict[str, Any]]:
         """What the engine executes for a command, and how, for `subprocess` and asyncio.

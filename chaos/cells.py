@@ -40,7 +40,7 @@ Victim = Literal["worker", "supervisor", "keeper", "database", "machine", "conta
 Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
 
-KEPT_BY_TESTS: Final = ("retention.", "file.")
+KEPT_BY_TESTS: Final = ("retention.", "file.", "watch.", "shell.")
 OF_SANDBOXES: Final = ("supervisor.sandboxed", "supervisor.orphaned")
 """Only a start in a sandbox reaches these."""
 OF_CONTAINERS: Final = ("start.placed",)

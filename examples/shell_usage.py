@@ -72,11 +72,23 @@ async def follow(engine: Engine) -> None:
     print("ended by signal", (await running.wait()).signal)
 
 
+async def stay(engine: Engine) -> None:
+    """Run commands in one shell, which keeps its directory and variables, and answer what one of them asks."""
+    async with await AsyncShell(engine, ByOperator(engine)).session() as shell:
+        await shell.exec("mkdir -p deep && cd deep && export NAME=world")
+        there = await shell.exec('echo "hello $NAME"')
+        print(there.output.strip(), "in", there.cwd)
+        await shell.exec("read -p 'go on? ' answer")
+        await shell.write("y\n")
+        print("the answer was", (await shell.exec("echo $answer")).output.strip())
+
+
 async def main(workspace: Path, home: Path) -> None:
     """The synchronous half in a thread: it would stop the loop."""
     await asyncio.to_thread(on_the_host, workspace)
     async with Engine(MemorySessionStore(), SupervisorClient(home), HostBackend(workspace), home=home) as engine:
         await follow(engine)
+        await stay(engine)
 
 
 if __name__ == "__main__":

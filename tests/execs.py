@@ -162,5 +162,6 @@ async def run(engine: Engine, command: str, *, yield_after: float | None = None,
 
 
 async def launch(engine: Engine, command: str, **more: Any) -> Session:
+    asked = more.pop("origin", None) or origin()
     made = spec(engine, command, background=True, **more)
-    return await engine.launch(made, origin(), granted(engine, made))
+    return await engine.launch(made, asked, granted(engine, made))

@@ -26,6 +26,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 from app.agent.script import Call, Instruction, News, Refuse, Say, read, read_lines
+from app.exec.blocks import MARK
 
 ABOUT: Final = (
     "I am Shellback's offline stand-in, not a language model. I run lines that begin with `$ ` (with ` &` at the"
@@ -193,9 +194,14 @@ def _outcome(result: ToolReturnPart | None, tool: str, tools: set[str]) -> str:
 def _texts(part: UserPromptPart) -> list[str]:
     if isinstance(part.content, str):
         return [part.content]
-    return [
-        item if isinstance(item, str) else item.content for item in part.content if isinstance(item, str | TextContent)
-    ]
+    found = [item for item in part.content if isinstance(item, str | TextContent)]
+    # What processes did meanwhile is there to be seen; nobody said it.
+    return [item if isinstance(item, str) else item.content for item in found if not _is_of_processes(item)]
+
+
+def _is_of_processes(item: str | TextContent) -> bool:
+    metadata: object = None if isinstance(item, str) else item.metadata
+    return isinstance(metadata, dict) and MARK in metadata
 
 
 def _metadata(part: ToolReturnPart) -> dict[str, Any]:

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast
 
 from app.exec.callback_text import HEADER
+from app.exec.watch_text import HEADER as WATCH_HEADER
 
 _TOOL: Final = re.compile(r"!([A-Za-z_]\w*)(?:\s+(.*))?")
 # A wake quotes line by line and ends at an empty line; other notices quote as they like, to the text's end.
-_NEWS: Final = re.compile(rf"^{re.escape(HEADER)}.*(?:\n.+)*|^\[(?:turn|notice)\b[\s\S]*", re.MULTILINE)
+_HEADERS: Final = "|".join(map(re.escape, (HEADER, WATCH_HEADER)))
+_NEWS: Final = re.compile(rf"^(?:{_HEADERS}).*(?:\n.+)*|^\[(?:turn|notice|a person typed)\b[\s\S]*", re.MULTILINE)
 _SESSION: Final = re.compile(r"^Session (\S+):", re.MULTILINE)
 _BACKGROUND: Final = re.compile(r"(.*?)\s*(?<![&\\])&")
 

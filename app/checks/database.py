@@ -18,6 +18,7 @@ from app.storage import schema
 from app.storage.errors import StorageError
 from app.storage.tables import approvals, conversations, mailbox
 from app.work import dead_letters, notices, roster
+from app.work.mailbox import waking
 
 _NAMED: Final = 5
 
@@ -106,7 +107,7 @@ def _news(conn: sa.Connection, _host_id: str) -> Check:
     oldest = conn.execute(
         sa.select(sa.func.min(mailbox.c.created_at))
         .join(conversations, conversations.c.id == mailbox.c.conversation_id)
-        .where(mailbox.c.state == "unread", conversations.c.state == "free")
+        .where(waking(), conversations.c.state == "free")
     ).scalar_one()
     if oldest is not None and time.time() - oldest > 60:
         text = f"unread news of a free conversation is {time.time() - oldest:.0f} s old"

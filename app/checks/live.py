@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from app.checks.check import Check
 from app.storage import rows
 from app.storage.tables import conversations, mailbox, workers
+from app.work.mailbox import waking
 from app.work.sweep import HEARTBEAT_DEAD_S
 
 STUCK_S: Final = 60.0
@@ -35,7 +36,7 @@ def queues(conn: sa.Connection, host_id: str) -> Check:
     oldest = conn.execute(
         sa.select(sa.func.min(mailbox.c.created_at))
         .join(conversations, conversations.c.id == mailbox.c.conversation_id)
-        .where(of_host, mailbox.c.state == "unread", conversations.c.state == "free")
+        .where(of_host, waking(), conversations.c.state == "free")
     ).scalar_one()
     age = 0.0 if oldest is None else time.time() - oldest
     if age <= STUCK_S:

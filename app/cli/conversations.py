@@ -86,6 +86,7 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
     """
     from app.cli.transcripts import lines_of
     from app.storage import transcript
+    from app.work.typed import unheard
 
     with opened() as where:
         standing = find_conversation(where, name)
@@ -97,6 +98,7 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
             return len(transcript.line(conn, head)), transcript.messages(conn, transcript.line(conn, head, last))
 
         total, messages = where.database.read_now(look)
+        typed = where.database.read_now(unheard, name)
     if as_json:
         print_json({"conversation": asdict(standing), "messages_total": total, "messages": messages})
         return
@@ -108,6 +110,8 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
     for message in messages:
         for line in lines_of(message, cut=None if full else CUT):
             click.echo(line)
+    for text in typed:
+        click.echo(f"not heard yet: {visible(text)}")
 
 
 @conversations.command()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.2
 KINDS: Final = (
-    "message", "text", "tool_call", "tool_result", "answer", "approval", "decision", "exit",
-    "stopping", "stopped", "failed", "blocked", "taken_over", "alarm",
+    "message", "text", "tool_call", "tool_result", "answer", "approval", "decision", "exit", "watch", "typed",
+    "output", "stopping", "stopped", "failed", "blocked", "taken_over", "alarm",
 )  # fmt: skip
 
 CALLS: Final = ("tool_call", "approval")
@@ -84,6 +84,10 @@ def _told(event: Event) -> str:
         from app.exec.callback_text import wake_text
 
         told = wake_text(event.payload).split("\n")[1]
+    elif event.kind == "watch":
+        from app.exec.watch_text import watch_text
+
+        told = watch_text(event.payload).split("\n")[1]
     elif not isinstance(told, str) or "tool" in event.payload:
         told = json.dumps(event.payload, ensure_ascii=False, default=str)
     text = visible(told).replace("\n", "⏎ ").replace("\t", " ")

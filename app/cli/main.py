@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "rules": ("app.cli.rules", "List, add, revoke or try the rules about commands."),
     "ps": ("app.cli.processes", "List processes that the agents started."),
     "logs": ("app.cli.logs", "Show what a process printed."),
+    "attach": ("app.cli.attach", "Put your terminal on a process: see what it shows, and type."),
     "kill": ("app.cli.processes", "End a process and everything it started."),
     "workspaces": ("app.cli.workspaces", "List containers, show what was done in one, take one away."),
     "prune": ("app.cli.prune", "Forget what is old: rows, items, idle conversations."),
@@ -42,7 +43,7 @@ COMMANDS: Final = {
 
 SECTIONS: Final = {
     "Talk and decide": ("chat", "send", "stop", "approvals", "audit", "policy", "rules", "conversations"),
-    "Processes": ("ps", "logs", "kill"),
+    "Processes": ("ps", "logs", "attach", "kill"),
     "What goes on": ("queue", "events", "workers"),
     "Run it": ("worker", "supervisor", "migrate", "prune", "doctor", "sandbox", "workspaces", "adopt", "config"),
     "Get to know it": ("demo", "completion"),

@@ -117,9 +117,23 @@ def _said(found: Stopping, state: str) -> str:
 def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
     from app.storage import sessions
 
-    found = where.database.read_now(sessions.find, conversation_id=conversation, live=True)
+    found = where.database.read_now(sessions.find, conversation_id=conversation)
     here = [session for session in found if session.host_id == where.host_id]
-    return asyncio.run(_kill(settings, here)) if here else []
+    live = [session for session in here if session.live]
+    killed = asyncio.run(_kill(settings, live)) if live else []
+    left = asyncio.run(_end_rest(settings, conversation)) if here else []
+    return killed + [one for one in left if one not in killed]
+
+
+async def _end_rest(settings: Settings, conversation: str) -> list[str]:
+    """End what sessions that have ended had left running; their ids."""
+    from app import supervision
+    from app.exec.errors import SupervisorUnreachable
+
+    try:
+        return await supervision.expire_conversations(settings, [conversation])
+    except SupervisorUnreachable as error:
+        raise Refused(f"not known whether ended sessions have left something running: {error}") from None
 
 
 async def _kill(settings: Settings, found: list[Session]) -> list[str]:

@@ -217,6 +217,12 @@ class Talk:
                     self._ask_next()
             case "exit":
                 self._screen.line(f"  ! process {payload['session_id']} ended: {_end(payload)}")
+            case "typed":
+                self._screen.line(f"  ! {visible(str(payload['by']))}: {payload['text']}")
+            case "watch":
+                from app.exec.watch_text import watch_text
+
+                self._screen.line(f"  ! {visible(watch_text(payload).split(chr(10))[1])}")
             case "answer":
                 self._screen.end_line()
             case "stopping" if payload["by"] != self._by:

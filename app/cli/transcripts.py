@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
@@ -32,7 +32,7 @@ def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
         kind = part.get("part_kind")
         text = _text(part.get("content"))
         if kind == "user-prompt":
-            yield from _said(f"{when}person", text)
+            yield from _prompted(when, part.get("content"), cut)
         elif kind == "text":
             yield from _said(f"{when}agent", text)
         elif kind == "thinking":
@@ -45,6 +45,19 @@ def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
             yield from _said(f"{when}retry {part.get('tool_name') or ''}".rstrip(), text, cut)
         elif kind != "system-prompt":
             yield from _said(f"{when}{kind}", _text(part), cut)
+
+
+def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
+    """What was put before the model: by people, and of the processes that run."""
+    from app.exec.blocks import MARK
+
+    for piece in cast("list[Any]", content) if isinstance(content, list) else [content]:
+        about = cast("dict[str, Any]", piece) if isinstance(piece, dict) else {}
+        metadata: object = about.get("metadata")
+        if isinstance(metadata, dict) and MARK in metadata:
+            yield from _said(f"{when}processes", str(about["content"]), cut)
+        else:
+            yield from _said(f"{when}person", _text(piece))
 
 
 def _when(message: dict[str, Any]) -> str:

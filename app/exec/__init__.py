@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from app.exec.limits import Limits
     from app.exec.logs import cleanup_exec_logs
     from app.exec.memory_store import MemorySessionStore, MemoryWorkspaceStore
+    from app.exec.memory_watches import MemoryWatchStore
     from app.exec.model import CommandSpec, PodmanWorkspace, Session, SessionEnd, SessionState
     from app.exec.mounts.mount import HostMount
     from app.exec.outcome import Outcome
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     )
     from app.exec.supervisor.client import SupervisorClient
     from app.exec.toolset import ExecTools, exec_toolset
+    from app.exec.watches import Watcher
 
 __all__ = (
     "AsyncShell",
@@ -58,6 +60,7 @@ __all__ = (
     "HostShell",
     "Limits",
     "MemorySessionStore",
+    "MemoryWatchStore",
     "MemoryWorkspaceStore",
     "MockShell",
     "Outcome",
@@ -76,6 +79,7 @@ __all__ = (
     "ShellSection",
     "SupervisorClient",
     "SyncShell",
+    "Watcher",
     "WhichResult",
     "WorkspaceSection",
     "cleanup_exec_logs",
@@ -91,6 +95,7 @@ _HOMES = {
     "limits": ("Limits",),
     "logs": ("cleanup_exec_logs",),
     "memory_store": ("MemorySessionStore", "MemoryWorkspaceStore"),
+    "memory_watches": ("MemoryWatchStore",),
     "model": ("CommandSpec", "PodmanWorkspace", "Session", "SessionEnd", "SessionState"),
     "mounts.mount": ("HostMount",),
     "outcome": ("Outcome",),
@@ -116,6 +121,7 @@ _HOMES = {
     ),
     "supervisor.client": ("SupervisorClient",),
     "toolset": ("ExecTools", "exec_toolset"),
+    "watches": ("Watcher",),
 }
 
 

@@ -15,7 +15,7 @@ from app.exec.backends.base import Backend, Plan
 from app.exec.environment import check_env
 from app.exec.errors import CommandDenied, InvalidCommand
 from app.exec.limits import Limits
-from app.exec.model import READ_ONLY, CommandSpec, WindowSize
+from app.exec.model import CONVERSATION, LIFETIMES, ON_EXIT, READ_ONLY, CommandSpec, WindowSize
 from app.exec.paths import sandbox_cwd
 from app.exec.policy import Proposal
 
@@ -36,6 +36,8 @@ def command_spec(  # noqa: PLR0913 - the parameters of the tools
     stdin: str | None = None,
     keep_stdin_open: bool = False,
     pty: bool = False,
+    on_exit: str = "always",
+    lifetime: str = CONVERSATION,
     workspace: Path,
     limits: Limits,
 ) -> CommandSpec:
@@ -45,9 +47,13 @@ def command_spec(  # noqa: PLR0913 - the parameters of the tools
         InvalidCommand: An argument is not acceptable; the message names the bound.
         PathOutsideSandbox: `cwd` leaves the workspace.
     """
-    _check_command(command, limits)
+    check_command(command, limits)
     if keep_stdin_open and pty:
         raise InvalidCommand("keep_stdin_open is for execute; a terminal's input is always open")
+    if on_exit not in ON_EXIT:
+        raise InvalidCommand(f"on_exit is {on_exit!r}; it must be one of {', '.join(ON_EXIT)}")
+    if lifetime not in LIFETIMES:
+        raise InvalidCommand(f"lifetime is {lifetime!r}; it must be one of {', '.join(LIFETIMES)}")
     given = dict(env or {})
     check_env(given)
     return CommandSpec(
@@ -60,6 +66,8 @@ def command_spec(  # noqa: PLR0913 - the parameters of the tools
         pty=WindowSize(bounds.PTY_ROWS, bounds.PTY_COLS) if pty else None,
         background=background,
         log_bytes=limits.log_bytes,
+        on_exit=on_exit,
+        lifetime=lifetime,
     )
 
 
@@ -123,6 +131,7 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
             "cwd_inode": inode,
             "env": spec.env,
             **({"env_mode": spec.env_mode} if spec.env_mode != "extend" else {}),
+            **({"login": True} if spec.login else {}),
             **({"grace_s": spec.grace_s} if spec.grace_s != bounds.TIMEOUT_GRACE_S else {}),
             "timeout_s": spec.timeout_s,
             "pty": [spec.pty.rows, spec.pty.cols] if spec.pty else None,
@@ -138,6 +147,8 @@ def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
             "secrets": [],
             "uid": backend.uid,
             "lifetime": spec.lifetime,
+            **({"on_exit": spec.on_exit} if spec.on_exit != ON_EXIT[0] else {}),
+            **({"kind": spec.kind} if spec.kind else {}),
         },
     )
 
@@ -186,7 +197,12 @@ async def fixed(plan: Plan, spec: CommandSpec, proposal: Proposal, backend: Back
     return replace(plan, sandbox=replace(plan.sandbox, held=held, pinned=pinned))
 
 
-def _check_command(command: str, limits: Limits) -> None:
+def check_command(command: str, limits: Limits) -> None:
+    """Accept the text of a command.
+
+    Raises:
+        InvalidCommand: It is not acceptable; the message names the bound.
+    """
     if not command.strip():
         raise InvalidCommand("command is empty; give the text of a bash command")
     if "\0" in command:

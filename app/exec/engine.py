@@ -25,8 +25,9 @@ from app.exec.ends import Ends
 from app.exec.errors import CommandDenied, ExecError, InvalidCommand, SessionNotFound, SupervisorUnreachable
 from app.exec.exec_registry import ExecRegistry
 from app.exec.identity import session_id as session_id_of
+from app.exec.joining import give_up, joined
 from app.exec.limits import Limits
-from app.exec.links import LogLinks
+from app.exec.links import LogLinks, SoonLinked
 from app.exec.model import CallOrigin, CommandSpec, Delivery, Evidence, Session, SessionId, SessionState
 from app.exec.outcome import Outcome
 from app.exec.output import OutputLog
@@ -36,13 +37,13 @@ from app.exec.recovery import Recovery
 from app.exec.supervised import Supervised
 from app.exec.supervisor import layout
 from app.exec.supervisor.crashpoints import reach
+from app.exec.waiting import Waiting, takes_input, waiting
 from app.log import about
 
 log = logging.getLogger(__name__)
 
 GIVE_UP_S: Final = 15.0
 """How long after its timeout the end of a foreground command is still waited for."""
-LINK_S: Final = 0.02
 SHORT_S: Final = 0.1
 """A foreground command that ends sooner is never recorded as running: that would be a commit for nobody."""
 _Wanted = tuple[CommandSpec, Proposal]
@@ -79,7 +80,7 @@ class Engine:
         self._recovery = Recovery(store, self.supervised, self._ends, host_id, absence_tells)
         self._unsure: set[SessionId] = set()
         self._later: set[asyncio.Task[Any]] = set()
-        self._unlinked: list[Session] = []
+        self._unlinked = SoonLinked(self.links, self._do_later)
         self.started = False
 
     async def start(self) -> None:
@@ -107,9 +108,7 @@ class Engine:
         await asyncio.gather(*self._later, return_exceptions=True)
         await self._ends.stop()
         await self.supervised.close()
-        self._add_links(self._unlinked)
-        self._unlinked = []
-        self.links.close()
+        self._unlinked.close()
 
     async def __aenter__(self) -> Engine:
         """Start."""
@@ -121,9 +120,17 @@ class Engine:
         await self.stop()
 
     async def run(
-        self, spec: CommandSpec, origin: CallOrigin, grant: Grant, *, yield_after: float | None = None
+        self,
+        spec: CommandSpec,
+        origin: CallOrigin,
+        grant: Grant,
+        *,
+        yield_after: float | None = None,
+        until_input: bool = False,
     ) -> Outcome:
         """Run a command to its end, or hand it over to the background after `yield_after` seconds.
+
+        With `until_input` also when it waits for input: nobody could answer it before the call returns.
 
         A repeat of the call goes on with the same process or returns its recorded end. Cancelling ends
         only the waiting: the process runs on and a callback will tell its end.
@@ -135,7 +142,7 @@ class Engine:
         """
         session, wanted = await self._claimed(spec, origin, grant, Delivery.INLINE)
         with about(session=session.id):
-            return await self._joined(session, wanted, yield_after)
+            return await self._joined(session, wanted, yield_after, until_input)
 
     async def launch(self, spec: CommandSpec, origin: CallOrigin, grant: Grant) -> Session:
         """Start a command in the background and return its session at once; a callback tells its end.
@@ -156,7 +163,7 @@ class Engine:
 
     async def resumed(self, session: Session) -> Outcome:
         """Go on with a recorded session whose call would no longer be accepted; like the repeat of `run`."""
-        return await self._joined(session, None, None)
+        return await self._joined(session, None)
 
     def output(self, session: Session, *, err: bool = False) -> OutputLog:
         """The log of a session; `err` is its second stream where the streams are apart."""
@@ -169,7 +176,7 @@ class Engine:
             SessionNotFound: There is none.
         """
         ended = self._ends.expect(session_id)
-        timer = asyncio.get_running_loop().call_later(up_to, _give_up, ended)
+        timer = asyncio.get_running_loop().call_later(up_to, give_up, ended)
         try:
             session = await self.registry.get(session_id)
             if session.end is None:
@@ -268,18 +275,23 @@ class Engine:
             traceparent=self._watch.context(),
         )
 
-    async def _joined(self, session: Session, wanted: _Wanted | None, yield_after: float | None) -> Outcome:
+    async def _joined(
+        self, session: Session, wanted: _Wanted | None, yield_after: float | None = None, until_input: bool = False
+    ) -> Outcome:
         """Start the session if nobody has, wait for its end if nobody was told to wait for the callback."""
         if session.end is not None or session.delivery is not Delivery.INLINE:
-            return await self._told(session)
+            return await self._told(session, await waiting(self, session) if until_input else None)
         ended = self._ends.expect(session.id)
         self._ends.inline.add(session.id)
         try:
             session = await self._running(session, wanted)
             if session.end is None:
-                end = await self._waited(ended, wanted[0].timeout_s if wanted else 0.0, yield_after)
+                most = ((wanted[0].timeout_s if wanted else 0.0) or bounds.FOREGROUND_TIMEOUT_MAX_S) + GIVE_UP_S
+                patience_s = most if yield_after is None else min(yield_after, most)
+                asks = until_input and takes_input(session)
+                end, waits = await joined(self, session, ended, patience_s=patience_s, until_input=asks)
                 if end is None:
-                    return await self._handed_over(session)
+                    return await self._handed_over(session, waits)
                 session = end
         except asyncio.CancelledError:
             if self.started:  # else nobody is left to do it: a repeat of the call waits again, as after a crash
@@ -311,7 +323,7 @@ class Engine:
             await self._recovery.abandon(session)
             raise
         reach("start.answered")
-        self._link_soon(session)
+        self._unlinked.add(session)
         if seen.pid is None:
             return await self._recovery.follow(session, seen) or session
         started_at = seen.started_at or self._clock()
@@ -323,21 +335,6 @@ class Engine:
             await self._note_running(session)
         return session
 
-    def _link_soon(self, session: Session) -> None:
-        """Link the log a moment later, with those of others: one link costs 0.4 ms, more than a short call's rest."""
-        self._unlinked.append(session)
-        if len(self._unlinked) == 1:
-            asyncio.get_running_loop().call_later(LINK_S, self._link)
-
-    def _link(self) -> None:
-        batch, self._unlinked = self._unlinked, []
-        if batch:
-            self._do_later(asyncio.to_thread(self._add_links, batch))
-
-    def _add_links(self, batch: list[Session]) -> None:
-        for session in batch:
-            self.links.add(session.id, separate_stderr=session.separate_stderr)
-
     def _still_running(self, session: Session) -> None:
         if session.id in self._ends.inline and self.started:
             self._do_later(self._note_running(session))
@@ -347,31 +344,18 @@ class Engine:
             await self.store.started(session.id, pid=session.pid, started_at=session.started_at)
             reach("started.recorded")
 
-    async def _waited(
-        self, ended: asyncio.Future[Session | None], timeout_s: float, yield_after: float | None
-    ) -> Session | None:
-        if ended.done():
-            return ended.result()
-        patience = (timeout_s or bounds.FOREGROUND_TIMEOUT_MAX_S) + GIVE_UP_S
-        timer = asyncio.get_running_loop().call_later(
-            patience if yield_after is None else min(yield_after, patience), _give_up, ended
-        )
-        try:
-            return await ended
-        finally:
-            timer.cancel()
-
     async def _left(self, session: Session) -> None:
         """Nobody waits for it any more: a callback tells its end."""
         await self._note_running(session)
         await self.store.hand_over(session.id)
 
-    async def _handed_over(self, session: Session) -> Outcome:
+    async def _handed_over(self, session: Session, waits: Waiting | None) -> Outcome:
         self._ends.inline.discard(session.id)
         await self._left(session)
-        return await self._told(await self.store.get(session.id) or session)
+        return await self._told(await self.store.get(session.id) or session, waits)
 
-    async def _told(self, session: Session) -> Outcome:
+    async def _told(self, session: Session, waits: Waiting | None = None) -> Outcome:
+        self.registry.add(session)
         handed_over = session.delivery is Delivery.CALLBACK
         if session.end is not None and session.delivery is Delivery.INLINE:
             # Somebody may have handed it over meanwhile: then the callback tells it, here it is only shown.
@@ -381,6 +365,7 @@ class Engine:
             output=await self.output(session).ends(),
             err=await self.output(session, err=True).ends() if session.separate_stderr else None,
             handed_over=handed_over,
+            waiting=waits if session.live else None,
         )
 
     def _reconnected(self) -> None:
@@ -395,8 +380,3 @@ class Engine:
         self._later.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("left to the next sweep: %s", error)
-
-
-def _give_up(future: asyncio.Future[Session | None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -3,7 +3,8 @@
 ExecError
 ├── for the model (a failed tool result; the model adapts)
 │   ├── InvalidCommand            the arguments are not acceptable (also ValueError)
-│   │   └── PathOutsideSandbox    a path leaves the workspace
+│   │   ├── PathOutsideSandbox    a path leaves the workspace
+│   │   └── PasswordWanted        a person has to type this
 │   ├── CommandDenied             policy refuses this command (also PermissionError)
 │   ├── PermissionDenied          the tier is too low (also PermissionError)
 │   ├── SessionNotFound           no such session in this conversation
@@ -36,6 +37,10 @@ class InvalidCommand(ExecError, ValueError):
 
 class PathOutsideSandbox(InvalidCommand):
     """Raised when a path, its symlinks resolved, is not inside the workspace."""
+
+
+class PasswordWanted(InvalidCommand):
+    """Raised when a model would type where a password is asked for; the message says how a person does."""
 
 
 class CommandDenied(ExecError, PermissionError):

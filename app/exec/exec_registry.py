@@ -35,6 +35,8 @@ class ExecRegistry:
         self._capacity = capacity
         self._clock = clock
         self._cached: OrderedDict[SessionId, ProcessSession] = OrderedDict()
+        self.listeners: set[Callable[[Session], None]] = set()
+        """Told of each session that is added or looked up, as it is then, however often."""
 
     def add(self, session: Session) -> ProcessSession:
         """Remember a session, or what is newer about it."""
@@ -45,6 +47,8 @@ class ExecRegistry:
                 self._cached.popitem(last=False)
         elif entry.session.live:
             entry.session = session
+        for told in tuple(self.listeners):
+            told(session)
         return entry
 
     async def get(self, session_id: str, conversation_id: str | None = None) -> Session:

@@ -86,12 +86,13 @@ def line_start(fd: int, size: int, holes: list[Hole], number: int, *, in_hole: L
             data = os.pread(fd, min(_CHUNK, piece_end - position), position)
             here = data.count(b"\n")
             if here >= wanted:
-                return position + _nth_newline(data, wanted) + 1
+                return position + nth_newline(data, wanted) + 1
             wanted -= here
     return size
 
 
-def _nth_newline(data: bytes, wanted: int) -> int:
+def nth_newline(data: bytes, wanted: int) -> int:
+    """Where the newline of this number is, the first being 1; -1 for 0. There are as many."""
     position, width = -1, len(data)
     while width > 4096:
         # Halve towards the newline: counting is fast, stepping from line to line is not.

@@ -50,6 +50,11 @@ def session_id(origin: CallOrigin) -> SessionId:
     return SessionId("x" + _hashed("session", origin)[:15])
 
 
+def watch_id(origin: CallOrigin) -> str:
+    """The id of the watch that this call places, if it places one."""
+    return "v" + _hashed("watch", origin)[:15]
+
+
 def workspace_scope(conversation_id: str) -> SessionId:
     """What the recorded calls of a conversation on files are found by, where a session's would have its id."""
     digest = hashlib.sha256(json.dumps(["workspace", conversation_id]).encode()).digest()

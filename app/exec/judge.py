@@ -20,10 +20,10 @@ from app.exec.classify.grammar import parse
 from app.exec.classify.model import Judgement, Segment, Surroundings, Tier
 from app.exec.classify.syntax import Parsed, Unparsable
 from app.exec.errors import ExecError, PathOutsideSandbox, PermissionDenied
-from app.exec.model import READ_ONLY, WORK, CommandSpec
+from app.exec.model import READ_ONLY, SHELL, WORK, CommandSpec
 from app.exec.paths import inside
-from app.exec.policy import INPUT, Asked, Verdict, Withheld, asks
-from app.exec.rules.denials import denied
+from app.exec.policy import INPUT, TABLE, Asked, Verdict, Withheld, asks
+from app.exec.rules.denials import denial, denied
 from app.exec.rules.matching import Facts, Hit, Rules
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,8 @@ class Judge:
         # Paths are looked up: on a hanging mount that waits, and must not keep everybody else waiting.
         if asked.spec is None:
             return await asyncio.to_thread(self._of_files, asked, rules)
-        return await asyncio.to_thread(self._of_command, asked, asked.spec, rules)
+        said = await asyncio.to_thread(self._of_command, asked, asked.spec, rules)
+        return await self._unless_it_stands(asked, said)
 
     async def withheld(self, conversation_id: str) -> Withheld:
         """See `Policy.withheld`."""
@@ -180,15 +181,30 @@ class Judge:
         )
 
     async def _of_tool(self, asked: Asked) -> Verdict:
-        if not asks(asked.tool):
+        if not asks(asked.act):
             return Verdict(decision="allow", reason=f"{asked.tool} only reads")
+        why = await asyncio.to_thread(self._typed, asked)
+        if why is not None:
+            return Verdict(decision="deny", reason=why, by="denial")
+        return await self._unless_it_stands(asked, Verdict(decision="ask", reason=f"{asked.tool} changes something"))
+
+    def _typed(self, asked: Asked) -> str | None:
+        """Why text is not typed where a shell may read it."""
+        text = asked.args.get("input" if asked.tool == "shell_session" else "data")
+        return denial(text, self.surroundings(self.runs.workspace)) if isinstance(text, str) else None
+
+    async def _unless_it_stands(self, asked: Asked, said: Verdict) -> Verdict:
+        """What was said, unless a person would be asked about input and has approved all of it to that session."""
         session_id = asked.args.get("session_id")
-        if asked.tool in INPUT and isinstance(session_id, str):
-            approval_id = await self.standing(asked.conversation_id, session_id)
-            if approval_id is not None:
-                why = f"approval {approval_id} holds for this session until it ends"
-                return Verdict(decision="allow", reason=why, by="standing approval", approval_id=approval_id)
-        return Verdict(decision="ask", reason=f"{asked.tool} changes something")
+        admin = said.shown.get("tier") == str(Tier.ADMIN)
+        asks_itself = said.decision == "ask" and said.by == TABLE
+        if not asks_itself or admin or asked.act not in INPUT or not isinstance(session_id, str):
+            return said
+        approval_id = await self.standing(asked.conversation_id, session_id)
+        if approval_id is None:
+            return said
+        why = f"approval {approval_id} holds for this session until it ends"
+        return replace(said, decision="allow", reason=why, by="standing approval", approval_id=approval_id)
 
     def _of_files(self, asked: Asked, rules: Rules) -> Verdict:
         line = shlex.join(asked.words)
@@ -233,20 +249,19 @@ class Judge:
 
     def _of_command(self, asked: Asked, spec: CommandSpec, rules: Rules) -> Verdict:
         around = self.surroundings(Path(spec.cwd), rules.tiers.allowed_paths)
+        if spec.login or spec.kind == SHELL:
+            around = replace(around, home=self.runs.workspace)
         judgement = judged(spec.command, around)
         shown = shown_of(judgement)
         if judgement.verdict == "deny":
             return Verdict(decision="deny", reason=judgement.reason, by="denial", shown=shown)
-        more = bool(spec.stdin or spec.env or spec.keep_stdin_open or spec.pty)
+        more = bool(spec.stdin or spec.env or spec.keep_stdin_open or spec.pty or spec.kind)
         facts = self._facts(spec.command, asked.conversation_id, around.cwd, more=more)
         hit = rules.decide(judgement, facts)
         verdict = _by_rule(hit, shown) if hit is not None and hit.effect != "allow" else None
-        return (
-            verdict
-            or self._by_keys(spec, judgement, shown)
-            or _by_rule(hit, shown)
-            or _asked(judgement, rules, around, shown)
-        )
+        # What the aliases and functions of a shell make of these words is not known.
+        keys = None if spec.kind == SHELL else self._by_keys(spec, judgement, shown)
+        return verdict or keys or _by_rule(hit, shown) or _asked(judgement, rules, around, shown)
 
     def _by_keys(self, spec: CommandSpec, judgement: Judgement, shown: Mapping[str, Any]) -> Verdict | None:
         if judgement.verdict != "read_only" or not self.keys.auto or spec.pty is not None or spec.env:

@@ -1,33 +1,206 @@
-"""Names of keys, and what a terminal receives for them."""
+"""Names of keys as tmux has them, and what a terminal sends for them: the sequences of xterm."""
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from app.exec.errors import InvalidCommand
+from app.exec.terminal_modes import APPLICATION_CURSOR, BRACKETED_PASTE
 
-NAMED: Final = {
+_PLAIN: Final = {
     "Enter": b"\r",
     "Tab": b"\t",
     "Escape": b"\x1b",
     "Space": b" ",
-    "Backspace": b"\x7f",
-    "C-c": b"\x03",
-    "C-d": b"\x04",
-    "Up": b"\x1b[A",
-    "Down": b"\x1b[B",
-    "Right": b"\x1b[C",
-    "Left": b"\x1b[D",
+    "BSpace": b"\x7f",
 }
+_CURSOR: Final = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "End": "F", "Home": "H"}
+"""These send ESC O instead of ESC [ where the program has switched the terminal to application cursor keys."""
+_FUNCTION: Final = {"F1": "P", "F2": "Q", "F3": "R", "F4": "S"}
+_NUMBERED: Final = {
+    "IC": 2,
+    "DC": 3,
+    "PPage": 5,
+    "NPage": 6,
+    "F5": 15,
+    "F6": 17,
+    "F7": 18,
+    "F8": 19,
+    "F9": 20,
+    "F10": 21,
+    "F11": 23,
+    "F12": 24,
+}
+_ALSO: Final = {
+    "Return": "Enter",
+    "Esc": "Escape",
+    "Backspace": "BSpace",
+    "Insert": "IC",
+    "Delete": "DC",
+    "PageUp": "PPage",
+    "PgUp": "PPage",
+    "PageDown": "NPage",
+    "PgDn": "NPage",
+    "BTab": "S-Tab",
+}
+NAMES: Final = (*_PLAIN, *_CURSOR, *_FUNCTION, *_NUMBERED, *_ALSO)
+"""All keys that have a name; C- (Ctrl), M- (Alt) and S- (Shift) may stand before one, or before a character."""
+
+_SHOWN: Final = "Enter, Tab, Escape, Space, BSpace, Up, Down, Left, Right, Home, End, PageUp, PageDown, F1, C-c, M-x"
+_MODIFIED: Final = re.compile(r"(?:[CMS]-)+(?=.)|\^(?=.\Z)")
+_BITS: Final = {"S": 1, "M": 2, "C": 4}
+_SPOKEN: Final = re.compile(r"<?(?:(ctrl|control|alt|meta|shift)[-+]|([cms])-)(.+?)>?", re.IGNORECASE)
+_SAID: Final = {"ctrl": "C", "control": "C", "c": "C", "alt": "M", "meta": "M", "m": "M", "shift": "S", "s": "S"}
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_PASTED: Final = (b"\x1b[200~", b"\x1b[201~")
 
 
-def key_bytes(keys: Sequence[str]) -> bytes:
-    """What typing `keys` sends: a name of `NAMED` is that key, anything else is typed as it stands.
+def key_bytes(keys: Sequence[str], *, application: bool = False) -> bytes:
+    """What pressing `keys` sends: a name is that key, a single character or other text is typed as it stands.
+
+    `application` is whether the program has switched to application cursor keys.
 
     Raises:
-        InvalidCommand: There are no keys.
+        InvalidCommand: There are no keys, or one looks like a name and is none; the nearest is named.
     """
     if not any(keys):
-        raise InvalidCommand(f"keys is empty; give text or names: {', '.join(NAMED)}")
-    return b"".join(NAMED.get(key) or key.encode("utf-8", "replace") for key in keys)
+        raise InvalidCommand(f"keys is empty; give text or names: {_SHOWN} ...")
+    return b"".join(_pressed(key, application=application) for key in keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typing:
+    """What somebody types: text as it stands, a paste, bytes in hexadecimal and keys, sent in this order."""
+
+    keys: Sequence[str] | None = None
+    literal: str | None = None
+    hex: str | None = None
+    paste: str | None = None
+
+    @property
+    def depends_on_modes(self) -> bool:
+        """Whether what is sent depends on what the program has switched its terminal to."""
+        return bool(self.paste) or any(key in _CURSOR for key in self.keys or [])
+
+    def sent(self, modes: frozenset[str] = frozenset()) -> bytes:
+        """What a terminal in these modes sends.
+
+        Raises:
+            InvalidCommand: There is nothing of all this, or some of it is not acceptable.
+        """
+        parts = [
+            _literal(self.literal) if self.literal else b"",
+            _paste(self.paste, bracketed=BRACKETED_PASTE in modes) if self.paste else b"",
+            _hexadecimal(self.hex) if self.hex else b"",
+        ]
+        if self.keys or not any(parts):
+            parts.append(key_bytes(self.keys or [], application=APPLICATION_CURSOR in modes))
+        return b"".join(parts)
+
+
+def _literal(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _paste(text: str, *, bracketed: bool) -> bytes:
+    if _CONTROL.search(text):
+        raise InvalidCommand("paste has control characters, which could end the paste early; send them with literal")
+    data = text.replace("\r\n", "\r").replace("\n", "\r").encode("utf-8", "replace")
+    return b"".join((_PASTED[0], data, _PASTED[1])) if bracketed else data
+
+
+def _hexadecimal(digits: str) -> bytes:
+    try:
+        return bytes.fromhex(digits)
+    except ValueError:
+        raise InvalidCommand(f"hex is {digits[:40]!r}; it must be pairs of digits 0-9 a-f, as in '1b 5b 41'") from None
+
+
+def _pressed(key: str, *, application: bool) -> bytes:
+    if len(key) < 2 or any(character.isspace() for character in key):
+        return _literal(key)
+    sent = _named(key, application=application)
+    if sent is not None:
+        return sent
+    nearest = _nearest(key)
+    if nearest is None and not _MODIFIED.match(key):
+        return _literal(key)
+    meant = f"the nearest is {nearest}" if nearest is not None else f"keys are {_SHOWN} ..."
+    raise InvalidCommand(f"there is no key {key!r}; {meant}. Text that looks like a key is sent with literal")
+
+
+def _named(key: str, *, application: bool = False) -> bytes | None:
+    """What the key of this name sends; None where no terminal has it."""
+    if len(key) == 2 and key[0] == "^":
+        return _control(key[1])
+    found = _MODIFIED.match(key)
+    given, name = (found[0], key[found.end() :]) if found else ("", key)
+    modifiers = frozenset(given.replace("-", ""))
+    name = _ALSO.get(name, name)
+    if name == "S-Tab":
+        modifiers, name = modifiers | {"S"}, "Tab"
+    if len(name) == 1 and not modifiers:
+        return None
+    return _sent(modifiers, name, application=application)
+
+
+def _sent(modifiers: frozenset[str], name: str, *, application: bool) -> bytes | None:
+    """The bytes of a key, None of a name or combination that no terminal has."""
+    number = 1 + sum(_BITS[one] for one in modifiers)
+    if name in _CURSOR:
+        start = "\x1bO" if application else "\x1b["
+        return (f"{start}{_CURSOR[name]}" if number == 1 else f"\x1b[1;{number}{_CURSOR[name]}").encode("ascii")
+    if name in _FUNCTION:
+        return (f"\x1bO{_FUNCTION[name]}" if number == 1 else f"\x1b[1;{number}{_FUNCTION[name]}").encode("ascii")
+    if name in _NUMBERED:
+        return (f"\x1b[{_NUMBERED[name]}~" if number == 1 else f"\x1b[{_NUMBERED[name]};{number}~").encode("ascii")
+    alt = b"\x1b" if "M" in modifiers else b""
+    base = _base(modifiers - {"M"}, name)
+    return None if base is None else alt + base
+
+
+def _base(modifiers: frozenset[str], name: str) -> bytes | None:
+    """A key that sends one character, with Ctrl and Shift."""
+    if name in _PLAIN:
+        with_one = {("C", "Space"): b"\x00", ("C", "BSpace"): b"\x08", ("S", "Tab"): b"\x1b[Z", ("S", "Space"): b" "}
+        return with_one.get(("".join(sorted(modifiers)), name)) if modifiers else _PLAIN[name]
+    if len(name) != 1:
+        return None
+    if modifiers == frozenset("S"):
+        return _literal(name.upper()) if name.upper() != name or name.isupper() else None
+    if "C" not in modifiers:
+        return _literal(name)
+    return _control(name) if "S" not in modifiers else None
+
+
+def _control(character: str) -> bytes | None:
+    if character == "?":
+        return b"\x7f"
+    if character == "/":
+        return b"\x1f"
+    code = ord(character.upper())
+    return bytes([code & 0x1F]) if 0x40 <= code <= 0x5F else None
+
+
+def _nearest(key: str) -> str | None:
+    """The name that was probably meant; None of what is not like the name of any key."""
+    spoken = _SPOKEN.fullmatch(key)
+    if spoken is not None:
+        modifier = _SAID[(spoken[1] or spoken[2]).lower()]
+        rest = spoken[3] if len(spoken[3]) == 1 else _nearest(spoken[3])
+        if rest is None:
+            return None
+        whole = f"{modifier}-{rest.lower() if modifier != 'S' else rest}" if len(rest) == 1 else f"{modifier}-{rest}"
+        return whole if _named(whole) is not None else rest
+    bare = key.strip("<>")
+    same = [name for name in NAMES if name.casefold() == bare.casefold()]
+    if same:
+        return same[0]
+    if re.fullmatch(r"[Ff][1-9]\d", bare):
+        return "F12"
+    near = difflib.get_close_matches(bare, NAMES, 1, 0.8) if re.fullmatch(r"[A-Z][A-Za-z]{2,}", bare) else []
+    return next(iter(near), None)

@@ -38,6 +38,8 @@ SESSIONS_WARN: Final = 60
 
 PTY_ROWS: Final = 40
 PTY_COLS: Final = 120
+PTY_ROWS_RANGE: Final = range(2, 501)
+PTY_COLS_RANGE: Final = range(2, 1001)
 
 LOG_AGE_HOURS: Final = 168.0
 LOG_TOTAL_BYTES: Final = 2 * 1024**3

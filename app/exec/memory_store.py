@@ -135,6 +135,12 @@ class MemorySessionStore(SessionStore):
         await self.end_call(key, {"start": start, "end": end})
         return start, end
 
+    async def pin(self, session_id: SessionId, pinned: bool | None) -> None:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise SessionNotFound(session_id)
+        self._sessions[session_id] = replace(session, pinned=pinned)
+
     def ended(self) -> Sequence[Session]:
         """Sessions that have ended, those that began first in front."""
         return [session for session in self._sessions.values() if session.end is not None]

@@ -105,7 +105,7 @@ class CommandSpec:
     `stdin` None is /dev/null; text is written and then closed unless `keep_stdin_open`. `log_bytes` is the most that is
     kept of what it prints. With `env_mode` "replace" the environment is PATH and what was given. `grace_s` is what is
     left between SIGTERM and SIGKILL at the timeout. `lifetime` is one of LIFETIMES, `on_exit` of ON_EXIT; `kind` is ""
-    or SHELL.
+    or SHELL. With `login` it runs as the command of a login shell, whose home is the workspace.
     """
 
     command: str
@@ -124,6 +124,7 @@ class CommandSpec:
     lifetime: str = CONVERSATION
     on_exit: str = "always"
     kind: str = ""
+    login: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +223,18 @@ class Session:
     on_exit: str = "always"
     kind: str = ""
     pinned: bool | None = None
+
+    @property
+    def end_is_news(self) -> bool:
+        """Whether the agent wants to be woken by the end as it is: `failure` is any but exit code 0.
+
+        What was to run no longer than a turn is no news when that turn is over.
+        """
+        if self.end is not None and self.end.ended_by is EndedBy.LIFETIME:
+            return False
+        if self.on_exit == "failure":
+            return self.end is None or self.end.exit_code != 0 or self.end.state is not SessionState.EXITED
+        return self.on_exit != "never"
 
     @property
     def live(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.exec.model import Session
 from app.exec.output import Slice
+from app.exec.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +14,8 @@ class Outcome:
     """A session and its output as of now.
 
     `handed_over` is whether the end is told by a callback and not by this outcome. `err` is the
-    second stream where the streams are apart; `warning` is about the conversation, not the command.
+    second stream where the streams are apart; `warning` is about the conversation, not the command. `waiting` says that
+    the call did not wait for the end because the command waits for input.
     """
 
     session: Session
@@ -21,3 +23,4 @@ class Outcome:
     err: Slice | None = None
     handed_over: bool = False
     warning: str = ""
+    waiting: Waiting | None = None

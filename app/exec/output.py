@@ -8,6 +8,7 @@ out, so text is read first and the table second: what was a hole while reading i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,6 +65,11 @@ class OutputLog:
         self._session_id = session_id
         self._err = err
 
+    @property
+    def paths(self) -> tuple[str, str]:
+        """Where the log is, and the table of what it lost."""
+        return self._path, self._holes_path
+
     def exists(self) -> bool:
         """Whether the log is there; that of an ended session goes for its age."""
         return os.path.exists(self._path)
@@ -85,7 +91,8 @@ class OutputLog:
     async def ends(self, start: int = 0, end: int | None = None, *, most: int = limits.RESULT_CHARS) -> Slice:
         """The range, its middle left out where it is longer than `most` bytes."""
         return await self._read(
-            lambda fd, size: self._ends(fd, start, size if end is None else min(end, size), size, most)
+            lambda fd, size: self._ends(fd, start, size if end is None else min(end, size), size, most),
+            span=None if end is None else end - start,
         )
 
     async def lines(self, offset: int, limit: int) -> Slice:
@@ -110,11 +117,33 @@ class OutputLog:
 
         return await self._read(read)
 
+    def piece(self, start: int, most: int) -> bytes:
+        """At most `most` bytes from `start`, as they are in the file, where dropped ones are zeros; read at once."""
+        fd = self._open()
+        try:
+            return os.pread(fd, most, start)
+        finally:
+            os.close(fd)
+
+    def touch(self) -> None:
+        """Count this moment as one of use: `modified_at` has it, whoever asks then."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
     def last_lines(self, count: int, chars: int) -> Slice:
         """The last `count` lines, at most `chars` characters of them; read at once, as they are few."""
         fd = self._open()
         try:
             return self._last_lines(fd, os.fstat(fd).st_size, count, chars)
+        finally:
+            os.close(fd)
+
+    def tail(self, most: int) -> bytes:
+        """The last `most` bytes as they are, read at once, as they are few; what was dropped of them are zeros."""
+        fd = self._open()
+        try:
+            size = os.fstat(fd).st_size
+            return exactly(fd, max(0, size - most), size)
         finally:
             os.close(fd)
 
@@ -130,7 +159,8 @@ class OutputLog:
         except FileNotFoundError:
             return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
-    async def _read(self, work: Callable[[int, int], T]) -> T:
+    async def _read(self, work: Callable[[int, int], T], *, span: int | None = None) -> T:
+        """Let `work` read, in a thread where that is the whole of a large log, or a `span` of it that is."""
         fd = self._open()
         size = os.fstat(fd).st_size
 
@@ -140,7 +170,7 @@ class OutputLog:
             finally:
                 os.close(fd)
 
-        if size <= _INLINE_BYTES:
+        if min(size, size if span is None else span) <= _INLINE_BYTES:
             return read_and_close()
         return await asyncio.to_thread(read_and_close)
 

@@ -125,7 +125,7 @@ async def run_permitted(
         CommandDenied: It may not run, or was about to run as something else when the worker died.
         InvalidCommand: Another command has run for `origin`.
     """
-    found = await _permitted_or_before(engine, authority, spec, scope, origin)
+    found = await permitted_or_before(engine, authority, spec, scope, origin)
     return await (engine.resumed(found) if isinstance(found, Session) else engine.run(found[0], origin, found[1]))
 
 
@@ -133,14 +133,17 @@ async def launch_permitted(
     engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
 ) -> Session:
     """Start a command in the background, as `Engine.launch`; else as `run_permitted`."""
-    found = await _permitted_or_before(engine, authority, spec, scope, origin)
+    found = await permitted_or_before(engine, authority, spec, scope, origin)
     return found if isinstance(found, Session) else await engine.launch(found[0], origin, found[1])
 
 
-async def _permitted_or_before(
+async def permitted_or_before(
     engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
 ) -> tuple[CommandSpec, Grant] | Session:
-    """The command and the grant to start it, or to find it started; the session where only that is left."""
+    """The command and the grant to start it, or to find it started; the session where only that is left.
+
+    Raises what `run_permitted` does.
+    """
     # What a backend is held to may be known only once it has been looked at.
     await engine.start()
     before = await engine.store.get(session_id(origin))

@@ -25,8 +25,35 @@ class ToolRule(NamedTuple):
     approval: Literal["pass", "ask", "judge"]
 
 
-INPUT: Final = frozenset({"process_write", "process_send_keys", "process_resize"})
+INPUT: Final = frozenset({"process_write", "process_send_keys", "process_resize", "shell_session"})
 """The tools whose calls may be approved for all of a session."""
+TABLE: Final = "table"
+"""Who says what no rule and no classification does."""
+ACTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "shell_session": (
+        "action",
+        {
+            "start": "execute_pty",
+            "exec": "process_write",
+            "write": "process_write",
+            "read": "process_poll",
+            "resize": "process_resize",
+            "kill": "process_kill",
+            "list": "process_list",
+        },
+    ),
+    "shell": (
+        "op",
+        {
+            "execute": "process_write",
+            "spawn": "execute",
+            "kill": "process_kill",
+            "status": "process_list",
+            "output": "process_log",
+        },
+    ),
+}
+"""The tools that do several things: the parameter that says which, and the tool that does no more than that."""
 TOOLS: Final[Mapping[str, ToolRule]] = {
     "execute": ToolRule("exec", "judge"),
     "execute_pty": ToolRule("exec", "judge"),
@@ -55,6 +82,14 @@ TOOLS: Final[Mapping[str, ToolRule]] = {
     "rm": ToolRule("workspace", "judge"),
 }
 """One that passes asks by itself where the file it is about is a listed secret."""
+
+
+def act_of(tool: str, args: Mapping[str, Any]) -> str:
+    """The tool that a call amounts to: for one that does several things, another that does just this."""
+    if tool not in ACTIONS:
+        return tool
+    parameter, acts = ACTIONS[tool]
+    return acts.get(str(args.get(parameter)), "execute")
 
 
 def asks(tool: str) -> bool:
@@ -105,6 +140,11 @@ class Asked:
     words: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
 
+    @property
+    def act(self) -> str:
+        """See `act_of`."""
+        return act_of(self.tool, self.args)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -117,7 +157,7 @@ class Verdict:
 
     decision: Literal["allow", "ask", "deny"]
     reason: str
-    by: str = "table"
+    by: str = TABLE
     profile: str = WORK
     rule_ids: tuple[str, ...] = ()
     approval_id: str | None = None
@@ -165,7 +205,7 @@ class TablePolicy:
 
     async def judge(self, asked: Asked) -> Verdict:
         """Allow the tools that pass, ask for the others."""
-        if asks(asked.tool):
+        if asks(asked.act):
             return Verdict(decision="ask", reason=f"{asked.tool} changes something")
         return Verdict(decision="allow", reason=f"{asked.tool} only reads")
 

@@ -15,6 +15,7 @@ from app.exec.model import CallKey, PodmanWorkspace, Session, SessionEnd, Sessio
 from app.exec.supervisor.answers import Grown, Look
 from app.exec.supervisor.client import Killed, StartAnswer, Written
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+from app.exec.watch import Hit, Watch
 
 
 class ExitSink(Protocol):
@@ -108,6 +109,68 @@ class SessionStore(Protocol):
 
     async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
         """Move the poll cursor to `upto` and return the byte range read; a repeat returns the same range."""
+        ...
+
+    async def pin(self, session_id: SessionId, pinned: bool | None) -> None:
+        """Note whether the session's block is wanted; None leaves it to its end.
+
+        Raises:
+            SessionNotFound: No session has this id.
+        """
+        ...
+
+
+class WatchSink(Protocol):
+    """Told when a watch fires, inside the transaction that counts it."""
+
+    def hit(self, tx: object, watch: Watch, hit: Hit) -> bool:
+        """Record the news of a hit; `watch` is as it is after it. False: not yet, the one before it is unread.
+
+        A hit that ends its watch is always recorded. `tx` is as an `ExitSink` gets it. Raising rolls the hit back: it
+        is tried again.
+        """
+        ...
+
+
+class WatchStore(Protocol):
+    """Durable watches. Each hit is counted and told once, however often and by how many it is found."""
+
+    async def place(self, watch: Watch, *, epoch: int = 0) -> Watch:
+        """Commit a watch, or return the one that already has its id, untouched.
+
+        Raises:
+            LimitReached: Its session or conversation already has its watches.
+            StaleTurn: `epoch` and its turn no longer hold the conversation (SQL store only).
+        """
+        ...
+
+    async def get(self, watch_id: str) -> Watch | None:
+        """The watch, or None."""
+        ...
+
+    async def list(self, *, session_id: str | None = None, host_id: str | None = None) -> Sequence[Watch]:
+        """Watches that are on, oldest first; of one session, of one host, or all."""
+        ...
+
+    async def hit(self, watch_id: str, hit: Hit) -> Watch | None:
+        """Count a hit and tell the sink; the watch as it is then.
+
+        None where the watch is off, gone, or has fired under this number: somebody else found it first. A hit of
+        output that the agent has read meanwhile moves the offset, and is neither counted nor told. One that the sink
+        does not take yet changes nothing.
+        """
+        ...
+
+    async def moved(self, watch_id: str, offset: int) -> None:
+        """Note up to where nothing was found; never back, and nothing of a watch that is off."""
+        ...
+
+    async def heed(self, session_id: str) -> None:
+        """Forget the strikes of the session's watches: the agent has made a call about it."""
+        ...
+
+    async def off(self, session_id: str, why: str, *, watch_id: str | None = None) -> None:
+        """Switch off the session's watches that are on, or one of them."""
         ...
 
 

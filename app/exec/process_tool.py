@@ -1,4 +1,4 @@
-"""The process tools: list, poll, log, write, keys, kill. Their docstrings are prompt text."""
+"""The process tools: list, poll, log, write, keys, resize, screen, kill. Their docstrings are prompt text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pydantic_ai.messages import ToolReturn
 
 from app.exec import limits
 from app.exec.identity import origin_of
-from app.exec.keys import key_bytes
-from app.exec.model import Session
-from app.exec.output import Slice
+from app.exec.keys import Typing
+from app.exec.model import WindowSize
 from app.exec.policy import metadata_of
-from app.exec.render import facts, inside, killed_text, measured
+from app.exec.render import facts, inside, killed_text, measured, polled
+from app.exec.screen import screen_text
 from app.exec.sessions import Listed, check_input
 from app.exec.tool_calls import ToolCalls, answering
+from app.exec.waiting import shown, waiting
 
 
 def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
@@ -32,17 +33,18 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
 
     @tools.tool(metadata=metadata_of("process_poll"))
     async def process_poll(ctx: RunContext[Any], session_id: str) -> ToolReturn[dict[str, Any]]:  # noqa: D417 - the context is no parameter of the tool
-        """Read the state of a process and what it printed since the last poll.
+        """Read the state of a process and what it printed since the last poll, and whether it waits for input.
 
         Args:
             session_id: The session to look at.
         """
         with answering():
             session, new = await calls.sessions(ctx).poll(session_id, origin_of(ctx))
-        known = facts(session)
-        value = {key: known[key] for key in ("state", "exit_code", "signal")}
-        value |= {"output": new.text, "next_offset": new.end} | _where_cut(new) | _where_odd(session)
-        return ToolReturn(value, metadata={**known, **measured(new), "next_offset": new.end})
+            waits = await waiting(calls.engine, session)
+        value = polled(session, new)
+        if waits is not None:
+            value["waiting_for_input"] = shown(waits, session)
+        return ToolReturn(value, metadata={**facts(session), **measured(new), "next_offset": new.end})
 
     @tools.tool(metadata=metadata_of("process_log"))
     async def process_log(  # noqa: D417 - the context is no parameter of the tool
@@ -97,20 +99,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
             eof: Close standard input afterwards; in a terminal, send end of file.
         """
         args = {"session_id": session_id, "data": data, "eof": eof}
-        return await _write(ctx, "process_write", args, data.encode("utf-8", "replace"), eof=eof)
-
-    @tools.tool(metadata=metadata_of("process_send_keys"))
-    async def process_send_keys(ctx: RunContext[Any], session_id: str, keys: list[str]) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
-        """Press keys in a process that has a terminal.
-
-        Args:
-            session_id: The session with the terminal.
-            keys: In order: Enter, Tab, Escape, Space, Backspace, C-c, C-d, Up, Down, Left, Right; other text is typed.
-        """
-        with answering():
-            pressed = key_bytes(keys)
-            check_input(await calls.sessions(ctx).get(session_id), terminal=True)
-        return await _write(ctx, "process_send_keys", {"session_id": session_id, "keys": keys}, pressed, eof=False)
+        return await _write(calls, ctx, "process_write", args, data.encode("utf-8", "replace"), eof=eof)
 
     @tools.tool(metadata=metadata_of("process_kill"))
     async def process_kill(ctx: RunContext[Any], session_id: str) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
@@ -125,21 +114,104 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
             session, survivors = await calls.sessions(ctx).kill(session_id, origin)
         return ToolReturn(killed_text(session, survivors), metadata={**facts(session), "survivors": list(survivors)})
 
-    async def _write(
-        ctx: RunContext[Any], tool: str, args: dict[str, Any], data: bytes, *, eof: bool
+    _add_terminal_tools(tools, calls)
+    return tools
+
+
+def _add_terminal_tools(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
+    @tools.tool(metadata=metadata_of("process_send_keys"))
+    async def process_send_keys(  # noqa: D417 - a tool's signature is its contract
+        ctx: RunContext[Any],
+        session_id: str,
+        keys: list[str] | None = None,
+        literal: str | None = None,
+        hex: str | None = None,
+        paste: str | None = None,
     ) -> ToolReturn[str]:
-        session_id: str = args["session_id"]
+        """Type into a process that has a terminal: text, then keys by name. Look at the effect with process_screen.
+
+        What is given is sent in the order literal, paste, hex, keys. To run a line: literal="ls -l", keys=["Enter"].
+        A program reads Escape and a key sent together as Alt with that key: send Escape in a call of its own.
+
+        Args:
+            session_id: The session with the terminal.
+            keys: Key names as in tmux: Enter, Tab, S-Tab, Escape, Space, BSpace, Up, Down, Left, Right, Home, End,
+                PageUp, PageDown, Insert, Delete, F1 to F12; with Ctrl, Alt, Shift: C-c, M-x, S-Up, C-M-x. A single
+                character is that key. An unknown name is refused.
+            literal: Text, typed exactly as it stands.
+            hex: Bytes in hexadecimal, as in "1b 5b 41".
+            paste: Text of one or more lines, marked as pasted where the program knows pastes: lines are not run or
+                indented one by one.
+        """
+        args = {"session_id": session_id, "keys": keys, "literal": literal, "hex": hex, "paste": paste}
+        typing = Typing(keys=keys, literal=literal, hex=hex, paste=paste)
+        with answering():
+            pressed = typing.sent()
+            session = await calls.sessions(ctx).get(session_id)
+            check_input(session, terminal=True)
+            if session.live and typing.depends_on_modes:
+                pressed = typing.sent(await calls.screens.modes(session))
+        return await _write(calls, ctx, "process_send_keys", args, pressed)
+
+    @tools.tool(metadata=metadata_of("process_resize"))
+    async def process_resize(ctx: RunContext[Any], session_id: str, rows: int, cols: int) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
+        """Change the size of a process's terminal; a full-screen program draws itself anew.
+
+        Args:
+            session_id: The session with the terminal.
+            rows: Rows, 2 to 500.
+            cols: Columns, 2 to 1000.
+        """
+        args = {"session_id": session_id, "rows": rows, "cols": cols}
         with answering():
             origin = origin_of(ctx)
-            await calls.granted(ctx, tool, args, origin)
-            written = await calls.sessions(ctx).write(session_id, data, origin, tool=tool, eof=eof)
-        closed = " and closed its input" if eof else ""
+            await calls.granted(ctx, "process_resize", args, origin)
+            session = await calls.sessions(ctx).resize(session_id, WindowSize(rows, cols), origin)
+            calls.screens.resized(session, WindowSize(rows, cols))
+        return ToolReturn(f"[the terminal of session {session_id} has {rows} rows and {cols} columns]", metadata=args)
+
+    @tools.tool(metadata=metadata_of("process_screen"))
+    async def process_screen(ctx: RunContext[Any], session_id: str) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
+        """See what a person would see now on the terminal of a process: its rows as plain text, and the cursor.
+
+        For full-screen programs, menus and editors; what was printed line by line is read with process_poll. It
+        waits a moment, so that a key that was just pressed has had its effect. Of an ended process it is what was left.
+        The last line is about the screen.
+
+        Args:
+            session_id: The session with the terminal.
+        """
+        with answering():
+            session = await calls.sessions(ctx).get(session_id)
+            screen = await calls.screens.at_rest(session)
         return ToolReturn(
-            f"[wrote {written} bytes to session {session_id}{closed}]",
-            metadata={"session_id": session_id, "bytes_written": written},
+            screen_text(screen, session),
+            metadata={
+                "session_id": session.id,
+                "rows": screen.rows,
+                "cols": screen.cols,
+                "cursor": list(screen.cursor),
+                "title": screen.title,
+                "modes": sorted(screen.modes),
+                "partial": screen.partial,
+                "log_path": session.log_path,
+            },
         )
 
-    return tools
+
+async def _write(
+    calls: ToolCalls, ctx: RunContext[Any], tool: str, args: dict[str, Any], data: bytes, *, eof: bool = False
+) -> ToolReturn[str]:
+    session_id: str = args["session_id"]
+    with answering():
+        origin = origin_of(ctx)
+        await calls.granted(ctx, tool, args, origin)
+        written = await calls.sessions(ctx).write(session_id, data, origin, tool=tool, eof=eof)
+    closed = " and closed its input" if eof else ""
+    return ToolReturn(
+        f"[wrote {written} bytes to session {session_id}{closed}]",
+        metadata={"session_id": session_id, "bytes_written": written},
+    )
 
 
 def _row(entry: Listed) -> dict[str, Any]:
@@ -161,14 +233,3 @@ def _row(entry: Listed) -> dict[str, Any]:
         "lifetime": session.lifetime,
         **{name: path for name, path in inside(session).items() if name == "inner_cwd"},
     }
-
-
-def _where_cut(shown: Slice) -> dict[str, Any]:
-    if not shown.cut and not shown.bytes_dropped:
-        return {}
-    return {"truncated": shown.cut, "bytes_total": shown.bytes_total, "bytes_dropped": shown.bytes_dropped}
-
-
-def _where_odd(session: Session) -> dict[str, Any]:
-    known = facts(session)
-    return {key: known[key] for key in ("errno", "evidence", "survivors") if known[key]}

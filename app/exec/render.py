@@ -7,11 +7,19 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Final
 
 from app.exec.backends.container import WORKSPACE
 from app.exec.model import Session, SessionEnd, SessionState
 from app.exec.outcome import Outcome
 from app.exec.output import Slice
+from app.exec.waiting import advice
+
+_TOLD: Final = {
+    "always": "a callback tells its end",
+    "failure": "a callback tells its end if it fails",
+    "never": "you are not told of its end",
+}
 
 
 def facts(session: Session) -> dict[str, object]:
@@ -45,12 +53,23 @@ def inside(session: Session) -> dict[str, object]:
 
 
 def measured(shown: Slice) -> dict[str, object]:
-    """How much of the output is in a text, as portable JSON."""
+    """How much of the output is in a text, as portable JSON; `read` is the range that is in it as a whole."""
     return {
         "bytes_total": shown.bytes_total,
         "bytes_shown": shown.bytes_shown,
         "bytes_dropped": shown.bytes_dropped,
+        "read": None if shown.cut else [shown.start, shown.end],
     }
+
+
+def polled(session: Session, new: Slice) -> dict[str, object]:
+    """How a session stands and what is `new` in its output, as a model reads it."""
+    known = facts(session)
+    value: dict[str, object] = {key: known[key] for key in ("state", "exit_code", "signal")}
+    value |= {"output": new.text, "next_offset": new.end}
+    if new.cut or new.bytes_dropped:
+        value |= {"truncated": new.cut, "bytes_total": new.bytes_total, "bytes_dropped": new.bytes_dropped}
+    return value | {key: known[key] for key in ("errno", "evidence", "survivors") if known[key]}
 
 
 def outcome_text(outcome: Outcome) -> str:
@@ -60,10 +79,7 @@ def outcome_text(outcome: Outcome) -> str:
     if outcome.err is not None and outcome.err.text:
         parts += ["[stderr:]", outcome.err.text]
     body = "\n".join(part.rstrip("\n") for part in parts if part)
-    if session.live:
-        closing = _running(session, handed_over=outcome.handed_over)
-    else:
-        closing = ended_line(session, outcome.output)
+    closing = _running(session, outcome) if session.live else ended_line(session, outcome.output)
     if outcome.warning:
         closing = f"[{outcome.warning}]\n{closing}"
     return f"{body}\n{closing}" if body else closing
@@ -139,15 +155,21 @@ def _evidence(end: SessionEnd) -> str:
     return said.get(end.evidence or "", "no evidence")
 
 
-def _running(session: Session, *, handed_over: bool) -> str:
+def _running(session: Session, outcome: Outcome) -> str:
+    handed_over = outcome.handed_over
+    if outcome.waiting is not None:
+        return (
+            f"[it waits for input, so it was moved to the background, session {session.id}: "
+            f"{advice(outcome.waiting, session)}; its timeout still counts, {_TOLD[session.on_exit]}]"
+        )
     if handed_over and not session.background:
         return (
-            f"[still running and moved to the background, session {session.id}; a callback tells its end, "
+            f"[still running and moved to the background, session {session.id}; {_TOLD[session.on_exit]}, "
             "process_poll and process_log read its output]"
         )
     if handed_over:
         return (
-            f"[started in the background, session {session.id}, log {session.log_path}; a callback tells its end, "
-            "process_poll and process_log read its output]"
+            f"[started in the background, session {session.id}, log {session.log_path}; "
+            f"{_TOLD[session.on_exit]}, process_poll and process_log read its output]"
         )
     return f"[{session.state.value}, session {session.id}]"

@@ -26,6 +26,7 @@ from app.exec.model import CallKey, CallOrigin, EndedBy, Session, SessionState, 
 from app.exec.output import OutputLog, Slice
 from app.exec.render import how_it_ended
 from app.exec.supervisor.crashpoints import reach
+from app.exec.waiting import check_typing
 
 ENDED_LISTED: Final = 100
 """How many ended sessions a list shows."""
@@ -57,6 +58,17 @@ def check_input(session: Session, *, terminal: bool = False) -> None:
         )
 
 
+def check_size(size: WindowSize) -> None:
+    """Whether a terminal may have this size.
+
+    Raises:
+        InvalidCommand: It may not; the message has the range.
+    """
+    for name, value, bounds in (("rows", size.rows, limits.PTY_ROWS_RANGE), ("cols", size.cols, limits.PTY_COLS_RANGE)):
+        if value not in bounds:
+            raise InvalidCommand(f"{name} is {value}; it must be {bounds[0]} to {bounds[-1]}")
+
+
 class Sessions:
     """The sessions of one conversation, or all of them for the operator (`conversation_id` None)."""
 
@@ -80,8 +92,10 @@ class Sessions:
         hidden = {session.id for session in ended[: max(0, len(ended) - ENDED_LISTED)]}
         return [self._listed(session, now) for session in found if session.id not in hidden]
 
-    async def poll(self, session_id: str, origin: CallOrigin) -> tuple[Session, Slice]:
-        """What was printed since the last poll; a repeat of the call returns the same range.
+    async def poll(
+        self, session_id: str, origin: CallOrigin, *, most: int = limits.RESULT_CHARS
+    ) -> tuple[Session, Slice]:
+        """What was printed since the last poll, in `most` bytes; a repeat of the call returns the same range.
 
         Raises:
             InvalidCommand: It ran on another host.
@@ -91,7 +105,7 @@ class Sessions:
         log = self._output(session)
         upto = await log.readable_end(ended=session.end is not None)
         start, end = await self._engine.store.advance_poll(call_key(origin), session.id, upto)
-        return session, await log.ends(start, end)
+        return session, await log.ends(start, end, most=most)
 
     async def log_lines(self, session_id: str, offset: int, limit: int) -> tuple[Session, Slice]:
         """Lines of the log; a negative offset counts from the end.
@@ -103,7 +117,7 @@ class Sessions:
         if not 1 <= limit <= 10_000:
             raise InvalidCommand(f"limit is {limit}; it must be 1 to 10000 lines")
         session = await self.get(session_id)
-        return session, await self._log(session).lines(offset, limit)
+        return session, await self.readable(session).lines(offset, limit)
 
     async def log_bytes(self, session_id: str, offset: int, limit: int) -> tuple[Session, Slice]:
         """Bytes of the log, exactly; where the range ends inside a character it ends before it.
@@ -117,7 +131,7 @@ class Sessions:
         if not 1 <= limit <= limits.RESULT_CHARS:
             raise InvalidCommand(f"byte_limit is {limit}; it must be 1 to {limits.RESULT_CHARS}")
         session = await self.get(session_id)
-        return session, await self._log(session).bytes(offset, limit)
+        return session, await self.readable(session).bytes(offset, limit)
 
     def _output(self, session: Session) -> OutputLog:
         if session.host_id != self._engine.host_id:
@@ -127,7 +141,12 @@ class Sessions:
             )
         return self._engine.output(session)
 
-    def _log(self, session: Session) -> OutputLog:
+    def readable(self, session: Session) -> OutputLog:
+        """The log of a session.
+
+        Raises:
+            InvalidCommand: It is on another host, or gone for its age.
+        """
         log = self._output(session)
         if session.end is not None and session.end.bytes_total and not log.exists():
             raise InvalidCommand(
@@ -136,10 +155,13 @@ class Sessions:
             )
         return log
 
-    async def write(self, session_id: str, data: bytes, origin: CallOrigin, *, tool: str, eof: bool = False) -> int:
+    async def write(
+        self, session_id: str, data: bytes, origin: CallOrigin, *, tool: str, eof: bool = False, by_model: bool = True
+    ) -> int:
         """Write to a terminal or an open stdin once; returns the bytes taken. Cancelling may leave it unknown.
 
         Raises:
+            PasswordWanted: A password is asked for, which is not for a model to type (`by_model`).
             InvalidCommand: The session takes no input, or there is too much of it.
             TaskCompleted: It has ended.
             InputUnknown: A crash hides whether the input arrived; it is not written again.
@@ -157,6 +179,8 @@ class Sessions:
             await self._engine.store.end_call(key, {"ended": how_it_ended(session.end)})
             raise TaskCompleted(session.id, how_it_ended(session.end))
         try:
+            if by_model:
+                await check_typing(self._engine, session, data)
             outcome = await self._engine.supervised.write(session.id, data, eof=eof, key=key)
         except TaskCompleted as error:
             await self._engine.store.end_call(key, {"ended": error.end})
@@ -180,19 +204,47 @@ class Sessions:
             await self._engine.store.end_call(key, outcome)
         return outcome or {}
 
-    async def resize(self, session_id: str, size: WindowSize) -> None:
-        """Change the size of a terminal; repeating it changes nothing.
+    async def resize(self, session_id: str, size: WindowSize, origin: CallOrigin | None = None) -> Session:
+        """Change the size of a terminal; a repeat of the call does not undo what was set since.
 
         Raises:
             PtyError: The session has no terminal.
+            InvalidCommand: The size is out of range.
             TaskCompleted: It has ended.
             SessionNotFound: There is none here.
         """
         session = await self.get(session_id)
         check_input(session, terminal=True)
+        check_size(size)
+        key = None if origin is None else call_key(origin)
+        if origin is not None and key is not None:
+            before = await self._engine.store.begin_call(
+                key, session.id, "process_resize", turn_id=origin.turn_id, epoch=origin.epoch
+            )
+            if before:
+                return session
         if session.end is not None:
             raise TaskCompleted(session.id, how_it_ended(session.end))
         await self._engine.supervised.resize(session.id, size)
+        if key is not None:
+            await self._engine.store.end_call(key, {"rows": size.rows, "cols": size.cols})
+        return session
+
+    async def pin(self, session_id: str, pinned: bool, origin: CallOrigin) -> Session:
+        """Choose whether the conversation is shown the session's block; a repeat of the call changes nothing.
+
+        Raises:
+            SessionNotFound: There is none here.
+        """
+        session = await self.get(session_id)
+        key = call_key(origin)
+        before = await self._engine.store.begin_call(
+            key, session.id, "process_pin", turn_id=origin.turn_id, epoch=origin.epoch
+        )
+        if not before:
+            await self._engine.store.pin(session.id, pinned)
+            await self._engine.store.end_call(key, {"pinned": pinned})
+        return session
 
     async def kill(
         self, session_id: str, origin: CallOrigin, *, by: EndedBy = EndedBy.AGENT

@@ -132,23 +132,30 @@ def result(session: Session, out: Slice, err: Slice, *, captured: bool = True) -
     """What both tools say of an end: streams, exit code, whether it was timed out; more only where there is more."""
     end = session.end
     timed_out = session.state is SessionState.TIMED_OUT
-    found: dict[str, Any] = {
-        "exit_code": TIMED_OUT if timed_out else _exit_code(session),
+    return {
+        "exit_code": TIMED_OUT if timed_out else exit_code(session),
         "stdout": out.text if captured else CAPTURE_DISABLED,
         "stderr": err.text if captured else CAPTURE_DISABLED,
         "duration_ms": round(end.duration_s * 1000) if end else 0,
         "timed_out": timed_out,
+        **beyond(session, *((out, err) if captured else ())),
     }
-    if captured and any(one.cut or one.bytes_dropped for one in (out, err)):
+
+
+def beyond(session: Session, *streams: Slice) -> dict[str, Any]:
+    """What a result says beside its documented keys: only where something was cut, signalled or lost."""
+    end = session.end
+    found: dict[str, Any] = {}
+    if any(one.cut or one.bytes_dropped for one in streams):
         found |= {
             "truncated": True,
-            "bytes_total": out.bytes_total + err.bytes_total,
-            "bytes_dropped": out.bytes_dropped + err.bytes_dropped,
+            "bytes_total": sum(one.bytes_total for one in streams),
+            "bytes_dropped": sum(one.bytes_dropped for one in streams),
             "session_id": session.id,
         }
     if end is None:
         found |= {"state": session.state.value, "session_id": session.id}
-    elif end.signal is not None and not timed_out:
+    elif end.signal is not None and session.state is not SessionState.TIMED_OUT:
         found |= {"signal": end.signal, "session_id": session.id}
     elif session.state in {SessionState.LOST, SessionState.START_FAILED}:
         evidence = end.evidence.value if end.evidence else None
@@ -162,7 +169,8 @@ def without_python(found: Mapping[str, Any]) -> bool:
     return found["exit_code"] == _MISSING and not found["stdout"] and missing
 
 
-def _exit_code(session: Session) -> int | None:
+def exit_code(session: Session) -> int | None:
+    """The kernel's number, or that of a shell whose program cannot be started; None where there is none."""
     end = session.end
     if end is not None and session.state is SessionState.START_FAILED:
         return {errno.ENOENT: _MISSING, errno.EACCES: 126}.get(end.errno or 0)

@@ -24,7 +24,7 @@ from app.exec.model import (
     WindowSize,
 )
 from app.exec.ports import SupervisorPort
-from app.exec.supervisor.client import StartAnswer
+from app.exec.supervisor.answers import Grown, Look, StartAnswer
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
 from app.exec.supervisor.shapes import exit_record
 
@@ -89,6 +89,9 @@ class Supervised:
             sandbox=plan.sandbox,
             fence=plan.fence,
             place=plan.place,
+            lifetime=spec.lifetime,
+            owner=session.turn_id,
+            scope=session.conversation_id,
         )
         answer = await (self._port.start(request, home=plan.home) if plan.home else self._port.start(request))
         match answer.outcome:
@@ -157,6 +160,30 @@ class Supervised:
             TaskCompleted: The session has ended; nothing was signalled.
         """
         await self._port.signal(session_id, number)
+
+    async def grown(
+        self, session_id: SessionId, beyond: int, *, err_beyond: int | None, rest_s: float, timeout_s: float
+    ) -> Grown:
+        """See `SupervisorPort.grown`; `Follower` is what asks.
+
+        Raises:
+            SessionNotFound: It was never started.
+            LimitReached: Too many wait already.
+            SupervisorUnreachable: Nobody can tell.
+        """
+        return await self._port.grown(session_id, beyond, err_beyond=err_beyond, rest_s=rest_s, timeout_s=timeout_s)
+
+    async def look(self, session_id: SessionId) -> Look | None:
+        """See `SupervisorPort.look`."""
+        return await self._port.look(session_id)
+
+    async def expire(self, lifetime: str, owner: str) -> list[SessionId]:
+        """See `SupervisorPort.expire`.
+
+        Raises:
+            SupervisorUnreachable: Nobody can tell.
+        """
+        return [SessionId(name) for name in await self._port.expire(lifetime, owner)]
 
     async def kill(self, session_id: SessionId, *, by: EndedBy) -> tuple[int, ...]:
         """End the whole tree; returns who could not be ended. One that is not known any more has no tree."""

@@ -26,10 +26,11 @@ from app.exec.errors import (
     SupervisorUnreachable,
     TaskCompleted,
 )
+from app.exec.forwarding import Forwarding
 from app.exec.placements import Placements
 from app.exec.ports import SupervisorPort
 from app.exec.supervisor import answers, linux
-from app.exec.supervisor.answers import Killed, StartAnswer, Written
+from app.exec.supervisor.answers import StartAnswer
 from app.exec.supervisor.crashpoints import reach
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
 
@@ -42,6 +43,8 @@ CLIENTS: Final = 64
 PATIENCE_S: Final = 45.0
 """What a list waits for a container that is being brought up."""
 _TOGETHER: Final = 4
+_KNOWN: Final = 1024
+"""Sessions of the host's of which it is remembered that they are there."""
 _AGAIN_S: Final = 5.0
 """A container that could not be brought up is not tried again before that."""
 
@@ -58,7 +61,7 @@ class Revival(Protocol):
         ...
 
 
-class Supervisors(SupervisorPort):
+class Supervisors(Forwarding):
     """One client for each home, made when it is needed.
 
     Without `containers`, as for the command line and a worker of another backend, one that does not run stays down, and
@@ -85,6 +88,7 @@ class Supervisors(SupervisorPort):
         self._reviving: dict[Path, asyncio.Task[None]] = {}
         self._few = asyncio.Semaphore(_TOGETHER)
         self._room = asyncio.Lock()
+        self._here: set[str] = set()
         self._failed: dict[Path, tuple[float, str]] = {}
         self.on_exit: Callable[[ExitRecord], None] | None = None
         self.on_reconnect: Callable[[], None] | None = None
@@ -321,36 +325,29 @@ class Supervisors(SupervisorPort):
             return False  # its supervisor tells the end again when it is brought up
         return await (await self._client(home)).ack(session_id)
 
-    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
-        """See `SupervisorPort.write`."""
-        return await (await self._live(session_id)).write(session_id, data, eof=eof, key=key)
+    async def expire(self, lifetime: str, owner: str) -> list[str]:
+        """See `SupervisorPort.expire`: of everybody who can be reached."""
+        return [name for names in await self._everybody(lambda port: port.expire(lifetime, owner)) for name in names]
 
-    async def written(self, session_id: str, key: str) -> Written | None:
-        """See `SupervisorPort.written`."""
-        return await (await self._live(session_id)).written(session_id, key)
-
-    async def resize(self, session_id: str, rows: int, cols: int) -> None:
-        """See `SupervisorPort.resize`."""
-        await (await self._live(session_id)).resize(session_id, rows, cols)
-
-    async def signal(self, session_id: str, number: int) -> None:
-        """See `SupervisorPort.signal`."""
-        await (await self._live(session_id)).signal(session_id, number)
-
-    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
-        """See `SupervisorPort.kill`."""
-        return await (await self._live(session_id)).kill(session_id, grace_s=grace_s, ended_by=ended_by)
+    async def _teller(self, session_id: str) -> SupervisorPort:
+        # A session that is nowhere yet does not need the host's.
+        if session_id not in self._here and not self._hosting:
+            home = await asyncio.to_thread(self._placements.home_of, session_id)
+            if home is None and not await asyncio.to_thread(self._placements.at_host, session_id):
+                raise SessionNotFound(session_id)
+        return await self._live(session_id)
 
     async def _live(self, session_id: str) -> SupervisorPort:
-        """Who has the process of a session.
-
-        Raises:
-            TaskCompleted: It has ended with its container.
-            SessionNotFound: It was never started there.
-        """
+        if session_id in self._here:
+            return self._host
         home = await asyncio.to_thread(self._placements.home_of, session_id)
         if home is None:
             self._hosting = True
+            if await asyncio.to_thread(self._placements.at_host, session_id):
+                # It stays there, and is asked for again and again.
+                if len(self._here) >= _KNOWN:
+                    self._here.clear()
+                self._here.add(session_id)
             return self._host
         if self._revival is None or await asyncio.to_thread(self._asleep, home):
             told = await asyncio.to_thread(_fallen, home, session_id)

@@ -31,12 +31,16 @@ from app.exec.file_tools.checks import check as check_files
 from app.exec.file_tools.looks import Look
 from app.exec.file_tools.reads import Told
 from app.exec.identity import call_key, conversation_of, origin_of, session_id
-from app.exec.model import CallOrigin, CommandSpec, SessionState
+from app.exec.login_commands import login_spec
+from app.exec.model import CallOrigin, CommandSpec, Session, SessionState
 from app.exec.outcome import Outcome
-from app.exec.policy import Approval, Asked, Grant, Policy, Proposal, Verdict, grant, grant_again
+from app.exec.policy import ACTIONS, Approval, Asked, Grant, Policy, Proposal, Verdict, act_of, grant, grant_again
 from app.exec.render import facts, measured, outcome_text
+from app.exec.screen import Screens
 from app.exec.sessions import Sessions
+from app.exec.shell_calls import ShellCalls, check_parameters, worded
 from app.exec.short_commands import python_spec, shell_spec
+from app.exec.waiting import shown
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +48,19 @@ _FOR_THE_OPERATOR = (BackendUnavailable, SpawnFailed, SupervisorUnreachable, Wor
 
 
 @contextlib.contextmanager
-def answering() -> Generator[None]:
+def answering(tool: str = "") -> Generator[None]:
     """Turn what the engine raises into a failed tool result with cause and remedy, never a stack trace."""
     try:
         yield
     except _FOR_THE_OPERATOR as error:
         log.error("an exec tool cannot work: %s", error)  # noqa: TRY400 - the cause is in the message
-        raise ToolFailed(f"{error}. This is for the operator; repeating the call does not help.") from None
+        said = worded(tool, error)
+        raise ToolFailed(f"{said}. This is for the operator; repeating the call does not help.") from None
     except ExecError as error:
-        raise ToolFailed(str(error)) from None
+        raise ToolFailed(worded(tool, error)) from None
 
 
-COMMANDS: Final = frozenset({"execute", "execute_pty", "shell_execute", "evaluate_python"})
+COMMANDS: Final = frozenset({"execute", "execute_pty", "run_shell", "shell_execute", "evaluate_python"})
 """The tools that start something."""
 FILES: Final = READING | CHANGING
 """The tools that read or change files without starting anything."""
@@ -85,16 +90,26 @@ class Granted(NamedTuple):
 class ToolCalls:
     """The shared part of the exec tools, over one engine, one policy, and the files of the workspace."""
 
-    def __init__(self, engine: Engine, policy: Policy, files: FileCalls | None = None) -> None:
+    def __init__(
+        self, engine: Engine, policy: Policy, files: FileCalls | None = None, shells: ShellCalls | None = None
+    ) -> None:
         self.engine = engine
         self.policy = policy
+        self.screens = Screens(engine)
         self._files = files
+        self._shells = shells
 
     @property
     def files(self) -> FileCalls:
         """What the tools for files do."""
         assert self._files is not None
         return self._files
+
+    @property
+    def shells(self) -> ShellCalls:
+        """What the tools for shells do."""
+        assert self._shells is not None
+        return self._shells
 
     def sessions(self, ctx: RunContext[Any]) -> Sessions:
         """The sessions that this call may see."""
@@ -106,9 +121,11 @@ class ToolCalls:
         Raises:
             InvalidCommand: It is not acceptable.
         """
+        if tool in ACTIONS:
+            check_parameters(tool, args)
         if tool in FILES:
             check_files(tool, args)
-        elif tool in COMMANDS:
+        elif act_of(tool, args) in COMMANDS:
             check_yield_after(args.get("yield_after"), background=_background(tool, args), limits=self.engine.limits)
             self.spec(tool, args)
 
@@ -123,7 +140,10 @@ class ToolCalls:
         self.check(tool, args)
         if tool in FILES:
             return await self._weighed_files(conversation_id, tool, args, key)
-        spec = self.spec(tool, args) if tool in COMMANDS else None
+        starts = act_of(tool, args) in COMMANDS
+        if tool in ACTIONS and not starts and args.get("command"):
+            return await self._weighed_line(conversation_id, tool, args, key)
+        spec = self.spec(tool, args) if starts else None
         asked = Asked(tool=tool, call_key=key, conversation_id=conversation_id, spec=spec, args=args)
         verdict = await self.policy.judge(asked)
         if spec is None:
@@ -131,6 +151,12 @@ class ToolCalls:
         if verdict.decision == "allow" and not approved:
             spec = replace(spec, profile=verdict.profile)
         return Weighed(asked, await proposed(spec, self.engine.backend), verdict, spec)
+
+    async def _weighed_line(self, conversation_id: str, tool: str, args: dict[str, Any], key: str) -> Weighed:
+        line = await self.shells.line(conversation_id, tool, args, key)
+        about = {**args, "session_id": None if line.shell is None else line.shell.id}
+        asked = Asked(tool=tool, call_key=key, conversation_id=conversation_id, spec=line.spec, args=about)
+        return Weighed(asked, line.proposal, await self.policy.judge(asked), line.spec)
 
     async def _weighed_files(self, conversation_id: str, tool: str, args: dict[str, Any], key: str) -> Weighed:
         look = await self.files.look(tool, args, await self.policy.withheld(conversation_id))
@@ -150,6 +176,10 @@ class ToolCalls:
             given = {name: value for name, value in args.items() if name != "capture_output"}
             inner = self.engine.backend.inner
             return shell_spec(**given, workspace=self.engine.workspace, inner=inner, limits=self.engine.limits)
+        if tool == "run_shell":
+            return login_spec(**args, workspace=self.engine.workspace, limits=self.engine.limits)
+        if tool in ACTIONS:
+            return self.shells.start_spec(args) if tool == "shell_session" else self.shells.spawn_spec(args)
         if tool == "evaluate_python":
             return python_spec(**args, workspace=self.engine.workspace, limits=self.engine.limits)
         given = {name: value for name, value in args.items() if name not in {"yield_after", "background"}}
@@ -164,14 +194,14 @@ class ToolCalls:
     async def run(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> ToolReturn[str]:
         """Run or launch what `execute` or `execute_pty` was called with."""
         outcome = await self.outcome(ctx, tool, args)
-        return ToolReturn(
-            outcome_text(outcome),
-            metadata={**facts(outcome.session), **measured(outcome.output), "handed_over": outcome.handed_over},
-        )
+        metadata = {**facts(outcome.session), **measured(outcome.output), "handed_over": outcome.handed_over}
+        if outcome.waiting is not None:
+            metadata["waiting_for_input"] = shown(outcome.waiting, outcome.session)
+        return ToolReturn(outcome_text(outcome), metadata=metadata)
 
     async def outcome(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> Outcome:
         """Run or launch what a tool that starts something was called with, or go on with it."""
-        with answering():
+        with answering(tool):
             origin = origin_of(ctx)
             async with self._telling(tool, args, origin):
                 return await self._outcome(ctx, tool, args, origin)
@@ -230,7 +260,13 @@ class ToolCalls:
             await self.policy.refused(asked, error)
             raise
 
-    async def _outcome(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Outcome:
+    async def startable(
+        self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin
+    ) -> tuple[CommandSpec, Grant] | Session:
+        """What a call starts and the grant for it, or its session where that is only to be told of.
+
+        Raises what `granted` does.
+        """
         spec: CommandSpec | None = None
         try:
             allowed, spec, _ = await self._granted(ctx, tool, args, origin)
@@ -240,7 +276,7 @@ class ToolCalls:
                 raise
             if before.state is not SessionState.CLAIMED:
                 # A command may have removed the very directory it ran in: a repeat of its call is still its call.
-                return await self.engine.resumed(before)
+                return before
             again = None
             if not isinstance(error, ExecError):
                 # It was allowed without a person, and would be asked about by now: what was claimed is what was judged.
@@ -250,15 +286,22 @@ class ToolCalls:
                 # It may have run, and changed what it was made of, before anybody could record that it did.
                 started = await self.engine.settled(before)
                 if started is not None:
-                    return await self.engine.resumed(started)
+                    return started
                 if isinstance(error, ExecError):
                     raise
                 # Its session is given up, so nobody is asked about a call that could not run any more.
                 raise CommandDenied(CHANGED) from None
             allowed = again
         assert spec is not None
+        return spec, allowed
+
+    async def _outcome(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Outcome:
+        found = await self.startable(ctx, tool, args, origin)
+        if isinstance(found, Session):
+            return await self.engine.resumed(found)
+        spec, allowed = found
         if not spec.background:
-            return await self.engine.run(spec, origin, allowed, yield_after=args.get("yield_after"))
+            return await self.engine.run(spec, origin, allowed, yield_after=args.get("yield_after"), until_input=True)
         session = await self.engine.launch(spec, origin, allowed)
         live = len(await self.engine.store.list(conversation_id=origin.conversation_id, live=True))
         warning = f"{live} processes of this conversation run; end some" if live >= bounds.SESSIONS_WARN else ""

@@ -15,17 +15,28 @@ from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, Combi
 
 from app.exec.backends.secrets import is_secret, secret_paths
 from app.exec.engine import Engine
-from app.exec.errors import ExecError, TaskCompleted
+from app.exec.errors import ExecError, PasswordWanted, TaskCompleted
 from app.exec.exec_tool import exec_tools
 from app.exec.file_tools.calls import FileCalls
 from app.exec.files import Files
+from app.exec.identity import call_key, conversation_of, origin_of
 from app.exec.judge import Judge
-from app.exec.keys import key_bytes
-from app.exec.policy import Policy, Proposal, asks, asks_always
+from app.exec.keys import Typing
+from app.exec.model import Session, WindowSize
+from app.exec.persistent import PersistentShells
+from app.exec.pin_tool import pin_tools
+from app.exec.policy import ACTIONS, INPUT, Policy, Proposal, act_of, asks, asks_always
 from app.exec.process_tool import process_tools
 from app.exec.render import how_it_ended
-from app.exec.sessions import check_input
+from app.exec.session_tool import session_tools
+from app.exec.sessions import check_input, check_size
+from app.exec.shell_calls import ShellCalls
+from app.exec.shell_tool import shell_tools
 from app.exec.tool_calls import ToolCalls, answering
+from app.exec.wait_tool import wait_tools
+from app.exec.waiting import check_typing
+from app.exec.watch_tool import watch_tools
+from app.exec.watches import Watcher
 from app.exec.workspace_tool import workspace_tools
 from app.exec.workspaces.files import files_of
 
@@ -52,28 +63,47 @@ class AskFirst(ApprovalRequiredToolset[Any]):
 class ExecTools:
     """Builds the toolset of one engine, and says what a call of it would do.
 
-    `commands` is whether the tools for commands and their processes are among them, `workspace` those for short
-    commands and files; these are for `files`, and `touched` is told of the conversation whenever they are used.
+    `commands` is whether the tools for commands and their processes are among them, `sessions` those for shells beside
+    them, which are in `shells`, `shell` the one tool for a shell and processes, `blocks` the one that says which
+    processes are shown, where somebody shows them, `workspace` those for short commands and files; these are for
+    `files`, and `touched` is told of the conversation whenever they are used.
+    `watcher` looks after watches; without one there is no tool for them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what an operator chooses
         self,
         engine: Engine,
         *,
         policy: Policy | None = None,
         enabled: bool = False,
         commands: bool = True,
+        sessions: bool = True,
+        shell: bool = False,
+        shells: PersistentShells | None = None,
+        blocks: bool = False,
         workspace: bool = True,
         files: Files | None = None,
         touched: Callable[[str], Awaitable[object]] | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         self.engine = engine
         self._enabled = enabled
         self.commands = commands
+        self.blocks = blocks
         self.workspace = workspace
         on_files = FileCalls(files or files_of(engine.backend), engine.store, touched=touched)
-        self._calls = ToolCalls(engine, policy or plain_judge(engine), on_files)
-        self._tools = [exec_tools(self._calls), process_tools(self._calls)] if commands else []
+        on_shells = ShellCalls(engine, shells or PersistentShells(engine))
+        self._calls = ToolCalls(engine, policy or plain_judge(engine), on_files, on_shells)
+        self._tools = [exec_tools(self._calls), process_tools(self._calls), wait_tools(self._calls)] if commands else []
+        if commands and sessions:
+            self._tools.append(session_tools(self._calls))
+        if commands and shell:
+            self._tools.append(shell_tools(self._calls))
+        if commands and blocks:
+            self._tools.append(pin_tools(self._calls))
+        self._watcher = watcher
+        if commands and watcher is not None:
+            self._tools.append(watch_tools(self._calls, watcher))
         if workspace:
             self._tools.append(workspace_tools(self._calls))
 
@@ -119,16 +149,61 @@ class ExecTools:
         return definitions if self.gate(ctx) else []
 
     async def _check(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> None:
-        with answering():
+        with answering(tool):
             self._calls.check(tool, args)
-            if "keys" in args:
-                key_bytes(args["keys"])
-            if "session_id" in args:
+            if tool == "process_send_keys":
+                _typed(tool, args)
+            if tool in ACTIONS:
+                await self._check_action(ctx, tool, args)
+            elif "session_id" in args:
                 session = await self._calls.sessions(ctx).get(args["session_id"])
-                if session.end is not None and asks(tool):
+                if session.end is not None and asks(tool) and not await self._made_before(ctx):
                     raise TaskCompleted(session.id, how_it_ended(session.end))
-                if tool in {"process_write", "process_send_keys"}:
-                    check_input(session, terminal=tool == "process_send_keys")
+                if tool in INPUT:
+                    check_input(session, terminal=tool != "process_write")
+                if tool == "process_resize":
+                    check_size(WindowSize(args["rows"], args["cols"]))
+                elif tool in {"process_write", "process_send_keys"}:
+                    await self._check_typing(ctx, session, tool, args)
+        await self._heed(args)
+
+    async def _heed(self, args: dict[str, Any]) -> None:
+        """Note which sessions a call is about: their watches have not fired in vain."""
+        if self._watcher is not None:
+            named = (args.get("session_id"), args.get("task_id"), *(args.get("session_ids") or ()))
+            for session_id in filter(None, named):
+                await self._watcher.heed(session_id)
+
+    async def _check_action(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> None:
+        act = act_of(tool, args)
+        if args.get("session_id"):
+            # What it did before its shell ended is told again.
+            new = asks(act) and not await self._made_before(ctx)
+            session = await self._calls.shells.checked(conversation_of(ctx), args["session_id"], live=new)
+            if args["action"] == "write":
+                await self._check_typing(ctx, session, tool, args)
+        elif args.get("task_id"):
+            session = await self._calls.sessions(ctx).get(args["task_id"])
+            if session.end is not None and asks(act):
+                raise TaskCompleted(session.id, how_it_ended(session.end))
+
+    async def _check_typing(self, ctx: RunContext[Any], session: Session, tool: str, args: dict[str, Any]) -> None:
+        try:
+            await check_typing(self.engine, session, _typed(tool, args))
+        except PasswordWanted:
+            # What was typed before it was asked for is only told again.
+            if not await self._made_before(ctx):
+                raise
+
+    async def _made_before(self, ctx: RunContext[Any]) -> bool:
+        """Whether this is the repeat of a call that has acted: it is told what it did, whatever happened since."""
+        return await self.engine.store.recalled(call_key(origin_of(ctx))) is not None
+
+
+def _typed(tool: str, args: dict[str, Any]) -> bytes:
+    if tool in {"process_write", "shell_session"}:
+        return str(args["data" if tool == "process_write" else "input"]).encode("utf-8", "replace")
+    return Typing(**{name: value for name, value in args.items() if name != "session_id"}).sent()
 
 
 def plain_judge(engine: Engine) -> Judge:
@@ -142,9 +217,11 @@ def _shown(proposal: Proposal) -> dict[str, Any]:
     return {name: value for name, value in proposal.facts.items() if name not in _HIDDEN and value is not None}
 
 
-def exec_toolset(engine: Engine, *, policy: Policy | None = None, enabled: bool = True) -> AbstractToolset[Any]:
+def exec_toolset(
+    engine: Engine, *, policy: Policy | None = None, enabled: bool = True, watcher: Watcher | None = None
+) -> AbstractToolset[Any]:
     """The exec tools for any Pydantic AI agent, with approval, for an engine that the caller starts and stops."""
-    return ExecTools(engine, policy=policy, enabled=enabled).toolset()
+    return ExecTools(engine, policy=policy, enabled=enabled, watcher=watcher).toolset()
 
 
 def _needs_approval(_ctx: RunContext[Any], definition: ToolDefinition, _args: dict[str, Any]) -> bool:

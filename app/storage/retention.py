@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from app.storage.history_garbage import delete_histories
 from app.storage.rows import lock_name, lock_row
 from app.storage.tables import (
+    QUIET,
     approvals,
     audit,
     calls,
@@ -27,6 +28,7 @@ from app.storage.tables import (
     rules,
     sessions,
     turns,
+    watches,
     workers,
     workspaces,
 )
@@ -79,11 +81,12 @@ def sessions_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
 
 
 def delete_sessions(conn: sa.Connection, cut: Cut, ids: Sequence[str]) -> int:
-    """Delete those of the sessions that still may go."""
+    """Delete those of the sessions that still may go, with their watches."""
     _one_at_a_time(conn)
-    return conn.execute(
-        sa.delete(sessions).where(sessions.c.id.in_(ids), sessions.c.id.in_(sessions_to_go(cut)))
-    ).rowcount
+    going = sa.delete(sessions).where(sessions.c.id.in_(ids), sessions.c.id.in_(sessions_to_go(cut)))
+    gone = conn.execute(going.returning(sessions.c.id)).scalars().all()
+    conn.execute(sa.delete(watches).where(watches.c.session_id.in_(gone)))
+    return len(gone)
 
 
 def turns_to_go(cut: Cut, *, callbacks: bool, planned: bool = False) -> sa.Select[Any]:
@@ -125,7 +128,13 @@ def conversations_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
     """Ids of idle conversations of this host that have nothing left but their history, or with `planned` will have."""
     name = conversations.c.id
     hanging = {
-        mailbox: sa.or_(mailbox.c.heard_at.is_(None), mailbox.c.heard_at >= cut.rows),
+        mailbox: sa.or_(
+            mailbox.c.heard_at >= cut.rows,
+            sa.and_(
+                mailbox.c.heard_at.is_(None),
+                sa.or_(mailbox.c.kind.not_in(QUIET), mailbox.c.created_at >= cut.rows, mailbox.c.state == "taken"),
+            ),
+        ),
         approvals: sa.or_(approvals.c.decided_at.is_(None), approvals.c.decided_at >= cut.rows),
         turns: sa.or_(turns.c.ended_at.is_(None), turns.c.ended_at >= cut.rows),
         sessions: sa.or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= cut.sessions),
@@ -207,7 +216,10 @@ def _ours(host_id: sa.ColumnElement[str], cut: Cut) -> sa.ColumnElement[bool]:
 
 
 def _mailbox(cut: Cut) -> sa.Select[Any]:
-    return sa.select(mailbox.c.id).where(mailbox.c.state == "heard", mailbox.c.heard_at < cut.rows)
+    heard = sa.and_(mailbox.c.state == "heard", mailbox.c.heard_at < cut.rows)
+    old = sa.and_(mailbox.c.kind.in_(QUIET), mailbox.c.created_at < cut.rows)
+    unheard = sa.and_(mailbox.c.heard_at.is_(None), mailbox.c.state == "unread", old)
+    return sa.select(mailbox.c.id).where(sa.or_(heard, unheard))
 
 
 def _approvals(cut: Cut) -> sa.Select[Any]:

@@ -21,6 +21,7 @@ from app.exec.ports import ExitSink, SessionStore
 from app.storage import session_rows as rows
 from app.storage.db import Database
 from app.storage.errors import StaleTurn
+from app.storage.pinned import pin
 from app.storage.rows import insert_new, lock_name, lock_row
 from app.storage.tables import calls, conversations, sessions
 
@@ -118,6 +119,9 @@ class SqlSessionStore(SessionStore):
 
     async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
         return await self._database.write(advance_poll, key, session_id, upto)
+
+    async def pin(self, session_id: SessionId, pinned: bool | None) -> None:
+        await self._database.write(pin, session_id, pinned)
 
     @asynccontextmanager
     async def _telling(self) -> AsyncGenerator[None]:
@@ -298,6 +302,15 @@ def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto:
     conn.execute(rows.POLLED, {"key": session_id, "new_offset": end})
     end_call(conn, key, {"start": start, "end": end})
     return start, end
+
+
+def fence(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> None:
+    """Hold the conversation, or its name, until the transaction ends.
+
+    Raises:
+        StaleTurn: An epoch is named, and its turn no longer holds the conversation.
+    """
+    _fence(_hold(conn, conversation_id), conversation_id, turn_id, epoch)
 
 
 def _hold(conn: sa.Connection, conversation_id: str) -> tuple[str | None, int | None]:

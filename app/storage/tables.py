@@ -64,6 +64,9 @@ history_entries: Final = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
 )
 
+QUIET: Final = ("typed",)
+"""Kinds of news that wake nobody, and that go unheard when they are old."""
+
 mailbox: Final = sa.Table(
     "mailbox",
     metadata,

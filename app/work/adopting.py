@@ -16,7 +16,9 @@ import sqlalchemy as sa
 
 from app.exec.model import Delivery, Evidence, SessionEnd, SessionId, SessionState
 from app.exec.ports import ExitSink
+from app.exec.watch import ENDED
 from app.storage import sessions as store
+from app.storage import watches
 from app.storage.session_rows import LIVE
 from app.storage.tables import approvals, conversations, events, mailbox, sessions, turns
 from app.work import approvals as requests
@@ -119,7 +121,7 @@ def in_need(conn: sa.Connection, host: Host) -> list[str]:
     # Each of what they want by itself: as one condition it cost Postgres a quarter of a second for each silent host.
     wanting = sa.union(
         theirs.where(conversations.c.state == "claimed"),
-        theirs.join(mailbox, mailbox.c.conversation_id == name).where(mailbox.c.state == "unread"),
+        theirs.join(mailbox, mailbox.c.conversation_id == name).where(box.waking()),
         theirs.join(approvals, approvals.c.conversation_id == name).where(approvals.c.state == "pending"),
         theirs.join(turns, turns.c.conversation_id == name).where(turns.c.outcome.is_(None)),
     ).subquery()
@@ -162,6 +164,7 @@ def _lose(conn: sa.Connection, here: Here, host: Host, conversation_id: str, *, 
     end = SessionEnd(state=SessionState.LOST, evidence=Evidence.HOST_UNREACHABLE, ended_at=time.time())
     for session_id in live:
         store.finish(conn, SessionId(session_id), end, here.sink)
+        watches.off(conn, session_id, ENDED)
     inline = sa.select(sessions.c.id).where(theirs, sessions.c.delivery == Delivery.INLINE.value)
     for session_id in conn.execute(inline if all_inline else inline.where(sessions.c.id.in_(live))).scalars().all():
         store.hand_over(conn, SessionId(session_id), here.sink)

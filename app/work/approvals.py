@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from app.exec.classify.model import Tier
 from app.exec.display import request_lines
-from app.exec.policy import INPUT
+from app.exec.policy import INPUT, act_of
 from app.storage.db import Database
 from app.storage.tables import approvals, conversations, turns
 from app.work import audit, mailbox, stream
@@ -74,8 +74,10 @@ class Request:
 
 def why_not_for_session(request: Request) -> str | None:
     """Why input may not be approved for all of its session; None when it may."""
-    if request.tool_name not in INPUT or request.session_id is None:
+    if act_of(request.tool_name, request.changed_args or request.args) not in INPUT or request.session_id is None:
         return f"{request.tool_name} is no input to a session"
+    if request.display.get("tier") == str(Tier.ADMIN):
+        return f"this command is of tier {Tier.ADMIN}"
     tier = request.display.get("session_tier")
     if tier is None:
         return f"the tier of what runs in session {request.session_id} is not on record"

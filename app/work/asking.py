@@ -10,6 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from app.exec.display import shown
+from app.exec.policy import act_of
 from app.exec.supervisor.crashpoints import reach
 from app.storage.tables import approvals, sessions
 from app.work import stream
@@ -53,7 +54,7 @@ def ask(
         (one.tool_name, one.digest): one.id for one in find(conn, conversation_id=conversation_id, state="pending")
     }
     for call in proposed:
-        display = call.display | _about_session(conn, conversation_id, call.tool_name, call.args)
+        display = call.display | _about_session(conn, conversation_id, call)
         request_id = f"a{uuid.uuid4().hex[:11]}"
         same = waiting.get((call.tool_name, call.digest))
         refusal = _same_waits(same) if same else _too_many(limit) if len(waiting) >= limit else None
@@ -71,7 +72,7 @@ def ask(
             "state": "refused" if refusal else "pending",
             "created_at": now,
             "expires_at": now + ttl_s,
-            "session_id": _session_of(call.tool_name, call.args),
+            "session_id": _session_of(call),
             **({"decided_at": now, "decided_by": "shellback", "surface": "turn", "note": refusal} if refusal else {}),
         }
         conn.execute(sa.insert(approvals).values(request))
@@ -90,12 +91,12 @@ def ask_again(
     request = get(conn, request_id)
     now = time.time()
     values: dict[str, Any] = {
-        "display": call.display | _about_session(conn, request.conversation_id, call.tool_name, call.args),
+        "display": call.display | _about_session(conn, request.conversation_id, call),
         "digest": call.digest,
         "state": "pending",
         "created_at": now,
         "expires_at": now + ttl_s,
-        "session_id": _session_of(call.tool_name, call.args),
+        "session_id": _session_of(call),
         "decided_at": None,
         "decided_by": None,
         "surface": None,
@@ -125,14 +126,16 @@ def _too_many(limit: int) -> str:
     return f"{limit} calls of this conversation wait for approval already, and nobody is asked about more"
 
 
-def _session_of(tool: str, args: dict[str, Any]) -> str | None:
-    name = args.get("session_id")
-    return name[:64] if tool.startswith("process_") and isinstance(name, str) else None
+def _session_of(call: Proposed) -> str | None:
+    """The session that a call is about, as its proposal has it."""
+    name = call.display.get("session_id")
+    about = act_of(call.tool_name, call.args).startswith("process_")
+    return name[:64] if about and isinstance(name, str) else None
 
 
-def _about_session(conn: sa.Connection, conversation_id: str, tool: str, args: dict[str, Any]) -> dict[str, Any]:
+def _about_session(conn: sa.Connection, conversation_id: str, call: Proposed) -> dict[str, Any]:
     """What a person has to know of the session that a call is about: what runs there, where, and at which tier."""
-    name = _session_of(tool, args)
+    name = _session_of(call)
     query = sa.select(sessions).where(sessions.c.id == name, sessions.c.conversation_id == conversation_id)
     row = conn.execute(query).one_or_none() if name else None
     if row is None:

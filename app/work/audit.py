@@ -20,11 +20,11 @@ from app.storage.tables import audit
 
 Event = Literal[
     "asked", "auto_approved", "rule", "changed", "approved", "denied", "expired", "superseded", "used", "refused",
-    "rule_added", "rule_revoked",
+    "rule_added", "rule_revoked", "typed",
 ]  # fmt: skip
 EVENTS: Final[tuple[Event, ...]] = (
     "asked", "auto_approved", "rule", "changed", "approved", "denied", "expired", "superseded", "used", "refused",
-    "rule_added", "rule_revoked",
+    "rule_added", "rule_revoked", "typed",
 )  # fmt: skip
 REASON_CHARS: Final = 4_000
 PAGE: Final = 500

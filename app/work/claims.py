@@ -133,11 +133,7 @@ def _admitted(conn: sa.Connection, conversation: sa.Row[Any], item: WorkItem) ->
 
 
 def _unread_kinds(conn: sa.Connection, conversation_id: str) -> set[str]:
-    query = (
-        sa.select(mailbox.c.kind)
-        .where(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "unread")
-        .distinct()
-    )
+    query = sa.select(mailbox.c.kind).where(mailbox.c.conversation_id == conversation_id, box.waking()).distinct()
     return set(conn.execute(query).scalars())
 
 
@@ -206,7 +202,7 @@ def follow_up(
     waits = mailbox.c.payload["waiting"].as_boolean()
     unread = conn.execute(
         sa.select(mailbox.c.priority, waits.label("waits"))
-        .where(mailbox.c.conversation_id == conversation.id, mailbox.c.state == "unread")
+        .where(mailbox.c.conversation_id == conversation.id, box.waking())
         .distinct()
     ).all()
     if not unread:

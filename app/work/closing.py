@@ -14,7 +14,7 @@ from app.exec.supervisor.crashpoints import reach
 from app.storage.db import Database
 from app.storage.history import SqlConversationStore, write_record_in
 from app.storage.tables import conversations, turns
-from app.work import asking, claims, mailbox, stopping, stream
+from app.work import asking, claims, mailbox, stopping, stream, watch_wakes
 from app.work.notices import SILENT, Outbox
 from app.work.queues import Enqueuer
 
@@ -36,6 +36,7 @@ class Closing:
     again: Mapping[str, asking.Proposed] = field(default_factory=dict[str, asking.Proposed])
     """Requests that a person has changed, each with the call it is now."""
     told: frozenset[SessionId] = field(default_factory=frozenset[SessionId])
+    read: tuple[watch_wakes.Range, ...] = ()
     heard: frozenset[int] = field(default_factory=frozenset[int])
     ttl_s: float = 3600.0
     pending_limit: int = asking.PENDING
@@ -65,6 +66,7 @@ def close(
     if record is not None:
         write_record_in(conn, record, new_entries, expected_revision)
     mailbox.hear(conn, closing.conversation_id, closing.turn_id, closing.heard, closing.told)
+    watch_wakes.take_back(conn, closing.conversation_id, closing.read)
     waits = bool(closing.proposed or closing.again)
     # What is denied below is nobody's to decide.
     outbox = SILENT if stopping.wish_of(conversation, closing.turn_id) else closing.outbox

@@ -27,6 +27,7 @@ from pydantic_ai.exceptions import (
 from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunContext, ToolDefinition
 
+from app.exec.blocks import Told
 from app.exec.identity import origin_of, session_id
 from app.exec.model import SessionId
 from app.exec.supervisor.crashpoints import reach
@@ -35,9 +36,11 @@ from app.storage.db import Database
 from app.storage.errors import StaleTurn
 from app.storage.session_rows import LIVE
 from app.work.deps import TurnDeps
+from app.work.live import LiveBlocks, appended
 from app.work.mailbox import Letter
 from app.work.prompt import texts_of
 from app.work.stopping import Wish, look, text_of, wish_for
+from app.work.watch_wakes import Range, is_read
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
@@ -96,28 +99,38 @@ class Hearing(AbstractCapability[TurnDeps]):
     and repeated starts and writes nothing twice.
     """
 
-    def __init__(self, take: Take, wished: Wished, ended: Ended | None = None) -> None:
+    def __init__(self, take: Take, wished: Wished, ended: Ended | None = None, live: LiveBlocks | None = None) -> None:
         self._take = take
         self._wished = wished
         self._ended = ended
+        self._live = live
 
     async def before_model_request(
         self, ctx: RunContext[TurnDeps], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Let an exit or a message that came meanwhile reach the running turn."""
+        """Let an exit or a message that came meanwhile reach the running turn, and show what processes have done."""
         # Not the run's own step number: a retried request has the same one and would hear everything again.
         ctx.deps.looks += 1
         number = ctx.deps.looks
 
-        async def take() -> tuple[list[Letter], Wish | None, float]:
-            return *await self._take(ctx.deps, number), time.time()
+        async def take() -> tuple[list[Letter], Wish | None, float, Told | None]:
+            # Before the letters: what has ended by then has its letter among them, and is told once.
+            sessions = await self._live.sessions(ctx.deps) if self._live else []
+            letters, wish = await self._take(ctx.deps, number)
+            told = None
+            if self._live and wish is None:
+                told = await self._live.news(ctx.deps, sessions, ctx.messages, letters)
+            return letters, wish, time.time(), told
 
-        letters, wish, now = await recorded("mailbox", take)
+        letters, wish, now, told = await recorded("mailbox", take)
         if wish is not None:
             raise Stopped(text_of(wish))
-        if letters:
-            ctx.deps.letters += letters
-            ctx.enqueue(*texts_of(letters))
+        # An end that a result has told; the close of the turn settles its row.
+        letters = [letter for letter in letters if not _is_told(letter, ctx.deps)]
+        ctx.deps.letters += letters
+        if told is not None:
+            ctx.deps.shown_chars += len(told.text)
+        ctx.enqueue(*texts_of(letters), *([appended(told)] if told else []))
         if now - ctx.deps.began_at > ctx.deps.seconds:
             raise OutOfTime(f"{ctx.deps.seconds:g} s")
         return request_context
@@ -150,6 +163,7 @@ class Hearing(AbstractCapability[TurnDeps]):
         if not answered:
             raise result
         ctx.deps.told.update(_ends_in(result))
+        ctx.deps.read += _ranges_in(result)
         return result
 
     async def _ran(self, ctx: RunContext[TurnDeps]) -> bool:
@@ -194,14 +208,29 @@ async def _theirs(ctx: RunContext[TurnDeps], call: ToolCallPart, running: Awaita
         raise ToolFailed(f"The tool failed ({said}). What it did until then is not known.") from None
 
 
-def _ends_in(result: Any) -> list[SessionId]:
+def _is_told(letter: Letter, deps: TurnDeps) -> bool:
+    if letter.kind == "watch":
+        return is_read(letter.payload, deps.read)
+    return letter.kind == "exit" and letter.payload.get("session_id") in deps.told
+
+
+def _about(result: Any) -> list[dict[str, Any]]:
     metadata: dict[str, Any] = getattr(result, "metadata", None) or {}
-    session_id, state = metadata.get("session_id"), metadata.get("state")
-    return [SessionId(session_id)] if session_id and state and state not in LIVE else []
+    return [metadata, *metadata.get("sessions", ())]
 
 
-def hearing_of(database: Database) -> Hearing:
-    """A `Hearing` that finds news and wishes in this database."""
+def _ranges_in(result: Any) -> list[Range]:
+    found = [(one.get("session_id"), one.get("read")) for one in _about(result)]
+    return [(SessionId(name), read[0], read[1]) for name, read in found if name and read]
+
+
+def _ends_in(result: Any) -> list[SessionId]:
+    states = {one.get("session_id"): one.get("state") for one in _about(result)}
+    return [SessionId(name) for name, state in states.items() if name and state and state not in LIVE]
+
+
+def hearing_of(database: Database, live: LiveBlocks | None = None) -> Hearing:
+    """A `Hearing` that finds news and wishes in this database, and shows processes by `live`."""
 
     async def take(deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
         return await database.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step)
@@ -213,4 +242,4 @@ def hearing_of(database: Database) -> Hearing:
         session = await database.read(sessions.get, session_id)
         return session is not None and session.end is not None
 
-    return Hearing(take, wished, ended)
+    return Hearing(take, wished, ended, live)

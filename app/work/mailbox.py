@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from app.storage.errors import StaleTurn
 from app.storage.rows import insert_new
-from app.storage.tables import approvals, conversations, mailbox, turns
+from app.storage.tables import QUIET, approvals, conversations, mailbox, turns
 from app.work.items import WorkItem
 from app.work.queues import Enqueuer, note_turn
 
@@ -85,6 +85,23 @@ def put(
         conn.execute(sa.update(turns).where(turns.c.id == item.id).values(outcome="busy", started_at=now, ended_at=now))
     else:
         enqueuer.put(conn, item, host_id=conversation.host_id)
+
+
+def settle(conn: sa.Connection, dedupe_key: str) -> None:
+    """Take an unread row as heard: nobody is to be woken by it."""
+    row = sa.and_(mailbox.c.dedupe_key == dedupe_key, mailbox.c.state == "unread")
+    conn.execute(sa.update(mailbox).where(row).values(state="heard", heard_at=time.time()))
+
+
+def is_unread(conn: sa.Connection, dedupe_key: str) -> bool:
+    """Whether a row waits for a turn that takes it."""
+    row = sa.and_(mailbox.c.dedupe_key == dedupe_key, mailbox.c.state == "unread")
+    return conn.execute(sa.select(mailbox.c.id).where(row)).first() is not None
+
+
+def waking() -> sa.ColumnElement[bool]:
+    """Whether a row is news that a turn has to come for; what is not waits for whatever turn comes next."""
+    return sa.and_(mailbox.c.state == "unread", mailbox.c.kind.not_in(QUIET))
 
 
 def on_its_way(conn: sa.Connection, item: WorkItem) -> bool:

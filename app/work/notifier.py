@@ -21,7 +21,7 @@ import httpx2
 
 from app.storage.db import Database
 from app.work import notices
-from app.work.notices import DELAYS_S, Due
+from app.work.notices import DELAYS_S, SILENT, Due, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -231,3 +231,14 @@ class Notifier:
             log.warning("a notice of kind %s was not sent: %s; it is tried again", notice.kind, error, extra=about)
         else:
             log.error("a notice of kind %s is given up: %s", notice.kind, error, extra=about)
+
+
+def notifying(
+    database: Database, url: str | None, command: Sequence[str], env: Mapping[str, str], host: str
+) -> tuple[Outbox, tuple[Notifier, ...]]:
+    """Where notices of this host are put, and who sends them: to a URL, to a command, or nobody."""
+    target = Webhook(url) if url else Command(command, env) if command else None
+    if target is None:
+        return SILENT, ()
+    notifier = Notifier(database, target)
+    return Outbox(host=host, on=True, ring=notifier.ring), (notifier,)

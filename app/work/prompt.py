@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.exec.callback_text import wake_text
+from app.exec.watch_text import watch_text
 from app.work.mailbox import Letter
+from app.work.typed import said
 
 
 def texts_of(letters: Sequence[Letter]) -> list[str]:
@@ -20,6 +22,10 @@ def _text(kind: str, payload: dict[str, Any]) -> str:
         return str(payload["text"])
     if kind == "exit":
         return wake_text(payload)
+    if kind == "watch":
+        return watch_text(payload)
+    if kind == "typed":
+        return said(payload["session_id"], payload["bytes"], over=payload["over"])
     return turn_failed_text(payload)
 
 

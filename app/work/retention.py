@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,6 +55,7 @@ class Retention:
         host_id: Sessions and conversations of other hosts are theirs to prune.
         ages: How long things are kept. A session is kept as long as its log.
         teardown: Takes a container of this host away, by its name; none where there are no containers.
+        expire: Ends what still runs of conversations that go.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Retention:
         ages: Ages,
         *,
         teardown: Callable[[str], Awaitable[object]] | None = None,
+        expire: Callable[[Sequence[str]], Awaitable[object]] | None = None,
     ) -> None:
         self._db = database
         self._client = client
@@ -73,6 +75,7 @@ class Retention:
         self._host_id = host_id
         self._ages = ages
         self._teardown = teardown
+        self._expire = expire
         self._apart: float | None = None
         self._steady_at = 0.0
 
@@ -180,7 +183,15 @@ class Retention:
 
     async def _conversations(self, cut: Cut) -> int:
         gone = 0
-        while cut.conversations is not None and (number := await self._db.write(rows.delete_conversations, cut)):
+        while cut.conversations is not None:
+            if self._expire is not None and (ids := await self._db.read(rows.page, rows.conversations_to_go(cut), "")):
+                try:
+                    await self._expire(ids)
+                except ExecError as error:
+                    log.warning("conversations stay, what they have left cannot be ended: %s", error)
+                    break
+            if not (number := await self._db.write(rows.delete_conversations, cut)):
+                break
             gone += number
             await asyncio.sleep(PAUSE_S)
         return gone

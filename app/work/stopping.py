@@ -17,7 +17,7 @@ from app.storage.tables import conversations, mailbox, sessions, turns
 from app.work import approvals, stream
 from app.work.errors import UnknownConversation
 from app.work.items import IDLE_OUTCOMES, ItemType
-from app.work.mailbox import APART, Letter, held, lock, set_apart, take
+from app.work.mailbox import APART, Letter, held, lock, set_apart, take, waking
 from app.work.queues import Enqueuer
 
 NEXT: Final = APART
@@ -80,7 +80,7 @@ def _reach(conn: sa.Connection, row: sa.Row[Any]) -> Reach | None:
         return "running"
     if row.state == "blocked":
         return "approvals" if row.blocked_reason == "approval" else None
-    query = sa.select(mailbox.c.id).where(mailbox.c.conversation_id == row.id, mailbox.c.state == "unread").limit(1)
+    query = sa.select(mailbox.c.id).where(mailbox.c.conversation_id == row.id, waking()).limit(1)
     return "queued" if conn.execute(query).first() is not None else None
 
 

@@ -1,8 +1,9 @@
 """What people see of a turn while it runs: a bounded table of events, followed by number.
 
 Kinds: `message`, `text` (a piece of the answer), `tool_call`, `tool_result`, `answer`, `approval`,
-`decision`, `exit`, `stopping`, `stopped`, `failed`, `blocked`, `taken_over`, `alarm`. A client that meets a
-higher epoch of a turn drops what it showed of the older one: that execution was repeated.
+`decision`, `exit`, `watch`, `typed`, `output` (how much a process has printed; a newer one takes its place),
+`stopping`, `stopped`, `failed`, `blocked`, `taken_over`, `alarm`. A client that meets a higher epoch of a turn drops
+what it showed of the older one: that execution was repeated.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ class Event:
 
 def note(
     conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, kind: str, payload: dict[str, Any]
-) -> None:
-    """Add an event; text in it is cut to what a terminal wants to see at once, but that of a call is whole."""
+) -> int:
+    """Add an event; text in it is cut to what a terminal wants to see at once, but that of a call is whole.
+
+    Returns its number.
+    """
     if kind not in WHOLE:
         payload = {key: _cut(value) for key, value in payload.items()}
-    conn.execute(
+    added = conn.execute(
         sa.insert(events).values(
             conversation_id=conversation_id,
             turn_id=turn_id,
@@ -51,6 +55,13 @@ def note(
             created_at=time.time(),
         )
     )
+    assert added.inserted_primary_key is not None
+    return int(added.inserted_primary_key[0])
+
+
+def drop(conn: sa.Connection, numbers: Collection[int]) -> None:
+    """Delete events that later ones have taken the place of."""
+    conn.execute(sa.delete(events).where(events.c.id.in_(numbers)))
 
 
 def _cut(value: Any) -> Any:

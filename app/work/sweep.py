@@ -318,7 +318,7 @@ def _with_unread_rows(conn: sa.Connection, host_id: str, after: str) -> Sequence
         sa.select(mailbox.c.id)
         .where(
             mailbox.c.conversation_id == conversations.c.id,
-            mailbox.c.state == "unread",
+            box.waking(),
             _old(mailbox.c.created_at),
         )
         .exists()

@@ -13,7 +13,7 @@ import hashlib
 
 import sqlalchemy as sa
 
-from app.storage.tables import sessions, turns
+from app.storage.tables import sessions, turns, watches
 from app.work.items import ItemType, WorkItem
 
 
@@ -40,6 +40,13 @@ def cause_of(conn: sa.Connection, item: WorkItem) -> str | None:
                 sa.select(sessions.c.traceparent).where(sessions.c.id == session_id)
             ).scalar_one_or_none()
             return process_context(session_id, started_in) if started_in else None
+        case ItemType.EXEC_WATCH:
+            placed = (
+                sa.select(turns.c.traceparent)
+                .join(watches, watches.c.turn_id == turns.c.id)
+                .where(watches.c.id == item.id.split(":")[1])
+            )
+            return conn.execute(placed).scalar_one_or_none()
         case _:
             epoch = item.id.removeprefix(f"{item.type.value}:{item.conversation_id}:").partition(":")[0]
             query = sa.select(turns.c.traceparent).where(

@@ -50,12 +50,16 @@ from app.work.prompt import texts_of
 from app.work.queues import Enqueuer
 from app.work.watching import TurnWatch, Unwatched
 
-STEP_SHAPE: Final = 5
+STEP_SHAPE: Final = 6
 
 log = logging.getLogger(__name__)
 
 Propose = Callable[[str, str, dict[str, Any]], Awaitable[tuple[str, dict[str, Any]]]]
 """Digest and display of a call: (conversation id, tool name, arguments) → (digest, what a person is shown)."""
+
+
+async def nothing_left(_conversation_id: str) -> None:
+    """What a turn starts runs as long as it likes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,8 @@ class TurnRunner:
     equip: Callable[[TurnDeps], None] = lambda _: None
     """Gives a turn whose gate is open what the code of tools works with."""
     watch: TurnWatch = field(default_factory=Unwatched)
+    closed: Callable[[str], Awaitable[None]] = nothing_left
+    """Called with a conversation after the close of each of its turns; it never raises."""
     host_id: str = ""
     running: Counter[str] = field(default_factory=Counter[str])
     """Items that are executed at present, and how often: one that was taken over and came back may be twice."""
@@ -133,6 +139,7 @@ class TurnRunner:
             self.watch.ended(item, outcome, time.monotonic() - began)
             self.outbox.ring()
         log.info("turn ended: %s", outcome)
+        await self.closed(item.conversation_id)
         return outcome
 
     async def _handle(self, item: WorkItem, epoch: int) -> str:
@@ -242,6 +249,7 @@ class TurnRunner:
                 answer=None if proposed else answer_text(output),
                 proposed=proposed,
                 told=frozenset(deps.told),
+                read=tuple(deps.read),
                 heard=_ids(deps.letters),
                 ttl_s=self.approval_ttl_s,
                 pending_limit=self.pending_limit,
@@ -272,6 +280,7 @@ class TurnRunner:
             answer=text,
             error=None if stopped else f"{type(error).__name__}: {error}"[:4_000],
             told=frozenset(deps.told),
+            read=tuple(deps.read),
             heard=_ids(deps.letters),
         )
         before = len(conversation.messages)

@@ -62,4 +62,6 @@ def test_a_shell_of_ones_own_builds_times_out_streams_and_signals_without_a_key(
     assert lines[1].startswith("PATH: /")
     assert "compiling" in lines
     assert "waiting: Command timed out after 0.5s" in lines
-    assert lines[-1] == "ended by signal 2"
+    assert lines[-3] == "ended by signal 2"
+    assert lines[-2].startswith("hello world in ")
+    assert lines[-1] == "the answer was y"

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SUPERVISOR = ROOT / "app" / "exec" / "supervisor"
-WORKER_SIDE = ("client", "launch")
+WORKER_SIDE = ("client", "launch", "reaching")
 HEAVY = ("dbos", "pydantic_ai")
 LINES_PER_MODULE = 400
 LINES_PER_TEST_MODULE = 500

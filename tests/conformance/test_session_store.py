@@ -187,6 +187,23 @@ def test_a_call_that_waits_for_an_end_handed_over_before_leaves_it_to_the_callba
     asyncio.run(run())
 
 
+def test_a_pin_stays_with_its_session_and_none_takes_it_away(store: SessionStore) -> None:
+    async def run() -> None:
+        claimed = await store.claim(a_session())
+        assert claimed.pinned is None
+        for pinned in (True, False, None, True):
+            await store.pin(claimed.id, pinned)
+            assert await store.get(claimed.id) == replace(claimed, pinned=pinned)
+        ended = await store.finish(claimed.id, EXITED)
+        assert ended.pinned is True
+        await store.pin(claimed.id, False)
+        assert await store.get(claimed.id) == replace(ended, pinned=False)
+        with pytest.raises(SessionNotFound):
+            await store.pin(SessionId("unknown"), True)
+
+    asyncio.run(run())
+
+
 def test_a_session_handed_over_while_live_is_told_when_it_ends(store: SessionStore, sink: RecordingSink) -> None:
     async def run() -> None:
         session = await store.claim(a_session(delivery=Delivery.INLINE))

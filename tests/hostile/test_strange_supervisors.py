@@ -16,8 +16,7 @@ import pytest
 
 from app.exec.errors import InvalidCommand, SupervisorUnreachable
 from app.exec.supervised import end_of
-from app.exec.supervisor import client as client_module
-from app.exec.supervisor import launch, layout
+from app.exec.supervisor import launch, layout, reaching
 from app.exec.supervisor.client import SupervisorClient
 from app.exec.supervisor.protocol import MAX_ANSWER, VERSION, ExitRecord
 from tests.execs import launch as background
@@ -165,9 +164,9 @@ async def _watching(home: Path) -> AsyncGenerator[SupervisorClient]:
 @contextlib.contextmanager
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(client_module, "_NO_ANSWER_S", 0.3)
-        patch.setattr(client_module, "_HELLO_S", 0.3)
-        patch.setattr(client_module, "CONNECT_S", 0.5)
+        patch.setattr(reaching, "NO_ANSWER_S", 0.3)
+        patch.setattr(reaching, "_HELLO_S", 0.3)
+        patch.setattr(reaching, "CONNECT_S", 0.5)
         yield
 
 

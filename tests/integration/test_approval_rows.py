@@ -254,6 +254,27 @@ def test_input_approved_for_a_session_holds_there_until_it_ends_and_nowhere_else
     assert office.db.read_now(uses.standing, "c1") == {}
 
 
+def test_a_command_in_a_shell_is_input_to_it_and_one_of_tier_admin_approves_no_other(office: Office) -> None:
+    start = replace(
+        a_call("start", "shell_session", "d0", action="start"), display={"command": "bash", "tier": "read_write"}
+    )
+    begun = office.ask(start)[0]
+    assert begun.session_id is None
+    office.claim(1, office.decide(begun))
+    line = a_call("k1", "shell_session", "d1", action="exec", session_id="s1", command="make")
+    admin = replace(line, call_key="k2", digest="d2", display={**line.display, "tier": "admin"})
+    kill = a_call("k3", "shell_session", "d3", action="kill", session_id="s1")
+    plain, above, ends = office.ask(line, admin, kill)
+    assert {one.session_id for one in (plain, above, ends)} == {"s1"}
+    for request, why in ((above, "of tier admin"), (ends, "no input to a session")):
+        with pytest.raises(ApprovalRefused, match=why):
+            office.decide(request, scope="session")
+    assert "nobody approved this input" in str(office.write("k4", tool="shell_session"))
+    office.decide(plain, scope="session")
+    assert office.write("k1", tool="shell_session") is None
+    assert office.write("k4", tool="shell_session") is None
+
+
 def test_input_approved_for_one_call_lets_no_second_one_through(office: Office) -> None:
     office.decide(_input(office, "read_write"))
     office.claim(2)

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.exec.errors import SupervisorUnreachable
-from app.exec.supervisor import client as client_module
-from app.exec.supervisor import launch, layout
+from app.exec.supervisor import launch, layout, reaching
 from app.exec.supervisor.client import SupervisorClient
 from app.exec.supervisor.protocol import VERSION
 from app.settings import plain_environment
@@ -72,7 +71,7 @@ def outside(tmp_path: Path) -> Rig:
 async def test_a_worker_that_came_first_waits_until_the_service_is_there_and_says_so(
     outside: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_AWAY_S", 0.2)
+    monkeypatch.setattr(reaching, "_AWAY_S", 0.2)
     waiting = asyncio.create_task(outside.client.connect())
     while not caplog.records:  # noqa: ASYNC110 - a log calls nobody
         await asyncio.sleep(0.02)
@@ -209,7 +208,7 @@ async def test_a_supervisor_of_an_older_version_serves_a_newer_worker(
 ) -> None:
     async with service(outside.home) as running:
         await running.ready()
-        monkeypatch.setattr(client_module, "VERSION", VERSION + 1)
+        monkeypatch.setattr(reaching, "VERSION", VERSION + 1)
         assert (await outside.client.connect())["version"] == VERSION
         assert (await outside.run("s1", "exit 9"))["exit_code"] == 9
         await outside.client.close()
@@ -220,7 +219,7 @@ async def test_a_supervisor_too_old_to_be_spoken_to_is_refused_with_what_to_do(
 ) -> None:
     async with service(outside.home) as running:
         await running.ready()
-        monkeypatch.setattr(client_module, "OLDEST", VERSION + 1)
+        monkeypatch.setattr(reaching, "OLDEST", VERSION + 1)
         with pytest.raises(
             SupervisorUnreachable, match=rf"speaks version {VERSION}; .*Let what runs end.*start the supervisor"
         ):

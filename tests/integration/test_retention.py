@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from pydantic_ai.messages import ModelRequest
 from sqlalchemy.dialects import sqlite
 
 from app.exec.ends import Ends
+from app.exec.errors import SupervisorUnreachable
 from app.exec.exec_registry import ExecRegistry
 from app.exec.links import LogLinks
 from app.exec.logs import remove_session
@@ -58,9 +59,11 @@ class World:
         self.links = LogLinks(root, self.directories)
         self.schema = "" if db.dialect == "sqlite" else "dbos."
 
-    def prunes(self, *, rows: float = 30, conversations: float = 90, logs: float = 7, host: str = HOST) -> Retention:
+    def prunes(
+        self, *, rows: float = 30, conversations: float = 90, logs: float = 7, host: str = HOST, **more: Any
+    ) -> Retention:
         ages = Ages(rows=rows * DAY_S, logs=logs * DAY_S, conversations=conversations * DAY_S)
-        return Retention(self.db, self.client, lambda name: remove_session(self.links, name), host, ages)
+        return Retention(self.db, self.client, lambda name: remove_session(self.links, name), host, ages, **more)
 
     def send(self, name: str, text: str = "hello") -> str:
         return self.db.write_now(sending.send, self.queue, name, text, host_id=HOST, waiting=False).item_id
@@ -332,6 +335,24 @@ async def test_sessions_and_conversations_of_another_host_are_left_to_it(world: 
     world.age(100)
     gone = await world.prunes(host="elsewhere").once()
     assert (gone["sessions"], gone["conversations"]) == (0, 0)
+
+
+async def test_what_a_conversation_has_left_is_ended_before_it_goes_and_keeps_it_where_that_cannot_be(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.turn("c1")
+    world.age(100)
+    asked: list[tuple[list[str], list[str]]] = []
+
+    async def expire(names: Sequence[str]) -> None:
+        asked.append((list(names), world.names(t.conversations.c.id)))
+        if len(asked) == 1:
+            raise SupervisorUnreachable("it does not answer")
+
+    assert (await world.prunes(expire=expire).once())["conversations"] == 0
+    assert "what they have left cannot be ended: it does not answer" in caplog.text
+    assert (await world.prunes(expire=expire).once())["conversations"] == 1
+    assert asked == [(["c1"], ["c1"])] * 2
 
 
 async def test_an_entry_that_a_fork_shares_outlives_the_conversation_it_came_from(world: World) -> None:

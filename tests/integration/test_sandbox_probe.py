@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from app.choice import choose
-from app.exec.backends import bubblewrap, probe
+from app.exec.backends import bubblewrap, probe, trial
 from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.causes import Machine
+from app.exec.backends.causes import Machine, cause
 from app.exec.backends.protected import Covers
 from app.exec.backends.trial import tried
 from app.exec.errors import BackendUnavailable, SpawnFailed, WorkspaceUnusable
@@ -79,6 +79,38 @@ def without(words: tuple[str, ...], *gone: str) -> tuple[str, ...]:
 def run(backend: BubblewrapBackend, command: str, profile: str = WORK, timeout_s: float = 30.0) -> Report:
     spec = CommandSpec(command=command, cwd=str(backend.workspace), profile=profile)
     return tried(asyncio.run(backend.plan(spec, "test")), timeout_s=timeout_s)
+
+
+def test_a_try_is_made_again_where_a_stand_in_of_another_vanished(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = asyncio.run(BubblewrapBackend(workspace).plan(CommandSpec(command="echo on", cwd=str(workspace)), "test"))
+    assert plan.sandbox is not None
+    stands = Path(plan.sandbox.stubs[0])
+    seen = trial._without_stand_ins  # pyright: ignore[reportPrivateUsage]
+    looks: list[bool] = []
+
+    def vanishing(sandbox: Sandbox) -> Sandbox:
+        if not looks:
+            stands.mkdir()
+        looks.append(stands.is_dir())
+        looked = seen(sandbox)
+        if stands.is_dir():
+            stands.rmdir()
+        return looked
+
+    monkeypatch.setattr(trial, "_without_stand_ins", vanishing)
+    report = tried(plan, timeout_s=30.0)
+    assert (report.stage, report.output, looks) == ("", "on\n", [True, False])
+
+
+def test_what_is_in_the_way_is_named(workspace: Path) -> None:
+    plan = asyncio.run(BubblewrapBackend(workspace).plan(CommandSpec(command="echo on", cwd=str(workspace)), "test"))
+    assert plan.sandbox is not None
+    gone = f"{workspace}/gone"
+    report = tried(replace(plan, sandbox=replace(plan.sandbox, readonly=(gone,))), timeout_s=30.0)
+    assert report.stage == "command"
+    assert "gone: No such file or directory" in cause(report, "bwrap", Machine())
 
 
 # -- what holds --------------------------------------------------------------------------------------

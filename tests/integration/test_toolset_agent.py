@@ -24,10 +24,12 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from app.exec.capability import ExecCapability
 from app.exec.engine import Engine
 from app.exec.identity import call_key, origins_in
+from app.exec.memory_watches import MemoryWatchStore
 from app.exec.model import CallKey
 from app.exec.policy import TOOLS, Approval
 from app.exec.sessions import Sessions
 from app.exec.toolset import ExecTools, exec_toolset
+from app.exec.watches import Watcher
 from tests.execs import Told, launch, printed, running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
@@ -287,10 +289,10 @@ async def test_kill_through_the_tool(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gate", [False, True])
 async def test_the_gate_hides_tools_and_instructions_together(tmp_path: Path, gate: bool) -> None:
     async with running_engine(tmp_path) as engine:
-        script = Script()
+        script, watcher = Script(), Watcher(engine, MemoryWatchStore())
         agent = Agent(
             FunctionModel(script),
-            capabilities=[ExecCapability(ExecTools(engine))],
+            capabilities=[ExecCapability(ExecTools(engine, blocks=True, shell=True, watcher=watcher))],
             output_type=OUTPUT,
             deps_type=object,
         )

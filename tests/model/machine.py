@@ -11,7 +11,7 @@ from typing import Any
 from app.exec.errors import SupervisorUnreachable
 from app.exec.ports import SupervisorPort
 from app.exec.supervisor import answers
-from app.exec.supervisor.answers import Killed, StartAnswer, Written
+from app.exec.supervisor.answers import Grown, Killed, Look, StartAnswer, Written
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
 from tests.model.stillness import Clock
 
@@ -229,4 +229,21 @@ class Port(SupervisorPort):
         raise NotImplementedError
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+        raise NotImplementedError
+
+    async def grown(
+        self,
+        session_id: str,
+        beyond: int,
+        *,
+        err_beyond: int | None = None,
+        rest_s: float = 0.0,
+        timeout_s: float = 30.0,
+    ) -> Grown:
+        raise NotImplementedError
+
+    async def look(self, session_id: str) -> Look | None:
+        raise NotImplementedError
+
+    async def expire(self, lifetime: str, owner: str) -> list[str]:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from app.exec.backends.host import HostBackend
 from app.exec.commands import command_spec, proposal_for
 from app.exec.errors import CommandDenied
 from app.exec.limits import Limits
-from app.exec.model import READ_ONLY, CommandSpec, WindowSize
+from app.exec.model import DETACHED, READ_ONLY, SHELL, CommandSpec, WindowSize
 from app.exec.policy import Approval, Verdict, grant, grant_by_operator
 from app.exec.supervisor.sandbox import Bounds
 
@@ -33,6 +33,10 @@ SPEC: dict[str, Any] = {
     "log_bytes": 1,
     "env_mode": "replace",
     "grace_s": 0.5,
+    "lifetime": DETACHED,
+    "on_exit": "never",
+    "kind": SHELL,
+    "login": True,
 }
 """Another value for each field of a command."""
 

@@ -14,6 +14,7 @@ from app.cli.main import COMMANDS, SECTIONS
 from app.cli.moments import MOMENT
 from app.cli.shared import print_json, table_lines
 from app.cli.transcripts import lines_of
+from app.exec.blocks import MARK
 from app.work import stream
 
 
@@ -78,6 +79,13 @@ def test_a_message_is_shown_without_instructions_its_calls_whole_and_nothing_dri
     assert lines[4].startswith(f"result of execute: {'y' * 20}… (80 more")
     assert lines[5].startswith("some-new-part: ")
     assert not any("hidden" in line for line in lines)
+
+
+def test_what_was_shown_of_processes_is_not_said_to_be_a_persons() -> None:
+    shown = {"content": "process:s1: running", "metadata": {MARK: {"s1": [0, 0, False]}}, "kind": "text-content"}
+    message = {"parts": [{"part_kind": "user-prompt", "content": ["hello", shown, {"url": "x"}]}]}
+    lines = [click.unstyle(line) for line in lines_of(message, cut=None)]
+    assert lines == ["person: hello", "processes: process:s1: running", 'person: {"url": "x"}']
 
 
 def test_json_is_json_also_of_half_a_character_and_has_nothing_but_ascii(

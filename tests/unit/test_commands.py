@@ -47,6 +47,13 @@ def test_stdin_is_nothing_text_or_open(tmp_path: Path) -> None:
     assert made(tmp_path, keep_stdin_open=True).stdin == b""
 
 
+def test_a_lifetime_is_one_of_three_and_that_of_the_conversation_unless_said(tmp_path: Path) -> None:
+    assert made(tmp_path).lifetime == "conversation"
+    assert made(tmp_path, lifetime="turn").lifetime == "turn"
+    with pytest.raises(InvalidCommand, match="lifetime is 'system'; it must be one of turn, conversation, detached"):
+        made(tmp_path, lifetime="system")
+
+
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     both: list[dict[str, Any]] = [{"command": "echo \ud800"}, {"stdin": "\ud800"}]
     for args in both:

@@ -120,6 +120,8 @@ async def test_input_to_a_session_passes_only_while_an_approval_stands_for_it(pl
     for session_id, tool, decision in (
         ("x1", "process_write", "allow"),
         ("x1", "process_send_keys", "allow"),
+        ("x1", "process_resize", "allow"),
+        ("x2", "process_resize", "ask"),
         ("x2", "process_write", "ask"),
         ("x1", "process_kill", "ask"),
     ):

@@ -14,7 +14,9 @@ from app.exec.policy import Approval, Asked, Grant, Proposal, TablePolicy, Verdi
 PROPOSAL = Proposal("execute", {"command": "make", "cwd": "/ws", "env": {"A": "1"}, "timeout_s": 30.0, "stdin": None})
 
 
-@pytest.mark.parametrize("tool", ["process_list", "process_poll", "process_log", "ls", "read_file", "glob", "grep"])
+@pytest.mark.parametrize(
+    "tool", ["process_list", "process_poll", "process_log", "process_screen", "ls", "read_file", "glob", "grep"]
+)
 def test_reading_tools_pass(tool: str) -> None:
     assert not asks(tool)
     assert asyncio.run(TablePolicy().judge(Asked(tool=tool))).decision == "allow"
@@ -23,7 +25,16 @@ def test_reading_tools_pass(tool: str) -> None:
 @pytest.mark.parametrize(
     "tool",
     [
-        *("execute", "execute_pty", "process_write", "process_send_keys", "process_kill", "not_in_the_table", ""),
+        *(
+            "execute",
+            "execute_pty",
+            "process_write",
+            "process_send_keys",
+            "process_resize",
+            "process_kill",
+            "not_in_the_table",
+            "",
+        ),
         *("shell_execute", "evaluate_python", "write_file", "edit_file", "rm"),
     ],
 )

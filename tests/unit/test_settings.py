@@ -69,6 +69,9 @@ def test_postgres_is_spoken_to_through_psycopg(url: str) -> None:
     [
         ("ENABLE_EXECUTE", "perhaps", "true or false"),
         ("WORKSPACE_TOOLS", "some", "on or off"),
+        ("SESSION_TOOLS", "some", "on or off"),
+        ("SHELL_TOOL", "yes", "off or on"),
+        ("SHELL_IDLE_SECONDS", "0", "from 1 to 604800"),
         ("BACKEND", "docker", "auto, host, bubblewrap or podman"),
         ("PODMAN_IMAGE", "-v/:/host", "the name of an image"),
         ("PODMAN_IMAGE", "/srv/root:O", "without a colon"),

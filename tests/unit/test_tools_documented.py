@@ -9,8 +9,10 @@ from pathlib import Path
 from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.test import TestModel
 
+from app.exec.memory_watches import MemoryWatchStore
 from app.exec.policy import TOOLS, asks
 from app.exec.toolset import ExecTools
+from app.exec.watches import Watcher
 from tests.execs import unstarted_engine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "agents.md"
@@ -20,7 +22,9 @@ def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> No
     workspace, home = tmp_path / "workspace", tmp_path / "home"
     workspace.mkdir()
     home.mkdir(mode=0o700)
-    tools = ExecTools(unstarted_engine(workspace, home), enabled=True).toolset()
+    engine = unstarted_engine(workspace, home)
+    watcher = Watcher(engine, MemoryWatchStore())
+    tools = ExecTools(engine, enabled=True, shell=True, blocks=True, watcher=watcher).toolset()
     model = TestModel(call_tools=[])
     asyncio.run(Agent(model, toolsets=[tools], output_type=[str, DeferredToolRequests]).run("look"))
     assert model.last_model_request_parameters is not None
@@ -37,4 +41,4 @@ def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> No
     rows = re.findall(rf"^\| `({'|'.join(TOOLS)})` \|(.*)\| (yes|no) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert {name: (re.findall(r"`([^`]+)`", parameters), asking) for name, parameters, asking in rows} == seen
     ours = {"code", "path", "pattern", "content", "old_string", "new_string"}
-    assert required == {"command", "session_id", "data", "keys"} | ours
+    assert required == {"command", "session_id", "session_ids", "data", "rows", "cols", "action", "op", "pinned"} | ours

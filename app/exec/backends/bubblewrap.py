@@ -15,6 +15,7 @@ from app.exec.backends import causes, seccomp, view
 from app.exec.backends.base import Plan
 from app.exec.backends.protected import Covers, Protected
 from app.exec.backends.runner import EXEC_UID, Runner, found
+from app.exec.backends.shell_words import home_of, shell_argv, shell_env
 from app.exec.environment import child_env
 from app.exec.errors import BackendUnavailable, WorkspaceUnusable
 from app.exec.model import READ_ONLY, WORK, CommandSpec
@@ -116,17 +117,17 @@ class BubblewrapBackend:
         self.protected.covers()
 
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
-        """See `Backend.plan`: bash without any start-up file, HOME is private."""
+        """See `Backend.plan`."""
         if spec.profile not in self.profiles:
             raise BackendUnavailable(f"there is no profile {spec.profile}")
         covers = await asyncio.to_thread(self.protected.covers)
         uid, gid = self.runner.dropped
+        home = home_of(spec, workspace=self.inner, private=view.HOME)
+        env = child_env(spec.env, home=home, user=self.runner.user, pty=spec.pty is not None, mode=spec.env_mode)
         return Plan(
-            argv=(_BASH, "--noprofile", "--norc", "-c", "--", spec.command),
+            argv=shell_argv(_BASH, spec, home),
             cwd=spec.cwd,
-            env=child_env(
-                spec.env, home=view.HOME, user=self.runner.user, pty=spec.pty is not None, mode=spec.env_mode
-            ),
+            env={**env, **shell_env(spec)},
             uid=uid,
             gid=gid,
             sandbox=self.sandbox(spec.profile, scope, covers),

@@ -95,6 +95,9 @@ def _refused(report: Report) -> bool:
 
 def _last(report: Report) -> str:
     lines = [line for line in report.said.splitlines() if line.startswith("bwrap: ")]
+    if not lines:
+        # One of ours that says which file was in the way.
+        lines = [line for line in report.said.splitlines() if line.endswith(f": {os.strerror(report.errno)}")]
     if lines:
         return lines[-1]
     return os.strerror(report.errno) + (" while it was being made" if report.stage != COMMAND else "")

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from app.exec.backends.base import Plan
 from app.exec.backends.runner import EXEC_UID, Runner, found
+from app.exec.backends.shell_words import shell_argv, shell_env
 from app.exec.environment import CHILD_PATH, child_env
 from app.exec.errors import BackendUnavailable
 from app.exec.model import WORK, CommandSpec
@@ -74,16 +75,16 @@ class HostBackend:
             )
 
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:  # noqa: ARG002 - all share the host
-        """See `Backend.plan`: bash without any start-up file, HOME is the workspace."""
+        """See `Backend.plan`: HOME is the workspace."""
         if spec.profile not in self.profiles:
             raise BackendUnavailable(f"the host backend isolates nothing, so it has no profile {spec.profile}")
         uid, gid = self._runner.dropped
+        home = str(self.workspace)
+        env = child_env(spec.env, home=home, user=self._runner.user, pty=spec.pty is not None, mode=spec.env_mode)
         return Plan(
-            argv=(self._bash or _BASH, "--noprofile", "--norc", "-c", "--", spec.command),
+            argv=shell_argv(self._bash or _BASH, spec, home),
             cwd=spec.cwd,
-            env=child_env(
-                spec.env, home=str(self.workspace), user=self._runner.user, pty=spec.pty is not None, mode=spec.env_mode
-            ),
+            env={**env, **shell_env(spec)},
             uid=uid,
             gid=gid,
             fence=self._fence,

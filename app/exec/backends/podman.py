@@ -29,6 +29,7 @@ from app.exec.backends.container import (
 from app.exec.backends.containers import Containers
 from app.exec.backends.protected import Covers, Protected
 from app.exec.backends.runner import EXEC_UID, Runner
+from app.exec.backends.shell_words import home_of, shell_argv, shell_env
 from app.exec.environment import CHILD_PATH, child_env
 from app.exec.errors import BackendUnavailable, WorkspaceUnusable
 from app.exec.model import READ_ONLY, WORK, CommandSpec
@@ -175,10 +176,11 @@ class PodmanBackend:
         home = await self._home(spec.profile, scope)
         base = {name: value for name, value in self._env.items() if spec.env_mode == "extend"}
         ours = {"PATH": self._env.get("PATH", CHILD_PATH), "SHELL": self.shell}
-        made = child_env({}, home=HOME, user=self._name, pty=spec.pty is not None, mode=spec.env_mode)
-        env = {**base, **made, **{name: ours[name] for name in ours if name in made}, **spec.env}
+        of_command = home_of(spec, workspace=WORKSPACE, private=HOME)
+        made = child_env({}, home=of_command, user=self._name, pty=spec.pty is not None, mode=spec.env_mode)
+        env = {**base, **made, **{name: ours[name] for name in ours if name in made}, **spec.env, **shell_env(spec)}
         return Plan(
-            argv=self._argv(spec.command),
+            argv=shell_argv(self.shell, spec, of_command),
             cwd=self.inside(spec.cwd),
             env=env,
             uid=self.user,
@@ -271,11 +273,6 @@ class PodmanBackend:
     @property
     def _name(self) -> str:
         return "nobody" if self.user == COMMANDS else str(self.user)
-
-    def _argv(self, command: str) -> tuple[str, ...]:
-        if self.shell.endswith("/bash"):
-            return (self.shell, "--noprofile", "--norc", "-c", "--", command)
-        return (self.shell, "-c", "--", command)
 
     def _bounds(self) -> str:
         bounds = {

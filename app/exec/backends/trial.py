@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -36,6 +37,14 @@ def tried(plan: Plan, *, timeout_s: float, streams: Sequence[int] | None = None)
     Raises:
         SpawnFailed: The trial itself failed; the message has its last words.
     """
+    report = _tried(plan, timeout_s, streams)
+    if report.stage and report.errno == errno.ENOENT:
+        # What stood in the workspace for something that is missing has gone with the command that it stood there for.
+        report = _tried(plan, timeout_s, streams)
+    return report
+
+
+def _tried(plan: Plan, timeout_s: float, streams: Sequence[int] | None) -> Report:
     assert plan.sandbox is not None
     request = StartRequest(
         session_id="trial",

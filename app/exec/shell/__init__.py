@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from app.exec.shell.protocol import Shell, ShellSection, WorkspaceSection, shell_of
     from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
     from app.exec.shell.running import Chunk, Running
+    from app.exec.shell.shell_session import ShellSession
     from app.exec.shell.standalone import BubblewrapShell, HostShell, PodmanShell
     from app.exec.shell.suite import ShellProtocolTests, ShellShapeTests
     from app.exec.shell.validator import DEFAULT_BLOCKED, CommandValidator
@@ -31,6 +32,7 @@ __all__ = (
     "Shell",
     "ShellProtocolTests",
     "ShellSection",
+    "ShellSession",
     "ShellShapeTests",
     "SyncShell",
     "WhichResult",
@@ -45,6 +47,7 @@ _HOMES = {
     "protocol": ("Shell", "ShellSection", "WorkspaceSection", "shell_of"),
     "results": ("EnvironmentSnapshot", "ExecutionResult", "WhichResult"),
     "running": ("Chunk", "Running"),
+    "shell_session": ("ShellSession",),
     "standalone": ("BubblewrapShell", "HostShell", "PodmanShell"),
     "suite": ("ShellProtocolTests", "ShellShapeTests"),
     "validator": ("DEFAULT_BLOCKED", "CommandValidator"),

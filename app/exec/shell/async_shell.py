@@ -16,15 +16,19 @@ from app.exec.binding import found
 from app.exec.engine import Engine
 from app.exec.errors import InvalidCommand, LimitReached, SpawnFailed
 from app.exec.identity import a_call, origin_in_call
-from app.exec.model import READ_ONLY, CallOrigin, CommandSpec, WindowSize
-from app.exec.permit import Authority, launch_permitted, run_permitted
+from app.exec.model import READ_ONLY, SHELL, CallOrigin, CommandSpec, Session, WindowSize
+from app.exec.permit import Authority, launch_permitted, permitted_or_before, run_permitted
+from app.exec.persistent import SHELL_COMMAND, PersistentShells
+from app.exec.persistent.command import COLS, ROWS
 from app.exec.policy import Grant
+from app.exec.sessions import check_size
 from app.exec.shell import words
 from app.exec.shell.ending import MISSING, result_of
 from app.exec.shell.protocol import EnvMode
 from app.exec.shell.requests import Requests, background_seconds, foreground_seconds, stdin_bytes
 from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
 from app.exec.shell.running import Chunk, Running
+from app.exec.shell.shell_session import ShellSession
 from app.exec.shell.validator import CommandValidator
 
 OUTPUT_BYTES: Final = 32 * 1024
@@ -67,6 +71,7 @@ class AsyncShell:
         self._requests = Requests(engine.backend, engine.limits, env_names=env_names, allowed_paths=allowed_paths)
         self._tidy = tidy
         self._starting = asyncio.Lock()
+        self._shells = PersistentShells(engine, allowed=tuple(map(str, allowed_paths)))
 
     @property
     def backend_name(self) -> str:
@@ -195,6 +200,42 @@ class AsyncShell:
             timeout_s=spec.timeout_s,
             most=self._most,
             origin=self._origin,
+        )
+
+    async def session(
+        self,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        rows: int = ROWS,
+        cols: int = COLS,
+    ) -> ShellSession:
+        """Start a bash that stays, in a terminal of that size: directory, variables and functions outlive a command.
+
+        It runs until it is closed, or was not used for 30 minutes. Raises what `execute` does.
+        """
+        self._validator.validate("bash")
+        check_size(size := WindowSize(rows, cols))
+        spec = self._requests.spec(SHELL_COMMAND, cwd=cwd, env=env, env_mode="extend", timeout=0.0)
+        spec = replace(spec, background=True, pty=size, separate_stderr=False, kind=SHELL, on_exit="never")
+        with _as_documented():
+            await self._ready()
+            origin = self._origin()
+            found = await permitted_or_before(self.engine, self._authority, spec, self._scope, origin)
+            if isinstance(found, Session):
+                session, prompt = found, ""
+            else:
+                started = await self._shells.start(found[0], origin, found[1])
+                session, prompt = started.session, started.output
+        self._tidy()
+        return ShellSession(
+            self.engine,
+            self._shells,
+            self._authority,
+            session,
+            prompt=prompt,
+            origin=self._origin,
+            validator=self._validator,
         )
 
     async def stream(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import signal
 from collections.abc import AsyncGenerator, Callable
@@ -11,6 +10,7 @@ from typing import Final, Literal
 
 from app.exec.engine import Engine
 from app.exec.errors import InvalidCommand, TaskCompleted
+from app.exec.following import Follower
 from app.exec.limits import BACKGROUND_TIMEOUT_MAX_S
 from app.exec.model import CallOrigin, EndedBy, Session, SessionId, WindowSize
 from app.exec.output import OutputLog
@@ -19,10 +19,9 @@ from app.exec.shell.captured import captured
 from app.exec.shell.ending import result_of
 from app.exec.shell.results import ExecutionResult
 
-_READ: Final = 64 * 1024
-_SOON_S: Final = 0.01
-_LATER_S: Final = 0.1
-"""A log has nobody to notify us: how long it may have grown unseen. The end of the command wakes at once."""
+_READ: Final = 256 * 1024
+_REST_S: Final = 0.005
+"""The pieces of a command that prints without a pause are not closer together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +92,16 @@ class Running:
         session = await self.session()
         out, err = self._logs(session)
         readers = [_Reader("stdout", out), *([_Reader("stderr", err)] if err is not None else [])]
-        ended = asyncio.ensure_future(self._engine.wait(self.id, up_to=BACKGROUND_TIMEOUT_MAX_S * 2))
-        pause = _SOON_S
-        try:
-            while True:
-                over = ended.done()
-                grown = False
-                for reader in readers:
-                    async for text in reader.new(last=over):
-                        grown = True
-                        yield Chunk(reader.name, text)
-                if over:
-                    return
-                pause = _SOON_S if grown else min(pause * 2, _LATER_S)
-                await asyncio.wait((ended,), timeout=pause)
-        finally:
-            ended.cancel()
+        follower = Follower(self._engine, session)
+        ended = False
+        while True:
+            for reader in readers:
+                async for text in reader.new(last=ended):
+                    yield Chunk(reader.name, text)
+            if ended:
+                return
+            out_at, err_at = readers[0].at, readers[-1].at if err is not None else None
+            ended = (await follower.grown(out_at, err_beyond=err_at, rest_s=_REST_S)).ended
 
     async def write(self, data: str | bytes) -> int:
         """Write to its input, once for this call; the number of bytes it took.
@@ -119,7 +112,7 @@ class Running:
             InputUnknown: Not known whether it arrived; it is not written again.
         """
         given = data.encode() if isinstance(data, str) else data
-        return await self._sessions.write(self.id, given, self._origin(), tool="shell")
+        return await self._sessions.write(self.id, given, self._origin(), tool="shell", by_model=False)
 
     async def close_stdin(self) -> None:
         """Let it read the end of its input. Raises what `write` does."""
@@ -174,7 +167,7 @@ class _Reader:
     def __init__(self, name: Literal["stdout", "stderr"], log: OutputLog) -> None:
         self.name: Literal["stdout", "stderr"] = name
         self._log = log
-        self._at = 0
+        self.at = 0
         self._dropped = 0
         # A piece may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -182,10 +175,10 @@ class _Reader:
     async def new(self, *, last: bool) -> AsyncGenerator[str]:
         """What has been added since; with `last` also what is no character yet."""
         size = self._log.size()
-        while self._at < size:
-            end = min(size, self._at + _READ)
-            data = await self._log.raw(self._at, end)
-            missing, self._at = end - self._at - len(data), end
+        while self.at < size:
+            end = min(size, self.at + _READ)
+            data = await self._log.raw(self.at, end)
+            missing, self.at = end - self.at - len(data), end
             if self._dropped and data:
                 yield self._note(missing)
                 missing = 0

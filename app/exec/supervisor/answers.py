@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from app.exec.errors import (
@@ -17,6 +18,7 @@ from app.exec.errors import (
     SupervisorUnreachable,
     TaskCompleted,
 )
+from app.exec.supervisor import layout
 from app.exec.supervisor.fields import SESSION_ID
 from app.exec.supervisor.protocol import ExitRecord, Message
 
@@ -85,6 +87,28 @@ class Look:
     reader: int = 0
     name: str = ""
     how: Literal["read", "poll", "none", "unknown"] = "unknown"
+
+
+def on_disk(directory: Path, *, ended: bool) -> Grown:
+    """How much of the output of a session is in its directory; a log that is not there is empty. Blocks."""
+    size, err_size = (_size(directory / name) for name in (layout.LOG, layout.ERR))
+    return Grown(size=size, err_size=err_size, ended=ended)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def looked(answer: Message) -> Look | None:
+    """The look in an answer; None of a session that does not run."""
+    found = answer.get("look")
+    if found is None:
+        return None
+    terminal = found.pop("terminal", None)
+    return Look(**found, terminal=None if terminal is None else Terminal(**terminal))
 
 
 TOO_OLD: Final = StartAnswer(

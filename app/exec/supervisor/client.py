@@ -4,48 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import logging
-import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
-from app.exec.errors import (
-    InputUnknown,
-    InvalidCommand,
-    SupervisorAbsent,
-    SupervisorUnreachable,
-)
-from app.exec.supervisor import answers, launch
-from app.exec.supervisor.answers import Killed, StartAnswer, Written
+from app.exec.errors import InputUnknown, InvalidCommand, SessionNotFound, SupervisorUnreachable
+from app.exec.supervisor import answers, layout, reaching
+from app.exec.supervisor.answers import Grown, Killed, Look, StartAnswer, Written
 from app.exec.supervisor.connection import Connection, Lost
 from app.exec.supervisor.protocol import (
-    OLDEST,
+    GROWTH_SINCE,
     SANDBOXES_SINCE,
-    VERSION,
     ExitRecord,
     Message,
     ProtocolError,
     StartRequest,
 )
+from app.exec.supervisor.reaching import Reaching
 
-log = logging.getLogger(__name__)
+__all__ = ["Grown", "Killed", "StartAnswer", "SupervisorClient", "Written"]
 
-__all__ = ["Killed", "StartAnswer", "SupervisorClient", "Written"]
-
-CONNECT_S: Final = 15.0
-_LOOK_S: Final = 0.5
-_AWAY_S: Final = 2.0
-"""What a supervisor may take to be replaced before the log says that it is missed, or one that talks nonsense."""
-_HELLO_S: Final = 5.0
-_NO_ANSWER_S: Final = 30.0
 _REPLACED_S: Final = 2.0
 """How long a start waits for a supervisor that is to be replaced to go; one that still has commands stays."""
+_PAUSE_S: Final = 0.1
+"""How long output may go unseen where the supervisor is of an older version and tells nobody."""
 
 
-class SupervisorClient:
+class SupervisorClient(Reaching):
     """Speaks to the supervisor of a state directory, starting it where there is none.
 
     `on_exit(record)` is called on the event loop for every exit that is not acknowledged, again
@@ -54,203 +39,6 @@ class SupervisorClient:
 
     Without `spawn` it starts none, and waits up to `wait_s` seconds for one that somebody else starts.
     """
-
-    _enough: tuple[type[Exception], ...] = ()  # after these nobody looks for it before a request
-
-    def __init__(
-        self,
-        home: Path,
-        *,
-        spawn: bool = True,
-        wait_s: float = 0.0,
-        crash_dir: str | None = None,
-        idle_s: float = 60.0,
-        on_exit: Callable[[ExitRecord], None] | None = None,
-        on_reconnect: Callable[[], None] | None = None,
-    ) -> None:
-        self._home = home
-        self._no_answer = answers.SILENT.format(home=home)
-        self._spawn = spawn
-        self._wait_s = wait_s
-        self._missed = False
-        self._crash_dir = crash_dir
-        self._idle_s = idle_s
-        self.on_exit = on_exit
-        self.on_reconnect = on_reconnect
-        self._folder = -1
-        self._connection: Connection | None = None
-        self._connecting = asyncio.Lock()
-        self._again: asyncio.Task[None] | None = None
-        self._closed = False
-
-    # -- connection ------------------------------------------------------------------------------
-
-    async def connect(self) -> Message:
-        """Connect, start the supervisor if need be, and return what it says of itself.
-
-        Keys: version, pid, boot_id, instance, keeper (alive), keeper_pid, live, unacknowledged.
-
-        Raises:
-            SupervisorUnreachable: It neither answers nor can be started.
-        """
-        return (await self._connected()).info
-
-    async def _connected(self) -> Connection:
-        connection = self._connection
-        if connection is not None and connection.open:
-            return connection
-        if self._closed:
-            raise SupervisorUnreachable("this client has been closed")
-        async with self._connecting:
-            connection = self._connection
-            if connection is None or not connection.open:
-                connection = await self._open()
-                self._connection = connection
-            return connection
-
-    async def _open(self) -> Connection:
-        if self._folder >= 0 and not os.fstat(self._folder).st_nlink:
-            # The state directory was removed; what has its name now is another one.
-            os.close(self._folder)
-            self._folder = -1
-        if self._folder < 0:
-            self._folder = launch.folder(self._home)
-        began = time.monotonic()
-        while True:
-            try:
-                return await self._greet()
-            except (OSError, Lost) as error:
-                silent = isinstance(error, TimeoutError)
-            waited = time.monotonic() - began
-            if not self._spawn:
-                if silent and waited > self._wait_s:
-                    raise SupervisorUnreachable(self._no_answer)
-                await self._await_another(waited)
-                continue
-            if waited > CONNECT_S:
-                none = f"no supervisor answers in {self._home} within {CONNECT_S:.0f} s"
-                raise SupervisorUnreachable(self._no_answer if silent else none)
-            await self._start_one()
-
-    async def _start_one(self) -> None:
-        try:
-            await asyncio.to_thread(launch.ensure, self._home, self._folder, self._crash_dir, self._idle_s)
-        except OSError as error:
-            raise SupervisorUnreachable(f"no supervisor can be started: {error.strerror}") from error
-
-    async def _await_another(self, waited: float) -> None:
-        if not self._wait_s:
-            raise SupervisorAbsent(f"no supervisor runs in {self._home}")
-        why = f"no supervisor answers in {self._home}, and with SUPERVISOR=external a worker starts none"
-        todo = "start one there, as the same user: `shellback supervisor`, or its service"
-        if waited > self._wait_s:
-            raise SupervisorUnreachable(f"{why} (waited {self._wait_s:.0f} s): {todo}")
-        if waited > _AWAY_S and not self._missed:
-            self._missed = True
-            log.warning("%s: waiting for it; %s", why, todo)
-        # A socket that does not exist yet tells nobody when it does.
-        await asyncio.sleep(min(_LOOK_S, 0.01 + waited / 4))
-
-    async def _greet(self) -> Connection:
-        socket = launch.connect(self._folder)
-        loop = asyncio.get_running_loop()
-        try:
-            _, connection = await loop.create_unix_connection(lambda: Connection(self._event, self._lost), sock=socket)
-        except BaseException:
-            socket.close()
-            raise
-        try:
-            # The oldest we speak: a supervisor of an older build, which has to serve us, refuses what is above its own.
-            hello: Message = {"op": "hello", "version": OLDEST, "watch": self.on_exit is not None}
-            answer = await connection.ask(hello, _HELLO_S)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, Lost) and connection.garbled:
-                raise self._misunderstood(connection) from None
-            raise
-        if not answer["ok"]:
-            connection.close()
-            raise SupervisorUnreachable(
-                f"the supervisor refuses: {answer['message']}; this program speaks versions {OLDEST} to {VERSION}. "
-                "Let what runs end (`shellback ps` of that version), then start the supervisor anew"
-            )
-        connection.info = answer
-        if self._missed:
-            self._missed = False
-            log.warning("the supervisor in %s answers", self._home)
-        return connection
-
-    def _event(self, message: Message) -> None:
-        if self.on_exit is None or message["event"] != "exit":
-            return
-        for record in answers.named([message.get("record")]):
-            self.on_exit(record)
-
-    def _lost(self, connection: Connection) -> None:
-        if connection.garbled:
-            log.error("%s", self._misunderstood(connection))
-        if connection is self._connection and not self._closed:
-            self._connection = None
-            if self._again is None or self._again.done():
-                again = self._reconnect(_AWAY_S if connection.garbled else 0.0)
-                self._again = asyncio.get_running_loop().create_task(again)
-
-    def _misunderstood(self, connection: Connection) -> SupervisorUnreachable:
-        return SupervisorUnreachable(answers.MISUNDERSTOOD.format(home=self._home, said=connection.garbled))
-
-    def _silent(self, connection: Connection) -> SupervisorUnreachable:
-        return SupervisorUnreachable(f"{self._no_answer} (process {connection.info.get('pid')})")
-
-    async def _reconnect(self, wait: float) -> None:
-        while not self._closed:
-            await asyncio.sleep(wait)
-            try:
-                await self._connected()
-            except self._enough:
-                return
-            except SupervisorUnreachable:
-                wait = min(5.0, wait * 2 + 0.1)
-            else:
-                if self.on_reconnect is not None:
-                    self.on_reconnect()
-                return
-
-    async def close(self) -> None:
-        """Leave; commands and supervisor go on. Repeating it changes nothing."""
-        self._closed = True
-        if self._again is not None:
-            self._again.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._again
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-            await asyncio.sleep(0)
-        if self._folder >= 0:
-            os.close(self._folder)
-            self._folder = -1
-
-    async def _ask(self, message: Message, *, longer_s: float = 0.0) -> Message:
-        """Ask until answered; only for what may be asked again."""
-        limit_s = _NO_ANSWER_S + longer_s
-        until = time.monotonic() + limit_s
-        while time.monotonic() < until:
-            connection = await self._connected()
-            try:
-                return await connection.ask(message, limit_s)
-            except Lost:
-                if connection.garbled:
-                    raise self._misunderstood(connection) from None
-            except TimeoutError:
-                raise self._silent(connection) from None
-            except ProtocolError as error:
-                raise InvalidCommand(str(error)) from None
-        raise SupervisorUnreachable("the supervisor ends again and again; its log is in the state directory")
-
-    async def _act(self, message: Message, *, longer_s: float = 0.0) -> Message:
-        return answers.checked(await self._ask(message, longer_s=longer_s), message)
-
-    # -- requests --------------------------------------------------------------------------------
 
     async def info(self) -> Message:
         """What the supervisor says of itself now; the keys of `connect`."""
@@ -266,14 +54,14 @@ class SupervisorClient:
         """
         assert home is None or home == self._home
         message = {"op": "start", **request.to_wire()}
-        until = time.monotonic() + _NO_ANSWER_S
+        until = time.monotonic() + reaching.NO_ANSWER_S
         while time.monotonic() < until:
             connection = await self._connected()
             held = request.sandbox is not None or request.fence is not None
             if held and connection.info["version"] < SANDBOXES_SINCE:
                 return answers.TOO_OLD
             try:
-                answer = await connection.ask(message, _NO_ANSWER_S)
+                answer = await connection.ask(message, reaching.NO_ANSWER_S)
             except Lost:
                 if connection.garbled:
                     raise self._misunderstood(connection) from None
@@ -328,13 +116,13 @@ class SupervisorClient:
         message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
         connection = await self._connected()
         try:
-            answer = await connection.ask(message, _NO_ANSWER_S)
+            answer = await connection.ask(message, reaching.NO_ANSWER_S)
         except (Lost, TimeoutError):
             again = await self._same(connection) if key else None
             if again is None:
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
             try:
-                answer = await again.ask(message, _NO_ANSWER_S)
+                answer = await again.ask(message, reaching.NO_ANSWER_S)
             except (Lost, TimeoutError):
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
         except ProtocolError as error:
@@ -383,9 +171,75 @@ class SupervisorClient:
         message: Message = {"op": "signal", "session_id": session_id, "number": number}
         connection = await self._connected()
         try:
-            answers.checked(await connection.ask(message, _NO_ANSWER_S), message)
+            answers.checked(await connection.ask(message, reaching.NO_ANSWER_S), message)
         except (Lost, TimeoutError):
             raise SupervisorUnreachable("the supervisor went away: not known whether the signal was sent") from None
+
+    async def grown(
+        self,
+        session_id: str,
+        beyond: int,
+        *,
+        err_beyond: int | None = None,
+        rest_s: float = 0.0,
+        timeout_s: float = 30.0,
+    ) -> Grown:
+        """See `SupervisorPort.grown`; goes on with the next supervisor where one is replaced meanwhile.
+
+        Raises:
+            SessionNotFound: No such session.
+            LimitReached: Too many wait already.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            left = max(0.0, until - time.monotonic())
+            connection = await self._connected()
+            if connection.info["version"] < GROWTH_SINCE:
+                return await self._grown_unseen(session_id, beyond, err_beyond, max(rest_s, _PAUSE_S), left)
+            message: Message = {
+                "op": "grown", "session_id": session_id, "beyond": beyond, "err_beyond": err_beyond, "rest_s": rest_s,
+                "timeout_s": left,
+            }  # fmt: skip
+            try:
+                answer = await connection.ask(message, left + reaching.NO_ANSWER_S, withdraws=True)
+            except Lost:
+                if connection.garbled:
+                    raise self._misunderstood(connection) from None
+            except TimeoutError:
+                raise self._silent(connection) from None
+            else:
+                answer = answers.checked(answer, message)
+                return Grown(size=answer["size"], err_size=answer["err_size"], ended=answer["ended"])
+
+    async def _grown_unseen(
+        self, session_id: str, beyond: int, err_beyond: int | None, pause_s: float, timeout_s: float
+    ) -> Grown:
+        until = time.monotonic() + timeout_s
+        directory = self._home / layout.SESSIONS / session_id
+        while True:
+            status = await self.status(session_id)
+            if status["state"] == "unknown":
+                raise SessionNotFound(session_id)
+            grown = await asyncio.to_thread(answers.on_disk, directory, ended=status["state"] != "running")
+            done = grown.ended or grown.size > beyond or (err_beyond is not None and grown.err_size > err_beyond)
+            left = until - time.monotonic()
+            if done or left <= 0:
+                return grown
+            await asyncio.sleep(min(pause_s, left))
+
+    async def look(self, session_id: str) -> Look | None:
+        """See `SupervisorPort.look`."""
+        message: Message = {"op": "look", "session_id": session_id}
+        answer = await self._ask(message)
+        return answers.looked(answer) if answer["ok"] else None
+
+    async def expire(self, lifetime: str, owner: str) -> list[str]:
+        """See `SupervisorPort.expire`; a supervisor of an older version started nothing with a lifetime."""
+        message: Message = {"op": "expire", "lifetime": lifetime, "owner": owner}
+        answer = await self._ask(message)
+        if not answer["ok"] and answer["error"] == "unknown_op":
+            return []
+        return [str(name) for name in answers.checked(answer, message)["sessions"]]
 
     async def ack(self, session_id: str) -> bool:
         """Say that the exit is recorded elsewhere, so that it is not told again; False if it was not due."""

@@ -77,8 +77,8 @@ class Connection(asyncio.Protocol):
                 await self._gone.wait()
         return self._gone.is_set()
 
-    async def ask(self, message: Message, limit_s: float) -> Message:
-        """The answer to a request.
+    async def ask(self, message: Message, limit_s: float, *, withdraws: bool = False) -> Message:
+        """The answer to a request; with `withdraws`, one that is cancelled is taken back on the other side too.
 
         Raises:
             Lost: The connection went first.
@@ -98,5 +98,9 @@ class Connection(asyncio.Protocol):
         try:
             async with asyncio.timeout(limit_s):
                 return await future
+        except asyncio.CancelledError:
+            if withdraws and self.open:
+                transport.write(encode({"op": "withdraw", "id": next(self._numbers), "of": number}))
+            raise
         finally:
             self._waiting.pop(number, None)

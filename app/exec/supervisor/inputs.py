@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
+import termios
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,6 +135,15 @@ class Input:
         told, write.told = write.told, []
         for tell in told:
             tell(outcome)
+
+    def awaited(self) -> tuple[int, int] | None:
+        """Device and inode of the pipe that somebody may wait for; None where it is not empty, or closed."""
+        if not self._open or self._terminal:
+            return None
+        if struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4)))[0]:
+            return None
+        found = os.fstat(self._fd)
+        return found.st_dev, found.st_ino
 
     def close(self) -> None:
         """Close our end; writes that wait are told."""

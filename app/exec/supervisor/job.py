@@ -13,7 +13,7 @@ from app.exec.supervisor.inputs import Input
 from app.exec.supervisor.kill import Target
 from app.exec.supervisor.logfile import LogFile
 from app.exec.supervisor.loop import Timer, now
-from app.exec.supervisor.protocol import VERSION, ExitRecord, Message
+from app.exec.supervisor.protocol import RECORDS, ExitRecord, Message
 from app.exec.supervisor.streams import Pipe
 
 TIMEOUT = "timeout"
@@ -87,7 +87,7 @@ class Job:
         """Content of `running.json`."""
         return {
             **self.notes,
-            "version": VERSION,
+            "version": RECORDS,
             "session_id": self.session_id,
             "pid": self.pid,
             "start": self.start,
@@ -116,7 +116,7 @@ class Job:
         sizes = [(log.size, log.dropped) for log in self.logs] + [(0, 0)] * 2
         duration = max(0.0, now() - self.notes["began"]) if "began" in self.notes else 0.0
         record: Message = {
-            "version": VERSION,
+            "version": RECORDS,
             "session_id": self.session_id,
             "boot_id": boot_id,
             "pid": self.pid or None,

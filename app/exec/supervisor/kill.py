@@ -105,10 +105,11 @@ class _Order:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What one look is for: trees that are being ended, and signals."""
+    """What one look is for: trees that are being ended, signals, and who asks which sessions there are."""
 
     names: set[str]
     orders: list[_Order]
+    censuses: list[Callable[[set[str]], None]]
 
 
 class Killer:
@@ -121,6 +122,7 @@ class Killer:
         self._looking = False
         self._wanted: set[str] = set()
         self._orders: list[_Order] = []
+        self._censuses: list[Callable[[set[str]], None]] = []
         self._markers: dict[tuple[int, int], str | None] = {}
         self._todo: queue.SimpleQueue[tuple[_Wanted, int]] = queue.SimpleQueue()
         # Started now: there may be no room for a thread when a tree has to be ended for that.
@@ -152,6 +154,11 @@ class Killer:
         self._orders.append(_Order(target, number, done))
         self._ask()
 
+    def bearers(self, done: Callable[[set[str]], None]) -> None:
+        """Tell the sessions whose marker some process bears."""
+        self._censuses.append(done)
+        self._ask()
+
     def _set_timer(self, ladder: _Ladder, when: float, call: Callable[[], None]) -> None:
         if ladder.timer is not None:
             ladder.timer.cancel()
@@ -170,13 +177,13 @@ class Killer:
 
     def _ask(self) -> None:
         self._wanted &= self._ladders.keys()
-        if self._looking or not (self._wanted or self._orders):
+        if self._looking or not (self._wanted or self._orders or self._censuses):
             return
         self._looking = True
-        wanted = _Wanted(self._wanted, self._orders)
-        self._wanted, self._orders = set(), []
+        wanted = _Wanted(self._wanted, self._orders, self._censuses)
+        self._wanted, self._orders, self._censuses = set(), [], []
         targets = [self._ladders[name].target for name in wanted.names] + [order.target for order in wanted.orders]
-        self._todo.put((wanted, min(target.since for target in targets)))
+        self._todo.put((wanted, 0 if wanted.censuses else min(target.since for target in targets)))
 
     def _run(self) -> None:
         while True:
@@ -215,6 +222,8 @@ class Killer:
             for pid in members(order.target, procs, markers, spare):
                 _send(pid, starts[pid], order.number)
             order.done()
+        for census in wanted.censuses:
+            census({mark for mark in markers.values() if mark})
         for name in wanted.names:
             ladder = self._ladders.get(name)
             if ladder is not None:

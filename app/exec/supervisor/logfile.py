@@ -8,6 +8,7 @@ import time
 from typing import Final
 
 from app.exec.supervisor import layout, linux
+from app.exec.supervisor.loop import now
 from app.exec.supervisor.protocol import Message
 from app.exec.supervisor.records import Records
 from app.exec.supervisor.times import Times
@@ -42,11 +43,14 @@ class LogFile:
         found = os.fstat(self._fd)
         self.size = found.st_size
         self.dropped = 0
+        self.grown_at = now()
+        """When something was printed last, or the log begun, on the clock of `now`."""
         self.times = Times(records.fd, f"{session_id}/{self._name}{layout.TIMES}", found.st_mtime)
 
     def resume(self) -> None:
         """Take up where an earlier process stopped."""
         self.holes = self._on_record()
+        self.grown_at = now() - max(0.0, time.time() - os.fstat(self._fd).st_mtime)
         self.dropped = sum(end - start for start, end, _ in self.holes)
         self.size = max([self.size, *(end for _, end, _ in self.holes)])
         for start, end, _ in self.holes:

@@ -15,6 +15,7 @@ IN: Final = select.EPOLLIN
 OUT: Final = select.EPOLLOUT
 
 _LONGEST_S: Final = 30.0
+_FEW: Final = 256
 
 Ready = Callable[[int], None]
 
@@ -27,13 +28,16 @@ def now() -> float:
 class Timer:
     """A call that is due later; `cancel` is the only thing to do with it."""
 
-    __slots__ = ("call",)
+    __slots__ = ("_loop", "call")
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, call: Callable[[], None], loop: Loop) -> None:
         self.call: Callable[[], None] | None = call
+        self._loop = loop
 
     def cancel(self) -> None:
-        self.call = None
+        if self.call is not None:
+            self.call = None
+            self._loop.cancelled += 1
 
 
 class Loop:
@@ -43,6 +47,7 @@ class Loop:
         self._epoll = select.epoll()
         self._ready: dict[int, Ready] = {}
         self._timers: list[tuple[float, int, Timer]] = []
+        self.cancelled = 0
         self._numbers = itertools.count()
         self._posted: collections.deque[Callable[[], None]] = collections.deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -64,7 +69,11 @@ class Loop:
 
     def at(self, when: float, call: Callable[[], None]) -> Timer:
         """Call once when `now()` has reached `when`."""
-        timer = Timer(call)
+        timer = Timer(call, self)
+        if self.cancelled > max(_FEW, len(self._timers) // 2):
+            self._timers = [entry for entry in self._timers if entry[2].call is not None]
+            heapq.heapify(self._timers)
+            self.cancelled = 0
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
@@ -91,20 +100,21 @@ class Loop:
                     call(events)
 
     def _wait(self) -> float:
-        timers = self._timers
-        while timers:
-            when, _, timer = timers[0]
+        while self._timers:
+            when, _, timer = self._timers[0]
             if timer.call is not None:
                 left = when - now()
                 if left > 0:
                     # epoll does not count time asleep, and takes no more than some weeks.
                     return min(left, _LONGEST_S)
-                heapq.heappop(timers)
-                timer.call()
+                heapq.heappop(self._timers)
+                call, timer.call = timer.call, None
+                call()
                 if self._stopped:
                     return 0
             else:
-                heapq.heappop(timers)
+                heapq.heappop(self._timers)
+                self.cancelled -= 1
         return -1
 
     def _rung(self, _events: int) -> None:

@@ -29,9 +29,13 @@ from app.exec.supervisor.fields import (
 )
 from app.exec.supervisor.sandbox import Sandbox
 
-VERSION: Final = 2
+VERSION: Final = 3
+RECORDS: Final = 2
+"""The version of what is on disk and in an exit record: older programs read those of this number."""
 SANDBOXES_SINCE: Final = 2
 """An older supervisor would run the command of a sandbox without one."""
+GROWTH_SINCE: Final = 3
+"""An older supervisor tells nobody that output came, does not look at processes, and knows no lifetimes."""
 OLDEST: Final = 1
 """The oldest version of a supervisor that a client of this one can still speak to."""
 MAX_FRAME: Final = 2 * 1024 * 1024
@@ -84,7 +88,8 @@ class StartRequest:
     (rows, cols); `stdin` None is /dev/null, else it is written and then closed unless
     `keep_stdin_open`. `timeout_s` 0 is none, `log_cap` 0 is none. With `sandbox`, `argv`, `env` and
     `cwd` are as they are seen in there. `fence` has all that may be written, None is no fence. `place` is
-    the device and inode that `cwd` has to be, None is any.
+    the device and inode that `cwd` has to be, None is any. `lifetime` is turn, conversation or detached; `owner` is
+    the turn and `scope` the conversation that it may depend on. Empty, nothing but its own end ends it.
     """
 
     session_id: str
@@ -107,6 +112,9 @@ class StartRequest:
     sandbox: Sandbox | None = None
     fence: tuple[str, ...] | None = None
     place: tuple[int, int] | None = None
+    lifetime: str = ""
+    owner: str = ""
+    scope: str = ""
 
     def to_wire(self) -> Message:
         return {
@@ -130,6 +138,9 @@ class StartRequest:
             "sandbox": None if self.sandbox is None else self.sandbox.to_wire(),
             "fence": self.fence,
             "place": self.place,
+            "lifetime": self.lifetime,
+            "owner": self.owner,
+            "scope": self.scope,
         }
 
     @classmethod
@@ -174,6 +185,9 @@ class StartRequest:
             sandbox=None if sandbox is None else Sandbox.from_wire(sandbox),
             fence=None if message.get("fence") is None else words_of(message, "fence"),
             place=place_of(message.get("place")),
+            lifetime=field_of({"lifetime": "", **message}, "lifetime", str),
+            owner=field_of({"owner": "", **message}, "owner", str),
+            scope=field_of({"scope": "", **message}, "scope", str),
         )
 
 

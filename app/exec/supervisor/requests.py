@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Final
 
 from app.exec import pty_spawn
-from app.exec.supervisor import peers
+from app.exec.supervisor import growth, peers
 from app.exec.supervisor.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
 from app.exec.supervisor.job import Job, target_of
+from app.exec.supervisor.lifetimes import CONVERSATION, TURN
+from app.exec.supervisor.looks import Looks
 from app.exec.supervisor.loop import IN, Timer
 from app.exec.supervisor.peers import Peer
 from app.exec.supervisor.protocol import VERSION, ExitRecord
@@ -39,6 +41,7 @@ class Requests:
     def __init__(self, supervisor: Supervisor, folder_fd: int, idle_s: float) -> None:
         self._sup = supervisor
         self._starts = Starts(supervisor)
+        self._looks = Looks(supervisor.loop)
         self._loop = supervisor.loop
         self._idle_s = idle_s
         self._instance = uuid.uuid4().hex
@@ -58,6 +61,10 @@ class Requests:
             "ack": lambda _peer, message: {"acknowledged": supervisor.ledger.acknowledge(session_id(message))},
             "abandon": self._abandon,
             "stop": self._stop,
+            "grown": self._grown,
+            "look": self._look,
+            "expire": self._expire,
+            "withdraw": self._withdraw,
         }
         supervisor.ended = self._ring
         supervisor.changed = self._rest
@@ -94,6 +101,7 @@ class Requests:
 
     def _left(self, peer: Peer, why: str) -> None:
         self._peers.discard(peer)
+        self._sup.growth.left(peer)
         if why:
             self._sup.diary.note("supervisor", f"client cut off: {why}")
         self._rest()
@@ -185,6 +193,15 @@ class Requests:
         self._sup.kill_rest(target_of(record), grace, done)
         return None
 
+    def _expire(self, peer: Peer, message: Message) -> Message | None:
+        lifetime, owner, number = message.get("lifetime"), field_of(message, "owner", str), message.get("id")
+        if lifetime not in {TURN, CONVERSATION} or not owner:
+            raise Refused("bad_request", f"lifetime is neither {TURN} nor {CONVERSATION}, or the owner is nobody")
+        self._sup.lifetimes.expire(
+            lifetime, owner, lambda names: peer.send({"id": number, "ok": True, "sessions": names})
+        )
+        return None
+
     def _signal(self, peer: Peer, message: Message) -> Message | None:
         job, number = self._live(message), message.get("number")
         if not isinstance(number, int) or number not in signal.valid_signals():
@@ -228,6 +245,26 @@ class Requests:
         if not isinstance(screen, Screen) or not screen.open:
             raise Refused("no_pty", "the session has no terminal")
         pty_spawn.resize(screen.fd, rows, cols)
+        return {}
+
+    def _grown(self, peer: Peer, message: Message) -> Message | None:
+        name = session_id(message)
+        if (job := self._sup.jobs.get(name)) is not None:
+            return self._sup.growth.wait(peer, message, job)
+        status = self._sup.status(name)
+        if status["state"] == "unknown":
+            raise Refused("not_found", f"no session {name}")
+        return growth.of_record(status)
+
+    def _look(self, peer: Peer, message: Message) -> Message | None:
+        job, number = self._sup.jobs.get(session_id(message)), message.get("id")
+        if job is None or job.record is not None or job.pidfd < 0:
+            return {"look": None}
+        self._looks.look(job, lambda look: peer.send({"id": number, "ok": True, "look": look}))
+        return None
+
+    def _withdraw(self, peer: Peer, message: Message) -> Message:
+        self._sup.growth.withdraw(peer, message.get("of"))
         return {}
 
     def _abandon(self, _peer: Peer, message: Message) -> Message:

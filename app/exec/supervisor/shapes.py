@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from app.exec.supervisor.fields import SESSION_ID
-from app.exec.supervisor.protocol import VERSION, ExitRecord, Message
+from app.exec.supervisor.protocol import RECORDS, ExitRecord, Message
 
 KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
 """Who may end a session. Any other word workers would stumble over each time they are told it."""
@@ -37,7 +37,7 @@ def exit_record(value: object, session_id: str | None = None) -> ExitRecord | No
     name = record.get("session_id")
     whole = (
         record.keys() >= _NEEDED
-        and _whole(record["version"], 1, VERSION)
+        and _whole(record["version"], 1, RECORDS)
         and isinstance(name, str)
         and (name == session_id if session_id is not None else SESSION_ID.match(name) is not None)
         and isinstance(record["boot_id"], str)
@@ -66,7 +66,7 @@ def running(value: object) -> Message | None:
         return None
     row = cast("Message", value)
     whole = (
-        _whole(row.get("version"), 1, VERSION)
+        _whole(row.get("version"), 1, RECORDS)
         and _whole(row.get("pid"), 2)
         and _whole(row.get("start"), 0)
         and isinstance(row.get("boot_id"), str)

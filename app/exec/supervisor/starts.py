@@ -77,6 +77,9 @@ class Starts:
                 "background": request.background,
                 "separate_stderr": request.separate_stderr,
                 "pty": request.pty,
+                "lifetime": request.lifetime,
+                "owner": request.owner,
+                "scope": request.scope,
             },
         )
         if request.sandbox is not None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from app.exec.supervisor import crashpoints
 from app.exec.supervisor.logfile import WOULD_BLOCK, LogFile
-from app.exec.supervisor.loop import IN, Loop
+from app.exec.supervisor.loop import IN, Loop, now
 
 TURN: Final = 1 << 20
 """Bytes that one stream may move before others get their turn."""
@@ -28,6 +28,7 @@ class Pipe:
         self.fd = fd
         self.log = log
         self.open = True
+        self.grew: Callable[[], None] = lambda: None
         self._grown = False
         self._loop: Loop | None = None
         self._ended: Callable[[], None] | None = None
@@ -61,6 +62,8 @@ class Pipe:
                     fcntl.fcntl(self.fd_to_grow(), fcntl.F_SETPIPE_SZ, _PIPE)
         if self.log.size > before:
             self.log.times.arrived(before)
+            self.log.grown_at = now()
+            self.grew()
         return moved
 
     def move(self, limit: int) -> int:
@@ -94,6 +97,8 @@ class Screen(Pipe):
         self._lasts = lasts
         self._paused = False
         self._splices = True
+        self.device: tuple[int, int] | None = None
+        """Device and number of the commands' end, once somebody has looked."""
 
     def move(self, limit: int) -> int:
         while self.log.take(self._inner, TURN) > 0:

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from app.exec.supervisor import channels, crashpoints, layout, link, linux, procfs, sandboxes, spawn
 from app.exec.supervisor.diary import Diary
+from app.exec.supervisor.growth import Growth
 from app.exec.supervisor.inputs import Input
 from app.exec.supervisor.job import ITSELF, TIMEOUT, Job
 from app.exec.supervisor.kill import Killer, Target
 from app.exec.supervisor.ledger import Ledger
+from app.exec.supervisor.lifetimes import GRACE_S, WHO, Lifetimes
 from app.exec.supervisor.logfile import LogFile
 from app.exec.supervisor.loop import IN, Loop
 from app.exec.supervisor.orphans import Orphans
@@ -32,6 +34,7 @@ class Supervisor:
     def __init__(self, home: str, legacy: link.Legacy, diary: Diary, orphans: Orphans) -> None:
         self.diary = diary
         self.loop = Loop()
+        self.growth = Growth(self.loop)
         self.records = Records(home)
         self.ledger = Ledger(self.loop, self.records, diary, self._written_late)
         self.boot_id = linux.boot_id()
@@ -44,6 +47,13 @@ class Supervisor:
         self.sandboxes = Sandboxes(self.loop, home, self.records, self.keeper, diary, orphans)
         self.descriptors = spawn.raise_descriptor_limit()
         self._killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
+        self.lifetimes = Lifetimes(
+            self.jobs,
+            self.records,
+            self._killer,
+            lambda job: self.kill(job, GRACE_S, WHO, lambda _: self.notice(job)),
+            lambda name: self.status(name).get("record"),
+        )
         self.claim = f"{self.boot_id} {self.container_id} {self.keeper.pid}:{self.keeper.start}\n".encode()
         self.records.spares = Spares(home, self.records.fd, self.claim)
 
@@ -73,6 +83,8 @@ class Supervisor:
         for name, log in zip((channels.OUT, channels.ERR), job.logs, strict=False):
             if name in ours:
                 job.streams.append(Pipe(ours.pop(name), log))
+        for stream in job.streams:
+            stream.grew = lambda: self.growth.grew(job)
         if channels.STDIN in ours:
             terminal = isinstance(job.streams[0], Screen) if job.streams else False
             job.input = Input(
@@ -172,6 +184,8 @@ class Supervisor:
         exited = code == os.CLD_EXITED
         state = "timed_out" if job.ended_by == TIMEOUT else "exited" if exited else "signaled"
         how: dict[str, Any] = {"exit_code": status} if exited else {"signal": status}
+        if survivors:
+            self.lifetimes.leaves(job)
         self._finish(job, job.end(self.boot_id, state=state, survivors=survivors, **how))
 
     def lose(self, job: Job, evidence: str) -> None:
@@ -200,6 +214,7 @@ class Supervisor:
             notes["record"] = record
             self.keeper.send_soon({"op": "hold", "session": job.session_id, "names": [], "notes": notes})
         self.ended(record)
+        self.growth.ended(job)
         crashpoints.reach("supervisor.rung")
         self.vacate(job)
         self.stream_ended(job)

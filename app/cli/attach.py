@@ -1,0 +1,149 @@
+"""`shellback attach`: a person's terminal on what an agent has started."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from app.cli.completing import session_ids
+from app.cli.processes import ending, find_session
+from app.cli.shared import CANNOT, Refused, me, opened
+from app.exec.display import visible
+
+if TYPE_CHECKING:
+    from app.cli.attached import Left
+    from app.exec.attaching import Attachment
+    from app.exec.model import Session, SessionEnd
+    from app.wiring import Place
+
+OF_A_SIGNAL: Final = 128
+
+
+class _DetachKey(click.ParamType[int]):
+    """A key that is held with Ctrl, as C-x or ^x; its byte."""
+
+    name = "KEY"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        letter = text[-1:].upper()
+        if text.upper() not in {f"C-{letter}", f"^{letter}"} or not "@" <= letter <= "_":
+            self.fail(f"{visible(text)!r} is no key with Ctrl: write C-x, or ^x", param, ctx)
+        if letter in "HIJMQSZ[C":
+            self.fail(f"{visible(text)} is a key that programs need: take another, say C-\\ or C-]", param, ctx)
+        return ord(letter) - ord("@")
+
+
+@click.command()
+@click.argument("session_id", metavar="ID", shell_complete=session_ids)
+@click.option(
+    "--read-only/--read-write",
+    default=None,
+    help="Look on, or type too; the first where standard input is no terminal, else the second.",
+)
+@click.option(
+    "--detach-key",
+    type=_DetachKey(),
+    default="C-\\",
+    show_default=True,
+    help="Leaves, and the process goes on; pressed twice it is sent to it.",
+)
+def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
+    """Put this terminal on a process: see what it shows, and type; ID may be the beginning of one.
+
+    What the terminal shows now comes first. A process on a terminal gets every key, and the size of this one as
+    long as you stay; any other with an open input gets lines. The agent is told that a person typed, and how many
+    bytes, with its next turn; what was typed is kept nowhere.
+
+    Exit code: 0 after leaving, and for a process that had ended; of one that ends meanwhile its own, or 128 and
+    the number of its signal.
+
+    \b
+      shellback attach xtmc
+      shellback attach --read-only xtmc
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    with opened() as where:
+        session = find_session(where, session_id)
+        if not session.live:
+            asyncio.run(_show_ended(where, session))
+            return
+        if not sys.stdout.isatty():
+            raise Refused(f"there is no terminal to attach: `shellback logs -f {session.id}` follows without one")
+        if read_only is False and not sys.stdin.isatty():
+            raise Refused("there is no terminal to type at: run it on one, or give --read-only")
+        if read_only is False and not session.stdin_open:
+            raise Refused(f"session {session.id} takes no input: look on with --read-only")
+        writable = session.stdin_open and (sys.stdin.isatty() if read_only is None else not read_only)
+        left = asyncio.run(_attached(where, session, detach_key, writable=writable))
+    code = _told(session, left)
+    if code:
+        sys.exit(code)
+
+
+async def _attached(where: Place, session: Session, detach_key: int, *, writable: bool) -> Left:
+    from app import supervision
+    from app.cli.attached import Attached
+    from app.exec.attaching import Attachment
+    from app.exec.errors import SupervisorUnreachable
+    from app.work.typed import Typing
+
+    port = supervision.supervisors(where.settings)
+    try:
+        known = await port.status(session.id)
+        if known["state"] in {"unknown", "abandoned"}:
+            raise Refused(f"no supervisor of this host runs session {session.id}: start a worker (shellback worker)")
+        attachment = Attachment(port, session, where.home)
+        typing = Typing(where.database, session, me()) if writable else None
+        return await Attached(attachment, typing, detach_key, lambda: _end(where, attachment)).stay()
+    except SupervisorUnreachable as error:
+        raise Refused(
+            f"{error}: a worker starts one (shellback worker), which takes over what is there; then repeat"
+        ) from None
+    finally:
+        await port.close()
+
+
+async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
+    """How the session ended: by its supervisor, or, once a worker has it from there, by the database."""
+    from app.storage import sessions
+
+    end = await attachment.end()
+    if end is None:
+        row = await where.database.read(sessions.get, attachment.session.id)
+        end = None if row is None else row.end
+    return end
+
+
+async def _show_ended(where: Place, session: Session) -> None:
+    from app import supervision
+    from app.exec.attaching import Attachment
+    from app.exec.errors import ExecError
+
+    attachment = Attachment(supervision.supervisors(where.settings), session, where.home)
+    try:
+        shown = (await attachment.screen()).text if session.pty else (await attachment.out.ends(most=4_000)).text
+    except ExecError as error:
+        shown = f"[{error}]"
+    if shown.strip():
+        click.echo(visible(shown.rstrip("\n")))
+    click.echo(f"[{session.id} has ended: {ending(session)}; nothing is attached]", err=True)
+
+
+def _told(session: Session, left: Left) -> int:
+    """Say how it came to an end; the exit code."""
+    from app.cli.unknown import how
+
+    if left.signal is not None:
+        click.echo(f"[detached from {session.id} by signal {left.signal}; it goes on]", err=True)
+        return OF_A_SIGNAL + left.signal
+    if not left.ended:
+        click.echo(f"[detached from {session.id}; it goes on: shellback attach {session.id}]", err=True)
+        return 0
+    end = left.end
+    click.echo(f"[{session.id} ended: {'how is not known yet' if end is None else how(end)}]", err=True)
+    if end is None or (end.exit_code is None and end.signal is None):
+        return CANNOT
+    return OF_A_SIGNAL + end.signal if end.signal is not None else end.exit_code or 0

@@ -1,0 +1,235 @@
+"""Being attached: output goes to the person's terminal, keys and sizes to the session, until one of them ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from app.cli.keystrokes import TWICE_S, Keystrokes
+from app.cli.picture import Picture
+from app.cli.raw_terminal import RawTerminal
+from app.exec import limits
+from app.exec.errors import (
+    ExecError,
+    InputUnknown,
+    InvalidCommand,
+    LimitReached,
+    SupervisorUnreachable,
+    TaskCompleted,
+)
+from app.exec.model import WindowSize
+
+if TYPE_CHECKING:
+    from app.exec.attaching import Attachment
+    from app.exec.model import SessionEnd
+    from app.work.typed import Typing
+
+KEPT: Final = 256 * 1024
+"""Typed bytes that wait for a program which does not read; what is typed beyond is lost, and the bell says so."""
+PIECE: Final = 8 * 1024
+END_S: Final = 10.0
+"""How long the record of an end is waited for."""
+_LOOK_S: Final = 0.1
+_LEAVE_S: Final = 5.0
+_REDRAW_S: Final = 0.05
+_INTERRUPT: Final = 0x03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """Why it is over: the session has `ended`, in which way if that is known; a signal; or the person left."""
+
+    ended: bool = False
+    end: SessionEnd | None = None
+    signal: int | None = None
+
+
+class Attached:
+    """One person at one session; without `typing` they only look on."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        typing: Typing | None,
+        detach_key: int,
+        find_end: Callable[[], Awaitable[SessionEnd | None]],
+    ) -> None:
+        self._at = attachment
+        self._typing = typing
+        self._find_end = find_end
+        self._pty = attachment.session.pty
+        mode = "deaf" if not sys.stdin.isatty() else "raw" if self._pty else "lines"
+        self._terminal = RawTerminal(mode, detach_key)
+        self._picture = Picture(attachment, self._terminal, detach_key, writable=typing is not None)
+        self._keys = Keystrokes(detach_key)
+        self._typed = bytearray()
+        self._eof = False
+        self._something = asyncio.Event()
+        self._resized = asyncio.Event()
+        self._original: WindowSize | None = None
+        self._given: WindowSize | None = None
+        self._left: asyncio.Future[Left]
+
+    async def stay(self) -> Left:
+        """Attach, and return when it is over; the terminal and the session's size are as before then.
+
+        Raises:
+            SupervisorUnreachable: Nobody can tell what the session does.
+            StorageError: It cannot be kept that a person types.
+        """
+        loop = asyncio.get_running_loop()
+        self._left = loop.create_future()
+        with self._caught(loop):
+            try:
+                with self._terminal:
+                    try:
+                        return await self._until_left()
+                    finally:
+                        self._terminal.deafen()
+                        await self._terminal.write_last(self._picture.leave())
+            finally:
+                await self._tidy()
+
+    async def _until_left(self) -> Left:
+        if self._pty and self._typing is not None:
+            self._original = await self._at.size()
+            await self._follow_size()
+        await self._picture.begin()
+        self._terminal.listen(self._heard)
+        tasks: list[asyncio.Future[Left]] = [asyncio.ensure_future(self._ended())]
+        if self._typing is not None:
+            others: list[Coroutine[Any, Any, Left]] = [self._type(), self._typing.run(), self._sizes()]
+            tasks += [asyncio.ensure_future(one) for one in others]
+        try:
+            done, _ = await asyncio.wait({self._left, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            return self._left.result() if self._left in done else next(iter(done)).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tidy(self) -> None:
+        with contextlib.suppress(ExecError, TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                # Somebody else may have come after us, and made it fit their terminal.
+                if self._given is not None and self._original and await self._at.size() == self._given:
+                    await self._at.resize(self._original)
+        if self._typing is not None:
+            await self._typing.close()
+
+    def _leave(self, left: Left) -> None:
+        if not self._left.done():
+            self._left.set_result(left)
+
+    @contextlib.contextmanager
+    def _caught(self, loop: asyncio.AbstractEventLoop) -> Generator[None]:
+        wishes = {signal.SIGINT: Left(), **{one: Left(signal=one) for one in (signal.SIGTERM, signal.SIGHUP)}}
+        if not self._pty:
+            wishes[signal.SIGQUIT] = Left()  # what the key sends where lines are typed
+        for number, left in wishes.items():
+            loop.add_signal_handler(number, self._leave, left)
+        loop.add_signal_handler(signal.SIGWINCH, self._resized.set)
+        stopping = signal.signal(signal.SIGTSTP, signal.SIG_IGN) if self._pty else None
+        try:
+            yield
+        finally:
+            for number in (*wishes, signal.SIGWINCH):
+                loop.remove_signal_handler(number)
+            if stopping is not None:
+                signal.signal(signal.SIGTSTP, stopping)
+
+    # -- what it shows ---------------------------------------------------------------------------
+
+    async def _ended(self) -> Left:
+        await self._picture.follow()
+        until = time.monotonic() + END_S
+        # A worker takes the record over at this moment; nobody tells us when it has.
+        while (end := await self._find_end()) is None and time.monotonic() < until:  # noqa: ASYNC110 - see above
+            await asyncio.sleep(_LOOK_S)
+        return Left(ended=True, end=end)
+
+    # -- what is typed ---------------------------------------------------------------------------
+
+    def _heard(self, data: bytes) -> None:
+        """Take what was typed; without `typing` nothing but the keys that leave means anything."""
+        if not self._pty:
+            self._eof = self._eof or not data
+            self._take(data)
+            return
+        if not data:
+            self._leave(Left(signal=signal.SIGHUP))
+            return
+        sent, leaves = self._keys.feed(data)
+        if self._typing is None:
+            leaves = leaves or self._keys.pressed or _INTERRUPT in sent
+        elif self._keys.pressed:
+            asyncio.get_running_loop().call_later(TWICE_S, self._leave_if_pressed)
+        if leaves:
+            self._leave(Left())
+        self._take(sent)
+
+    def _leave_if_pressed(self) -> None:
+        if self._keys.pressed:
+            self._leave(Left())
+
+    def _take(self, data: bytes) -> None:
+        if self._typing is None:
+            return
+        if len(self._typed) + len(data) > KEPT:
+            self._terminal.ring()
+            return
+        self._typed += data
+        self._something.set()
+
+    async def _type(self) -> NoReturn:
+        assert self._typing is not None
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            while self._typed:
+                data = bytes(self._typed[:PIECE])
+                del self._typed[: len(data)]
+                await self._typing.count(len(data))
+                await self._sent(self._at.write(data))
+            if self._eof:
+                await self._sent(self._at.close_input())
+                self._eof = False
+
+    async def _sent(self, writing: Awaitable[None]) -> None:
+        try:
+            await writing
+        except (InputUnknown, InvalidCommand, LimitReached, SupervisorUnreachable, TaskCompleted):
+            # Gone, or on its way to its end, which is told by what follows the output; or lost, and can be seen to be.
+            self._terminal.ring()
+
+    # -- its size --------------------------------------------------------------------------------
+
+    async def _sizes(self) -> NoReturn:
+        if self._pty and self._given == self._original and self._picture.alternate:
+            await self._redraw()
+        while True:
+            await self._resized.wait()
+            self._resized.clear()
+            if self._pty:
+                await self._follow_size()
+
+    async def _follow_size(self) -> None:
+        size = self._terminal.size()
+        rows, cols = limits.PTY_ROWS_RANGE, limits.PTY_COLS_RANGE
+        self._given = WindowSize(min(max(size.rows, rows[0]), rows[-1]), min(max(size.cols, cols[0]), cols[-1]))
+        with contextlib.suppress(TaskCompleted):
+            await self._at.resize(self._given)
+
+    async def _redraw(self) -> None:
+        """Have a full-screen program draw itself, colours and all, by a size that is no longer so when it looks."""
+        assert self._given is not None
+        with contextlib.suppress(TaskCompleted):
+            await self._at.resize(WindowSize(self._given.rows - 1, self._given.cols))
+            await asyncio.sleep(_REDRAW_S)
+            await self._at.resize(self._given)

@@ -1,0 +1,123 @@
+"""The terminal of a person who looks on and types: each key as it comes, and given back as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import sys
+import termios
+import tty
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+from app.exec.model import WindowSize
+
+LAST_S: Final = 1.0
+_READ: Final = 64 * 1024
+Mode = Literal["raw", "lines", "deaf"]
+"""Every key as it comes; whole lines, edited and shown here; or no reading at all."""
+
+
+class RawTerminal:
+    """Standard input's terminal between `with` and its end, however that comes; `leave_key` ends the lines of `lines`.
+
+    It has a description of its own: what does not block here goes on to block for everybody else.
+    """
+
+    def __init__(self, mode: Mode, leave_key: int) -> None:
+        self._mode = mode
+        self._leave_key = leave_key
+        self._fd = -1
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._fd = _opened()
+        self._before = termios.tcgetattr(self._fd)
+        if self._mode == "raw":
+            tty.setraw(self._fd, termios.TCSANOW)
+        elif self._mode == "lines":
+            modes = termios.tcgetattr(self._fd)
+            modes[6][termios.VQUIT] = bytes([self._leave_key])
+            termios.tcsetattr(self._fd, termios.TCSANOW, modes)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Not when all is written: a terminal that takes no more would keep us here.
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
+        os.close(self._fd)
+
+    def size(self) -> WindowSize:
+        """Its rows and columns now."""
+        rows, cols, _, _ = struct.unpack("HHHH", fcntl.ioctl(self._fd, termios.TIOCGWINSZ, bytes(8)))
+        return WindowSize(rows or 24, cols or 80)
+
+    def listen(self, heard: Callable[[bytes], None]) -> None:
+        """Call `heard` with what is typed, from the event loop; with nothing where the input has come to its end."""
+        if self._mode != "deaf":
+            asyncio.get_running_loop().add_reader(self._fd, self._readable, heard)
+
+    def deafen(self) -> None:
+        """Listen no more."""
+        asyncio.get_running_loop().remove_reader(self._fd)
+
+    def _readable(self, heard: Callable[[bytes], None]) -> None:
+        try:
+            data = os.read(self._fd, _READ)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self.deafen()
+            data = b""
+        heard(data)
+
+    async def write(self, data: bytes) -> None:
+        """Show bytes as they are, as fast as the terminal takes them; cancelling leaves out the rest."""
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:
+                await self._room()
+
+    async def write_last(self, data: bytes) -> None:
+        """Show `data` whatever else there is: what the terminal has not shown within a second is thrown away for it."""
+        with contextlib.suppress(OSError, termios.error):
+            try:
+                await asyncio.wait_for(self.write(data), LAST_S)
+            except TimeoutError:
+                termios.tcflush(self._fd, termios.TCOFLUSH)
+                os.write(self._fd, data)
+
+    def ring(self) -> None:
+        """Ring the bell, if the terminal takes anything now."""
+        with contextlib.suppress(OSError):
+            os.write(self._fd, b"\a")
+
+    async def _room(self) -> None:
+        loop = asyncio.get_running_loop()
+        room: asyncio.Future[None] = loop.create_future()
+        loop.add_writer(self._fd, lambda: room.done() or room.set_result(None))
+        try:
+            await room
+        finally:
+            loop.remove_writer(self._fd)
+
+
+def _opened() -> int:
+    how = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+    # By its name somebody who has become another user may not open it; without a session there is no other.
+    for name in ("/dev/tty", os.ttyname(sys.stdout.fileno())):
+        with contextlib.suppress(OSError):
+            return os.open(name, how)
+    fd = os.dup(sys.stdout.fileno())
+    os.set_blocking(fd, True)
+    return fd

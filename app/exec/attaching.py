@@ -1,0 +1,109 @@
+"""A running session as somebody at a terminal has it: what it shows, what comes, and what is typed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+from app.exec.limits import Limits
+from app.exec.model import CallKey, Session, SessionEnd, WindowSize
+from app.exec.output import OutputLog
+from app.exec.ports import SupervisorPort
+from app.exec.screen import Screen, Screens
+from app.exec.supervised import Supervised
+from app.exec.supervisor import layout
+from app.exec.supervisor.answers import Grown
+
+if TYPE_CHECKING:
+    from app.exec.engine import Engine
+
+AWAY_S: Final = 30.0
+"""How long a supervisor that is being replaced is waited for."""
+_AGAIN_S: Final = 0.5
+_ASK_S: Final = 30.0
+
+
+class Attachment:
+    """One session through its supervisor, without an engine: nothing is recorded, acknowledged or started here.
+
+    What is typed is sent once. `host_id`, `supervised` and `output` are what readers of screens want of an engine.
+    """
+
+    def __init__(self, port: SupervisorPort, session: Session, home: Path) -> None:
+        self.session = session
+        self.host_id = session.host_id
+        self.supervised = Supervised(port, Limits())
+        self._sessions = home / layout.SESSIONS
+        self._screens = Screens(cast("Engine", self))
+        self.out = self.output(session)
+        self.err = self.output(session, err=True) if session.separate_stderr else None
+
+    def output(self, session: Session, *, err: bool = False) -> OutputLog:
+        """The log of a session."""
+        return OutputLog(self._sessions / session.id, session.id, err=err)
+
+    async def screen(self) -> Screen:
+        """What its terminal shows. Raises what `Screens.of` does."""
+        return await self._screens.of(self.session)
+
+    async def size(self) -> WindowSize | None:
+        """The size of its terminal; None where nobody can tell."""
+        look = await self.supervised.look(self.session.id)
+        found = None if look is None else look.terminal
+        return None if found is None else WindowSize(found.rows, found.cols)
+
+    async def grown(self, beyond: int, err_beyond: int | None) -> Grown:
+        """Wait until there is more output than that, or the session has ended.
+
+        Raises:
+            SupervisorUnreachable: It was away for 30 s.
+        """
+        since = time.monotonic()
+        while True:
+            try:
+                return await self.supervised.grown(
+                    self.session.id, beyond, err_beyond=err_beyond, rest_s=0.0, timeout_s=_ASK_S
+                )
+            except SessionNotFound:
+                return Grown(size=self.out.size(), err_size=0 if self.err is None else self.err.size(), ended=True)
+            except SupervisorUnreachable:
+                if time.monotonic() - since > AWAY_S:
+                    raise
+                await asyncio.sleep(_AGAIN_S)
+
+    async def write(self, data: bytes) -> None:
+        """Type `data`, waiting as long as the program does not read; cancelling leaves a part of it typed.
+
+        Raises:
+            TaskCompleted: The session has ended, or closed its input.
+            InputUnknown: The supervisor went away: not known how much of it arrived.
+        """
+        while data:
+            # Without a key: those that are remembered for repeats are few, and belong to calls of the agent.
+            told = await self.supervised.write(self.session.id, data, eof=False, key=CallKey(""))
+            if told["closed"]:
+                raise TaskCompleted(self.session.id, "it reads no more input")
+            data = data[int(str(told["accepted"])) :]
+
+    async def close_input(self) -> None:
+        """Let the program read the end of its input. Raises what `write` does."""
+        await self.supervised.write(self.session.id, b"", eof=True, key=CallKey(""))
+
+    async def resize(self, size: WindowSize) -> None:
+        """Change the size of its terminal.
+
+        Raises:
+            TaskCompleted: The session has ended.
+        """
+        await self.supervised.resize(self.session.id, size)
+
+    async def end(self) -> SessionEnd | None:
+        """Its end, where the supervisor still has that to tell."""
+        try:
+            seen = await self.supervised.status(self.session.id)
+        except SupervisorUnreachable:
+            return None
+        return None if seen is None else seen.end

@@ -1,0 +1,117 @@
+"""What this process remembers of a shell. Forgetting it costs a look at the log and the kernel, never an answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from app.exec.engine import Engine
+from app.exec.following import Follower
+from app.exec.model import Session
+from app.exec.output import OutputLog
+from app.exec.persistent.course import Outcome, look_at
+from app.exec.persistent.payload import Frame
+from app.exec.persistent.readiness import prompts, ready, rests, runs
+from app.exec.persistent.reading import Reader, last_mark
+
+_BUSY_S: Final = 1.0
+"""How long a shell is given to prompt that has just been seen to do something else."""
+_PAUSE_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A command that runs on and that nobody waits for."""
+
+    frame: Frame
+    reader: Reader
+    status: int | None = None
+    over: bool = False
+    blind: int = 0
+
+
+class Known:
+    """One shell: whether a call is about to use it, where its last command ended, and what runs on in it."""
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        self._engine = engine
+        self._session = session
+        self._log = engine.output(session)
+        self._rested: int | None = None
+        self._typed = -_BUSY_S
+        self._told: int | None = None
+        self._pending: _Pending | None = None
+        self.busy = False
+        self.cwd = ""
+
+    def note(self, done: Outcome, frame: Frame) -> None:
+        """Remember what became of a command."""
+        self._told = done.upto
+        self.cwd = done.cwd or self.cwd
+        self._rested = done.upto if done.how == "ended" else None
+        runs = done.how in {"timeout", "waiting"}
+        self._pending = _Pending(frame, Reader(self._log, done.upto)) if runs else None
+
+    def typed(self) -> None:
+        """Remember that somebody typed into it."""
+        self._rested = None
+        self._typed = time.monotonic()
+
+    def told(self, upto: int = 0) -> int:
+        """How much of its output somebody has been told; where nobody remembers, up to the last command that ended."""
+        if self._told is None:
+            mark = last_mark(self._log, "E")
+            self._told = mark.end if mark else 0
+        self._told = max(self._told, upto)
+        return self._told
+
+    def rests(self) -> bool:
+        """Whether it has done nothing but prompt since its last command ended; False where nobody remembers that."""
+        return self._rested is not None and rests(self._log, self._rested)
+
+    async def ready(self) -> bool:
+        """Whether it takes a command now, by its output and the kernel."""
+        until = time.monotonic() + _BUSY_S
+        follower = Follower(self._engine, self._session)
+        while not ready(self._log, look := await look_at(self._engine, self._session)):
+            now = time.monotonic()
+            # What reads may not have taken yet what was just typed, and end with it.
+            answered = now < self._typed + _BUSY_S
+            if now > until or (not answered and (runs(self._log) or (look is not None and look.how != "none"))):
+                return False
+            await follower.grown(self._log.size(), timeout_s=_PAUSE_S)
+        return True
+
+    async def pending(self, session: Session) -> tuple[bool, int | None]:
+        """Whether a command runs on that nobody waits for, and the status of one that has ended since."""
+        pending = self._pending
+        if pending is None:
+            return self.busy, None
+        await self._take(pending)
+        if session.end is None and not pending.over and not await self._left(pending):
+            return True, None
+        # It may have told its end between the look and what was taken before that.
+        await self._take(pending)
+        self._pending = None
+        return False, pending.status if session.end is None else session.end.exit_code
+
+    async def _take(self, pending: _Pending) -> None:
+        for mark in await pending.reader.marks():
+            if mark.name == pending.frame.end:
+                pending.status, pending.over = mark.status, True
+            elif (mark.kind, mark.name) == ("P", pending.frame.prompt) and not pending.over:
+                pending.status = mark.status
+
+    async def _left(self, pending: _Pending) -> bool:
+        """Whether the shell has left the command, which then tells no status itself."""
+        if pending.status is None:
+            return False
+        look = await look_at(self._engine, self._session)
+        pending.blind = pending.blind + 1 if look is None or look.how == "unknown" else 0
+        return prompts(look, pending.blind - 1)
+
+    @property
+    def log(self) -> OutputLog:
+        """Its output."""
+        return self._log

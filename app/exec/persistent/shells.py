@@ -1,0 +1,272 @@
+"""Shells that stay: start one, have it run commands, read it, type into it, end it. All else is as for any session.
+
+What a shell has done is in its log and its process, so both outlive a worker: a repeat of a call finds there what the
+first execution of it did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+from app.exec.engine import Engine
+from app.exec.errors import InputUnknown, InvalidCommand, TaskCompleted
+from app.exec.identity import call_key
+from app.exec.model import SHELL, CallKey, CallOrigin, CommandSpec, EndedBy, Session, SessionId, WindowSize
+from app.exec.persistent import telling
+from app.exec.persistent.command import PROMPT, check_line
+from app.exec.persistent.course import Outcome
+from app.exec.persistent.exchange import Exchange
+from app.exec.persistent.expiry import Expiry
+from app.exec.persistent.known import Known
+from app.exec.persistent.marks import Names
+from app.exec.persistent.payload import Bounds
+from app.exec.persistent.place import place_of
+from app.exec.persistent.results import Executed, Read, ShellBusy, Started
+from app.exec.policy import Grant
+from app.exec.sessions import Listed, Sessions
+from app.exec.supervisor.crashpoints import reach
+
+IDLE_S: Final = 1800.0
+TIMEOUT_S: Final = 30.0
+
+
+class PersistentShells:
+    """The persistent shells of an engine. Whose shells a call may see is a matter of its origin's conversation.
+
+    A shell ends once it had neither a call nor output for `idle_s` seconds, also where that was while nobody watched.
+    A command may leave it in the workspace, in what is private to the sandbox, and in `allowed`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        idle_s: float = IDLE_S,
+        allowed: Sequence[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._engine = engine
+        self._idle_s = idle_s
+        self._allowed = tuple(allowed)
+        self._clock = clock
+        self.expiry = Expiry(self._live, self._left, self._expire)
+        """Ends shells that nobody uses; started with the worker, and by the first call at the latest."""
+        self._made: Names | None = None
+        self._known: dict[SessionId, Known] = {}
+
+    async def start(self, spec: CommandSpec, origin: CallOrigin, grant: Grant) -> Started:
+        """Start a shell, once for this call, and wait for its prompt; it may have ended by itself before.
+
+        Raises what `Engine.launch` does, and ShellBusy where it does not answer.
+        """
+        session = await self._engine.launch(spec, origin, grant)
+        exchange = Exchange(self._engine, session, self._names, CallKey(f"{call_key(origin)}.0"))
+        begun: Outcome | None = None
+        with self._held(session) as known, suppress(TaskCompleted):
+            begun = await exchange.begin(self._bounds(session, known), PROMPT)
+        session = await self._engine.registry.get(session.id)
+        if begun is None or session.end is not None:
+            return Started(session=session, output=(await known.log.ends()).text)
+        known.note(begun, exchange.frame)
+        self.expiry.watch(session.id, self._idle_s)
+        prompt, upto = await telling.prompt(self._engine, session, begun.upto)
+        known.told(upto)
+        return Started(session=session, output=prompt)
+
+    async def exec(
+        self,
+        session_id: str,
+        command: str,
+        origin: CallOrigin,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        raw: bool = False,
+        tool: str = "shell_session",
+        granted_by: str = "",
+        digest: str = "",
+    ) -> Executed:
+        """Have a shell run a command, once for this call, and wait for its end, at most `timeout_s` seconds.
+
+        After that, and while it waits for input, the command runs on. Cancelling leaves it running too; a repeat of the
+        call goes on waiting, or returns what was recorded.
+
+        Raises:
+            InvalidCommand: The command or the timeout is not acceptable, or the session is no shell.
+            ShellBusy: Another command runs in it.
+            TaskCompleted: It has ended.
+            InputUnknown: A crash hides whether the command ran; it is not run again.
+            SessionNotFound: There is none here.
+        """
+        check_line(command, timeout_s, self._engine.limits)
+        key = call_key(origin)
+        session = await self.get(session_id, origin.conversation_id, ended=True)
+        with self._held(session) as known:
+            recorded = await self._engine.store.begin_call(
+                key, session.id, tool, turn_id=origin.turn_id, epoch=origin.epoch, granted_by=granted_by, digest=digest
+            )
+            if not recorded:
+                again = recorded is not None
+                recorded = await self._executed(session, known, key, command, timeout_s, again=again)
+        if "ended" in recorded:
+            raise TaskCompleted(session.id, str(recorded["ended"]))
+        if "refused" in recorded:
+            raise (InputUnknown if recorded["unknown"] else ShellBusy)(str(recorded["refused"]))
+        if recorded["how"] == "gone":
+            session = await self._engine.registry.get(session.id)
+        return await telling.executed(self._engine, session, recorded, command, raw=raw)
+
+    async def read(self, session_id: str, origin: CallOrigin, *, raw: bool = True) -> Read:
+        """What the shell printed since it was read last; a repeat of the call returns the same.
+
+        Raises:
+            InvalidCommand: The session is no shell.
+            SessionNotFound: There is none here.
+        """
+        session = await self.get(session_id, origin.conversation_id, ended=True)
+        known = self._of(session)
+        upto = await known.log.readable_end(ended=session.end is not None)
+        start, end = await self._engine.store.advance_poll(call_key(origin), session.id, upto)
+        start = max(start, min(end, known.told()))
+        known.told(end)
+        running, status = await known.pending(session)
+        return Read(
+            session=session,
+            output=await telling.shown(known.log, start, end, raw=raw),
+            alive=session.end is None,
+            running=running and session.end is None,
+            exit_code=status,
+            note=telling.note_of_read(session, self._idle_s, running=running),
+            slice=await known.log.ends(start, end),
+        )
+
+    async def write(
+        self, session_id: str, data: bytes, origin: CallOrigin, *, tool: str = "shell_session", **more: Any
+    ) -> int:
+        """Type into a shell, or into what runs in it; as `Sessions.write`."""
+        session = await self.get(session_id, origin.conversation_id)
+        self._of(session).typed()
+        return await Sessions(self._engine, origin.conversation_id).write(session.id, data, origin, tool=tool, **more)
+
+    async def resize(self, session_id: str, size: WindowSize, conversation_id: str | None) -> None:
+        """Change the size of its terminal; as `Sessions.resize`."""
+        session = await self.get(session_id, conversation_id)
+        await Sessions(self._engine, conversation_id).resize(session.id, size)
+
+    async def kill(self, session_id: str, origin: CallOrigin) -> tuple[Session, tuple[int, ...]]:
+        """End a shell and all that runs in it; as `Sessions.kill`."""
+        session = await self.get(session_id, origin.conversation_id, ended=True)
+        self.expiry.forget(session.id)
+        return await Sessions(self._engine, origin.conversation_id).kill(session.id, origin)
+
+    async def get(self, session_id: str, conversation_id: str | None, *, ended: bool = False) -> Session:
+        """The shell as it is now, one that runs unless `ended`. Counts as a use of it; one that is due expires.
+
+        Raises:
+            InvalidCommand: The session is no shell.
+            TaskCompleted: It has ended, and was not to have.
+            SessionNotFound: There is none here.
+        """
+        session = await self._engine.registry.get(session_id, conversation_id)
+        if session.kind != SHELL:
+            raise InvalidCommand(f"session {session_id} is no shell; the process tools are for it")
+        if session.end is None and self._left_of(session) <= 0:
+            await self._expire(session.id)
+            session = await self._engine.registry.get(session_id, conversation_id)
+        if session.end is None:
+            self._of(session).log.touch()
+            self.expiry.watch(session.id, self._idle_s)
+        elif not ended:
+            raise TaskCompleted(session.id, telling.how_ended(session, self._idle_s))
+        return session
+
+    async def cwd(self, session_id: str, conversation_id: str | None) -> str:
+        """The directory that a shell was in when its last command ended, as the shell sees it.
+
+        After a restart it is the kernel's word, or in a container the shell's own.
+        """
+        session = await self.get(session_id, conversation_id, ended=True)
+        return self._of(session).cwd or place_of(session, self._engine.output(session)) or self._engine.backend.inner
+
+    @property
+    def _names(self) -> Names:
+        if self._made is None:
+            self._made = Names(self._engine.links.sessions.parent)
+        return self._made
+
+    def _of(self, session: Session) -> Known:
+        known = self._known.get(session.id)
+        if known is None:
+            known = self._known[session.id] = Known(self._engine, session)
+        if session.end is not None and not known.busy:
+            del self._known[session.id]
+        return known
+
+    @contextmanager
+    def _held(self, session: Session) -> Generator[Known]:
+        known = self._of(session)
+        if known.busy:
+            raise ShellBusy(telling.BUSY.format(session.id))
+        known.busy = True
+        try:
+            yield known
+        finally:
+            known.busy = False
+
+    async def list(self, conversation_id: str | None) -> list[Listed]:
+        """The shells that run."""
+        found = await Sessions(self._engine, conversation_id).list()
+        return [one for one in found if one.session.kind == SHELL and one.session.live]
+
+    async def _executed(
+        self, session: Session, known: Known, key: CallKey, command: str, timeout_s: float, *, again: bool
+    ) -> Mapping[str, Any]:
+        begun = time.monotonic()
+        exchange = Exchange(self._engine, session, self._names, key)
+        try:
+            done = await exchange.before(timeout_s=timeout_s) if again else None
+            if done is None:
+                done = await self._run(session, known, exchange, command, timeout_s)
+            known.note(done, exchange.frame)
+            facts: dict[str, object] = telling.facts(done, known.cwd, took_s=time.monotonic() - begun)
+        except (ShellBusy, InputUnknown) as error:
+            facts = {"refused": str(error), "unknown": isinstance(error, InputUnknown)}
+        except TaskCompleted as error:
+            facts = {"ended": error.end}
+        reach("shell.told")
+        await self._engine.store.end_call(key, facts)
+        return facts
+
+    async def _run(self, session: Session, known: Known, exchange: Exchange, command: str, timeout_s: float) -> Outcome:
+        if session.end is not None:
+            raise TaskCompleted(session.id, telling.how_ended(session, self._idle_s))
+        if not known.rests():
+            if not await known.ready():
+                raise ShellBusy(telling.BUSY.format(session.id))
+            await exchange.clear()
+        return await exchange.run(command, self._bounds(session, known), timeout_s=timeout_s)
+
+    def _bounds(self, session: Session, known: Known) -> Bounds:
+        inner = self._engine.backend.inner
+        private = self._engine.backend.facts(session.profile)["mounts"]["private"]
+        return Bounds(roots=(inner, *private, *self._allowed), back=known.cwd or inner)
+
+    async def _live(self) -> Sequence[SessionId]:
+        found = await self._engine.store.list(live=True)
+        return [one.id for one in found if one.kind == SHELL and one.host_id == self._engine.host_id]
+
+    async def _left(self, session_id: SessionId) -> float | None:
+        session = await self._engine.store.get(session_id)
+        return None if session is None or session.end is not None else self._left_of(session)
+
+    def _left_of(self, session: Session) -> float:
+        """How many seconds a shell has until it expires; the log's own time has calls too, and outlives us."""
+        known = self._of(session)
+        used = max(session.started_at or session.created_at, known.log.modified_at())
+        return self._idle_s if known.busy else used + self._idle_s - self._clock()
+
+    async def _expire(self, session_id: SessionId) -> None:
+        session = await self._engine.registry.get(session_id)
+        await Sessions(self._engine, None).end(session, by=EndedBy.LIFETIME)

@@ -1,0 +1,129 @@
+"""What is told of a command in a shell, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from app.exec import limits
+from app.exec.engine import Engine
+from app.exec.following import Follower
+from app.exec.model import EndedBy, Session
+from app.exec.output import OutputLog
+from app.exec.persistent.course import Outcome
+from app.exec.persistent.marks import without
+from app.exec.persistent.results import Executed
+from app.exec.plain_text import continuation_bytes, whole_characters
+from app.exec.render import how_it_ended
+
+BUSY: Final = (
+    "a command runs in shell {0}, so this one was not run: read what it prints, answer or interrupt it with write "
+    "(C-c is the character \\u0003), or kill the shell"
+)
+_SETTLED_S: Final = 0.02
+_PROMPT_S: Final = 0.5
+
+
+def facts(done: Outcome, cwd: str, *, took_s: float) -> dict[str, object]:
+    """An outcome as it is recorded, portable JSON; the output itself stays in the log."""
+    return {**asdict(done), "cwd": cwd, "took_ms": round(took_s * 1000)}
+
+
+async def executed(
+    engine: Engine, session: Session, recorded: Mapping[str, Any], command: str, *, raw: bool
+) -> Executed:
+    """What was recorded, with the output of then."""
+    log = engine.output(session)
+    how, start, end = recorded["how"], int(recorded["start"]), int(recorded["end"])
+    shown_slice = await log.ends(start, end)
+    whole = ""
+    if raw:
+        text = await shown(log, start, end, raw=True)
+        tail = "" if how != "ended" else (await prompt(engine, session, int(recorded["upto"])))[0]
+        whole = f"{command}\r\n".replace("\r\n", "\n").replace("\n", "\r\n") + text + tail
+    return Executed(
+        session=session,
+        output=shown_slice.text,
+        raw=whole,
+        exit_code=recorded["status"],
+        cwd=recorded["cwd"],
+        timed_out=how == "timeout",
+        alive=how != "gone" and session.end is None,
+        waiting=how == "waiting",
+        note=_note(session, how, recorded),
+        slice=shown_slice,
+        duration_ms=recorded["took_ms"],
+    )
+
+
+async def prompt(engine: Engine, session: Session, at: int) -> tuple[str, int]:
+    """What a shell shows after `at` until it rests, and where that is; a prompt comes in one piece, or soon."""
+    log = engine.output(session)
+    follower = Follower(engine, session)
+    size = at
+    for _ in range(round(_PROMPT_S / _SETTLED_S)):
+        grown = await follower.grown(size, rest_s=_SETTLED_S, timeout_s=_SETTLED_S * 2)
+        if (grown.size <= size and without(log.piece(at, 4096))) or grown.ended:
+            break
+        size = grown.size
+    return await shown(log, at, size, raw=True), size
+
+
+async def shown(log: OutputLog, start: int, end: int, *, raw: bool) -> str:
+    """A range of the log as text, its middle left out where it is long; `raw` keeps control sequences but ours."""
+    if not raw:
+        return (await log.ends(start, end)).text
+    if end - start <= limits.RESULT_CHARS:
+        return without(await log.raw(start, end)).decode("utf-8", "replace")
+    half = limits.RESULT_CHARS // 2
+    head, tail = await log.raw(start, start + half), await log.raw(end - half, end)
+    head, tail = head[: whole_characters(head)], tail[continuation_bytes(tail) :]
+    left = f"\r\n[{end - start - len(head) - len(tail):,} bytes left out here; process_log has them from byte "
+    return (
+        without(head).decode("utf-8", "replace")
+        + f"{left}{start + len(head)}]\r\n"
+        + without(tail).decode("utf-8", "replace")
+    )
+
+
+def how_ended(session: Session, idle_s: float) -> str:
+    """How a shell ended, for somebody who wanted something of it."""
+    assert session.end is not None
+    if session.end.ended_by is EndedBy.LIFETIME:
+        return f"it expired, after {idle_s / 60:g} minutes without a call and without output; start another"
+    return f"{how_it_ended(session.end)}; start another"
+
+
+def note_of_read(session: Session, idle_s: float, *, running: bool) -> str:
+    """What there is to know beside what was read."""
+    if session.end is not None:
+        return f"the shell has ended: {how_ended(session, idle_s)}"
+    return "a command still runs" if running else ""
+
+
+def _note(session: Session, how: str, recorded: Mapping[str, Any]) -> str:
+    notes: list[str] = []
+    if recorded["left"]:
+        notes.append(
+            f"the command left the shell in {recorded['left']}, which is outside of the workspace: it was put "
+            f"back to {recorded['cwd']}"
+        )
+    match how:
+        case "timeout":
+            notes.append(
+                "the command still runs: read shows what it prints, write types into it (C-c is the character "
+                "\\u0003), kill ends the shell"
+            )
+        case "waiting":
+            notes.append(
+                "the command runs and waits for input: answer with write, or interrupt it with the character \\u0003; "
+                f"a password is for a person to type, with `shellback attach {session.id}`"
+            )
+        case "inside":
+            notes.append("another shell runs inside and prompts: exec runs commands in it until it exits")
+        case "gone":
+            notes.append(f"the shell has ended: {how_it_ended(session.end)}" if session.end else "the shell has ended")
+        case _:
+            pass
+    return "; ".join(notes)

@@ -1,0 +1,227 @@
+"""What a person would see now on the terminal of a session, made from its log; the log stays the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from app.exec import limits
+from app.exec.engine import Engine
+from app.exec.errors import PtyError
+from app.exec.following import Follower
+from app.exec.model import SHELL, Session, SessionId, WindowSize
+from app.exec.output import OutputLog
+from app.exec.plain_text import harmless
+from app.exec.render import how_it_ended
+from app.exec.sessions import Sessions
+from app.exec.terminal_modes import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
+
+if TYPE_CHECKING:
+    from app.exec.emulator import Emulator
+
+WINDOW: Final = 1024 * 1024
+"""How much output a screen is made from at most: what was drawn before and never since is missing."""
+KEPT: Final = 16
+"""How many terminals are remembered, so that a look at one only has to take in what is new."""
+KEPT_CELLS: Final = 1_000_000
+BUDGET_S: Final = 2.0
+"""Seconds of processor time for one look. Output made to be slow to draw is cut short after that."""
+REST_S: Final = 0.1
+LONGEST_S: Final = 1.0
+"""How long nothing is printed by a program that has drawn what a key has changed, and how long it is waited for."""
+_PIECE: Final = 8 * 1024
+_TAIL: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """The rows of a terminal as plain text, blanks at their ends left out; `cursor` is (row, column), from 1.
+
+    `partial` says that some of its output is not in it: dropped from the log, or too much of it. It is made from the
+    first `upto` bytes of the log.
+    """
+
+    rows: int
+    cols: int
+    lines: tuple[str, ...]
+    cursor: tuple[int, int]
+    title: str = ""
+    modes: frozenset[str] = frozenset()
+    partial: bool = False
+    upto: int = 0
+
+    @property
+    def text(self) -> str:
+        """All rows down to the last that is not empty."""
+        return "\n".join(self.lines).rstrip("\n")
+
+
+@dataclass(slots=True)
+class _View:
+    """One terminal, and how far into the log it has come. `modes` may be ahead of the emulator."""
+
+    size: WindowSize
+    modes: Modes = field(default_factory=Modes)
+    scanned: int = 0
+    emulator: Emulator | None = None
+    drawn: int = 0
+    partial: bool = False
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Screens:
+    """The screens of an engine's sessions. What is remembered of them is bounded, and made again from the log."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._views: OrderedDict[SessionId, _View] = OrderedDict()
+
+    async def of(self, session: Session) -> Screen:
+        """What a person would see now; of an ended session, what was left. Cancelling leaves nothing behind.
+
+        The size is that of the terminal now; what was printed while it had another is drawn as if it always had it,
+        unless the screen was looked at before it changed.
+
+        Raises:
+            PtyError: The session has no terminal.
+            InvalidCommand: Its log is on another host, or gone for its age.
+        """
+        log, view = self._opened(session)
+        async with view.busy:
+            size = await self._size(session, view)
+            end = log.size()
+            await self._scan(view, log, end)
+            await self._draw(view, log, size, end)
+            return _shown(view)
+
+    async def at_rest(self, session: Session) -> Screen:
+        """What a person would see once the program has drawn: after a moment without output, or a second of it.
+
+        Raises what `of` does.
+        """
+        log, _ = self._opened(session)
+        follower = Follower(self._engine, session)
+        until, size, ended = time.monotonic() + LONGEST_S, log.size(), not session.live
+        while not ended and (left := until - time.monotonic()) > 0:
+            grown = await follower.grown(size, timeout_s=min(REST_S, left))
+            if grown.size == size:
+                break
+            size, ended = grown.size, grown.ended
+        return await self.of(session)
+
+    async def modes(self, session: Session) -> frozenset[str]:
+        """What its program has switched the terminal to. Raises what `of` does."""
+        log, view = self._opened(session)
+        async with view.busy:
+            await self._scan(view, log, log.size())
+            return view.modes.names
+
+    def resized(self, session: Session, size: WindowSize) -> None:
+        """Note the size that somebody has given the terminal; asked for only where the kernel cannot be."""
+        self._opened(session)[1].size = size
+
+    def _opened(self, session: Session) -> tuple[OutputLog, _View]:
+        if not session.pty:
+            raise PtyError(f"session {session.id} has no terminal; process_log shows what it printed")
+        log = Sessions(self._engine, None).readable(session)
+        view = self._views.setdefault(session.id, _View(_usual_size(session)))
+        self._views.move_to_end(session.id)
+        while len(self._views) > KEPT or (len(self._views) > 1 and self._cells() > KEPT_CELLS):
+            self._views.popitem(last=False)
+        return log, view
+
+    def _cells(self) -> int:
+        return sum(view.size.rows * view.size.cols for view in self._views.values())
+
+    async def _size(self, session: Session, view: _View) -> WindowSize:
+        if session.live:
+            look = await self._engine.supervised.look(session.id)
+            if look is not None and look.terminal is not None and look.terminal.rows and look.terminal.cols:
+                return WindowSize(look.terminal.rows, look.terminal.cols)
+        return view.size
+
+    async def _scan(self, view: _View, log: OutputLog, end: int) -> None:
+        view.scanned = await _fed(view.modes, log, view.scanned, end)
+
+    async def _draw(self, view: _View, log: OutputLog, size: WindowSize, end: int) -> None:
+        if view.emulator is None or end - view.drawn > WINDOW:
+            view.drawn = max(0, end - WINDOW)
+            before = Modes()
+            await _fed(before, log, 0, view.drawn)
+            view.emulator = await asyncio.to_thread(_emulator, size, before.names)
+            view.partial = view.drawn > 0
+        elif size != view.size:
+            view.emulator.fit(size.rows, size.cols)
+        view.size = size
+        data = await log.raw(view.drawn, end)
+        whole = await asyncio.to_thread(drawn, view.emulator, data)
+        view.partial = view.partial or not whole or len(data) < end - view.drawn
+        view.drawn = end
+
+
+async def screen_of(engine: Engine, session: Session) -> Screen:
+    """What a person would see now on a session's terminal, for who looks once; see `Screens.of`."""
+    return await Screens(engine).of(session)
+
+
+def screen_text(screen: Screen, session: Session) -> str:
+    """The screen as the model reads it: its rows, then one line about it."""
+    words = [f"screen of {screen.rows} rows and {screen.cols} columns"]
+    words.append(f"cursor in row {screen.cursor[0]}, column {screen.cursor[1]}")
+    words += [f"title {screen.title!r}"] if screen.title else []
+    words += ["a full-screen program"] if ALTERNATE_SCREEN in screen.modes else []
+    words += ["some of its output is missing or was too much to draw"] if screen.partial else []
+    words.append(f"session {session.id}: {how_it_ended(session.end) if session.end else session.state.value}")
+    return "\n".join([*([screen.text] if screen.text else []), f"[{', '.join(words)}]"])
+
+
+def _usual_size(session: Session) -> WindowSize:
+    return WindowSize(24, 80) if session.kind == SHELL else WindowSize(limits.PTY_ROWS, limits.PTY_COLS)
+
+
+async def _fed(modes: Modes, log: OutputLog, start: int, end: int) -> int:
+    # A log without a cap may be of any size: what was switched longer ago than a capped one holds is not known.
+    for position in range(max(start, end - limits.LOG_BYTES), end, WINDOW):
+        modes.feed(await log.raw(position, min(position + WINDOW, end)))
+    return end
+
+
+def _emulator(size: WindowSize, before: frozenset[str]) -> Emulator:
+    # Imported here: it takes longer to load than all else of the tools, and most conversations never look.
+    from app.exec.emulator import Emulator
+
+    emulator = Emulator(size.rows, size.cols)
+    emulator.feed(b"\x1b[?1049h" if ALTERNATE_SCREEN in before else b"")
+    emulator.feed(b"\x1b[?25l" if CURSOR_HIDDEN in before else b"")
+    return emulator
+
+
+def drawn(emulator: Emulator, data: bytes) -> bool:
+    """Draw; whether all of it was."""
+    began = time.thread_time()
+    position, whole = 0, True
+    while position < len(data):
+        if time.thread_time() - began > BUDGET_S and position < len(data) - _TAIL:
+            position, whole = len(data) - _TAIL, False
+        emulator.feed(data[position : position + _PIECE])
+        position += _PIECE
+    return whole
+
+
+def _shown(view: _View) -> Screen:
+    emulator = view.emulator
+    assert emulator is not None
+    cursor = (min(emulator.cursor.y, view.size.rows - 1) + 1, min(emulator.cursor.x, view.size.cols - 1) + 1)
+    return Screen(
+        rows=view.size.rows,
+        cols=view.size.cols,
+        lines=tuple(map(harmless, emulator.lines_of_text())),
+        cursor=cursor,
+        title=harmless(emulator.title),
+        modes=view.modes.names,
+        partial=view.partial,
+        upto=view.drawn,
+    )

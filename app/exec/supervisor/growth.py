@@ -1,0 +1,134 @@
+"""Who waits for a session to print more: told with the next output, at its end, or when the time is up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from app.exec.supervisor.fields import Message, Refused, number_of
+from app.exec.supervisor.job import Job
+from app.exec.supervisor.loop import Loop, Timer, now
+from app.exec.supervisor.peers import Peer
+
+PER_CLIENT: Final = 4096
+PER_SESSION: Final = 256
+_LONGEST_S: Final = 300.0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One request that is not answered yet; `earliest` is when it may be, `timer` when it will be at the latest."""
+
+    peer: Peer
+    number: object
+    job: Job
+    beyond: float
+    err_beyond: float | None
+    earliest: float
+    due: bool
+    timer: Timer | None = None
+
+
+class Growth:
+    """All of its methods run on the loop's thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._of: dict[str, list[_Waiter]] = {}
+        self._by: dict[Peer, dict[object, _Waiter]] = {}
+
+    def wait(self, peer: Peer, message: Message, job: Job) -> Message | None:
+        """The answer if it can be given now; else it is sent later, unless the peer leaves or withdraws first.
+
+        Raises:
+            Refused: This peer waits too often, or too many wait for this session.
+        """
+        beyond = number_of(message, "beyond", 0)
+        err = None if message.get("err_beyond") is None else number_of(message, "err_beyond", 0)
+        rest_s = number_of(message, "rest_s", 0.0)
+        # It never rests longer than it waits.
+        timeout_s = max(rest_s, min(number_of(message, "timeout_s", 30.0), _LONGEST_S))
+        rest_s = min(rest_s, timeout_s)
+        due = _has(job, beyond, err)
+        if job.record is not None or (due and rest_s <= 0) or timeout_s <= 0:
+            return sizes(job)
+        ours, others = self._by.setdefault(peer, {}), self._of.setdefault(job.session_id, [])
+        number = message.get("id")
+        if len(ours) >= PER_CLIENT or len(others) >= PER_SESSION or number in ours:
+            raise Refused("busy", "too many wait for output already")
+        began = now()
+        waiter = _Waiter(peer, number, job, beyond, err, began + rest_s, due)
+        waiter.timer = self._loop.at(began + (rest_s if due else timeout_s), lambda: self._tell(waiter))
+        ours[number] = waiter
+        others.append(waiter)
+        return None
+
+    def grew(self, job: Job) -> None:
+        """Tell those who waited for as much as the job has printed now."""
+        waiters = self._of.get(job.session_id)
+        if not waiters:
+            return
+        at = now()
+        for waiter in list(waiters):
+            if waiter.due or not _has(job, waiter.beyond, waiter.err_beyond):
+                continue
+            if at >= waiter.earliest:
+                self._tell(waiter)
+            else:
+                waiter.due = True
+                _cancel(waiter.timer)
+                waiter.timer = self._loop.at(waiter.earliest, lambda waiter=waiter: self._tell(waiter))
+
+    def ended(self, job: Job) -> None:
+        """Tell everybody who waits for the job: it is over."""
+        for waiter in list(self._of.get(job.session_id, ())):
+            self._tell(waiter)
+
+    def withdraw(self, peer: Peer, number: object) -> None:
+        """Forget a request; its peer does not want the answer any more."""
+        waiter = self._by.get(peer, {}).get(number)
+        if waiter is not None:
+            self._forget(waiter)
+
+    def left(self, peer: Peer) -> None:
+        """Forget what a peer that has gone waited for."""
+        for waiter in list(self._by.get(peer, {}).values()):
+            self._forget(waiter)
+        self._by.pop(peer, None)
+
+    def _tell(self, waiter: _Waiter) -> None:
+        self._forget(waiter)
+        waiter.peer.send({"id": waiter.number, "ok": True, **sizes(waiter.job)})
+
+    def _forget(self, waiter: _Waiter) -> None:
+        _cancel(waiter.timer)
+        self._by.get(waiter.peer, {}).pop(waiter.number, None)
+        others = self._of.get(waiter.job.session_id, [])
+        if waiter in others:
+            others.remove(waiter)
+        if not others:
+            self._of.pop(waiter.job.session_id, None)
+
+
+def sizes(job: Job) -> Message:
+    """How much a job has printed, and whether it is over."""
+    size, err = ([log.size for log in job.logs] + [0, 0])[:2]
+    return {"size": size, "err_size": err, "ended": job.record is not None}
+
+
+def of_record(status: Message) -> Message:
+    """The same of a session without a job, by its status."""
+    record: Message = status.get("record") or {}
+    return {"size": record.get("bytes_total", 0), "err_size": record.get("err_bytes_total", 0), "ended": True}
+
+
+def _cancel(timer: Timer | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _has(job: Job, beyond: float, err_beyond: float | None) -> bool:
+    logs = job.logs
+    return (bool(logs) and logs[0].size > beyond) or (
+        err_beyond is not None and len(logs) > 1 and logs[1].size > err_beyond
+    )

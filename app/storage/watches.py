@@ -1,0 +1,146 @@
+"""Watches in the database: placed once, each hit counted and told in one transaction.
+
+Locks are taken as those of sessions are: the conversation's row before any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import sqlalchemy as sa
+
+from app.exec.memory_watches import check_room
+from app.exec.ports import WatchSink, WatchStore
+from app.exec.watch import Hit, Watch, after, is_read, past
+from app.storage.db import Database
+from app.storage.rows import insert_new, lock_row
+from app.storage.sessions import fence
+from app.storage.tables import conversations, watches
+
+
+class SqlWatchStore(WatchStore):
+    """A `WatchStore` on a `Database`; `sink` is told about hits, inside the transaction that counts them."""
+
+    def __init__(self, database: Database, *, sink: WatchSink | None = None) -> None:
+        self._database = database
+        self._sink = sink
+
+    async def place(self, watch: Watch, *, epoch: int = 0) -> Watch:
+        return await self._database.write(place, watch, epoch)
+
+    async def get(self, watch_id: str) -> Watch | None:
+        return await self._database.read(get, watch_id)
+
+    async def list(self, *, session_id: str | None = None, host_id: str | None = None) -> Sequence[Watch]:
+        return await self._database.read(find, session_id=session_id, host_id=host_id)
+
+    async def hit(self, watch_id: str, hit: Hit) -> Watch | None:
+        return await self._database.write(count, watch_id, hit, self._sink)
+
+    async def moved(self, watch_id: str, offset: int) -> None:
+        await self._database.write(moved, watch_id, offset)
+
+    async def heed(self, session_id: str) -> None:
+        await self._database.write(heed, session_id)
+
+    async def off(self, session_id: str, why: str, *, watch_id: str | None = None) -> None:
+        await self._database.write(off, session_id, why, watch_id)
+
+
+def place(conn: sa.Connection, watch: Watch, epoch: int = 0) -> Watch:
+    """Insert the watch, or return the one that already has its id.
+
+    Raises:
+        StaleTurn: Its turn no longer holds the conversation.
+        LimitReached: Its session or conversation has its watches.
+    """
+    fence(conn, watch.conversation_id, watch.turn_id, epoch)
+    existing = get(conn, watch.id)
+    if existing is not None:
+        return existing
+    check_room(
+        _number(conn, watches.c.session_id == watch.session_id),
+        _number(conn, watches.c.conversation_id == watch.conversation_id),
+        watch,
+    )
+    insert_new(conn, watches, asdict(watch))
+    return watch
+
+
+def get(conn: sa.Connection, watch_id: str) -> Watch | None:
+    """The watch, or None."""
+    row = conn.execute(sa.select(watches).where(watches.c.id == watch_id)).mappings().one_or_none()
+    return None if row is None else Watch(**row)
+
+
+def find(conn: sa.Connection, *, session_id: str | None = None, host_id: str | None = None) -> list[Watch]:
+    """Watches that are on, oldest first; of one session, of one host, or all."""
+    query = sa.select(watches).where(watches.c.state == "on").order_by(watches.c.created_at, watches.c.id)
+    if session_id is not None:
+        query = query.where(watches.c.session_id == session_id)
+    if host_id is not None:
+        query = query.where(watches.c.host_id == host_id)
+    return [Watch(**row) for row in conn.execute(query).mappings()]
+
+
+def count(conn: sa.Connection, watch_id: str, hit: Hit, sink: WatchSink | None = None) -> Watch | None:
+    """Count the hit and tell the sink, unless the watch is off or has fired under this number; see `WatchStore.hit`."""
+    found = get(conn, watch_id)
+    if found is None:
+        return None
+    lock_row(conn, conversations, found.conversation_id)
+    row = lock_row(conn, watches, watch_id)
+    if row is None or row["state"] != "on" or row["hits"] != hit.number - 1:
+        return None
+    watch = Watch(**row)
+    fired = past(watch, hit) if is_read(watch, hit) else after(watch, hit)
+    if sink is not None and fired.hits == hit.number and not sink.hit(conn, fired, hit):
+        return watch
+    changed = {
+        "state": fired.state,
+        "why_off": fired.why_off,
+        "offset": fired.offset,
+        "hits": fired.hits,
+        "strikes": fired.strikes,
+        "hit_at": fired.hit_at,
+    }
+    conn.execute(sa.update(watches).where(watches.c.id == watch_id).values(changed))
+    return fired
+
+
+def moved(conn: sa.Connection, watch_id: str, offset: int) -> None:
+    """Move the offset of a watch that is on forward."""
+    forward = (watches.c.id == watch_id, watches.c.state == "on", watches.c.offset < offset)
+    conn.execute(sa.update(watches).where(*forward).values({"offset": offset}))
+
+
+def read(conn: sa.Connection, session_id: str, start: int, end: int) -> None:
+    """Move the session's watches that lie in a range of output past it: the agent has read it."""
+    within = (
+        watches.c.session_id == session_id,
+        watches.c.kind == "pattern",
+        watches.c.state == "on",
+        watches.c.offset.between(start, end),
+    )
+    conn.execute(sa.update(watches).where(*within).values({"offset": end}))
+
+
+def heed(conn: sa.Connection, session_id: str) -> None:
+    """Forget the strikes of the session's watches."""
+    struck = (watches.c.session_id == session_id, watches.c.state == "on", watches.c.strikes > 0)
+    conn.execute(sa.update(watches).where(*struck).values(strikes=0))
+
+
+def off(conn: sa.Connection, session_id: str, why: str, watch_id: str | None = None) -> None:
+    """Switch off the session's watches that are on, or one of them."""
+    query = sa.update(watches).where(watches.c.session_id == session_id, watches.c.state == "on")
+    if watch_id is not None:
+        query = query.where(watches.c.id == watch_id)
+    conn.execute(query.values(state="off", why_off=why))
+
+
+def _number(conn: sa.Connection, whose: sa.ColumnElement[bool]) -> int:
+    return conn.execute(
+        sa.select(sa.func.count()).select_from(watches).where(whose, watches.c.state == "on")
+    ).scalar_one()

@@ -1,0 +1,296 @@
+"""`shellback attach` in a pane of tmux: a person sees what the agent's terminal shows, types, resizes, leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.storage.tables import audit, events, mailbox
+from tests.commands import Terminal, assert_refused, shellback, told
+from tests.panes import Pane, Started, pane, started
+from tests.stage import Stage, stage
+
+SHELL = "PS1='agent:' bash --norc --noprofile"
+DETACH = "C-\\"
+
+
+@pytest.fixture(scope="module")
+def on_stage() -> Generator[Started]:
+    with stage() as made, started(made) as running:
+        yield running
+
+
+@pytest.fixture
+def person(on_stage: Started) -> Generator[Pane]:
+    with pane(on_stage.stage) as made:
+        yield made
+
+
+def typed(made: Stage, session_id: str) -> list[dict[str, Any]]:
+    def look(conn: sa.Connection) -> list[dict[str, Any]]:
+        query = sa.select(mailbox.c.payload).where(mailbox.c.kind == "typed").order_by(mailbox.c.id)
+        return [payload for payload in conn.execute(query).scalars() if payload["session_id"] == session_id]
+
+    return made.read(look)
+
+
+def stty(person: Pane) -> str:
+    person.keys("C-l")
+    # Its lines are as long as the terminal is wide, and its first tells the size.
+    person.line("stty -a | tr '\\n' ' ' | sed 's/rows.*line/line/' | md5sum")
+    found = re.search(r"^([0-9a-f]{32})  -$", person.until(r"^[0-9a-f]{32}  -$"), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_a_person_sees_types_resizes_and_leaves(on_stage: Started, person: Pane) -> None:
+    session = on_stage.start(SHELL)
+    before = stty(person)
+    usual = on_stage.size(session)
+    person.attach(session)
+    person.until("^agent:")
+    person.line("echo $((40+2)) at $(stty size)")
+    person.until("^42 at 30 100$")
+    person.resize(26, 90)
+    on_stage.stage.until("the new size", lambda: on_stage.size(session) == (26, 90))
+    person.line("sleep 600; echo not here")
+    on_stage.until(session, "sleep 600")
+    person.keys("C-c")
+    person.until(r"^agent:$")
+    person.line("""sh -c 'trap "echo it quits; exit" QUIT; echo now; while :; do sleep 0.05; done'; stty size""")
+    person.until("^now$")
+    person.keys(DETACH, DETACH)
+    person.until(r"^26 90$")
+    assert on_stage.log(session).count("\nit quits") == 1
+    person.keys(DETACH)
+    shown = person.until(r"^code=0$")
+    assert f"[detached from {session.id}; it goes on: shellback attach {session.id}]" in shown
+    assert stty(person) == before
+    on_stage.stage.until("its own size again", lambda: on_stage.size(session) == usual)
+
+    person.attach(session)
+    person.until(r"^42 at 30 100$")
+    person.line("exit 3")
+    shown = person.until(r"^code=3$")
+    assert f"[{session.id} ended: exit 3]" in shown
+    assert stty(person) == before
+
+
+def test_full_screen_programs_are_drawn_and_take_keys(on_stage: Started, person: Pane) -> None:
+    Path(on_stage.stage.workspace / "text").write_text("".join(f"line {number}\n" for number in range(500)))
+    Path(on_stage.stage.workspace / "text").chmod(0o666)
+    session = on_stage.start("less text; vim -u NONE -N text; echo over; sleep 600")
+    on_stage.until(session, "line 20")
+    person.attach(session)
+    person.until("^line 20$")
+    assert person.mode("alternate_on") == "1"
+    person.keys("G")
+    person.until("^line 499$")
+    person.keys("k", "k", "PPage", "g")
+    person.until("^line 0$")
+    person.keys("q")
+    person.until('"text" 500L')
+    person.keys("O")
+    person.line("typed by a person")
+    person.keys("Escape", DETACH)
+    person.until(r"^code=0$")
+    assert person.mode("alternate_on") == "0"
+    person.attach(session)
+    shown = person.until("^typed by a person$")
+    assert "line 0" in shown
+    person.keys(":", "q", "!", "Enter")
+    person.until("^over$")
+    person.keys(DETACH)
+    person.until(r"^code=0$")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_terminal_is_given_back_after_a_signal(on_stage: Started, person: Pane, number: int) -> None:
+    session = on_stage.start("printf '\\033[?1049h\\033[?1000h\\033[?25l\\033[?1hhere'; cat")
+    before = stty(person)
+    person.attach(session)
+    person.until("here")
+    assert person.mode("mouse_any_flag") == "1"
+    person.line("typed")
+    person.until("typed")
+    os.kill(person.child(), number)
+    person.until(rf"^code={128 + number}$")
+    assert stty(person) == before
+    assert [person.mode(name) for name in ("alternate_on", "mouse_any_flag", "cursor_flag")] == ["0", "0", "1"]
+    assert typed(on_stage.stage, session.id)[0]["over"]
+
+
+def test_a_killed_attachment_leaves_the_row_that_somebody_typed(on_stage: Started, person: Pane) -> None:
+    session = on_stage.start("cat")
+    person.attach(session)
+    person.line("seven")
+    on_stage.until(session, "seven\r\nseven")
+    os.kill(person.child(), signal.SIGKILL)
+    person.until(r"code=137")
+    (row,) = typed(on_stage.stage, session.id)
+    assert row["over"] is False
+    assert row["bytes"] > 0
+
+
+def test_what_was_typed_is_told_in_bytes_and_kept_nowhere(on_stage: Started, person: Pane) -> None:
+    made = on_stage.stage
+    session = on_stage.start("read -rsp 'Password: ' given; echo; echo ${#given} characters", conversation="told")
+    person.attach(session)
+    person.until("Password:")
+    person.line("hunter2-very-secret")
+    person.until(r"^code=0$")
+    (row,) = typed(made, session.id)
+    assert row == {"session_id": session.id, "bytes": 20, "by": row["by"], "over": True}
+
+    def rows(conn: sa.Connection) -> list[Any]:
+        told = sa.select(events.c.payload).where(events.c.kind == "typed", events.c.conversation_id == "told")
+        kept = sa.select(audit.c.done_by, audit.c.surface, audit.c.facts).where(
+            audit.c.event == "typed", audit.c.session_id == session.id
+        )
+        return [list(conn.execute(told).scalars())[-1], [tuple(one) for one in conn.execute(kept.order_by(audit.c.id))]]
+
+    told, kept = made.read(rows)
+    assert told["text"] == f"[a person typed into session {session.id} (20 bytes) at the terminal]"
+    assert [(by, surface, facts["over"]) for by, surface, facts in kept] == [
+        (row["by"], "attach", over) for over in (False, True)
+    ]
+    assert kept[-1][2]["bytes"] == 20
+    # By another process: closing a file of the database here would let go of the locks that we hold on it.
+    found = subprocess.run(["grep", "-rl", "hunter2", made.root], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")
+
+
+QUERIES = r"printf '\033[c\033[6n\033[5n\033[21t\033]52;c;c2VjcmV0\007\033]11;?\007\033Z\005\033P$qm\033\134ready\n'"
+
+
+def test_nothing_that_a_program_prints_makes_the_terminal_type(on_stage: Started, person: Pane) -> None:
+    session = on_stage.start(f"stty raw -echo; read -rn1; {QUERIES}; head -c 4 | od -c; cat")
+    person.attach(session)
+    person.keys("x")
+    person.until("ready")
+    person.keys("a", "b", "c", "d")
+    person.until("a   b   c   d")
+    person.keys(DETACH)
+    shown = person.until(r"^code=0$")
+    assert person.clipboard() == ""
+    assert re.search(r"^person:$", shown.rstrip(), re.MULTILINE)  # no answer was left for the shell either
+
+
+def test_who_only_looks_on_writes_nothing(on_stage: Started, person: Pane) -> None:
+    session = on_stage.start(f"stty raw -echo; echo begun; until [ -e asked ]; do sleep 0.05; done; {QUERIES}; cat -v")
+    on_stage.until(session, "begun")
+    usual = on_stage.size(session)
+    person.resize(50, 140)
+    before = stty(person)
+    person.attach(session, "--read-only")
+    (on_stage.stage.workspace / "asked").touch()
+    person.until("ready")
+    assert on_stage.size(session) == usual
+    person.line("not typed")
+    person.keys("Up")
+    person.resize(45, 130)
+    person.keys(DETACH)
+    person.until(r"^code=0$")
+    assert stty(person) == before
+    assert on_stage.size(session) == usual
+    assert on_stage.log(session).endswith("ready\n")
+    assert typed(on_stage.stage, session.id) == []
+
+
+def test_an_ended_process_shows_what_was_last_and_how_it_ended(on_stage: Started) -> None:
+    session = on_stage.ended(on_stage.start("printf 'one\\r\\033[2Jlast words'; exit 4"))
+    shown = shellback(on_stage.stage, "attach", session.id[:8])
+    assert shown.returncode == 0
+    assert shown.stdout.strip() == "last words"
+    assert f"[{session.id} has ended: exit 4; nothing is attached]" in shown.stderr
+
+
+def test_a_process_without_a_terminal_gets_lines(on_stage: Started, person: Pane) -> None:
+    session = on_stage.start(
+        "echo first >&2; while read -r line; do echo got $line; done; kill -TERM $$", pty=False, stdin=True
+    )
+    shown = person.attach(session)
+    assert "lines are sent, Ctrl-D ends its input; Ctrl-C or C-\\ leaves" in shown
+    person.until("^first$")
+    person.line("a line")
+    person.until("^got a line$")
+    person.keys(DETACH)
+    person.until("^code=0$")
+    person.keys("C-l")
+    person.attach(session)
+    person.until("^got a line$")
+    person.keys("C-d")
+    person.until(r"^code=143$")
+    assert typed(on_stage.stage, session.id)[0]["bytes"] == len("a line\n")
+
+
+def test_a_supervisor_may_be_replaced_meanwhile(on_stage: Started, person: Pane) -> None:
+    session = on_stage.start(SHELL)
+    person.attach(session)
+    person.line("echo bef''ore")
+    person.until("^before$")
+    on_stage.stage.kill_supervisor()
+    on_stage.stage.until("another", lambda: on_stage.size(session) == (30, 100))
+    person.line("echo aft''er")
+    person.until("^after$")
+    person.keys(DETACH)
+    person.until(r"^code=0$")
+
+
+def test_much_output_is_not_shown_later_than_it_comes(on_stage: Started, person: Pane) -> None:
+    session = on_stage.start("read -r; yes $(seq 20) | head -c 10000000; echo; echo over; cat")
+    person.attach(session)
+    person.keys("Enter")
+    person.until("^over$")
+    person.keys(DETACH)
+    person.until(r"^code=0$")
+
+
+def test_what_cannot_be_attached_says_why(on_stage: Started) -> None:
+    made = on_stage.stage
+    session = on_stage.start("sleep 600", pty=False)
+    assert_refused(shellback(made, "attach", "nothing"), "no session", "shellback ps --all")
+    assert_refused(shellback(made, "attach", session.id), "no terminal", f"shellback logs -f {session.id}")
+    assert_refused(shellback(made, "attach", session.id, "--detach-key", "x"), "C-x")
+    assert_refused(shellback(made, "attach", session.id, "--detach-key", "C-c"), "take another")
+    with Terminal(made, "attach", "--read-write", session.id) as terminal:
+        terminal.until("takes no input: look on with --read-only")
+        assert terminal.ended() == 2
+    with Terminal(made, "attach", session.id) as terminal:
+        terminal.until("read-only")
+        terminal.type("\x03")
+        terminal.until("detached")
+        assert terminal.ended() == 0
+
+
+def test_the_agent_hears_with_its_next_turn_that_a_person_typed() -> None:
+    with stage() as made:
+        made.hire()
+        made.send('!execute_pty {"command": "cat"}')
+        made.approve()
+        session = made.session("cat")
+        made.until("the answer", made.answers)
+        with Terminal(made, "attach", session.id, TERM="xterm") as terminal:
+            terminal.until(f"[attached to {session.id}")
+            terminal.type("typed\r")
+            terminal.until("typed")
+            terminal.type("\x1c")
+            terminal.until("detached")
+            assert terminal.ended() == 0
+        (row,) = typed(made, session.id)
+        assert len(made.answers()) == 1  # it woke nobody
+        text = f"[a person typed into session {session.id} (6 bytes) at the terminal]"
+        assert f"not heard yet: {text}" in told(made, "conversations", "show", "c1").stdout
+        made.answer(made.send("And now?"))
+        shown = told(made, "conversations", "show", "c1").stdout
+        assert f"person: {text}" in shown
+        assert "not heard yet" not in shown
+        assert row["bytes"] == 6

@@ -1,0 +1,135 @@
+"""Shells that stay, in a real worker: asked about, approved for all of a shell, and run once wherever a worker dies."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.exec.model import SHELL, Session
+from tests.commands import facts, shellback, told
+from tests.stage import Stage, stage
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Stage]:
+    with stage(SHELL_TOOL="on") as made:
+        made.hire()
+        yield made
+
+
+def call(tool: str, **args: Any) -> str:
+    return f"!{tool} {json.dumps(args)}"
+
+
+def shell_of(place: Stage, conversation: str) -> Session:
+    """The shell of a conversation that runs."""
+
+    def look() -> Session | None:
+        live = [one for one in place.sessions(live=True) if one.conversation_id == conversation]
+        return next((one for one in live if one.kind == SHELL), None)
+
+    return place.until("a shell runs", look)
+
+
+def answer(place: Stage, conversation: str, item: str) -> str:
+    """What is said once an item has been heard, with JSON as it is written without blanks."""
+    found = place.until("an answer", lambda: next(iter(place.answers(since=item, conversation=conversation)), ""))
+    return found.replace('": ', '":')
+
+
+def ask(place: Stage, conversation: str, shell: Session, command: str) -> str:
+    """Let the model run a command in a shell; the item that it hears of it with."""
+    return place.send(call("shell_session", action="exec", session_id=shell.id, command=command), conversation)
+
+
+def approve(place: Stage, conversation: str, item: str, *more: str) -> str:
+    """Approve what an item has led to; the answer."""
+    done = shellback(place, "approvals", "approve", place.pending(conversation).id, *more, "--json")
+    assert facts(done)["state"] == "approved"
+    return answer(place, conversation, item)
+
+
+def started(place: Stage, conversation: str) -> Session:
+    """A shell that a person has approved."""
+    item = place.send(call("shell_session", action="start"), conversation)
+    approve(place, conversation, item)
+    return shell_of(place, conversation)
+
+
+def test_a_shell_is_approved_once_and_from_then_on_for_all_its_input(place: Stage) -> None:
+    item = place.send(call("shell_session", action="start"), "talk")
+    assert place.pending("talk").display["command"].startswith("exec bash ")
+    said = approve(place, "talk", item)
+    shell = shell_of(place, "talk")
+    assert f'"session_id":"{shell.id}"' in said
+    item = ask(place, "talk", shell, "export A=kept; cd /tmp")
+    shown = told(place, "approvals", "show", place.pending("talk").id).stdout
+    assert re.search(r"^ +command: export A=kept; cd /tmp$", shown, re.MULTILINE)
+    assert re.search(r"^ +session_command: exec bash ", shown, re.MULTILINE)
+    approve(place, "talk", item, "--for", "session")
+    assert '"output":"kept\\n"' in answer(place, "talk", ask(place, "talk", shell, "echo $A"))
+    assert place.requests() == []
+    ask(place, "talk", shell, "sudo ls")
+    request = place.pending("talk")
+    refused = shellback(place, "approvals", "approve", request.id, "--for", "session")
+    assert "of tier admin" in refused.stderr
+    place.decide(request, "denied")
+
+
+def test_a_command_is_run_once_wherever_the_worker_dies(place: Stage) -> None:
+    shell = started(place, "dies")
+    approve(place, "dies", ask(place, "dies", shell, "export A=kept"), "--for", "session")
+    log = place.workspace / "log"
+    # While it runs, in the middle of a line of several commands.
+    item = ask(place, "dies", shell, "echo $A >> log; until [ -e go ]; do sleep 0.05; done; cat log")
+    place.until("it runs", lambda: log.exists() and log.read_text())
+    place.workers[-1].kill()
+    place.hire()
+    (place.workspace / "go").touch()
+    assert '"output":"kept\\n"' in answer(place, "dies", item)
+    # When it has run, and before anybody else knows.
+    place.arm("tool.returned")
+    item = ask(place, "dies", shell, "echo $A >> log; wc -l < log; exit 3")
+    place.until("the worker has died", lambda: place.fired("tool.returned"))
+    place.hire()
+    said = answer(place, "dies", item)
+    assert '"output":"2\\n' in said
+    assert '"exit_code":3' in said
+    assert log.read_text() == "kept\n" * 2
+    assert place.requests() == []
+
+
+def test_the_tool_of_one_shell_asks_once_for_the_shell_and_its_first_command(place: Stage) -> None:
+    item = place.send(call("shell", op="execute", command="cd /tmp; echo one"), "one")
+    request = place.pending("one")
+    assert (request.display["command"], request.display["tier"]) == ("cd /tmp; echo one", "read_write")
+    assert '"stdout":"one\\n"' in approve(place, "one", item)
+    shell = shell_of(place, "one")
+    assert shell.granted_by == "approved call"
+    item = place.send(call("shell", op="execute", command="echo two"), "one")
+    assert place.pending("one").session_id == shell.id
+    assert '"stdout":"two\\n"' in approve(place, "one", item, "--for", "session")
+    item = place.send(call("shell", op="execute", command="echo three"), "one")
+    assert '"stdout":"three\\n"' in answer(place, "one", item)
+
+
+def test_run_shell_waits_for_a_person_and_returns_its_four_keys(place: Stage) -> None:
+    item = place.send(call("run_shell", command="echo hi; touch made", timeout_ms=20_000), "login")
+    shown = place.pending("login").display
+    assert shown.items() >= {"command": "echo hi; touch made", "login": True, "timeout_s": 20.0}.items()
+    said = approve(place, "login", item)
+    assert json.loads(said[said.index('{"status"') :]) == {
+        "status": "ok", "exit_code": 0, "stdout": "hi\n", "stderr": "",
+    }  # fmt: skip
+
+
+def test_switched_off_there_are_none_of_them() -> None:
+    with stage(SESSION_TOOLS="off") as made:
+        made.hire()
+        said = made.answer(made.send("\n".join([call("run_shell", command="ls"), call("shell", op="status")])))
+        assert "there is no tool 'run_shell'" in said
+        assert "there is no tool 'shell'" in said

@@ -1,0 +1,280 @@
+"""A persistent shell runs one command after the other: exactly its output, its status, its directory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from app.exec.errors import TaskCompleted
+from app.exec.model import SessionState, WindowSize
+from app.exec.persistent import ShellBusy
+from tests.execs import each_backend
+from tests.shells import a_shell, started
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures(each_backend.__name__)]
+
+
+async def test_what_is_printed_is_told_exactly(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        assert shell.output.endswith("$ ")
+        assert shell.output.count("\n") == 0
+        assert await shell.says("echo hi") == "hi\n"
+        assert await shell.says("printf '  a\\n\\n b '") == "  a\n\n b "
+        assert await shell.says("printf abc") == "abc"
+        assert await shell.says(":") == ""
+        assert await shell.says("printf '\\n\\n'") == "\n\n"
+        assert await shell.says("cat <<'END'\n a 'b' \"c\" $d `e`\n\tf\\\nEND") == " a 'b' \"c\" $d `e`\n\tf\\\n"
+        assert await shell.says("for i in 1 2; do\n  echo $i\ndone\n\necho three") == "1\n2\nthree\n"
+        assert await shell.says("printf '\\e[31mred\\e[0m\\n'; printf 'x\\ty\\n'") == "red\nx\ty\n"
+        assert await shell.says("# nothing but a remark") == ""
+        assert await shell.says("echo out; echo err >&2") == "out\nerr\n"
+
+
+async def test_every_byte_is_in_the_log(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        every = 'for ((i=0;i<256;i++)); do printf "\\x$(printf %x $i)"; done'
+        done = await shell.exec(f"stty -opost; {every}; stty opost")
+        assert await shell.log.raw(done.slice.start, done.slice.end) == bytes(range(256))
+        assert "ABC" in done.output
+        assert "\ufffd" in done.output
+        assert "\x07" not in done.output
+        slow = await shell.says('for b in e2 82 ac; do printf "\\x$b"; sleep 0.02; done; echo')
+        assert slow == "\u20ac\n"
+
+
+async def test_a_large_output_has_head_and_tail(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        done = await shell.exec("head -c 10485760 /dev/zero | tr '\\0' x; echo; echo end")
+        assert done.exit_code == 0
+        assert len(done.output) <= 30_100
+        assert done.output.startswith("xxx")
+        assert done.output.endswith("x\nend\n")
+        assert "process_log(session_id=" in done.output
+        assert done.slice.end - done.slice.start == 10 * 1024 * 1024 + 2 + 5
+        assert done.slice.bytes_shown < done.slice.end - done.slice.start
+        assert await shell.says("echo next") == "next\n"
+
+
+async def test_state_stays(tmp_path: Path) -> None:
+    async with a_shell(tmp_path, env={"GIVEN": "yes"}) as shell:
+        await shell.says(
+            "A=1; export B=2; declare -a c=(x y); declare d=4; f() { echo \"f $1\"; }; alias g='echo alias'"
+        )
+        assert (
+            await shell.says("echo $A$(sh -c 'echo $B')${c[1]}$d; f 3; g 4; echo $GIVEN") == "12y4\nf 3\nalias 4\nyes\n"
+        )
+        await shell.says("mkdir -p 'sub dir/x'")
+        assert (await shell.exec("cd 'sub dir'")).cwd.endswith("/ws/sub dir")
+        assert (await shell.exec("cd x; false")).exit_code == 1
+        assert await shell.says('echo $? "${PWD##*/}" "${OLDPWD##*/}"') == "1 x sub dir\n"
+        assert (await shell.exec("(exit 77)")).exit_code == 77
+        assert await shell.says("echo $?") == "77\n"
+        assert await shell.says("[[ $HOME == $(cd; pwd) ]] && echo home") == "home\n"
+
+
+async def test_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        for wrong in (
+            "echo 'unclosed",
+            'echo "unclosed',
+            "if true; then",
+            "echo $(",
+            "echo a &&",
+            "fi",
+            "f() {",
+            "echo `",
+        ):
+            done = await shell.exec(wrong)
+            assert done.exit_code not in {0, None}, wrong
+            assert "bash: " in done.output
+            assert done.duration_ms < 20_000
+        assert (await shell.exec("no_such_program")).exit_code == 127
+        assert await shell.says("echo fine") == "fine\n"
+
+
+CHANGES = {
+    "set -u": "hi\n",
+    "IFS=ohi0123456789": "hi\n",
+    "set -f; set -C; set -a; shopt -s extglob nocasematch": "hi\n",
+    "set -o posix": "hi\n",
+    "stty raw": "hi\n",
+    "stty -echo": "hi\n",
+    "PS1='two\nlines> '; PROMPT_COMMAND='echo prompted'": "hi\n",
+    "PS1=; unset PROMPT_COMMAND": "hi\n",
+    "PROMPT_COMMAND=(true false)": "hi\n",
+    "alias read=false printf=false eval=false unset=false cd=false builtin=false": "hi\n",
+    "printf() { :; }; read() { :; }; eval() { :; }; unset() { :; }; cd() { :; }; export() { :; }": "hi\n",
+    "trap 'echo debug' DEBUG": "debug\nhi\n",
+    "trap 'echo error' ERR": "hi\n",
+    "trap 'echo return' RETURN; trap 'echo caught' INT": "hi\n",
+    "set -e": "hi\n",
+    "set -v": "echo hi\nhi\n",
+    "set -x; PS4='+ '": "+++ echo hi\nhi\n",
+    "exec 2>/dev/null": "hi\n",
+}
+"""What a command may do to its shell, and what `echo hi` prints after that."""
+
+
+async def test_whatever_a_command_changes_the_next_is_told(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as first:
+
+        async def tried(change: str, expected: str) -> None:
+            shell = await started(first.engine, first.shells)
+            await shell.exec(change)
+            for _ in range(2):
+                done = await shell.exec("echo hi")
+                assert (done.output, done.exit_code) == (expected, 0), change
+            done = await shell.exec("! true")
+            assert (done.exit_code, done.alive) == (1, True), change
+
+        await asyncio.gather(*(tried(change, expected) for change, expected in CHANGES.items()))
+
+
+async def test_output_that_goes_elsewhere_is_not_ours(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        assert (await shell.exec("exec 3>&1 >out 2>&1")).exit_code == 0
+        assert (await shell.exec("echo hidden; false")).exit_code == 1
+        assert (await shell.exec("exec >&3 2>&3")).exit_code == 0
+        told = await shell.says("grep -ac '7770;[RSEP]' out; grep -ao hidden out")
+        assert told == "0\nhidden\n"
+
+
+async def test_a_failing_command_is_told_once(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        await shell.says("trap 'echo failed' ERR")
+        done = await shell.exec("false")
+        assert (done.output, done.exit_code) == ("failed\n", 1)
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 3", 3), ("set -e; false", 1), ("exec true", 0)])
+async def test_the_end_of_the_shell_is_the_end_of_the_command(tmp_path: Path, command: str, status: int) -> None:
+    async with a_shell(tmp_path) as shell:
+        await shell.says("trap 'echo bye' EXIT")
+        done = await shell.exec(command)
+        assert (done.exit_code, done.alive, done.timed_out) == (status, False, False)
+        assert done.session.state is SessionState.EXITED
+        if command != "exec true":
+            assert done.output.endswith("bye\n")
+        with pytest.raises(TaskCompleted, match="start another"):
+            await shell.exec("echo more")
+        assert not (await shell.read()).alive
+
+
+async def test_a_shell_killed_by_a_signal_has_no_exit_code(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        done = await shell.exec("kill -KILL $$")
+        assert (done.exit_code, done.alive) == (None, False)
+        assert "SIGKILL" in done.note
+
+
+async def test_background_jobs_do_not_keep_the_call(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        done = await shell.exec("sleep 30 & echo started")
+        assert done.exit_code == 0
+        assert done.output.endswith("started\n")
+        assert done.duration_ms < 20_000
+        assert await shell.says("jobs -r | grep -c sleep; kill %1; wait 2>/dev/null; echo") == "1\n\n"
+
+
+async def test_a_question_is_answered_with_write(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        asked = await shell.exec("read -p 'name? ' name && echo \"hello $name\"")
+        assert (asked.output, asked.waiting, asked.timed_out, asked.exit_code) == ("name? ", True, False, None)
+        assert "write" in asked.note
+        with pytest.raises(ShellBusy, match="a command runs in shell"):
+            await shell.exec("echo no")
+        await shell.write("bob\n")
+        told = await shell.read_until("hello bob")
+        assert "7770" not in told.output
+        assert (await shell.at_rest()).running is False
+        assert await shell.says("echo $name") == "bob\n"
+
+
+async def test_a_program_that_reads_is_fed_with_write(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        begun = await shell.exec("cat")
+        assert begun.waiting
+        await shell.write("one line\n")
+        await shell.read_until("one line\r\none line\r\n")
+        await shell.write("\x04")
+        ended = await shell.at_rest()
+        assert ended.exit_code == 0
+        assert await shell.says("echo next") == "next\n"
+
+
+async def test_what_runs_on_after_the_timeout_is_interrupted_with_write(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        begun = await shell.exec("echo partial; sleep 600; echo never", timeout_s=0.5)
+        assert (begun.output, begun.timed_out, begun.exit_code, begun.alive) == ("partial\n", True, None, True)
+        assert "\\u0003" in begun.note
+        await shell.write("\x03")
+        assert (await shell.at_rest()).exit_code == 130
+        assert await shell.says("echo next") == "next\n"
+
+
+async def test_an_interrupt_ends_the_call_that_waits(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        call = asyncio.create_task(shell.exec("echo begun; sleep 600; echo never"))
+        await shell.read_until("begun\r\n")
+        await shell.write("\x03")
+        done = await call
+        assert done.exit_code == 130
+        assert done.output == "begun\n^C\n"
+        await shell.says("trap 'echo caught' INT")
+        call = asyncio.create_task(shell.exec("echo again; sleep 600; echo after"))
+        await shell.read_until("again\r\n")
+        await shell.write("\x03")
+        done = await call
+        assert (done.output, done.exit_code) == ("again\n^C\nafter\n", 0)
+
+
+async def test_other_shells_inside(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        await shell.says("mkdir -p empty; HOME=$PWD/empty; X=outer")
+        inside = await shell.exec("bash --norc")
+        assert (inside.exit_code, inside.timed_out, inside.alive) == (None, False, True)
+        assert "exec runs commands in it" in inside.note
+        assert (await shell.exec("echo ${X-none}")).output == "none\n"
+        left = await shell.exec("exit 4")
+        assert left.exit_code == 4
+        assert await shell.says("echo $X") == "outer\n"
+        assert (await shell.exec("exec bash --norc")).exit_code == 0
+        assert (await shell.exec("echo ${X-none}")).output == "none\n"
+        assert (await shell.exec("exit 5")).exit_code == 5
+
+
+async def test_two_commands_at_once_are_one_and_an_error(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        both = await asyncio.gather(shell.exec("sleep 0.3; echo one"), shell.exec("echo two"), return_exceptions=True)
+        (won,) = [one for one in both if not isinstance(one, BaseException)]
+        (lost,) = [one for one in both if isinstance(one, BaseException)]
+        assert won.output == "one\n"
+        assert isinstance(lost, ShellBusy)
+        assert await shell.says("echo three") == "three\n"
+
+
+async def test_directories_outside_are_put_back(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        root = (await shell.exec("mkdir -p in/deep && ln -s / out && ln -s in/deep link && cd in")).cwd
+        for command in ("cd /", "cd ../../../..", "cd ../out", "cd ../out/usr && true", "pushd /usr >/dev/null"):
+            done = await shell.exec(command)
+            assert done.cwd == root, command
+            assert "outside of the workspace" in done.note
+            assert await shell.says("pwd") == f"{root}\n"
+        linked = await shell.exec("cd ../link")
+        assert (linked.cwd, linked.note) == (root.removesuffix("/in") + "/link", "")
+        gone = await shell.exec('cd ../in/deep 2>/dev/null || cd in/deep; rmdir "$(pwd -P)"')
+        assert gone.alive
+        assert (await shell.exec("cd ~")).exit_code == 0
+
+
+async def test_the_raw_form_is_what_a_terminal_shows(tmp_path: Path) -> None:
+    async with a_shell(tmp_path, rows=40, cols=120) as shell:
+        await shell.says("PS1='$ '")
+        done = await shell.exec("printf '\\e[1mx\\n'\necho y", raw=True)
+        assert done.raw == "printf '\\e[1mx\\n'\r\necho y\r\n\x1b[1mx\r\ny\r\n$ "
+        assert await shell.says("stty size") == "40 120\n"
+        await shell.shells.resize(shell.id, WindowSize(30, 100), "talk")
+        assert await shell.says("stty size") == "30 100\n"

@@ -1,0 +1,67 @@
+"""A shell that stays, for code of one's own: what lets its commands run, and what is left at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.exec.backends.secrets import is_secret
+from app.exec.errors import CommandDenied, InvalidCommand, PathOutsideSandbox, TaskCompleted
+from app.exec.judge import Judge
+from app.exec.model import READ_ONLY, WORK
+from app.exec.permit import ByOperator, ByPolicy
+from app.exec.shell import AsyncShell, CommandValidator
+from tests.execs import running_engine
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
+
+
+async def test_it_keeps_what_commands_leave_behind_and_is_ended_with_its_context(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        made = AsyncShell(engine, ByOperator(engine), validator=CommandValidator(blocked_patterns=("forbidden",)))
+        async with await made.session(env={"A": "1"}, rows=30, cols=90) as shell:
+            assert shell.prompt.endswith("$ ")
+            await shell.exec("mkdir sub; cd sub; f() { echo $A; }")
+            done = await shell.exec("f; stty size; (exit 3)")
+            assert (done.output, done.exit_code, done.cwd) == (
+                "1\n30 90\n", 3, f"{engine.backend.inner}/sub",
+            )  # fmt: skip
+            asked = await shell.exec("read -p 'go on? ' x")
+            assert asked.waiting
+            await shell.write("y\n")
+            await shell.resize(10, 20)
+            assert (await shell.exec("echo $x; stty size")).output == "y\n10 20\n"
+            with pytest.raises(CommandDenied, match="it would remove"):
+                await shell.exec("rm -rf /")
+            with pytest.raises(CommandDenied, match="blocked pattern"):
+                await shell.exec("forbidden")
+        (session,) = await engine.store.list()
+        assert (session.granted_by, session.live) == ("operator", False)
+        with pytest.raises(TaskCompleted):
+            await shell.exec("echo more")
+        await shell.close()
+        with pytest.raises(PathOutsideSandbox):
+            await made.session(cwd="/etc")
+        with pytest.raises(InvalidCommand, match="2 to 500"):
+            await made.session(rows=1)
+        few = AsyncShell(engine, ByOperator(engine), validator=CommandValidator(allowed_commands=("ls",)))
+        with pytest.raises(CommandDenied, match="not in allowlist: bash"):
+            await few.session()
+
+
+async def test_what_nobody_approved_is_held_to_reading_or_not_started(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        judge = Judge(runs=engine.backend, secret=lambda path: is_secret(path, ()))
+        made = AsyncShell(engine, ByPolicy(engine, judge))
+        if READ_ONLY not in engine.backend.profiles:
+            with pytest.raises(CommandDenied, match="nobody approved"):
+                await made.session()
+            return
+        async with await made.session() as shell:
+            assert (await shell.session()).profile == READ_ONLY
+            assert "Read-only file system" in (await shell.exec("touch b")).output
+            with pytest.raises(CommandDenied):
+                await shell.exec("rm -rf /")
+        operators = await AsyncShell(engine, ByOperator(engine)).session()
+        assert (await operators.session()).profile == WORK

@@ -1,0 +1,120 @@
+"""`shell` on real shells and processes: its exact shapes, its words for errors, and calls that are made again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai.exceptions import ToolFailed
+
+from app.exec.classify.model import Tier
+from app.exec.model import SHELL
+from app.exec.persistent import Executed, PersistentShells
+from app.exec.rules.matching import Tiers
+from tests.desks import Desk, desk
+from tests.execs import GATE, let_go
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
+
+
+async def execute(here: Desk, command: str, **more: float) -> dict[str, object]:
+    return (await here.approved("shell", op="execute", command=command, **more)).value
+
+
+async def test_execute_keeps_directory_variables_and_aliases_and_returns_four_keys(tmp_path: Path) -> None:
+    async with desk(tmp_path, shell=True) as here:
+        first = await execute(here, "mkdir sub; cd sub; export A=1; shopt -s expand_aliases; alias ll='echo aliased'")
+        assert list(first) == ["stdout", "stderr", "exit_code", "duration_ms"]
+        assert (first["stdout"], first["stderr"], first["exit_code"]) == ("", "", 0)
+        said = await execute(here, 'basename "$PWD"; echo $A; echo err >&2; (exit 4)')
+        assert (said["stdout"], said["stderr"], said["exit_code"]) == ("sub\n1\nerr\n", "", 4)
+        assert (await execute(here, "ll"))["stdout"] == "aliased\n"
+        shells = [one for one in await here.engine.store.list() if one.kind == SHELL]
+        assert len(shells) == 1
+        assert (await here.call("shell", op="status")).value == {"processes": []}
+
+
+async def test_a_timeout_is_a_result_with_what_was_printed_and_the_command_runs_on(tmp_path: Path) -> None:
+    async with desk(tmp_path, shell=True) as here:
+        said = await execute(here, f"echo before; {GATE}; echo then", timeout=1)
+        assert (said["stdout"], said["exit_code"], said["timed_out"]) == ("before\n", None, True)
+        assert "process_send_keys" in str(said["note"])
+        with pytest.raises(ToolFailed, match="a command runs in this shell"):
+            await execute(here, "echo more")
+        shown = await here.call("shell", op="output", task_id=said["task_id"])
+        assert shown.value["stdout"].endswith("before\n")
+        assert "read -rsd" not in shown.value["stdout"]
+        let_go(here.engine)
+
+
+async def test_spawn_streams_into_a_block_and_kill_ends_it(tmp_path: Path) -> None:
+    async with desk(tmp_path, shell=True) as here:
+        command = f"echo out; echo err >&2; touch up; {GATE}; sleep 600"
+        spawned = (await here.approved("shell", op="spawn", command=command)).value
+        task = spawned["task_id"]
+        assert spawned == {"task_id": task, "block_label": f"process:{task}"}
+        (row,) = (await here.call("shell", op="status")).value["processes"]
+        assert list(row) == ["task_id", "block_label", "command", "cwd", "uptime_seconds"]
+        assert (row["task_id"], row["command"]) == (task, command)
+        killed = await here.approved("shell", op="kill", task_id=task)
+        assert killed.value == {"success": True}
+        block = (await here.call("shell", op="output", task_id=task)).value
+        assert block.items() >= {"block_label": f"process:{task}", "command": command, "task_id": task}.items()
+        assert {"cwd", "started_at", "stdout", "stderr", "exit_code", "ended_at"} <= block.keys()
+        with pytest.raises(ToolFailed, match=r"^task already completed: "):
+            await here.call("shell", op="kill", task_id=task)
+        with pytest.raises(ToolFailed, match=r"^unknown task: x1$"):
+            await here.call("shell", op="output", task_id="x1")
+
+
+async def test_what_is_refused_says_so_in_the_words_of_the_specification(tmp_path: Path) -> None:
+    async with desk(tmp_path, shell=True) as here:
+        with pytest.raises(ToolFailed, match=r"^command denied by policy: "):
+            await here.call("shell", op="execute", command="rm -rf /")
+        here.tiers = Tiers(default=Tier.READ_WRITE, strict=True, strict_path_enforcement=True)
+        with pytest.raises(ToolFailed, match=r"^permission denied: requires admin, have read_write$"):
+            await here.call("shell", op="execute", command="sudo ls")
+        with pytest.raises(ToolFailed, match=r"^path outside sandbox: "):
+            await here.call("shell", op="spawn", command="touch /root/x")
+        assert await here.engine.store.list() == []
+
+
+async def test_what_only_reads_is_asked_about_in_the_shell_and_not_beside_it(tmp_path: Path) -> None:
+    async with desk(tmp_path, shell=True) as here:
+        here.put("a.txt", "one\n")
+        assert await here.asks("shell", op="execute", command="cat a.txt")
+        sandboxed = len(here.engine.backend.profiles) > 1
+        assert await here.asks("shell", op="spawn", command="cat a.txt") is not sandboxed
+        await execute(here, "cd /")
+        (own,) = [one for one in await here.engine.store.list(live=True) if one.kind == SHELL]
+        here.standing[own.id] = "a1"
+        assert not await here.asks("shell", op="execute", command="touch b")
+        assert await here.asks("shell", op="execute", command="sudo ls")
+
+
+async def test_the_call_that_starts_the_shell_is_one_call_wherever_it_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(tmp_path, shell=True) as here:
+        run: dict[str, Any] = {"op": "execute", "command": "echo x >> log; cat log"}
+        shown = await here.seen("shell", **run)
+        assert (shown["command"], shown["starts"][:10]) == ("echo x >> log; cat log", "exec bash ")
+
+        async def dies(*_: object, **__: object) -> Executed:
+            raise RuntimeError("the worker dies when the shell stands")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(PersistentShells, "exec", dies)
+            with pytest.raises(RuntimeError):
+                await here.call("shell", again=True, approved=True, **run)
+        said = await here.call("shell", again=True, approved=True, **run)
+        assert said.value["stdout"] == "x\n"
+        assert (await here.call("shell", again=True, approved=True, **run)).value == said.value
+        assert len([one for one in await here.engine.store.list() if one.kind == SHELL]) == 1
+        here.standing[said.metadata["session_id"]] = "a1"
+        ends: dict[str, Any] = {"op": "execute", "command": "exit 3"}
+        said = await here.call("shell", **ends)
+        assert said.value["exit_code"] == 3
+        assert (await here.call("shell", again=True, **ends)).value == said.value
+        assert len(await here.engine.store.list()) == 1

@@ -1,0 +1,200 @@
+"""Programs that people use in a terminal, used through the tools: what is typed arrives, and the screen is seen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.exec.backends.host import EXEC_UID
+from app.exec.sessions import Sessions
+from app.exec.terminal_modes import ALTERNATE_SCREEN, APPLICATION_CURSOR
+from tests.execs import origin, running_engine
+from tests.terminals import needed, typist
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
+
+MENU = """
+import curses
+def main(window):
+    items, at = ["apples", "pears", "plums"], 0
+    window.keypad(True)
+    while True:
+        window.erase()
+        rows, cols = window.getmaxyx()
+        window.addstr(0, 0, f"choose from {rows}x{cols}")
+        for number, item in enumerate(items):
+            window.addstr(number + 2, 2, ("> " if number == at else "  ") + item)
+        window.addch(7, 2, curses.ACS_ULCORNER)
+        window.hline(7, 3, curses.ACS_HLINE, 5)
+        window.refresh()
+        key = window.getch()
+        if key in (curses.KEY_DOWN, curses.KEY_UP):
+            at = (at + (1 if key == curses.KEY_DOWN else -1)) % 3
+        elif key in (10, 13):
+            return items[at]
+print("chose", curses.wrapper(main))
+"""
+
+
+async def test_python_is_talked_to_and_edits_lines(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        python = await typist(engine, "exec python3 -q")
+        await python.until("^>>>$")
+        await python.press("Enter", literal="print('é' * 3, 6 * 7)")
+        await python.until("^ééé 42$")
+        await python.press("Up", "Left", "BSpace", "8", "Enter")
+        await python.until("^ééé 48$")
+        await python.press("C-d")
+        ended = await python.ended()
+        assert ended.end is not None
+        assert ended.end.exit_code == 0
+
+
+async def test_node_is_talked_to_and_interrupted(tmp_path: Path) -> None:
+    needed("node")
+    async with running_engine(tmp_path) as engine:
+        node = await typist(engine, "exec node")
+        await node.until("^>$")
+        await node.press("Enter", literal="[1, 2, 3].map(x => x * 2).join('-')")
+        await node.until("^'2-4-6'$")
+        await node.press("Enter", literal="console.log('in' + ' vain'); for (;;) {}")
+        await node.until("^in vain$")
+        await node.press("C-c")
+        await node.until("interrupted")
+        await node.press("Enter", literal=".exit")
+        ended = await node.ended()
+        assert ended.end is not None
+        assert ended.end.exit_code == 0
+
+
+async def test_less_scrolls_searches_and_gives_the_screen_back(tmp_path: Path) -> None:
+    needed("less")
+    async with running_engine(tmp_path) as engine:
+        (engine.workspace / "lines").write_text("".join(f"line {n}\n" for n in range(1, 301)))
+        less = await typist(engine, "echo before; less lines")
+        shown = await less.until("^lines$|^line 39$")
+        assert shown.lines[0] == "line 1"
+        assert ALTERNATE_SCREEN in shown.modes
+        await less.press("Down")
+        await less.until(lambda screen: screen.lines[0] == "line 2")
+        await less.press("Enter", literal="/line 250")
+        await less.until(lambda screen: screen.lines[0] == "line 250")
+        answer = await less.call("process_screen")
+        assert "line 250\nline 251\n" in answer.content
+        assert "screen of 40 rows and 120 columns" in answer.content
+        assert answer.metadata["modes"] == sorted(shown.modes)
+        await less.press("q")
+        ended = await less.ended()
+        left = await less.screens.of(ended)
+        assert left.lines[0] == "before"
+        assert "line 250" not in left.text
+
+
+async def test_vim_edits_a_file(tmp_path: Path) -> None:
+    needed("vim")
+    async with running_engine(tmp_path) as engine:
+        (engine.workspace / "poem").write_text("roses are blue\nthe end\n")
+        if os.geteuid() == 0:
+            os.chown(engine.workspace / "poem", EXEC_UID, EXEC_UID)
+        vim = await typist(engine, "exec vim -u NONE -N -n poem")
+        shown = await vim.until("^roses are blue$")
+        assert ALTERNATE_SCREEN in shown.modes
+        assert shown.lines[2] == "~"
+        await vim.press("End", "b", "c", "w")
+        await vim.press("Escape", literal="red")
+        shown = await vim.until("^roses are red$")
+        assert shown.cursor[0] == 1
+        await vim.press("Down", "o", "S-a", "F")
+        await vim.press("Escape")
+        await vim.until("^AF$")
+        await vim.press("Enter", literal=":wq")
+        await vim.ended()
+        assert (engine.workspace / "poem").read_text() == "roses are red\nthe end\nAF\n"
+
+
+async def test_top_is_seen_and_resized(tmp_path: Path) -> None:
+    needed("top")
+    async with running_engine(tmp_path) as engine:
+        top = await typist(engine, "exec top -d 60")
+        shown = await top.until("PID +USER")
+        assert (shown.rows, shown.cols) == (40, 120)
+        answer = await top.call("process_resize", rows=12, cols=60)
+        assert answer.content == f"[the terminal of session {top.session.id} has 12 rows and 60 columns]"
+        shown = await top.until(lambda screen: screen.cols == 60 and "PID USER" in screen.text)
+        assert len(shown.lines) == 12
+        assert max(map(len, shown.lines)) <= 60
+        await top.press("q")
+        await top.ended()
+
+
+async def test_git_asks_for_each_hunk(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        # Below the workspace: the sandbox lets nobody make a repository of the workspace itself.
+        made = (
+            "mkdir -p one && cd one && git init -q . && git config user.email a@b && git config user.name a "
+            "&& printf 'one\\ntwo\\n' > f && git add f && git commit -qm first "
+            "&& printf 'ONE\\ntwo\\n' > f && git add -p f"
+        )
+        git = await typist(engine, f"{made} && git diff --cached --stat")
+        await git.until(r"Stage this hunk \[.*\]\?$")
+        await git.press("?", "Enter")
+        await git.until("y - stage this hunk")
+        await git.press("y", "Enter")
+        ended = await git.ended()
+        assert "1 file changed" in (await engine.output(ended).ends()).text
+
+
+async def test_ssh_keygen_takes_a_passphrase_from_a_person_only(tmp_path: Path) -> None:
+    needed("ssh-keygen")
+    async with running_engine(tmp_path) as engine:
+        keygen = await typist(engine, "exec ssh-keygen -q -t ed25519 -f key")
+        await keygen.until("passphrase .*:$")
+        refused = await keygen.press("Enter", literal="hunter2")
+        assert refused.outcome == "failed"
+        assert "attach" in str(refused.content)
+        sessions = Sessions(engine, None)
+        await sessions.write(keygen.session.id, b"hunter2\r", origin(), tool="process_write", by_model=False)
+        await keygen.until("same passphrase again:$")
+        await sessions.write(keygen.session.id, b"hunter2\r", origin(), tool="process_write", by_model=False)
+        ended = await keygen.ended()
+        assert ended.end is not None
+        assert ended.end.exit_code == 0
+        assert "hunter2" not in (await engine.output(ended).ends()).text
+        assert (engine.workspace / "key.pub").exists()
+
+
+async def test_a_full_screen_menu_is_steered_with_arrows(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        (engine.workspace / "menu.py").write_text(MENU)
+        menu = await typist(engine, "exec python3 menu.py")
+        shown = await menu.until("^  > apples$[\\s\\S]*^  ┌─────$")
+        assert {APPLICATION_CURSOR, ALTERNATE_SCREEN} <= shown.modes
+        await menu.press("Down", "Down")
+        await menu.until("^  > plums$")
+        await menu.press("Up")
+        await menu.until("^  > pears$")
+        await menu.call("process_resize", rows=10, cols=30)
+        await menu.until("^choose from 10x30$")
+        await menu.press("Enter")
+        ended = await menu.ended()
+        assert "chose pears" in (await engine.output(ended).ends()).text
+
+
+async def test_jobs_of_a_shell_are_stopped_resumed_and_interrupted(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        bash = await typist(engine, "PS1='ready> ' exec bash --noprofile --norc -i")
+        await bash.until("^ready>$")
+        await bash.press("Enter", literal="sleep 600")
+        await bash.until_foreground(lambda shell, group: group != shell)
+        await bash.press("C-z")
+        await bash.until("Stopped +sleep 600[\\s\\S]*^ready>$")
+        await bash.press("Enter", literal="fg")
+        await bash.until_foreground(lambda shell, group: group != shell)
+        await bash.press("C-c")
+        await bash.until("\\^C\nready>$")
+        await bash.press("Enter", literal="exit $?")
+        ended = await bash.ended()
+        assert ended.end is not None
+        assert ended.end.exit_code == 130

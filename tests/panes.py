@@ -1,0 +1,174 @@
+"""A person at a terminal: tmux on a socket of its own, and sessions to attach to that need no worker."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from app.exec.backends.host import HostBackend
+from app.exec.commands import command_spec, proposal_for
+from app.exec.engine import Engine
+from app.exec.limits import Limits
+from app.exec.model import Session, SessionId
+from app.exec.policy import grant_by_operator
+from app.exec.supervisor.client import SupervisorClient
+from app.storage.sessions import SqlSessionStore
+from tests.commands import PROGRAM
+from tests.databases import unavailable
+from tests.execs import end_all, origin
+from tests.stage import Stage
+
+PATIENCE_S = 40.0
+
+
+class Started:
+    """Sessions of a stage, started by an engine of this process: what a worker would do, at a tenth of the time."""
+
+    def __init__(self, stage: Stage, portal: BlockingPortal, engine: Engine) -> None:
+        self.stage = stage
+        self._portal = portal
+        self.engine = engine
+
+    def start(self, command: str, *, conversation: str = "c1", pty: bool = True, stdin: bool = False) -> Session:
+        """Start a command in the background; without a terminal its streams are apart."""
+        made = command_spec(
+            command=command,
+            workspace=self.engine.workspace,
+            limits=self.engine.limits,
+            background=True,
+            pty=pty,
+            keep_stdin_open=stdin,
+        )
+        made = replace(made, separate_stderr=not pty)
+        grant = grant_by_operator(proposal_for(made, self.engine.backend), "test")
+        return self._portal.call(lambda: self.engine.launch(made, origin(conversation), grant))
+
+    def log(self, session: Session) -> str:
+        return self._portal.call(self._log, session).decode("utf-8", "replace")
+
+    async def _log(self, session: Session) -> bytes:
+        log = self.engine.output(session)
+        return await log.raw(0, log.size())
+
+    def until(self, session: Session, text: str) -> None:
+        """Wait until the log of a session has `text`."""
+        self.stage.until(f"{text!r} in the log", lambda: text in self.log(session))
+
+    def size(self, session: Session) -> tuple[int, int]:
+        look = self._portal.call(self.engine.supervised.look, session.id)
+        assert look is not None
+        assert look.terminal is not None
+        return look.terminal.rows, look.terminal.cols
+
+    def ended(self, session: Session) -> Session:
+        return self._portal.call(lambda: self.engine.wait(SessionId(session.id), up_to=PATIENCE_S))
+
+
+@contextmanager
+def started(stage: Stage) -> Generator[Started]:
+    """An engine on the stage's state directory and database; every process it started is gone at the end."""
+    where = stage.where
+    engine = Engine(
+        SqlSessionStore(where.database),
+        SupervisorClient(where.home, idle_s=30.0),
+        HostBackend(stage.workspace),
+        home=where.home,
+        host_id=where.host_id,
+        limits=Limits(),
+    )
+    with start_blocking_portal() as portal:
+        portal.call(engine.start)
+        try:
+            yield Started(stage, portal, engine)
+        finally:
+            portal.call(end_all, engine)
+            portal.call(engine.stop)
+
+
+class Pane:
+    """A shell in a pane of a tmux of our own: keys go in by their names, and what a person sees comes out."""
+
+    def __init__(self, stage: Stage, socket: Path, rows: int, cols: int) -> None:
+        self._socket = str(socket)
+        environ = [f"-e{name}={value}" for name, value in stage.environ.items() if name not in {"TERM", "TMUX"}]
+        size = ("-x", str(cols), "-y", str(rows))
+        shell = ("env", "PS1=person:", "bash", "--norc", "--noprofile")
+        self._tmux("new-session", "-d", *size, "-c", str(Path.cwd()), *environ, *shell)
+        self.until("person:")
+
+    def _tmux(self, *args: str) -> str:
+        command = ("tmux", "-S", self._socket, "-f", os.devnull, *args)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
+
+    def shown(self) -> str:
+        return self._tmux("capture-pane", "-p")
+
+    def title(self) -> str:
+        return self._tmux("display-message", "-p", "#{pane_title}").strip()
+
+    def mode(self, name: str) -> str:
+        """What tmux says of the pane, say `alternate_on` or `mouse_any_flag`."""
+        return self._tmux("display-message", "-p", f"#{{{name}}}").strip()
+
+    def clipboard(self) -> str:
+        return self._tmux("list-buffers")
+
+    def keys(self, *names: str) -> None:
+        """Press keys, each by its name; what is no name is typed."""
+        self._tmux("send-keys", *names)
+
+    def line(self, text: str) -> None:
+        self._tmux("send-keys", "-l", text)
+        self.keys("Enter")
+
+    def resize(self, rows: int, cols: int) -> None:
+        self._tmux("resize-window", "-x", str(cols), "-y", str(rows))
+
+    def until(self, pattern: str) -> str:
+        """Wait until the pane shows `pattern`, a regular expression over all of its rows."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            shown = self.shown()
+            if re.search(pattern, shown, re.MULTILINE):
+                return shown
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{pattern!r} is not shown:\n{shown}")
+            time.sleep(0.03)
+
+    def attach(self, session: Session, *options: str) -> str:
+        """Run `shellback attach` in the pane; returns what is shown once it is there."""
+        self.line(f"{' '.join(PROGRAM)} attach {' '.join(options)} {session.id}; echo code=$?")
+        return self.until(rf"\[attached to {session.id}")
+
+    def child(self) -> int:
+        """The process that runs in the pane's shell."""
+        shell = self._tmux("display-message", "-p", "#{pane_pid}").strip()
+        found = subprocess.run(["pgrep", "-P", shell], capture_output=True, text=True, check=True).stdout.split()
+        return int(found[0])
+
+    def close(self) -> None:
+        subprocess.run(["tmux", "-S", self._socket, "kill-server"], capture_output=True, check=False)
+
+
+@contextmanager
+def pane(stage: Stage, rows: int = 30, cols: int = 100) -> Generator[Pane]:
+    """A pane that is gone at the end, its server with it."""
+    if shutil.which("tmux") is None:
+        unavailable("tmux is not installed")
+    place = Path(tempfile.mkdtemp(prefix="shellback-tmux-"))
+    made = Pane(stage, place / "socket", rows, cols)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(place, ignore_errors=True)

@@ -1,0 +1,84 @@
+"""Talking to a program through the tools for terminals, as a model does, and waiting for what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import time
+from collections.abc import Callable
+from typing import Any
+
+from app.exec.engine import Engine
+from app.exec.following import Follower
+from app.exec.model import Session
+from app.exec.screen import Screen, Screens
+from tests.databases import unavailable
+from tests.execs import launch
+from tests.integration.test_toolset_agent import Script, converse
+
+PATIENCE_S = 60.0
+
+
+def needed(program: str) -> None:
+    """Skip the test where the program is not installed."""
+    if shutil.which(program, path="/usr/local/bin:/usr/bin:/bin") is None:
+        unavailable(f"{program} is not installed")
+
+
+class Typist:
+    """Somebody who types into one session and looks at its screen."""
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        self.engine = engine
+        self.session = session
+        self.screens = Screens(engine)
+
+    async def press(self, *keys: str, **more: str) -> Any:
+        """Call process_send_keys, approved; its answer."""
+        given = {"keys": list(keys)} if keys else {}
+        args = {"session_id": self.session.id, **given, **more}
+        (answer,) = await converse(self.engine, Script(("process_send_keys", args)))
+        return answer
+
+    async def call(self, tool: str, **args: Any) -> Any:
+        """Call another tool about this session, approved; its answer."""
+        (answer,) = await converse(self.engine, Script((tool, {"session_id": self.session.id, **args})))
+        return answer
+
+    async def until(self, wanted: str | Callable[[Screen], bool]) -> Screen:
+        """The screen once it has what matches `wanted`; looks only when something was printed."""
+        follower = Follower(self.engine, self.session)
+        found = re.compile(wanted, re.MULTILINE) if isinstance(wanted, str) else None
+        until = time.monotonic() + PATIENCE_S
+        size = 0
+        while True:
+            self.session = await self.engine.registry.get(self.session.id)
+            screen = await self.screens.of(self.session)
+            if found.search(screen.text) if found else wanted(screen):  # pyright: ignore[reportCallIssue]
+                return screen
+            assert time.monotonic() < until, f"it does not show {wanted}:\n{screen.text}"
+            grown = await follower.grown(size, timeout_s=1.0)
+            assert not (grown.ended and grown.size == size), f"it ended and does not show {wanted}:\n{screen.text}"
+            size = grown.size
+
+    async def until_foreground(self, wanted: Callable[[int, int], bool]) -> None:
+        """Wait until the main process and the group that has the terminal are as `wanted`; nobody tells of that."""
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            look = await self.engine.supervised.look(self.session.id)
+            assert look is not None
+            assert look.terminal is not None
+            if wanted(look.pid, look.terminal.foreground):
+                return
+            assert time.monotonic() < until
+            await asyncio.sleep(0.01)
+
+    async def ended(self) -> Session:
+        """The session once it has ended."""
+        return await self.engine.wait(self.session.id, up_to=PATIENCE_S)
+
+
+async def typist(engine: Engine, command: str) -> Typist:
+    """Start a program in a terminal."""
+    return Typist(engine, await launch(engine, command, pty=True))

@@ -1,0 +1,208 @@
+"""What a terminal shows of output, however wild: ours is held against tmux."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from wcwidth import wcswidth
+
+from app.exec.emulator import Emulator
+from app.exec.screen import drawn
+from tests.databases import unavailable
+from tests.supervisors import SOON
+
+
+def shown(data: bytes, rows: int = 6, cols: int = 11, *, piece: int = 1 << 20) -> list[str]:
+    emulator = Emulator(rows, cols)
+    for position in range(0, len(data), piece):
+        emulator.feed(data[position : position + piece])
+    return emulator.lines_of_text()
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        (b"plain\r\nnext", ["plain", "next"]),
+        (b"over\rOV", ["OVer"]),
+        (b"\x1b[2;3Hx", ["", "  x"]),
+        ("zwölf ein Wort\r\n中文字中文字".encode(), ["zwölf ein W", "ort", "中文字中文", "字"]),
+        ("e\u0301\u0301\u0301\u0301".encode(), ["é\u0301"]),
+        ("heart \u2764\ufe0f and \u200dtext".encode(), ["heart \u2764 and", " text"]),
+        (b"\x1b(0lqk\x1b(B lqk", ["┌─┐ lqk"]),
+        (b"a\x1b[3b", ["aaaa"]),
+        (b"one\r\ntwo\x1b[?1049h\x1b[Hfull", ["full"]),
+        (b"one\r\ntwo\x1b[?1049h\x1b[Hfull\x1b[?1049l!", ["one", "two!"]),
+        (b"one\x1b[?1049hfull\x1bcnew", ["new"]),
+        (b"a\r\nb\r\nc\x1b[S", ["b", "c"]),
+        (b"a\r\nb\x1b[T", ["", "a", "b"]),
+        (b"a\r\nb\r\nc\x1b[1;1H\x1b[2M", ["c"]),
+        (b"\x1b[3;1Hc\x1b[1;1Ha\x1b[M", ["", "c"]),
+        (b"keep\x1bP+q436f\x1b\\ing", ["keeping"]),
+        (b"a\x1b_apc\x1b\\b\x1b^pm\x1b\\c\x1bXsos\x1b\\d", ["abcd"]),
+        (b"a\x1b[!pb\x1b[>4;2mc\x1b[4:3md\x1b[ qe\x1b[?1$pf", ["abcdef"]),
+        (b"\x1b]0;title\x07a\x1b]2;other\x1b\\b\x1b]7770;x\x07c", ["abc"]),
+        (b"a\x1b[9999999999;9999999999Hb", ["a", "", "", "", "", "          b"]),
+        (b"no wrap \x1b[?7l0123456", ["no wrap 016"]),
+        (b"abc\x1b[D\x1b[D\x1b[4hX\x1b[4l", ["aXbc"]),
+        (b"\x1b7\x1b[2;4r\x1b8\x1b[5Bx", ["", "", "", "x"]),
+        (b"lost \xff\xfe found", ["lost \ufffd\ufffd fou", "nd"]),
+    ],
+)
+def test_output_is_shown_as_on_a_terminal(data: bytes, rows: list[str]) -> None:
+    assert shown(data) == rows + [""] * (6 - len(rows))
+    assert shown(data, piece=1) == shown(data)
+
+
+def test_a_sequence_that_never_ends_swallows_nothing() -> None:
+    assert "after" in "".join(shown(b"\x1b]0;" + b"x" * 10_000 + b"after"))
+    assert "after" in "".join(shown(b"\x1bP" + b"x" * 10_000 + b"\r\nafter", piece=100))
+
+
+def test_another_size_keeps_what_fits() -> None:
+    emulator = Emulator(6, 11)
+    emulator.feed(b"first\r\nsecond\r\n0123456789\r\nlast")
+    emulator.fit(2, 8)
+    assert emulator.lines_of_text() == ["01234567", "last"]
+    emulator.fit(4, 20)
+    emulator.feed(b" row\r\nand a longer one")
+    assert emulator.lines_of_text() == ["01234567", "last row", "and a longer one", ""]
+
+
+def sequence(start: str, numbers: list[int], final: str) -> bytes:
+    return f"\x1b[{start}{';'.join(map(str, numbers))}{final}".encode()
+
+
+PIECES = st.one_of(
+    st.binary(max_size=12),
+    st.text(max_size=8).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.builds(
+        sequence,
+        st.sampled_from(["", "?", ">", "<", "=", " ", "!", "$"]),
+        st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 9, 25, 47, 132, 1049, 9999]), max_size=4),
+        st.sampled_from("@ABCDEFGHIJKLMPSTXZ`abcdefghilmnpqrstux$"),
+    ),
+    st.sampled_from(
+        [b"\x1b7", b"\x1b8", b"\x1bM", b"\x1bD", b"\x1bc", b"\x1b#8", b"\x1b%G", b"\x0e", b"\x0f", b"\n", b"\t"]
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(PIECES, max_size=40), st.integers(2, 9), st.integers(2, 12), st.integers(2, 9), st.integers(2, 12))
+def test_no_output_breaks_it_or_makes_it_larger(
+    pieces: list[bytes], rows: int, cols: int, later: int, wider: int
+) -> None:
+    emulator = Emulator(rows, cols)
+    for piece in pieces[:20]:
+        emulator.feed(piece)
+    emulator.fit(later, wider)
+    for piece in pieces[20:]:
+        emulator.feed(piece)
+    lines = emulator.lines_of_text()
+    assert len(lines) == later
+    assert all(wcswidth(line) <= wider and len(line) <= 3 * wider for line in lines)
+    assert 0 <= emulator.cursor.y < later
+    assert 0 <= emulator.cursor.x <= wider
+    assert len(emulator.buffer) <= later + 1
+    assert len(emulator.savepoints) <= 1
+
+
+@pytest.mark.parametrize("slow", [b"\n", b"\x1b[@"])
+def test_output_made_to_be_slow_is_cut_short(slow: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.exec.screen.BUDGET_S", 0.1)
+    emulator = Emulator(100, 300)
+    began = time.thread_time()
+    whole = drawn(emulator, (slow * (1 << 18))[: 1 << 18] + b"\r\n\x1b[Kthe end")
+    assert time.thread_time() - began < 10
+    assert not whole
+    assert any("the end" in line for line in emulator.lines_of_text())
+
+
+@pytest.fixture(scope="module")
+def tmux() -> Generator[Path]:
+    if shutil.which("tmux") is None:
+        unavailable("tmux is not installed")
+    with tempfile.TemporaryDirectory(prefix="tmux-") as name:
+        place = Path(name)
+        (place / "conf").write_text("set -g status off\nset -g default-terminal tmux-256color\n")
+        run(place, "new-session", "-d", "sleep 600")
+        yield place
+        run(place, "kill-server")
+
+
+def run(place: Path, *words: str) -> str:
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "xterm-256color", "HOME": str(place)}
+    command = ["tmux", "-f", str(place / "conf"), "-S", str(place / "socket"), *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=SOON).stdout
+
+
+def as_tmux_shows(place: Path, data: bytes, rows: int, cols: int) -> list[str]:
+    (place / "bytes").write_bytes(data)
+    # Its answer to a question about the cursor comes once it has read all before.
+    asked = f"stty raw -echo; cat {place}/bytes; printf '\\033[6n'; head -c 1 >/dev/null"
+    show = f"{asked}; tmux -S {place}/socket wait-for -S shown; exec sleep 600"
+    run(place, "new-session", "-d", "-s", "one", "-x", str(cols), "-y", str(rows), show)
+    run(place, "wait-for", "shown")
+    lines = run(place, "capture-pane", "-p", "-t", "one").split("\n")[:rows]
+    run(place, "kill-session", "-t", "one")
+    return [line.rstrip() for line in lines]
+
+
+def sequences(random: random.Random, rows: int, cols: int) -> bytes:
+    """Output of a full-screen program gone mad, out of what xterm and tmux agree about."""
+
+    def number(most: int) -> int:
+        return random.randint(1, most)
+
+    flips = itertools.cycle("hl")
+
+    def part() -> str:
+        return random.choice(
+            [
+                "".join(random.choices("abcdefgh ijk", k=number(cols + 5))),
+                "\r\n" * number(3),
+                "\n",
+                "\t",
+                "\ryx\b",
+                "中文字"[: number(3)],
+                f"\x1b[{number(rows + 2)};{number(cols + 2)}H",
+                f"\x1b[{number(5)}{random.choice('ABCD')}",
+                f"\x1b[{random.choice('012')}{random.choice('JK')}",
+                f"\x1b[r\x1b[{number(rows)};1H\x1b[{number(4)}{random.choice('LM')}\r",
+                f"\x1b[{number(6)}{random.choice('@PX')}",
+                f"\x1b[{number(rows // 2)};{rows // 2 + number(rows // 2)}r",
+                "\x1b[r",
+                "\x1bM",
+                "\x1bD",
+                "\x1b7",
+                "\x1b8",
+                f"\x1b[{number(3)}{random.choice('ST')}",
+                f"\x1b[?1049{next(flips)}",
+                "\x1b[38;5;12;1mred\x1b[0m",
+                "\x1b]0;title\x07",
+                "\x1bP+q436f\x1b\\",
+                f"\x1b[{number(cols)}G",
+                f"\x1b[{number(rows)}d",
+                "\x1b[Z",
+            ]
+        )
+
+    return "".join(part() for _ in range(150)).encode()
+
+
+@pytest.mark.parametrize(
+    ("seed", "rows", "cols"), [(1, 10, 20), (2, 24, 80), (3, 6, 11), (4, 24, 80), (5, 10, 33), (6, 8, 20)]
+)
+def test_it_shows_what_tmux_shows(tmux: Path, seed: int, rows: int, cols: int) -> None:
+    data = sequences(random.Random(seed), rows, cols)
+    assert shown(data, rows, cols, piece=13) == as_tmux_shows(tmux, data, rows, cols)

@@ -1,0 +1,105 @@
+"""Verdicts on what is for a shell that stays: no classification and no rule lets it pass, only a person does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.exec.classify.model import Tier
+from app.exec.judge import Judge
+from app.exec.model import READ_ONLY, SHELL, WORK, CommandSpec
+from app.exec.policy import Asked, TablePolicy, Verdict
+from app.exec.rules.matching import Rules, Tiers
+from app.exec.rules.rule import Match, Rule
+
+pytestmark = pytest.mark.anyio
+
+
+class Place:
+    """Where commands would run."""
+
+    name = "bubblewrap"
+    profiles = frozenset({WORK, READ_ONLY})
+
+    def __init__(self, workspace: Path) -> None:
+        self.workspace = workspace
+
+
+def judge(tmp_path: Path, *rules: Rule, tiers: Tiers | None = None, standing: str = "") -> Judge:
+    (tmp_path / "a.txt").write_text("a\n")
+
+    async def of(_conversation_id: str) -> Rules:
+        return Rules(rules=rules, tiers=tiers or Tiers())
+
+    async def stands(_conversation_id: str, session_id: str) -> str | None:
+        return "a1" if session_id == standing else None
+
+    return Judge(runs=Place(tmp_path), secret=lambda path: path.name == ".env", rules=of, standing=stands)
+
+
+async def of_exec(judge: Judge, command: str, *, tool: str = "shell_session") -> Verdict:
+    spec = CommandSpec(command=command, cwd=str(judge.runs.workspace), kind=SHELL)
+    args = {"action": "exec", "op": "execute", "session_id": "x1", "command": command}
+    return await judge.judge(Asked(tool=tool, conversation_id="c1", spec=spec, args=args))
+
+
+async def of_action(judge: Judge, **args: Any) -> Verdict:
+    return await judge.judge(Asked(tool="shell_session", conversation_id="c1", args={"session_id": "x1", **args}))
+
+
+@pytest.mark.parametrize("tool", ["shell_session", "shell"])
+async def test_what_only_reads_asks_in_a_shell(tmp_path: Path, tool: str) -> None:
+    assert (await of_exec(judge(tmp_path), "cat a.txt", tool=tool)).decision == "ask"
+
+
+async def test_no_rule_allows_what_a_shell_may_understand_in_another_way(tmp_path: Path) -> None:
+    allows = Rule(effect="allow", match=Match(prefix=("touch",)))
+    assert (await of_exec(judge(tmp_path, allows), "touch b")).decision == "ask"
+
+
+async def test_rules_that_deny_and_denials_hold_in_a_shell_whatever_stands(tmp_path: Path) -> None:
+    denies = Rule(effect="deny", match=Match(prefix=("git", "push")))
+    assert (await of_exec(judge(tmp_path, denies, standing="x1"), "git push")).decision == "deny"
+    assert (await of_exec(judge(tmp_path, standing="x1"), "rm -rf /")).decision == "deny"
+    assert (await of_action(judge(tmp_path, standing="x1"), action="write", input="rm -rf /\n")).decision == "deny"
+
+
+async def test_a_rule_that_asks_asks_whatever_stands(tmp_path: Path) -> None:
+    asks = Rule(effect="ask", match=Match(prefix=("git", "push")))
+    assert (await of_exec(judge(tmp_path, asks, standing="x1"), "git push")).decision == "ask"
+    assert (await of_exec(judge(tmp_path, asks, standing="x1"), "git pull")).decision == "allow"
+
+
+async def test_what_stands_covers_input_of_its_shell_below_tier_admin(tmp_path: Path) -> None:
+    told = judge(tmp_path, standing="x1")
+    said = await of_exec(told, "touch b")
+    assert (said.decision, said.by, said.approval_id, said.shown["tier"]) == (
+        "allow", "standing approval", "a1", str(Tier.READ_WRITE),
+    )  # fmt: skip
+    assert (await of_exec(told, "sudo ls")).decision == "ask"
+    assert (await of_exec(judge(tmp_path, standing="x2"), "touch b")).decision == "ask"
+    for action, decision in (("write", "allow"), ("resize", "allow"), ("kill", "ask"), ("read", "allow")):
+        assert (await of_action(told, action=action, input="y\n")).decision == decision
+
+
+async def test_a_strict_operator_holds_in_a_shell_too(tmp_path: Path) -> None:
+    strict = Tiers(default=Tier.READ_WRITE, strict=True, strict_path_enforcement=True)
+    said = await of_exec(judge(tmp_path, tiers=strict, standing="x1"), "sudo ls")
+    assert str(said.error) == "permission denied: requires admin, have read_write"
+    assert (await of_exec(judge(tmp_path, tiers=strict), "touch /root/x")).decision == "deny"
+
+
+async def test_the_home_of_a_login_shell_is_the_workspace(tmp_path: Path) -> None:
+    told = replace(judge(tmp_path), home=Path("/home/agent"))
+    for login, decision in ((True, "allow"), (False, "ask")):
+        spec = CommandSpec(command="cat ~/a.txt", cwd=str(tmp_path), login=login)
+        assert (await told.judge(Asked(tool="run_shell", conversation_id="c1", spec=spec))).decision == decision
+
+
+async def test_the_table_alone_asks_about_actions_as_about_the_tools_they_amount_to() -> None:
+    for action, decision in (("read", "allow"), ("list", "allow"), ("exec", "ask"), ("start", "ask")):
+        said = await TablePolicy().judge(Asked(tool="shell_session", args={"action": action}))
+        assert said.decision == decision

@@ -1,0 +1,132 @@
+"""The tools with several actions before they do anything: what each action takes, and what it amounts to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.exec.backends.shell_words import home_of, shell_argv, shell_env
+from app.exec.errors import (
+    CommandDenied,
+    InvalidCommand,
+    PathOutsideSandbox,
+    PermissionDenied,
+    PtyError,
+    SessionNotFound,
+    SpawnFailed,
+    TaskCompleted,
+)
+from app.exec.limits import Limits
+from app.exec.login_commands import login_spec
+from app.exec.model import READ_ONLY, SHELL, CommandSpec
+from app.exec.policy import ACTIONS, INPUT, TOOLS, act_of, asks
+from app.exec.shell_calls import check_parameters, worded
+
+
+@pytest.mark.parametrize(
+    ("tool", "args", "said"),
+    [
+        ("shell_session", {"action": "exec", "command": "ls"}, "exec needs session_id, which start has returned"),
+        ("shell_session", {"action": "exec", "session_id": "x1"}, "exec needs command, the text of a bash command"),
+        ("shell_session", {"action": "exec"}, "session_id, which start has returned and list shows and command"),
+        ("shell_session", {"action": "write", "session_id": "x1", "input": ""}, "write needs input"),
+        ("shell_session", {"action": "resize", "session_id": "x1", "cols": 80}, "resize needs rows, the new number"),
+        ("shell_session", {"action": "read"}, "read needs session_id"),
+        ("shell_session", {"action": "kill", "session_id": ""}, "kill needs session_id"),
+        ("shell_session", {"action": "start", "command": "ls"}, "start does not take command; it takes cwd, rows,"),
+        ("shell_session", {"action": "list", "session_id": "x"}, "list does not take session_id; it takes nothing"),
+        ("shell_session", {"action": "exec", "session_id": "x", "command": "ls", "env": {"A": ""}}, "not take env"),
+        ("shell_session", {"action": "exec", "session_id": "x", "command": "ls", "timeout": 301}, "0.1 to 300"),
+        ("shell_session", {"action": "exec", "session_id": "x", "command": "ls", "timeout": 0}, "0.1 to 300"),
+        ("shell", {"op": "execute"}, "execute needs command"),
+        ("shell", {"op": "spawn", "command": "ls", "timeout": 5}, "spawn does not take timeout; it takes command"),
+        ("shell", {"op": "kill"}, "kill needs task_id, which spawn has returned"),
+        ("shell", {"op": "status", "command": "ls"}, "status does not take command"),
+        ("shell", {"op": "output", "command": "ls"}, "output needs task_id"),
+    ],
+)
+def test_a_wrong_combination_names_what_is_needed(tool: str, args: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidCommand) as caught:
+        check_parameters(tool, args)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tool", "args"),
+    [
+        ("shell_session", {"action": "start", "session_id": None, "command": "", "env": {}, "raw": False}),
+        ("shell_session", {"action": "exec", "session_id": "x1", "command": "ls", "timeout": 300, "raw": True}),
+        ("shell_session", {"action": "read", "session_id": "x1", "raw": True}),
+        ("shell", {"op": "execute", "command": "ls", "timeout": 0.1}),
+        ("shell", {"op": "status"}),
+    ],
+)
+def test_what_is_empty_counts_as_not_given(tool: str, args: dict[str, Any]) -> None:
+    check_parameters(tool, args)
+
+
+def test_every_action_amounts_to_a_tool_of_the_table() -> None:
+    acts = {(tool, action): act for tool, (_, actions) in ACTIONS.items() for action, act in actions.items()}
+    assert set(acts.values()) <= TOOLS.keys()
+    passing = {key for key, act in acts.items() if not asks(act)}
+    assert passing == {("shell_session", "read"), ("shell_session", "list"), ("shell", "status"), ("shell", "output")}
+    typing = {key for key, act in acts.items() if act in INPUT}
+    assert typing == {
+        ("shell_session", "exec"), ("shell_session", "write"), ("shell_session", "resize"), ("shell", "execute"),
+    }  # fmt: skip
+    assert act_of("shell_session", {"action": "something"}) == "execute"
+    assert act_of("execute", {"action": "read"}) == "execute"
+
+
+def test_errors_of_shell_are_those_of_its_specification() -> None:
+    said = [
+        worded("shell", error)
+        for error in (
+            PermissionDenied("admin", "read_only"), PathOutsideSandbox("/etc"), CommandDenied("it ruins"),
+            SpawnFailed("no memory"), PtyError("no terminal"), SessionNotFound("x1"),
+            TaskCompleted("x1", "exit code 0"),
+        )
+    ]  # fmt: skip
+    assert said == [
+        "permission denied: requires admin, have read_only", "path outside sandbox: /etc",
+        "command denied by policy: it ruins", "process spawn failed: no memory", "pty error: no terminal",
+        "unknown task: x1", "task already completed: exit code 0",
+    ]  # fmt: skip
+    assert worded("shell_session", CommandDenied("it ruins")) == "it ruins"
+
+
+def test_a_login_shell_reads_no_file_of_a_home_and_becomes_one_that_reads_none() -> None:
+    spec = CommandSpec(command="ls", cwd="/ws", login=True)
+    argv = shell_argv("/bin/bash", spec, "/ws")
+    assert argv[:2] == ("/bin/bash", "-lc")
+    assert argv[3:] == ("/bin/bash", "/ws", "/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
+    assert shell_env(spec) == {"HOME": "/proc"}
+    assert shell_argv("/bin/sh", spec, "/ws")[3:] == ("/bin/sh", "/ws", "/bin/sh", "-c", "--", "ls")
+
+
+def test_what_only_reads_is_run_without_any_start_up_file() -> None:
+    spec = CommandSpec(command="ls", cwd="/ws", login=True, profile=READ_ONLY)
+    assert shell_argv("/bin/bash", spec, "/ws") == ("/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
+    assert shell_env(spec) == {}
+
+
+def test_the_home_of_shells_and_login_shells_is_the_workspace() -> None:
+    for spec, home in (
+        (CommandSpec(command="ls", cwd="/ws"), "/home/agent"),
+        (CommandSpec(command="ls", cwd="/ws", login=True), "/ws"),
+        (CommandSpec(command="ls", cwd="/ws", kind=SHELL), "/ws"),
+    ):
+        assert home_of(spec, workspace="/ws", private="/home/agent") == home
+
+
+def test_the_timeout_of_run_shell_has_its_range_and_a_lower_bound_of_the_operator_holds(tmp_path: Path) -> None:
+    def seconds(limits: Limits | None = None, **more: Any) -> float:
+        return login_spec(command="ls", workspace=tmp_path, limits=limits or Limits(), **more).timeout_s
+
+    assert (seconds(), seconds(timeout_ms=300_000)) == (60.0, 300.0)
+    lower = Limits(foreground_timeout_max_s=20.0)
+    assert seconds(lower) == 20.0
+    with pytest.raises(InvalidCommand, match="it must be 100 to 20000"):
+        seconds(lower, timeout_ms=30_000)
