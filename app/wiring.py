@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from app.exec.model import Session
     from app.exec.ports import ExitSink
     from app.exec.supervisors import Supervisors
-    from app.exec.watches import Watcher
+    from app.exec.watching.watcher import Watcher
     from app.storage.db import Database
     from app.work.live import LiveBlocks
     from app.work.neighbours import Neighbours
@@ -200,7 +200,7 @@ def neighbours(where: Place) -> Generator[Neighbours]:
 
 
 def _watcher(where: Place, engine: Engine, enqueuer: Enqueuer) -> Watcher:
-    from app.exec.watches import Watcher
+    from app.exec.watching.watcher import Watcher
     from app.storage.watches import SqlWatchStore
     from app.work.watch_wakes import WatchWakes
 

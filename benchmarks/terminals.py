@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from app.exec.following import Follower
-from app.exec.keys import Typing
 from app.exec.model import CallOrigin, Session
-from app.exec.screen import Screens
 from app.exec.sessions import Sessions
+from app.exec.terminals.keys import Typing
+from app.exec.terminals.screen import Screens
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms
 from benchmarks.rig import CONVERSATION, Rig, ground, rig
 

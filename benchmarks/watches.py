@@ -48,10 +48,10 @@ async def _watched(options: Options) -> Mapping[str, Reading]:
 
 async def _share(made: Rig, options: Options, pattern: str | None) -> tuple[float, float, list[dict[str, Any]]]:
     """Our share of a core, the MB a second that were printed, and what was told."""
-    from app.exec.memory_watches import MemoryWatchStore
     from app.exec.ports import WatchSink
     from app.exec.watch import Hit, Watch
-    from app.exec.watches import Watcher
+    from app.exec.watching.memory import MemoryWatchStore
+    from app.exec.watching.watcher import Watcher
 
     told: list[dict[str, Any]] = []
     rung = asyncio.Event()

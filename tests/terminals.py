@@ -12,7 +12,7 @@ from typing import Any
 from app.exec.engine import Engine
 from app.exec.following import Follower
 from app.exec.model import Session
-from app.exec.screen import Screen, Screens
+from app.exec.terminals.screen import Screen, Screens
 from tests.databases import unavailable
 from tests.execs import launch
 from tests.integration.test_toolset_agent import Script, converse

@@ -15,8 +15,8 @@ from app.exec.display import visible
 
 if TYPE_CHECKING:
     from app.cli.attached import Left
-    from app.exec.attaching import Attachment
     from app.exec.model import Session, SessionEnd
+    from app.exec.terminals.attaching import Attachment
     from app.wiring import Place
 
 OF_A_SIGNAL: Final = 128
@@ -86,8 +86,8 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
 async def _attached(where: Place, session: Session, detach_key: int, *, writable: bool) -> Left:
     from app import supervision
     from app.cli.attached import Attached
-    from app.exec.attaching import Attachment
     from app.exec.errors import SupervisorUnreachable
+    from app.exec.terminals.attaching import Attachment
     from app.work.typed import Typing
 
     port = supervision.supervisors(where.settings)
@@ -119,8 +119,8 @@ async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
 
 async def _show_ended(where: Place, session: Session) -> None:
     from app import supervision
-    from app.exec.attaching import Attachment
     from app.exec.errors import ExecError
+    from app.exec.terminals.attaching import Attachment
 
     attachment = Attachment(supervision.supervisors(where.settings), session, where.home)
     try:

@@ -26,8 +26,8 @@ from app.exec.errors import (
 from app.exec.model import WindowSize
 
 if TYPE_CHECKING:
-    from app.exec.attaching import Attachment
     from app.exec.model import SessionEnd
+    from app.exec.terminals.attaching import Attachment
     from app.work.typed import Typing
 
 KEPT: Final = 256 * 1024

@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from app.cli.keystrokes import shown
-from app.exec.passing import Passing
+from app.exec.terminals.passing import Passing
 
 if TYPE_CHECKING:
     from app.cli.raw_terminal import RawTerminal
-    from app.exec.attaching import Attachment
-    from app.exec.screen import Screen
+    from app.exec.terminals.attaching import Attachment
+    from app.exec.terminals.screen import Screen
 
 BEHIND: Final = 1024 * 1024
 """Further behind, a person is shown what is there now instead of all that came before."""

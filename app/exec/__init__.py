@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from app.exec.limits import Limits
     from app.exec.logs import cleanup_exec_logs
     from app.exec.memory_store import MemorySessionStore, MemoryWorkspaceStore
-    from app.exec.memory_watches import MemoryWatchStore
     from app.exec.model import CommandSpec, PodmanWorkspace, Session, SessionEnd, SessionState
     from app.exec.mounts.mount import HostMount
     from app.exec.outcome import Outcome
@@ -42,7 +41,8 @@ if TYPE_CHECKING:
     )
     from app.exec.supervisor.client import SupervisorClient
     from app.exec.toolset import ExecTools, exec_toolset
-    from app.exec.watches import Watcher
+    from app.exec.watching.memory import MemoryWatchStore
+    from app.exec.watching.watcher import Watcher
 
 __all__ = (
     "AsyncShell",
@@ -95,7 +95,7 @@ _HOMES = {
     "limits": ("Limits",),
     "logs": ("cleanup_exec_logs",),
     "memory_store": ("MemorySessionStore", "MemoryWorkspaceStore"),
-    "memory_watches": ("MemoryWatchStore",),
+    "watching.memory": ("MemoryWatchStore",),
     "model": ("CommandSpec", "PodmanWorkspace", "Session", "SessionEnd", "SessionState"),
     "mounts.mount": ("HostMount",),
     "outcome": ("Outcome",),
@@ -121,7 +121,7 @@ _HOMES = {
     ),
     "supervisor.client": ("SupervisorClient",),
     "toolset": ("ExecTools", "exec_toolset"),
-    "watches": ("Watcher",),
+    "watching.watcher": ("Watcher",),
 }
 
 

@@ -9,12 +9,12 @@ from pydantic_ai.messages import ToolReturn
 
 from app.exec import limits
 from app.exec.identity import origin_of
-from app.exec.keys import Typing
 from app.exec.model import WindowSize
 from app.exec.policy import metadata_of
 from app.exec.render import facts, inside, killed_text, measured, polled
-from app.exec.screen import screen_text
 from app.exec.sessions import Listed, check_input
+from app.exec.terminals.keys import Typing
+from app.exec.terminals.screen import screen_text
 from app.exec.tool_calls import ToolCalls, answering
 from app.exec.waiting import shown, waiting
 

@@ -36,10 +36,10 @@ from app.exec.model import CallOrigin, CommandSpec, Session, SessionState
 from app.exec.outcome import Outcome
 from app.exec.policy import ACTIONS, Approval, Asked, Grant, Policy, Proposal, Verdict, act_of, grant, grant_again
 from app.exec.render import facts, measured, outcome_text
-from app.exec.screen import Screens
 from app.exec.sessions import Sessions
 from app.exec.shell_calls import ShellCalls, check_parameters, worded
 from app.exec.short_commands import python_spec, shell_spec
+from app.exec.terminals.screen import Screens
 from app.exec.waiting import shown
 
 log = logging.getLogger(__name__)

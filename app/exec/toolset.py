@@ -21,7 +21,6 @@ from app.exec.file_tools.calls import FileCalls
 from app.exec.files import Files
 from app.exec.identity import call_key, conversation_of, origin_of
 from app.exec.judge import Judge
-from app.exec.keys import Typing
 from app.exec.model import Session, WindowSize
 from app.exec.persistent import PersistentShells
 from app.exec.pin_tool import pin_tools
@@ -32,11 +31,12 @@ from app.exec.session_tool import session_tools
 from app.exec.sessions import check_input, check_size
 from app.exec.shell_calls import ShellCalls
 from app.exec.shell_tool import shell_tools
+from app.exec.terminals.keys import Typing
 from app.exec.tool_calls import ToolCalls, answering
 from app.exec.wait_tool import wait_tools
 from app.exec.waiting import check_typing
 from app.exec.watch_tool import watch_tools
-from app.exec.watches import Watcher
+from app.exec.watching.watcher import Watcher
 from app.exec.workspace_tool import workspace_tools
 from app.exec.workspaces.files import files_of
 

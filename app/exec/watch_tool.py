@@ -14,7 +14,7 @@ from app.exec.policy import metadata_of
 from app.exec.render import how_it_ended
 from app.exec.tool_calls import ToolCalls, answering
 from app.exec.watch import APART_S, LIFE, STRIKES, Watch
-from app.exec.watches import Watcher
+from app.exec.watching.watcher import Watcher
 
 
 def watch_tools(calls: ToolCalls, watcher: Watcher) -> FunctionToolset[Any]:

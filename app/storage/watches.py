@@ -10,9 +10,9 @@ from dataclasses import asdict
 
 import sqlalchemy as sa
 
-from app.exec.memory_watches import check_room
 from app.exec.ports import WatchSink, WatchStore
 from app.exec.watch import Hit, Watch, after, is_read, past
+from app.exec.watching.memory import check_room
 from app.storage.db import Database
 from app.storage.rows import insert_new, lock_row
 from app.storage.sessions import fence

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from app.exec.errors import LimitReached
-from app.exec.memory_watches import MemoryWatchStore
 from app.exec.ports import WatchStore
 from app.exec.watch import BY_THE_AGENT, LIFE, PER_CONVERSATION, PER_SESSION, STRIKES, UNHEEDED, USED_UP
+from app.exec.watching.memory import MemoryWatchStore
 from app.storage.db import Database
 from app.storage.watches import SqlWatchStore
 from tests.watches import Fired, a_hit, a_watch

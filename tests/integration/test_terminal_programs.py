@@ -9,7 +9,7 @@ import pytest
 
 from app.exec.backends.host import EXEC_UID
 from app.exec.sessions import Sessions
-from app.exec.terminal_modes import ALTERNATE_SCREEN, APPLICATION_CURSOR
+from app.exec.terminals.modes import ALTERNATE_SCREEN, APPLICATION_CURSOR
 from tests.execs import origin, running_engine
 from tests.terminals import needed, typist
 

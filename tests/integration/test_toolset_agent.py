@@ -24,12 +24,12 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from app.exec.capability import ExecCapability
 from app.exec.engine import Engine
 from app.exec.identity import call_key, origins_in
-from app.exec.memory_watches import MemoryWatchStore
 from app.exec.model import CallKey
 from app.exec.policy import TOOLS, Approval
 from app.exec.sessions import Sessions
 from app.exec.toolset import ExecTools, exec_toolset
-from app.exec.watches import Watcher
+from app.exec.watching.memory import MemoryWatchStore
+from app.exec.watching.watcher import Watcher
 from tests.execs import Told, launch, printed, running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]

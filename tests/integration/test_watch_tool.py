@@ -10,10 +10,10 @@ from pydantic_ai import Agent
 from pydantic_ai.models.function import FunctionModel
 
 from app.exec.engine import Engine
-from app.exec.memory_watches import MemoryWatchStore
 from app.exec.toolset import exec_toolset
 from app.exec.watch import Watch
-from app.exec.watches import Watcher
+from app.exec.watching.memory import MemoryWatchStore
+from app.exec.watching.watcher import Watcher
 from tests.execs import launch, running_engine
 from tests.integration.test_toolset_agent import Deps, Script, returns
 from tests.watches import Fired, a_hit

@@ -15,11 +15,11 @@ import pytest
 from app.exec.engine import Engine
 from app.exec.errors import InvalidCommand
 from app.exec.identity import call_key
-from app.exec.memory_watches import MemoryWatchStore
 from app.exec.model import Session
 from app.exec.watch import Watch
 from app.exec.watch_text import watch_text
-from app.exec.watches import Watcher
+from app.exec.watching.memory import MemoryWatchStore
+from app.exec.watching.watcher import Watcher
 from tests.execs import GATE, launch, let_go, origin, printed, running_engine
 from tests.watches import Fired
 

@@ -7,8 +7,8 @@ import curses
 import pytest
 
 from app.exec.errors import InvalidCommand
-from app.exec.keys import NAMES, Typing, key_bytes
-from app.exec.terminal_modes import (
+from app.exec.terminals.keys import NAMES, Typing, key_bytes
+from app.exec.terminals.modes import (
     ALTERNATE_SCREEN,
     APPLICATION_CURSOR,
     BRACKETED_PASTE,

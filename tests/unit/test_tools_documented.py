@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.test import TestModel
 
-from app.exec.memory_watches import MemoryWatchStore
 from app.exec.policy import TOOLS, asks
 from app.exec.toolset import ExecTools
-from app.exec.watches import Watcher
+from app.exec.watching.memory import MemoryWatchStore
+from app.exec.watching.watcher import Watcher
 from tests.execs import unstarted_engine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "agents.md"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.exec.errors import InvalidCommand
-from app.exec.terminal_modes import APPLICATION_CURSOR, BRACKETED_PASTE
+from app.exec.terminals.modes import APPLICATION_CURSOR, BRACKETED_PASTE
 
 _PLAIN: Final = {
     "Enter": b"\r",

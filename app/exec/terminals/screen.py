@@ -17,10 +17,10 @@ from app.exec.output import OutputLog
 from app.exec.plain_text import harmless
 from app.exec.render import how_it_ended
 from app.exec.sessions import Sessions
-from app.exec.terminal_modes import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
+from app.exec.terminals.modes import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
 
 if TYPE_CHECKING:
-    from app.exec.emulator import Emulator
+    from app.exec.terminals.emulator import Emulator
 
 WINDOW: Final = 1024 * 1024
 """How much output a screen is made from at most: what was drawn before and never since is missing."""
@@ -191,7 +191,7 @@ async def _fed(modes: Modes, log: OutputLog, start: int, end: int) -> int:
 
 def _emulator(size: WindowSize, before: frozenset[str]) -> Emulator:
     # Imported here: it takes longer to load than all else of the tools, and most conversations never look.
-    from app.exec.emulator import Emulator
+    from app.exec.terminals.emulator import Emulator
 
     emulator = Emulator(size.rows, size.cols)
     emulator.feed(b"\x1b[?1049h" if ALTERNATE_SCREEN in before else b"")

@@ -12,10 +12,10 @@ from app.exec.limits import Limits
 from app.exec.model import CallKey, Session, SessionEnd, WindowSize
 from app.exec.output import OutputLog
 from app.exec.ports import SupervisorPort
-from app.exec.screen import Screen, Screens
 from app.exec.supervised import Supervised
 from app.exec.supervisor import layout
 from app.exec.supervisor.answers import Grown
+from app.exec.terminals.screen import Screen, Screens
 
 if TYPE_CHECKING:
     from app.exec.engine import Engine

@@ -13,17 +13,17 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Final
 
-from app.exec.conditions import PATIENCE_S, Condition, Line, condition_of
 from app.exec.engine import Engine
 from app.exec.errors import InvalidCommand
 from app.exec.identity import watch_id
-from app.exec.line_scan import compiled
 from app.exec.model import CallOrigin, Session, SessionId
 from app.exec.ports import WatchStore
 from app.exec.render import how_it_ended
 from app.exec.supervisor.crashpoints import reach
 from app.exec.waiting import takes_input
 from app.exec.watch import APART_S, BY_THE_AGENT, ENDED, FIRED, Hit, Kind, Watch, is_read
+from app.exec.watching.conditions import PATIENCE_S, Condition, Line, condition_of
+from app.exec.watching.line_scan import compiled
 from app.log import about
 
 log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 from app.exec.engine import Engine
 from app.exec.following import Follower
 from app.exec.limits import CALLBACK_CHARS, CALLBACK_LINES
-from app.exec.line_scan import COUNTED, LineScan, compiled
 from app.exec.model import Session
 from app.exec.output import OutputLog
 from app.exec.waiting import Waiting, until_waiting, waiting
 from app.exec.watch import Watch
+from app.exec.watching.line_scan import COUNTED, LineScan, compiled
 
 PATIENCE_S: Final = 30.0
 UNFINISHED_S: Final = 1.0

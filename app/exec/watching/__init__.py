@@ -1,0 +1,1 @@
+"""Watches on sessions: when they fire, and who looks."""
