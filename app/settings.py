@@ -327,9 +327,9 @@ def engine_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in _OF_PODMAN if os.environ.get(name)}
 
 
-def plain_terminal() -> bool:
-    """Whether whoever started us wants text without colours, by NO_COLOR or the kind of terminal."""
-    return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+def plain_terminal(*, by_kind: bool = False) -> bool:
+    """Whether whoever started us wants text without colours, by NO_COLOR or (only that: `by_kind`) its terminal."""
+    return (bool(os.environ.get("NO_COLOR")) and not by_kind) or os.environ.get("TERM") == "dumb"
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,9 @@ async def _compared(shells: PersistentShells, shell: str, bare: Bare, options: O
 
     async def through_us() -> float:
         nonlocal exact
+        call = a_call(CONVERSATION)
         began = time.perf_counter()
-        done = await shells.exec(shell, COMMAND, a_call(CONVERSATION))
+        done = await shells.exec(shell, COMMAND, call)
         took = time.perf_counter() - began
         exact += (done.output, done.exit_code) == (f"{PRINTS}\n", 0)
         return took

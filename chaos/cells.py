@@ -26,6 +26,8 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 22 clean-up of the directory           retention.*: tests/integration/test_retention.py, between every two steps
 23 a kill under way                    kill.sent, supervisor.killing
 24 the sweep under way                 sweep.scanning, while the process runs
+
+and beside them a watch on the process: placed, its line found, the hit told (watch.placed, .found, .told).
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ Victim = Literal["worker", "supervisor", "keeper", "database", "machine", "conta
 Backend = Literal["host", "bubblewrap", "podman"]
 Moment = Literal["hired", "approved", "running"]
 
-KEPT_BY_TESTS: Final = ("retention.", "file.", "watch.", "shell.")
+KEPT_BY_TESTS: Final = ("retention.", "file.", "shell.")
+OF_WATCHES: Final = ("watch.placed", "watch.found", "watch.told")
+"""Only a process that somebody watches reaches these."""
 OF_SANDBOXES: Final = ("supervisor.sandboxed", "supervisor.orphaned")
 """Only a start in a sandbox reaches these."""
 OF_CONTAINERS: Final = ("start.placed",)
@@ -48,7 +52,7 @@ OF_CONTAINERS: Final = ("start.placed",)
 POINTS: Final = tuple(
     point
     for point in crashpoints.POINTS
-    if point not in {*OF_SANDBOXES, *OF_CONTAINERS} and not point.startswith(KEPT_BY_TESTS)
+    if point not in {*OF_SANDBOXES, *OF_CONTAINERS, *OF_WATCHES} and not point.startswith(KEPT_BY_TESTS)
 )
 _OF_OTHERS: Final = ("supervisor.", "keeper.")
 WORKER_POINTS: Final = tuple(point for point in POINTS if not point.startswith(_OF_OTHERS))
@@ -114,6 +118,11 @@ class Cell:
         return self.point in _KILLING
 
     @property
+    def is_watched(self) -> bool:
+        """Whether the agent watches the process for a line, which it prints before it ends."""
+        return self.point in OF_WATCHES
+
+    @property
     def armed(self) -> Moment:
         """From when on the point is looked for: it would be reached before, for nothing."""
         if self.is_kill or self.point in {"sweep.scanning", "keeper.reaped"}:
@@ -125,6 +134,8 @@ class Cell:
         """How long the command runs: a moment, or surely beyond the point."""
         if self.is_kill:
             return 120.0
+        if self.is_watched:
+            return 4.0
         if self.victims == ("machine",) and self.here != "supervisor" and self.point in {"keeper.held", *_ALIVE}:
             # Only who reaches the point stops there; the supervisor goes on until the machine is gone.
             return 60.0
@@ -215,6 +226,15 @@ def contained_cells() -> list[Cell]:
         Cell(("worker",), "start.placed", "podman"),
         Cell(("worker",), "start.answered", "podman"),
         Cell(("worker",), "exit.committed", "podman"),
+    ]
+
+
+def watched_cells() -> list[Cell]:
+    """A part of it around a watch: what the worker tells is what can be lost, or told twice."""
+    return [
+        *(Cell(("worker",), point) for point in OF_WATCHES),
+        *(Cell(("worker", "supervisor"), point) for point in OF_WATCHES),
+        *(Cell(("database",), point) for point in OF_WATCHES),
     ]
 
 

@@ -20,6 +20,7 @@ from tests.stage import Stage
 
 PATIENCE_S = 180.0
 """What is only late, on a machine that does ten of these at a time, is not lost."""
+HIT = '1 line matches "^over$"'
 COMMAND = "echo nonce >> nonce.txt; sleep {seconds}; echo over; exit {code}"
 
 
@@ -70,7 +71,7 @@ class _Story:
         self._cell = cell
         self._strike = strike
         self._executed = executed
-        self._killing = False
+        self._called = False
         # While its database is away a person's command says so, and is given again.
         self._bearable: tuple[type[Exception], ...] = (ApprovalSettled,)
         if cell.victims == ("database",):
@@ -97,9 +98,8 @@ class _Story:
             running = next((one for one in sessions if one.state is SessionState.RUNNING), None)
             if running is not None:
                 self._strike.look("running")
-            if self._cell.is_kill and running is not None and not self._killing:
-                self._made.send(f"!process_kill {json.dumps({'session_id': running.id})}")
-                self._killing = True
+            if running is not None and not self._called:
+                self._call(running.id)
             for pending in self._made.requests():
                 # Before the decision: the turn that it resumes may be there at once.
                 self._strike.look("approved")
@@ -107,6 +107,14 @@ class _Story:
             self._strike.look("hired")
             return bool(self._telling()) and self._made.at_rest()
         return False
+
+    def _call(self, session_id: str) -> None:
+        """What the agent does with the process that runs."""
+        if self._cell.is_kill:
+            self._made.send(f"!process_kill {json.dumps({'session_id': session_id})}")
+        if self._cell.is_watched:
+            self._made.send(f"!process_watch {json.dumps({'session_id': session_id, 'pattern': '^over$'})}")
+        self._called = True
 
     def _telling(self) -> list[str]:
         """Answers that say how a process ended."""
@@ -128,9 +136,10 @@ class _Story:
         if end.evidence is not None and end.evidence.value == "never_started":
             once = starts == 0
         allowed = how in cell.allowed
+        hits = [answer.count(HIT) for answer in made.answers() if HIT in answer] if cell.is_watched else [1]
         return Count(
-            lost=int(not callbacks or (lost and not allowed)),
-            doubled=int(len(callbacks) > 1 or len(telling) > 1 or len(sessions) > 1),
+            lost=int(not callbacks or not hits or (lost and not allowed)),
+            doubled=int(len(callbacks) > 1 or len(telling) > 1 or len(sessions) > 1 or sum(hits) > 1),
             double_starts=int(starts > 1),
             wrong_status=int(not (told and once) or not (allowed or lost)),
             unreached=int(not made.fired(cell.point)),

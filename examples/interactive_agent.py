@@ -3,7 +3,7 @@
 The model here is a script, so that it runs without a key and always the same; any other is used the same way. From
 the directory above this one, with approvals answered in the chat:
 
-    ENABLE_EXECUTE=true AGENT=examples.interactive_agent:agent PYTHONPATH=. shellback chat server
+    ENABLE_EXECUTE=true AGENT=examples.interactive_agent:agent PYTHONPATH=. shellback chat -c server
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -10,8 +11,10 @@ import click
 
 from app.cli.completing import session_ids
 from app.cli.processes import ending, find_session
+from app.cli.raw_terminal import is_terminal
 from app.cli.shared import CANNOT, Refused, me, opened
 from app.exec.display import visible
+from app.settings import plain_terminal
 
 if TYPE_CHECKING:
     from app.cli.attached import Left
@@ -70,13 +73,15 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
         if not session.live:
             asyncio.run(_show_ended(where, session))
             return
-        if not sys.stdout.isatty():
+        if not is_terminal(sys.stdout):
             raise Refused(f"there is no terminal to attach: `shellback logs -f {session.id}` follows without one")
-        if read_only is False and not sys.stdin.isatty():
+        if session.pty and plain_terminal(by_kind=True):
+            raise Refused(f"a dumb terminal (TERM) has no screen: `shellback logs -f {session.id}` follows without one")
+        if read_only is False and not is_terminal(sys.stdin):
             raise Refused("there is no terminal to type at: run it on one, or give --read-only")
         if read_only is False and not session.stdin_open:
             raise Refused(f"session {session.id} takes no input: look on with --read-only")
-        writable = session.stdin_open and (sys.stdin.isatty() if read_only is None else not read_only)
+        writable = session.stdin_open and (is_terminal(sys.stdin) if read_only is None else not read_only)
         left = asyncio.run(_attached(where, session, detach_key, writable=writable))
     code = _told(session, left)
     if code:
@@ -137,7 +142,8 @@ def _told(session: Session, left: Left) -> int:
     from app.cli.unknown import how
 
     if left.signal is not None:
-        click.echo(f"[detached from {session.id} by signal {left.signal}; it goes on]", err=True)
+        with contextlib.suppress(OSError):  # the terminal may be what has gone
+            click.echo(f"[detached from {session.id} by signal {left.signal}; it goes on]", err=True)
         return OF_A_SIGNAL + left.signal
     if not left.ended:
         click.echo(f"[detached from {session.id}; it goes on: shellback attach {session.id}]", err=True)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from app.cli.keystrokes import TWICE_S, Keystrokes
 from app.cli.picture import Picture
-from app.cli.raw_terminal import RawTerminal
+from app.cli.raw_terminal import RawTerminal, is_terminal
 from app.exec import limits
 from app.exec.errors import (
     ExecError,
     InputUnknown,
     InvalidCommand,
     LimitReached,
+    SessionNotFound,
     SupervisorUnreachable,
     TaskCompleted,
 )
@@ -64,7 +65,7 @@ class Attached:
         self._typing = typing
         self._find_end = find_end
         self._pty = attachment.session.pty
-        mode = "deaf" if not sys.stdin.isatty() else "raw" if self._pty else "lines"
+        mode = "deaf" if not is_terminal(sys.stdin) else "raw" if self._pty else "lines"
         self._terminal = RawTerminal(mode, detach_key)
         self._picture = Picture(attachment, self._terminal, detach_key, writable=typing is not None)
         self._keys = Keystrokes(detach_key)
@@ -90,6 +91,10 @@ class Attached:
                 with self._terminal:
                     try:
                         return await self._until_left()
+                    except OSError:
+                        if not self._terminal.gone():
+                            raise
+                        return Left(signal=signal.SIGHUP)
                     finally:
                         self._terminal.deafen()
                         await self._terminal.write_last(self._picture.leave())
@@ -156,14 +161,14 @@ class Attached:
 
     # -- what is typed ---------------------------------------------------------------------------
 
-    def _heard(self, data: bytes) -> None:
+    def _heard(self, data: bytes | None) -> None:
         """Take what was typed; without `typing` nothing but the keys that leave means anything."""
+        if data is None:
+            self._leave(Left(signal=signal.SIGHUP))
+            return
         if not self._pty:
             self._eof = self._eof or not data
             self._take(data)
-            return
-        if not data:
-            self._leave(Left(signal=signal.SIGHUP))
             return
         sent, leaves = self._keys.feed(data)
         if self._typing is None:
@@ -204,7 +209,7 @@ class Attached:
     async def _sent(self, writing: Awaitable[None]) -> None:
         try:
             await writing
-        except (InputUnknown, InvalidCommand, LimitReached, SupervisorUnreachable, TaskCompleted):
+        except (InputUnknown, InvalidCommand, LimitReached, SessionNotFound, SupervisorUnreachable, TaskCompleted):
             # Gone, or on its way to its end, which is told by what follows the output; or lost, and can be seen to be.
             self._terminal.ring()
 
@@ -223,13 +228,13 @@ class Attached:
         size = self._terminal.size()
         rows, cols = limits.PTY_ROWS_RANGE, limits.PTY_COLS_RANGE
         self._given = WindowSize(min(max(size.rows, rows[0]), rows[-1]), min(max(size.cols, cols[0]), cols[-1]))
-        with contextlib.suppress(TaskCompleted):
+        with contextlib.suppress(SessionNotFound, TaskCompleted):
             await self._at.resize(self._given)
 
     async def _redraw(self) -> None:
         """Have a full-screen program draw itself, colours and all, by a size that is no longer so when it looks."""
         assert self._given is not None
-        with contextlib.suppress(TaskCompleted):
+        with contextlib.suppress(SessionNotFound, TaskCompleted):
             await self._at.resize(WindowSize(self._given.rows - 1, self._given.cols))
             await asyncio.sleep(_REDRAW_S)
             await self._at.resize(self._given)

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from app.cli.keystrokes import shown
+from app.exec import limits
 from app.exec.terminals.passing import Passing
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ BEHIND: Final = 1024 * 1024
 """Further behind, a person is shown what is there now instead of all that came before."""
 PIECE: Final = 32 * 1024
 TAIL: Final = 64 * 1024
+_LONGEST: Final = 64
 READ_FIRST_S: Final = 1.0
 """How long the line that says how to leave is shown by itself where the screen has no room for it."""
 
@@ -90,6 +92,9 @@ class Picture:
         size = self._terminal.size()
         rows = screen.rows if not self._writable and size.rows > screen.rows else None
         passing = Passing(writable=self._writable, rows=rows)
+        for start in range(max(0, screen.upto - limits.LOG_BYTES), max(0, screen.upto - BEHIND), BEHIND):
+            # A sequence that is cut in two is whole once more in the piece after it, which begins that much earlier.
+            passing.skip_all(await self._at.out.raw(max(0, start - _LONGEST), start + BEHIND))
         passing.skip(await self._at.out.raw(max(0, screen.upto - BEHIND), screen.upto))
         greeting = self._greeting(screen)[: size.cols - 1]
         first = max(0, screen.cursor[0] - size.rows)

@@ -7,13 +7,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import select
 import struct
 import sys
 import termios
 import tty
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TextIO
 
 from app.exec.model import WindowSize
 
@@ -59,8 +60,14 @@ class RawTerminal:
         rows, cols, _, _ = struct.unpack("HHHH", fcntl.ioctl(self._fd, termios.TIOCGWINSZ, bytes(8)))
         return WindowSize(rows or 24, cols or 80)
 
-    def listen(self, heard: Callable[[bytes], None]) -> None:
-        """Call `heard` with what is typed, from the event loop; with nothing where the input has come to its end."""
+    def gone(self) -> bool:
+        """Whether there is no terminal any more behind it."""
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return any(found & select.POLLHUP for _, found in poll.poll(0))
+
+    def listen(self, heard: Callable[[bytes | None], None]) -> None:
+        """Call `heard` with what is typed, from the event loop; nothing is the key that ends input, None the end."""
         if self._mode != "deaf":
             asyncio.get_running_loop().add_reader(self._fd, self._readable, heard)
 
@@ -68,7 +75,7 @@ class RawTerminal:
         """Listen no more."""
         asyncio.get_running_loop().remove_reader(self._fd)
 
-    def _readable(self, heard: Callable[[bytes], None]) -> None:
+    def _readable(self, heard: Callable[[bytes | None], None]) -> None:
         try:
             data = os.read(self._fd, _READ)
         except BlockingIOError:
@@ -76,8 +83,11 @@ class RawTerminal:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
+            data = None
+        # A terminal that has gone reads like the key that ends input, which the program must not be told.
+        if data is None or (not data and (self._mode == "raw" or self.gone())):
             self.deafen()
-            data = b""
+            data = None
         heard(data)
 
     async def write(self, data: bytes) -> None:
@@ -110,6 +120,11 @@ class RawTerminal:
             await room
         finally:
             loop.remove_writer(self._fd)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a standard stream is one; it is None where whoever started us has closed it."""
+    return stream is not None and stream.isatty()
 
 
 def _opened() -> int:

@@ -64,13 +64,14 @@ class Engine:
         clock: Callable[[], float] = time.time,
         watch: SessionWatch | None = None,
         absence_tells: Callable[[Session], bool] = lambda _: True,
+        links: Callable[[Path, Path], LogLinks] = LogLinks,
     ) -> None:
         self.store = store
         self.backend = backend
         self.limits = limits or Limits()
         self.workspace = backend.workspace
         self.registry = ExecRegistry(store, clock=clock)
-        self.links = LogLinks(self.workspace, Path(home) / layout.SESSIONS)
+        self.links = links(self.workspace, Path(home) / layout.SESSIONS)
         self.supervised = Supervised(supervisor, self.limits)
         self._sessions = f"{home}/{layout.SESSIONS}"
         self.host_id = host_id

@@ -79,7 +79,7 @@ class TaskCompleted(ExecError):
         self.end = end
 
     def __str__(self) -> str:
-        return f"session {self.session_id} has ended: {self.end}; nothing was sent"
+        return f"session {self.session_id} has ended: {self.end}; nothing was done, process_log reads what it printed"
 
 
 class PtyError(ExecError):

@@ -21,7 +21,8 @@ class Follower:
     def __init__(self, engine: Engine, session: Session) -> None:
         self._engine = engine
         self._session = session
-        self._out = engine.output(session)
+        self.out = engine.output(session)
+        """The log that grows."""
         self._err = engine.output(session, err=True) if session.separate_stderr else None
 
     async def grown(
@@ -48,7 +49,7 @@ class Follower:
             try:
                 self._session = await self._engine.registry.get(self._session.id)
             except SessionNotFound:
-                return Grown(size=self._out.size(), ended=True)
+                return Grown(size=self.out.size(), ended=True)
             seen = self._seen()
             more = seen.size > beyond or (err_beyond is not None and seen.err_size > err_beyond)
             if more or seen.ended or time.monotonic() >= until:
@@ -56,7 +57,7 @@ class Follower:
 
     def _seen(self) -> Grown:
         return Grown(
-            size=self._out.size(),
+            size=self.out.size(),
             err_size=0 if self._err is None else self._err.size(),
             ended=self._session.end is not None,
         )

@@ -24,9 +24,19 @@ class Forwarding(SupervisorPort):
     async def _teller(self, session_id: str) -> SupervisorPort:
         """The same for a question that starts nobody. Raises what `_live` does."""
 
-    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
+    async def write(
+        self,
+        session_id: str,
+        data: bytes,
+        *,
+        eof: bool = False,
+        key: str = "",
+        beyond: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> Written:
         """See `SupervisorPort.write`."""
-        return await (await self._live(session_id)).write(session_id, data, eof=eof, key=key)
+        port = await self._live(session_id)
+        return await port.write(session_id, data, eof=eof, key=key, beyond=beyond, timeout_s=timeout_s)
 
     async def written(self, session_id: str, key: str) -> Written | None:
         """See `SupervisorPort.written`."""

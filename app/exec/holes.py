@@ -24,7 +24,7 @@ class Hole(NamedTuple):
 def holes_in(path: str) -> list[Hole]:
     """The table beside a log, in order; empty where nothing was dropped."""
     try:
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
             rows = cast("list[dict[str, int]]", json.loads(file.read()))
         return sorted(Hole(row["start"], row["end"], row["newlines"]) for row in rows)
     except FileNotFoundError:

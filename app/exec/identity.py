@@ -220,4 +220,4 @@ def _hashed(purpose: str, origin: CallOrigin) -> str:
     if origin.ordinal:
         parts.append(origin.ordinal)
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
-    return base64.b32encode(digest).decode("ascii").lower().rstrip("=")
+    return base64.b32encode(digest[:20]).decode("ascii").lower()

@@ -116,6 +116,10 @@ class MemorySessionStore(SessionStore):
         call = self._calls.get(key)
         return None if call is None else dict(call.outcome or {})
 
+    async def acted_on(self, key: CallKey) -> SessionId | None:
+        call = self._calls.get(key)
+        return None if call is None else call.session_id
+
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         call = self._calls.get(key)
         if call is None:

@@ -225,7 +225,10 @@ class OutputLog:
         return start + whole_characters(os.pread(fd, end - start, start))
 
     def _sliced(self, size: int, start: int, end: int, parts: list[tuple[int, int]], fd: int) -> Slice:
-        emptied = next((hole for hole in holes_in(self._holes_path) if hole.start <= 0 and hole.end >= size > 0), None)
+        raw = [exactly(fd, part_start, part_end) for part_start, part_end in parts]
+        # Read after the bytes: what was dropped meanwhile is in the table before it is gone from the file.
+        holes = holes_in(self._holes_path)
+        emptied = next((hole for hole in holes if hole.start <= 0 and hole.end >= size > 0), None)
         if emptied is not None:
             counted = f"{size:,} bytes with {emptied.newlines:,} line ends"
             return Slice(
@@ -236,8 +239,6 @@ class OutputLog:
                 bytes_dropped=size,
                 dropped_lines=emptied.newlines,
             )
-        raw = [exactly(fd, part_start, part_end) for part_start, part_end in parts]
-        holes = holes_in(self._holes_path)
         texts: list[str] = []
         shown = 0
         for (part_start, part_end), data in zip(parts, raw, strict=True):

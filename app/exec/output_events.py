@@ -79,8 +79,12 @@ class OutputFeed:
     async def __aenter__(self) -> OutputFeed:
         """Begin to follow."""
         self._engine.registry.listeners.add(self._heard)
-        for session in await self._engine.store.list(conversation_id=self._conversation_id, live=True):
-            self._follow(session, from_now=True)
+        try:
+            for session in await self._engine.store.list(conversation_id=self._conversation_id, live=True):
+                self._follow(session, from_now=True)
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -123,12 +127,16 @@ class OutputFeed:
                 err_size=self._engine.output(session, err=True).size() if separate else 0,
             )
         while not seen.ended:
-            now = await follower.grown(
-                seen.size,
-                err_beyond=seen.err_size if separate else None,
-                rest_s=self._rest_s,
-                timeout_s=_PATIENCE_S,
-            )
+            try:
+                now = await follower.grown(
+                    seen.size,
+                    err_beyond=seen.err_size if separate else None,
+                    rest_s=self._rest_s,
+                    timeout_s=_PATIENCE_S,
+                )
+            except Exception as error:  # noqa: BLE001 - as while the database is away; nobody else follows it
+                await _later(session, error)
+                continue
             self._grew(session, "stdout", now.size - seen.size, now.size)
             self._grew(session, "stderr", now.err_size - seen.err_size, now.err_size)
             seen = now
@@ -140,6 +148,8 @@ class OutputFeed:
                 session = await self._engine.wait(session.id, up_to=_PATIENCE_S)
             except ExecError:  # it has been forgotten
                 return
+            except Exception as error:  # noqa: BLE001 - as above
+                await _later(session, error)
         self._put(
             (session.id, "exit"),
             replace(_of(session, "exit"), exit_code=end.exit_code, signal=end.signal, ending=how_it_ended(end)),
@@ -169,6 +179,11 @@ async def output_events(
         while True:
             for event in await feed.new():
                 yield event
+
+
+async def _later(session: Session, error: Exception) -> None:
+    log.info("process %s cannot be followed: %s; again in %.0f s", session.id, error, _AGAIN_S)
+    await asyncio.sleep(_AGAIN_S)
 
 
 def _of(session: Session, kind: Literal["output", "exit"]) -> OutputEvent:

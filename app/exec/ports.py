@@ -103,6 +103,10 @@ class SessionStore(Protocol):
         """What `begin_call` would return for this key; changes nothing."""
         ...
 
+    async def acted_on(self, key: CallKey) -> SessionId | None:
+        """The session that `begin_call` was given with this key; None where it was not begun."""
+        ...
+
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         """Record what a changing call did."""
         ...
@@ -274,8 +278,21 @@ class SupervisorPort(Protocol):
         """Make sure that the session never starts; its status, `abandoned` if that worked."""
         ...
 
-    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
-        """Write input, at most once for a key."""
+    async def write(
+        self,
+        session_id: str,
+        data: bytes,
+        *,
+        eof: bool = False,
+        key: str = "",
+        beyond: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> Written:
+        """Write input, at most once for a key.
+
+        With `beyond` the answer comes with what the input brings: once there are more than so many bytes of output, or
+        the session has ended, or `timeout_s` seconds after the write at the latest; from an older supervisor sooner.
+        """
         ...
 
     async def written(self, session_id: str, key: str) -> Written | None:

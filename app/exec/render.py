@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Final
 
 from app.exec.backends.container import WORKSPACE
-from app.exec.model import Session, SessionEnd, SessionState
+from app.exec.model import TURN, Session, SessionEnd, SessionState
 from app.exec.outcome import Outcome
 from app.exec.output import Slice
 from app.exec.waiting import advice
@@ -20,6 +20,11 @@ _TOLD: Final = {
     "failure": "a callback tells its end if it fails",
     "never": "you are not told of its end",
 }
+
+
+def _told(session: Session) -> str:
+    ends = ", it is stopped at the end of your turn" if session.lifetime == TURN else ""
+    return f"{_TOLD[session.on_exit]}{ends}"
 
 
 def facts(session: Session) -> dict[str, object]:
@@ -160,16 +165,16 @@ def _running(session: Session, outcome: Outcome) -> str:
     if outcome.waiting is not None:
         return (
             f"[it waits for input, so it was moved to the background, session {session.id}: "
-            f"{advice(outcome.waiting, session)}; its timeout still counts, {_TOLD[session.on_exit]}]"
+            f"{advice(outcome.waiting, session)}; its timeout still counts, {_told(session)}]"
         )
     if handed_over and not session.background:
         return (
-            f"[still running and moved to the background, session {session.id}; {_TOLD[session.on_exit]}, "
+            f"[still running and moved to the background, session {session.id}; {_told(session)}, "
             "process_poll and process_log read its output]"
         )
     if handed_over:
         return (
             f"[started in the background, session {session.id}, log {session.log_path}; "
-            f"{_TOLD[session.on_exit]}, process_poll and process_log read its output]"
+            f"{_told(session)}, process_poll and process_log read its output]"
         )
     return f"[{session.state.value}, session {session.id}]"

@@ -23,12 +23,13 @@ from app.exec.errors import (
     TaskCompleted,
 )
 from app.exec.identity import call_key
-from app.exec.model import SHELL, CallOrigin, CommandSpec, Session, SessionId
+from app.exec.model import SHELL, CallOrigin, CommandSpec, Session, SessionId, WindowSize
 from app.exec.output import Slice
 from app.exec.persistent import Executed, PersistentShells, shell_command
 from app.exec.persistent.marks import without
 from app.exec.plain_text import decoded
 from app.exec.policy import ACTIONS, Grant, Proposal
+from app.exec.sessions import check_size
 
 TIMEOUT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 300.0
@@ -84,7 +85,7 @@ def check_parameters(tool: str, args: Mapping[str, Any]) -> None:
     """Accept what an action was given.
 
     Raises:
-        InvalidCommand: It lacks something, has something that it does not take, or its timeout is out of range.
+        InvalidCommand: It lacks something, has something that it does not take, or its timeout or size is out of range.
     """
     action = args[ACTIONS[tool][0]]
     needed, possible = _TAKES[tool][action]
@@ -98,7 +99,9 @@ def check_parameters(tool: str, args: Mapping[str, Any]) -> None:
         raise InvalidCommand(f"{action} does not take {', '.join(surplus)}; it takes {takes}")
     timeout = args.get("timeout")
     if timeout is not None and not _TIMEOUT_MIN_S <= timeout <= TIMEOUT_MAX_S:
-        raise InvalidCommand(f"timeout is {timeout:g} s; it must be {_TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g}")
+        raise InvalidCommand(f"timeout is {timeout:g} s; it must be {_TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g} s")
+    if "rows" in needed:
+        check_size(WindowSize(args["rows"], args["cols"]))
 
 
 def own_shell(origin: CallOrigin) -> CallOrigin:

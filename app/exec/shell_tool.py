@@ -72,11 +72,12 @@ def shell_tools(calls: ToolCalls) -> FunctionToolset[Any]:
 
 async def _execute(calls: ToolCalls, ctx: RunContext[Any], args: _Args) -> _Returned:
     origin = origin_of(ctx)
-    new = await calls.engine.store.recalled(call_key(origin)) is None
-    made = (await calls.granted(ctx, "shell", args, origin)).grant if new else None
-    # What has run is found in the shell that it ran in, which may have ended since.
-    own = await calls.shells.own(origin.conversation_id, live=new or None)
-    session_id = await _started(calls, origin, made) if own is None else own.id
+    made: Grant | None = None
+    session_id: str | None = await calls.engine.store.acted_on(call_key(origin))
+    if session_id is None:
+        # Only in the shell that it was approved for: that may have ended, or another been started, since.
+        made, _, _, session_id = await calls.granted(ctx, "shell", args, origin)
+        session_id = session_id or await _started(calls, origin, made)
     try:
         done = await calls.shells.exec(session_id, args, origin, made)
     except ShellBusy:
@@ -89,13 +90,11 @@ async def _execute(calls: ToolCalls, ctx: RunContext[Any], args: _Args) -> _Retu
     return ToolReturn(value | noted(note, done.slice), metadata={**facts(done.session), **measured(done.slice)})
 
 
-async def _started(calls: ToolCalls, origin: CallOrigin, made: Grant | None) -> str:
+async def _started(calls: ToolCalls, origin: CallOrigin, made: Grant) -> str:
     """Start the conversation's shell, as part of the call that needs it first."""
     spec = calls.shells.start_spec({})
     proposal = await proposed(spec, calls.engine.backend)
-    yes = Verdict(
-        decision="allow", reason="its call was approved", by=APPROVED, approval_id=made.approval_id if made else None
-    )
+    yes = Verdict(decision="allow", reason="its call was approved", by=APPROVED, approval_id=made.approval_id)
     allowed = grant(proposal, yes, None)
     assert allowed is not None
     return (await calls.shells.shells.start(spec, own_shell(origin), allowed)).session.id
@@ -106,7 +105,11 @@ async def _spawn(calls: ToolCalls, ctx: RunContext[Any], args: _Args) -> _Return
     if session.state is SessionState.START_FAILED and session.end is not None:
         why = os.strerror(session.end.errno or 0)
         raise InvalidCommand(f"process spawn failed: {why}; nothing runs")
-    return ToolReturn({"task_id": session.id, "block_label": label_of(session.id)}, metadata=facts(session))
+    # Not how it stands: where it has ended already, as when the call is made again, its end is told by nothing else.
+    return ToolReturn(
+        {"task_id": session.id, "block_label": label_of(session.id)},
+        metadata={"session_id": session.id, "log_path": session.log_path},
+    )
 
 
 async def _kill(calls: ToolCalls, ctx: RunContext[Any], args: _Args) -> _Returned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from app.exec import limits as bounds
@@ -24,7 +24,7 @@ from app.exec.model import (
     WindowSize,
 )
 from app.exec.ports import SupervisorPort
-from app.exec.supervisor.answers import Grown, Look, StartAnswer
+from app.exec.supervisor.answers import Grown, Look, StartAnswer, Written
 from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
 from app.exec.supervisor.shapes import exit_record
 
@@ -129,8 +129,19 @@ class Supervised:
         """Make the session impossible to start; False when it has been started."""
         return (await self._port.abandon(session_id))["state"] == "abandoned"
 
-    async def write(self, session_id: SessionId, data: bytes, *, eof: bool, key: CallKey) -> dict[str, object]:
+    async def write(
+        self,
+        session_id: SessionId,
+        data: bytes,
+        *,
+        eof: bool,
+        key: CallKey,
+        beyond: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> dict[str, object]:
         """Write input once for this key; answers `accepted`, `total`, `eof`, `closed`.
+
+        With `beyond` it waits for the output that this brings too, see `SupervisorPort.write`.
 
         Raises:
             TaskCompleted: The session has ended; nothing was written.
@@ -138,12 +149,13 @@ class Supervised:
             LimitReached: Too many writes wait; nothing was written.
             InputUnknown: A crash hides whether it was written.
         """
-        return asdict(await self._port.write(session_id, data, eof=eof, key=key))
+        written = await self._port.write(session_id, data, eof=eof, key=key, beyond=beyond, timeout_s=timeout_s)
+        return _told(written)
 
     async def written(self, session_id: SessionId, *, key: CallKey) -> dict[str, object] | None:
         """What an earlier write with this key did; None where nobody remembers one."""
         outcome = await self._port.written(session_id, key)
-        return None if outcome is None else asdict(outcome)
+        return None if outcome is None else _told(outcome)
 
     async def resize(self, session_id: SessionId, size: WindowSize) -> None:
         """Change the size of the terminal.
@@ -223,6 +235,10 @@ def _seen(session_id: SessionId, status: Message) -> Seen | None:
     if "record" in status:
         return Seen(session_id=session_id, end=end_of(status["record"]))
     return _running(session_id, status)
+
+
+def _told(written: Written) -> dict[str, object]:
+    return {"accepted": written.accepted, "total": written.total, "eof": written.eof, "closed": written.closed}
 
 
 def _running(session_id: SessionId, status: Message) -> Seen:

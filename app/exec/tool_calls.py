@@ -80,11 +80,12 @@ class Weighed(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """Proof that a call may go on, and the command or the files it is for."""
+    """Proof that a call may go on, the command or the files it is for, and the shell or session, if it is for one."""
 
     grant: Grant
     spec: CommandSpec | None
     look: Look | None = None
+    session_id: str | None = None
 
 
 class ToolCalls:
@@ -218,7 +219,7 @@ class ToolCalls:
         await self.files.touch(origin.conversation_id)
         if tool in CHANGING and (before := await self.files.recalled(tool, args, origin)) is not None:
             return before
-        grant, _, look = await self._granted(ctx, tool, args, origin)
+        grant, _, look, _ = await self._granted(ctx, tool, args, origin)
         assert look is not None
         if tool in CHANGING:
             return await self.files.change(tool, args, look, origin, grant)
@@ -248,7 +249,7 @@ class ToolCalls:
         made = grant(weighed.proposal, weighed.verdict, approval)
         if made is None:
             raise ApprovalRequired(metadata={"digest": weighed.proposal.digest})
-        return Granted(made, weighed.spec, weighed.look)
+        return Granted(made, weighed.spec, weighed.look, weighed.asked.args.get("session_id"))
 
     @contextlib.asynccontextmanager
     async def _telling(self, tool: str, args: dict[str, Any], origin: CallOrigin) -> AsyncGenerator[None]:
@@ -269,7 +270,7 @@ class ToolCalls:
         """
         spec: CommandSpec | None = None
         try:
-            allowed, spec, _ = await self._granted(ctx, tool, args, origin)
+            allowed, spec, *_ = await self._granted(ctx, tool, args, origin)
         except (ExecError, ApprovalRequired) as error:
             before = await self.engine.store.get(session_id(origin))
             if before is None:

@@ -89,6 +89,8 @@ class ExecTools:
         self.engine = engine
         self._enabled = enabled
         self.commands = commands
+        self.sessions = sessions
+        self.watches = watcher is not None
         self.blocks = blocks
         self.workspace = workspace
         on_files = FileCalls(files or files_of(engine.backend), engine.store, touched=touched)
@@ -182,9 +184,11 @@ class ExecTools:
             session = await self._calls.shells.checked(conversation_of(ctx), args["session_id"], live=new)
             if args["action"] == "write":
                 await self._check_typing(ctx, session, tool, args)
+            elif args["action"] == "exec" and new:
+                await self._calls.shells.shells.check_free(session)
         elif args.get("task_id"):
             session = await self._calls.sessions(ctx).get(args["task_id"])
-            if session.end is not None and asks(act):
+            if session.end is not None and asks(act) and not await self._made_before(ctx):
                 raise TaskCompleted(session.id, how_it_ended(session.end))
 
     async def _check_typing(self, ctx: RunContext[Any], session: Session, tool: str, args: dict[str, Any]) -> None:

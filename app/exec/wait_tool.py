@@ -96,7 +96,8 @@ async def _asked(sessions: Sessions, session_ids: Sequence[str], timeout_s: floa
         raise InvalidCommand("session_ids is empty; name the sessions to wait for, process_list shows them")
     if len(wanted) > limits.SESSIONS_PER_CONVERSATION:
         raise InvalidCommand(
-            f"session_ids names {len(wanted)} sessions; at most {limits.SESSIONS_PER_CONVERSATION} can be waited for"
+            f"session_ids names {len(wanted)} sessions; wait for at most "
+            f"{limits.SESSIONS_PER_CONVERSATION} at once, the others with another call"
         )
     if not 0 <= timeout_s <= LONGEST_S:
         raise InvalidCommand(f"timeout is {timeout_s:g} s; it must be 0 to {LONGEST_S:g} s, call again to wait longer")

@@ -53,7 +53,7 @@ def watch_tools(calls: ToolCalls, watcher: Watcher) -> FunctionToolset[Any]:
             if off:
                 if any(value not in {None, False} for value in wish.values()):
                     raise InvalidCommand("off=true ends the watches of the session; give no condition with it")
-                await watcher.off(session.id)
+                await watcher.off(session.id, origin_of(ctx))
                 return ToolReturn({"watch_id": None, "does": f"no watch of session {session.id} is on any more"})
             origin = origin_of(ctx)
             watch = await watcher.place(session, origin, pattern=pattern, idle=idle, after=after, waiting=waiting)

@@ -114,6 +114,9 @@ class SqlSessionStore(SessionStore):
     async def recalled(self, key: CallKey) -> dict[str, object] | None:
         return await self._database.read(recalled, key)
 
+    async def acted_on(self, key: CallKey) -> SessionId | None:
+        return await self._database.read(acted_on, key)
+
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         await self._database.write(end_call, key, outcome)
 
@@ -270,6 +273,11 @@ def recalled(conn: sa.Connection, key: CallKey) -> dict[str, object] | None:
     """The outcome of a call, `{}` when it was begun and has none, None when it was not begun."""
     row = conn.execute(rows.OUTCOME_OF, {"key": key}).one_or_none()
     return None if row is None else row.outcome or {}
+
+
+def acted_on(conn: sa.Connection, key: CallKey) -> SessionId | None:
+    """The session that a call was begun with, None when it was not begun."""
+    return conn.execute(sa.select(calls.c.session_id).where(calls.c.call_key == key)).scalar_one_or_none()
 
 
 def end_call(conn: sa.Connection, key: CallKey, outcome: dict[str, object]) -> None:

@@ -5,13 +5,14 @@ Locks are taken as those of sessions are: the conversation's row before any othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import sqlalchemy as sa
 
 from app.exec.ports import WatchSink, WatchStore
-from app.exec.watch import Hit, Watch, after, is_read, past
+from app.exec.watch import ENDED, Hit, Watch, after, is_read, past
 from app.exec.watching.memory import check_room
 from app.storage.db import Database
 from app.storage.rows import insert_new, lock_row
@@ -120,24 +121,33 @@ def read(conn: sa.Connection, session_id: str, start: int, end: int) -> None:
     within = (
         watches.c.session_id == session_id,
         watches.c.kind == "pattern",
-        watches.c.state == "on",
         watches.c.offset.between(start, end),
     )
-    conn.execute(sa.update(watches).where(*within).values({"offset": end}))
+    _change(conn, within, {"offset": end})
 
 
 def heed(conn: sa.Connection, session_id: str) -> None:
     """Forget the strikes of the session's watches."""
-    struck = (watches.c.session_id == session_id, watches.c.state == "on", watches.c.strikes > 0)
-    conn.execute(sa.update(watches).where(*struck).values(strikes=0))
+    _change(conn, (watches.c.session_id == session_id, watches.c.strikes > 0), {"strikes": 0})
 
 
 def off(conn: sa.Connection, session_id: str, why: str, watch_id: str | None = None) -> None:
     """Switch off the session's watches that are on, or one of them."""
-    query = sa.update(watches).where(watches.c.session_id == session_id, watches.c.state == "on")
-    if watch_id is not None:
-        query = query.where(watches.c.id == watch_id)
-    conn.execute(query.values(state="off", why_off=why))
+    one = () if watch_id is None else (watches.c.id == watch_id,)
+    _change(conn, (watches.c.session_id == session_id, *one), {"state": "off", "why_off": why})
+
+
+def leave(conn: sa.Connection, host_id: str, conversation_id: str) -> None:
+    """Switch off what a conversation has watched on a host that it has left: nobody looks there any more."""
+    there = (watches.c.host_id == host_id, watches.c.conversation_id == conversation_id)
+    _change(conn, there, {"state": "off", "why_off": ENDED})
+
+
+def _change(conn: sa.Connection, which: Sequence[sa.ColumnElement[bool]], values: Mapping[str, Any]) -> None:
+    """Change those that are on; several are always locked in one order."""
+    found = sa.select(watches.c.id).where(watches.c.state == "on", *which).order_by(watches.c.id).with_for_update()
+    if ids := conn.execute(found).scalars().all():
+        conn.execute(sa.update(watches).where(watches.c.id.in_(ids)).values(dict(values)))
 
 
 def _number(conn: sa.Connection, whose: sa.ColumnElement[bool]) -> int:

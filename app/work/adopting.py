@@ -165,6 +165,8 @@ def _lose(conn: sa.Connection, here: Here, host: Host, conversation_id: str, *, 
     for session_id in live:
         store.finish(conn, SessionId(session_id), end, here.sink)
         watches.off(conn, session_id, ENDED)
+    if all_inline:
+        watches.leave(conn, host.host_id, conversation_id)
     inline = sa.select(sessions.c.id).where(theirs, sessions.c.delivery == Delivery.INLINE.value)
     for session_id in conn.execute(inline if all_inline else inline.where(sessions.c.id.in_(live))).scalars().all():
         store.hand_over(conn, SessionId(session_id), here.sink)

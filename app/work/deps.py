@@ -22,12 +22,11 @@ class TurnDeps:
     """Dependencies of one execution of one turn.
 
     `gate` was read once, in the turn's first step. `approvals` are the decisions this turn was
-    resumed with. `told` collects sessions whose end a tool result has told the agent, `read` the output. `looks` counts
-    looks into the mailbox: the first step of a turn is look 0. `letters` is what they brought, `shown_chars` how much
-    was shown of processes.
-    `began_at` is when the turn began, as its first step recorded it; `seconds` is what it has. `shell` and `filesystem`
-    work in the workspace, under the policy of the agent's own commands; None while the gate is off, and in a copy that
-    was carried to another workflow.
+    resumed with. `told` collects sessions whose end a tool result has told the agent, `asked` those that it had asked
+    about, `read` the output. `looks` counts looks into the mailbox: the first step of a turn is look 0. `letters` is
+    what they brought, `shown_chars` how much was shown of processes. `began_at` is when the turn began, as its first
+    step recorded it; `seconds` is what it has. `shell` and `filesystem` work in the workspace, under the policy of the
+    agent's own commands; None while the gate is off, and in a copy that was carried to another workflow.
     """
 
     conversation_id: str
@@ -38,6 +37,7 @@ class TurnDeps:
     seconds: float
     approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
     told: set[SessionId] = field(default_factory=set[SessionId])
+    asked: set[SessionId] = field(default_factory=set[SessionId])
     read: list[tuple[SessionId, int, int]] = field(default_factory=list[tuple[SessionId, int, int]])
     looks: int = 0
     shown_chars: int = 0

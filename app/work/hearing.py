@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-OURS: Final = frozenset({"exec", "process"})
+PROCESS: Final = "process"
+OURS: Final = frozenset({"exec", PROCESS})
 SAID_CHARS: Final = 500
 SIGNALS: Final = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
 """Exceptions by which a tool answers; they are results and are recorded as such."""
@@ -125,7 +126,8 @@ class Hearing(AbstractCapability[TurnDeps]):
         letters, wish, now, told = await recorded("mailbox", take)
         if wish is not None:
             raise Stopped(text_of(wish))
-        # An end that a result has told; the close of the turn settles its row.
+        # An end that it asked for; the close of the turn settles its row. What it left to run and finds ended by a
+        # repeat of the call that started it is news all the same: it may have said what is to be done then.
         letters = [letter for letter in letters if not _is_told(letter, ctx.deps)]
         ctx.deps.letters += letters
         if told is not None:
@@ -163,6 +165,8 @@ class Hearing(AbstractCapability[TurnDeps]):
         if not answered:
             raise result
         ctx.deps.told.update(_ends_in(result))
+        if (tool_def.metadata or {}).get("category") == PROCESS:
+            ctx.deps.asked.update(_ends_in(result))
         ctx.deps.read += _ranges_in(result)
         return result
 
@@ -211,7 +215,7 @@ async def _theirs(ctx: RunContext[TurnDeps], call: ToolCallPart, running: Awaita
 def _is_told(letter: Letter, deps: TurnDeps) -> bool:
     if letter.kind == "watch":
         return is_read(letter.payload, deps.read)
-    return letter.kind == "exit" and letter.payload.get("session_id") in deps.told
+    return letter.kind == "exit" and letter.payload.get("session_id") in deps.asked
 
 
 def _about(result: Any) -> list[dict[str, Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
+import termios
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from app.storage.tables import audit, events, mailbox
-from tests.commands import Terminal, assert_refused, shellback, told
-from tests.panes import Pane, Started, pane, started
+from tests.commands import PROGRAM, Terminal, assert_refused, environment, shellback, told
+from tests.panes import PATIENCE_S, Pane, Started, pane, started
 from tests.stage import Stage, stage
 
 SHELL = "PS1='agent:' bash --norc --noprofile"
@@ -61,8 +63,9 @@ def test_a_person_sees_types_resizes_and_leaves(on_stage: Started, person: Pane)
     person.until("^42 at 30 100$")
     person.resize(26, 90)
     on_stage.stage.until("the new size", lambda: on_stage.size(session) == (26, 90))
-    person.line("sleep 600; echo not here")
-    on_stage.until(session, "sleep 600")
+    # Between two programs, a shell that is interrupted goes on with the second.
+    person.line("sh -c 'echo sle''eps; exec sleep 600'; echo not here")
+    person.until("^sleeps$")
     person.keys("C-c")
     person.until(r"^agent:$")
     person.line("""sh -c 'trap "echo it quits; exit" QUIT; echo now; while :; do sleep 0.05; done'; stty size""")
@@ -238,7 +241,8 @@ def test_a_supervisor_may_be_replaced_meanwhile(on_stage: Started, person: Pane)
     person.line("echo bef''ore")
     person.until("^before$")
     on_stage.stage.kill_supervisor()
-    on_stage.stage.until("another", lambda: on_stage.size(session) == (30, 100))
+    person.resize(26, 90)  # there may be none to ask for it now
+    on_stage.stage.until("another", lambda: on_stage.size(session) == (26, 90))
     person.line("echo aft''er")
     person.until("^after$")
     person.keys(DETACH)
@@ -252,6 +256,50 @@ def test_much_output_is_not_shown_later_than_it_comes(on_stage: Started, person:
     person.until("^over$")
     person.keys(DETACH)
     person.until(r"^code=0$")
+
+
+@pytest.mark.parametrize("controlling", [True, False], ids=["told of it", "not told"])
+def test_a_terminal_that_goes_away_is_no_end_of_input(on_stage: Started, *, controlling: bool) -> None:
+    session = on_stage.start("echo begun; cat; echo was told of an end", pty=False, stdin=True)
+    ours, theirs = os.openpty()
+    person = subprocess.Popen(
+        [*PROGRAM, "attach", session.id],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=environment(on_stage.stage, {}),
+        start_new_session=True,
+        preexec_fn=(lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)) if controlling else None,  # noqa: PLW1509 - nothing but one system call
+    )
+    os.close(theirs)
+    shown = b""
+    while b"begun" not in shown:
+        shown += os.read(ours, 4096)
+    os.close(ours)
+    said = person.communicate(timeout=PATIENCE_S)[1]
+    assert person.returncode == 128 + signal.SIGHUP
+    assert b"detached" in said
+    assert typed(on_stage.stage, session.id) == []
+    assert on_stage.log(session) == "begun\n"
+
+
+def test_a_closed_standard_output_and_a_dumb_terminal_are_refused(on_stage: Started) -> None:
+    session = on_stage.start("cat")
+    assert_refused(
+        subprocess.run(
+            ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "attach", session.id],
+            env=environment(on_stage.stage, {}),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_S,
+        ),
+        "no terminal",
+        f"shellback logs -f {session.id}",
+    )
+    with Terminal(on_stage.stage, "attach", session.id, TERM="dumb") as terminal:
+        terminal.until("a dumb terminal")
+        assert terminal.ended() == 2
 
 
 def test_what_cannot_be_attached_says_why(on_stage: Started) -> None:

@@ -94,7 +94,7 @@ def test_a_command_is_run_once_wherever_the_worker_dies(place: Stage) -> None:
     # When it has run, and before anybody else knows.
     place.arm("tool.returned")
     item = ask(place, "dies", shell, "echo $A >> log; wc -l < log; exit 3")
-    place.until("the worker has died", lambda: place.fired("tool.returned"))
+    place.until("the worker has died", lambda: place.workers[-1].process.poll() is not None)
     place.hire()
     said = answer(place, "dies", item)
     assert '"output":"2\\n' in said

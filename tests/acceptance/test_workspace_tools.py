@@ -120,7 +120,7 @@ def test_an_append_is_made_once_whenever_the_worker_dies(place: Stage, point: st
     request = place.pending(conversation)
     place.arm(point)
     place.decide(request)
-    place.until(f"{point} has fired", lambda: place.fired(point))
+    place.until("the worker has died", lambda: place.workers[-1].process.poll() is not None)
     place.hire()
     said = place.until("an answer", lambda: place.answers(conversation=conversation))[-1]
     assert says in said

@@ -279,8 +279,10 @@ def test_a_call_about_no_session_is_found_by_its_key_and_read_without_beginning_
     async def run() -> None:
         key = CallKey("k2")
         assert await store.recalled(key) is None
+        assert await store.acted_on(key) is None
         assert await store.begin_call(key, SessionId("w1"), "write_file", conversation_id="c1") is None
         assert await store.recalled(key) == {}
+        assert await store.acted_on(key) == "w1"
         await store.end_call(key, {"did": "created"})
         assert await store.recalled(key) == {"did": "created"}
 

@@ -50,6 +50,30 @@ async def test_who_waits_is_told_of_the_next_output_and_of_the_end(tmp_path: Pat
             await sup.client.grown("b", 0)
 
 
+async def test_a_write_is_told_with_the_output_that_it_brings_and_once(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", ECHO, stdin=b"", keep_stdin_open=True)
+        for _ in range(2):
+            told = await sup.client.write("a", b"hello\n", key="1", beyond=5, timeout_s=SOON)
+            assert told.accepted == 6
+            assert await sup.client.grown("a", 0, timeout_s=0) == Grown(size=6)
+        told = await sup.client.write("a", b"x", key="2", beyond=6, timeout_s=0.05)
+        assert (told.accepted, await sup.client.grown("a", 6, timeout_s=0)) == (1, Grown(size=6))
+        waits = asyncio.ensure_future(sup.client.write("a", b"", eof=True, key="3", beyond=100, timeout_s=SOON))
+        assert (await waits).eof
+        assert await sup.client.grown("a", 0, timeout_s=0) == Grown(size=6, ended=True)
+
+
+async def test_a_write_is_told_at_once_where_too_many_wait(tmp_path: Path) -> None:
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "read line; sleep 60", stdin=b"", keep_stdin_open=True)
+        waits = [await asking(sup, "a", 0) for _ in range(growth.PER_SESSION)]
+        assert (await sup.client.write("a", b"x", key="1", beyond=0, timeout_s=SOON)).accepted == 1
+        assert not any(task.done() for task in waits)
+        for task in waits:
+            task.cancel()
+
+
 async def test_the_second_stream_is_asked_for_by_its_own_size(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         await sup.start("a", "echo out; read x; echo err >&2; read x", stdin=b"", keep_stdin_open=True,

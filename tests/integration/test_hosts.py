@@ -17,7 +17,7 @@ from app.exec.errors import InvalidCommand
 from app.exec.memory_store import MemorySessionStore
 from app.exec.model import CallKey, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
 from app.exec.sessions import Sessions
-from app.storage import retention
+from app.storage import retention, watches
 from app.storage import sessions as store
 from app.storage.db import Database
 from app.storage.errors import StaleTurn
@@ -36,6 +36,7 @@ from app.work.queues import note_turn
 from tests.databases import wait_until_locked_out
 from tests.execs import origin, places, run, unstarted_engine
 from tests.sessions import EXITED, a_session
+from tests.watches import a_watch
 
 pytestmark = pytest.mark.anyio
 THERE, ELSEWHERE = "there", "elsewhere"
@@ -334,6 +335,17 @@ async def test_the_turn_that_was_only_cut_off_can_do_nothing_any_more(shared: Be
         db.write_now(closing.close, shared.queue, closed, None, [], None)
     assert db.write_now(closing.close, shared.queue, late, None, [], None) == "failed"
     assert shared.enter(item, THERE).outcome == "failed"
+
+
+def test_what_was_watched_on_the_host_that_is_left_is_watched_no_more(shared: Bench) -> None:
+    """Also where the session had ended, and its last output was yet to be looked at."""
+    shared.claimed()
+    session_id = shared.session()
+    shared.db.write_now(store.finish, session_id, EXITED)
+    for number, host_id in ((1, THERE), (2, ELSEWHERE)):
+        shared.db.write_now(watches.place, a_watch(number, session_id=session_id, host_id=host_id))
+    assert shared.db.write_now(move, shared.here, THERE, "c1", force=True) is not None
+    assert [watch.id for watch in shared.db.read_now(watches.find)] == ["v2"]
 
 
 def test_a_conversation_moves_once_however_many_move_it(shared: Bench) -> None:

@@ -6,9 +6,11 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -144,3 +146,27 @@ async def test_a_stopped_reader_does_not_wait_and_quiet_counts_from_the_last_out
         assert again is not None
         assert look.quiet_s <= again.quiet_s <= time.monotonic() - began + 1
         assert await sup.client.look("b") is None
+
+
+WITHOUT: Final = """
+import os, subprocess, sys, time
+from app.exec.supervisor import readers
+ours, theirs = os.pipe()
+cat = subprocess.Popen(["cat"], stdin=ours, user=65534, group=65534, extra_groups=[])
+pipe = os.fstat(ours)
+while (seen := readers.reader([cat.pid], readers.Source(pipe=(pipe.st_dev, pipe.st_ino)), 0)).how == "none":
+    time.sleep(0.02)
+print(seen.name, seen.how, readers._libc.setfsuid(-1), readers._libc.setfsgid(-1))
+os.close(theirs), os.close(ours), cat.wait()
+"""
+
+
+@pytest.mark.parametrize("less", ["-sys_ptrace", "-dac_override,-dac_read_search,-sys_ptrace"])
+def test_root_without_its_powers_as_in_a_container_sees_what_the_user_sees(less: str) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        unavailable("needs root and setpriv")
+    weak = ["setpriv", f"--bounding-set={less}", f"--inh-caps={less}"]
+    made = subprocess.run(
+        [*weak, sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=SOON, check=False
+    )
+    assert made.stdout.split() == ["cat", "read", "0", "0"], made.stderr

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from app.exec import output_events as module
 from app.exec.engine import Engine
+from app.exec.following import Follower
 from app.exec.model import Session
 from app.exec.output_events import OutputEvent, OutputFeed, output_events
 from app.storage.db import Database
@@ -84,6 +86,38 @@ async def test_foreground_commands_tell_nothing_until_they_are_handed_over(tmp_p
         told = await until(feed, "exit")
         assert {one.session_id for one in told} == {outcome.session.id}
         assert sum(one.bytes for one in told) == 5
+
+
+async def test_a_database_that_is_away_for_a_while_costs_neither_a_process_nor_a_listener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown, failed = Follower.grown, list[int]()
+
+    async def away(*args: Any, **more: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise OSError("away")
+        return await grown(*args, **more)
+
+    async def nothing(**_: Any) -> list[Session]:
+        raise OSError("away")
+
+    monkeypatch.setattr(Follower, "grown", away)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    async with running_engine(tmp_path) as engine:
+        before = set(engine.registry.listeners)
+        async with OutputFeed(engine, "talk") as feed:
+            session = await launch(engine, "printf 12345")
+            told = await until(feed, "exit")
+        with monkeypatch.context() as gone:
+            gone.setattr(engine.store, "list", nothing)
+            with pytest.raises(OSError, match="away"):
+                await OutputFeed(engine).__aenter__()
+        assert engine.registry.listeners == before
+    assert [one.message for one in told] == [
+        f"process {session.id}: 5 bytes stdout",
+        f"process {session.id} exited with code 0",
+    ]
 
 
 async def test_what_nobody_takes_is_joined_and_beyond_a_bound_counted(

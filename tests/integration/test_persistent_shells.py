@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 
 import pytest
@@ -216,14 +217,14 @@ async def test_what_runs_on_after_the_timeout_is_interrupted_with_write(tmp_path
 
 async def test_an_interrupt_ends_the_call_that_waits(tmp_path: Path) -> None:
     async with a_shell(tmp_path) as shell:
-        call = asyncio.create_task(shell.exec("echo begun; sleep 600; echo never"))
+        call = asyncio.create_task(shell.exec("sh -c 'echo begun; exec sleep 600'; echo never"))
         await shell.read_until("begun\r\n")
         await shell.write("\x03")
         done = await call
         assert done.exit_code == 130
         assert done.output == "begun\n^C\n"
         await shell.says("trap 'echo caught' INT")
-        call = asyncio.create_task(shell.exec("echo again; sleep 600; echo after"))
+        call = asyncio.create_task(shell.exec("sh -c 'echo again; exec sleep 600'; echo after"))
         await shell.read_until("again\r\n")
         await shell.write("\x03")
         done = await call
@@ -278,3 +279,63 @@ async def test_the_raw_form_is_what_a_terminal_shows(tmp_path: Path) -> None:
         assert await shell.says("stty size") == "40 120\n"
         await shell.shells.resize(shell.id, WindowSize(30, 100), "talk")
         assert await shell.says("stty size") == "30 100\n"
+
+
+@pytest.mark.parametrize("change", ["readonly PROMPT_COMMAND", "readonly __sb", "declare -i PS0", "enable -n eval"])
+async def test_a_shell_that_cannot_take_commands_any_more_says_so(tmp_path: Path, change: str) -> None:
+    async with a_shell(tmp_path) as shell:
+        await shell.exec(change)
+        for _ in range(2):
+            with pytest.raises(ShellBusy, match=r"nothing was run: .* kill it and start another"):
+                await shell.exec("touch ran")
+        assert not (shell.engine.workspace / "ran").exists()
+
+
+async def test_an_end_that_the_command_could_not_tell_is_told_as_such(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        assert (await shell.exec("readonly __sq")).note.startswith("the shell left the command before its end")
+
+
+@pytest.mark.parametrize("name", ["a;b 'c\\", "a\x1b]7770;E;x\x07\n;0;x"])
+async def test_no_name_of_a_directory_is_taken_for_another(tmp_path: Path, name: str) -> None:
+    async with a_shell(tmp_path) as shell:
+        done = await shell.exec(f"mkdir {shlex.quote(name)}; cd {shlex.quote(name)}")
+        assert (done.cwd, done.note) == (f"{shell.engine.workspace}/{name}", "")
+
+
+async def test_a_directory_that_has_been_removed_keeps_its_name(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        await shell.exec("mkdir gone; cd gone; rmdir ../gone")
+        assert (await shell.exec("echo $PWD")).cwd == (await shell.exec(":")).cwd == f"{shell.engine.workspace}/gone"
+        assert await shell.shells.cwd(shell.id, "talk") == f"{shell.engine.workspace}/gone"
+        await shell.exec("cd; mkdir old; cd old; mv ../old ../new")
+        assert (await shell.exec(":")).cwd == f"{shell.engine.workspace}/new"
+
+
+async def test_the_directory_is_the_one_that_the_shell_is_in_whoever_changed_it(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        there = f"{shell.engine.workspace}/sub"
+        done = await shell.exec("mkdir sub; cd sub; sleep 600", timeout_s=0.5)
+        assert (done.timed_out, done.cwd) == (True, there)
+        await shell.write("\x03")
+        await shell.at_rest()
+        assert await shell.shells.cwd(shell.id, "talk") == there
+        await shell.says("cd ..")
+        await shell.write("cd sub; echo typed\n")
+        await shell.read_until("\ntyped")
+        assert await shell.shells.cwd(shell.id, "talk") == there
+
+
+async def test_a_program_that_answers_in_place_of_the_shell_breaks_nothing(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        # It reads what asks for a command, and prints marks with those names and nonsense in them.
+        (shell.engine.workspace / "impostor").write_text(
+            "printf '\\e]7770;P;%s;0\\a' $1; read -r line; line=${line#*7770;R;}; ready=${line%%;*}\n"
+            "printf '\\e]7770;R;%s;%09999d\\a' $ready; IFS= read -rsd $'\\1' given\n"
+            "given=${given#*7770;E;}; printf '\\e]7770;E;%s;nonsense\\a' ${given%%;*}; sleep 600\n"
+        )
+        done = await shell.exec("name=${PROMPT_COMMAND#*;P;}; bash impostor ${name%%;*}")
+        assert done.exit_code is None
+        assert not done.timed_out
+        done = await shell.exec("echo never; sleep 601")
+        assert (done.exit_code, done.output) in {(0, ""), (None, "")}

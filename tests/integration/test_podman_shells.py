@@ -35,7 +35,7 @@ async def test_a_shell_in_a_container_is_like_any_other() -> None:
 
 
 async def _interrupted(shell: Shell) -> None:
-    call = asyncio.create_task(shell.exec("echo begun; sleep 600"))
+    call = asyncio.create_task(shell.exec("sh -c 'echo begun; exec sleep 600'"))
     await shell.read_until("begun\r\n")
     await shell.write("\x03")
     assert (await call).exit_code == 130

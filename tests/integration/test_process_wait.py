@@ -151,7 +151,7 @@ async def test_what_process_wait_refuses(tmp_path: Path) -> None:
         refused: list[tuple[dict[str, Any], str]] = [
             ({"session_ids": []}, "session_ids is empty"),
             ({"session_ids": ["xnone", ended, "xno"]}, "no session 'xnone', 'xno' in this conversation"),
-            ({"session_ids": [f"x{number}" for number in range(65)]}, "names 65 sessions; at most 64"),
+            ({"session_ids": [f"x{number}" for number in range(65)]}, "names 65 sessions; wait for at most 64 at once"),
             ({"session_ids": [ended], "timeout": 61}, "timeout is 61 s; it must be 0 to 60 s"),
             ({"session_ids": [ended], "timeout": -1}, "timeout is -1 s"),
             ({"session_ids": [ended], "timeout": float("nan")}, "timeout is nan s"),

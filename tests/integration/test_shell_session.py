@@ -214,6 +214,11 @@ async def test_what_cannot_be_done_is_told_before_anybody_is_asked(tmp_path: Pat
             with pytest.raises(ToolFailed, match=said):
                 await here.call(TOOL, **args)  # type: ignore[arg-type]
         shell = await started(here)
+        with pytest.raises(ToolFailed, match="rows is 1; it must be 2 to 500"):
+            await here.call(TOOL, action="resize", session_id=shell, rows=1, cols=80)
+        await here.approved(TOOL, action="exec", session_id=shell, command="sleep 600", timeout=0.2)
+        with pytest.raises(ToolFailed, match=r"a command runs in shell .*, so this one was not run: read"):
+            await here.call(TOOL, action="exec", session_id=shell, command="ls")
         here.deps.conversation_id = "another"
         with pytest.raises(ToolFailed, match="no session"):
             await here.call(TOOL, action="read", session_id=shell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from app.exec.classify.model import Tier
 from app.exec.model import SHELL
 from app.exec.persistent import Executed, PersistentShells
 from app.exec.rules.matching import Tiers
+from app.exec.tool_calls import Granted, ToolCalls
 from tests.desks import Desk, desk
 from tests.execs import GATE, let_go
+from tests.supervisors import SOON
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -59,6 +62,7 @@ async def test_spawn_streams_into_a_block_and_kill_ends_it(tmp_path: Path) -> No
         assert (row["task_id"], row["command"]) == (task, command)
         killed = await here.approved("shell", op="kill", task_id=task)
         assert killed.value == {"success": True}
+        assert await here.call("shell", again=True, approved=True, op="kill", task_id=task) == killed
         block = (await here.call("shell", op="output", task_id=task)).value
         assert block.items() >= {"block_label": f"process:{task}", "command": command, "task_id": task}.items()
         assert {"cwd", "started_at", "stdout", "stderr", "exit_code", "ended_at"} <= block.keys()
@@ -66,6 +70,17 @@ async def test_spawn_streams_into_a_block_and_kill_ends_it(tmp_path: Path) -> No
             await here.call("shell", op="kill", task_id=task)
         with pytest.raises(ToolFailed, match=r"^unknown task: x1$"):
             await here.call("shell", op="output", task_id="x1")
+
+
+async def test_spawn_says_nothing_of_an_end_that_it_does_not_tell(tmp_path: Path) -> None:
+    """Else the news of the end would be taken back, of one that was over when its call was made again."""
+    async with desk(tmp_path, shell=True) as here:
+        task = (await here.approved("shell", op="spawn", command="exit 3")).value["task_id"]
+        await here.engine.wait(task, up_to=60)
+        again = await here.call("shell", again=True, approved=True, op="spawn", command="exit 3")
+        assert again.value == {"task_id": task, "block_label": f"process:{task}"}
+        assert again.metadata["session_id"] == task
+        assert "state" not in again.metadata
 
 
 async def test_what_is_refused_says_so_in_the_words_of_the_specification(tmp_path: Path) -> None:
@@ -117,4 +132,30 @@ async def test_the_call_that_starts_the_shell_is_one_call_wherever_it_was_interr
         said = await here.call("shell", **ends)
         assert said.value["exit_code"] == 3
         assert (await here.call("shell", again=True, **ends)).value == said.value
+        assert len(await here.engine.store.list()) == 1
+        # What it did is told of its own shell, and done in no other.
+        made = here.count
+        await execute(here, "echo another shell")
+        here.count = made
+        assert (await here.call("shell", again=True, **ends)).value == said.value
+
+
+async def test_a_command_runs_only_in_the_shell_that_it_was_approved_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(tmp_path, shell=True) as here:
+        await execute(here, "cd /")
+        (shell,) = await here.engine.store.list()
+        granted = ToolCalls.granted
+
+        async def and_then_it_ends(self: ToolCalls, *args: Any) -> Granted:
+            found = await granted(self, *args)
+            await here.engine.supervised.signal(shell.id, signal.SIGHUP)
+            await here.engine.wait(shell.id, up_to=SOON)
+            return found
+
+        monkeypatch.setattr(ToolCalls, "granted", and_then_it_ends)
+        with pytest.raises(ToolFailed, match=r"^task already completed"):
+            await here.approved("shell", op="execute", command="touch ran")
+        assert not (here.workspace / "ran").exists()
         assert len(await here.engine.store.list()) == 1

@@ -180,6 +180,20 @@ async def test_a_stopped_process_hears_sigterm(tmp_path: Path) -> None:
         assert (await sup.exit("a"))["exit_code"] == 5
 
 
+async def test_a_shell_at_its_prompt_is_hung_up_and_ends_before_the_grace(tmp_path: Path) -> None:
+    """It ignores SIGTERM; what runs in it, in the background too, ends with it."""
+    seconds = a_while()
+    async with rig(tmp_path) as sup:
+        await sup.start("a", "exec bash --norc --noprofile -i", pty=(24, 80))
+        await sup.client.write("a", f"sleep {seconds} & (sleep {seconds}); sleep 0\n".encode(), key="1")
+        await until(lambda: len(sleepers(seconds)) == 2)
+        killed = await sup.client.kill("a", grace_s=20, ended_by="agent")
+        assert (killed.killed, killed.survivors) == (True, ())
+        assert sleepers(seconds) == []
+        record = await sup.exit("a")
+        assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 1, "agent")
+
+
 async def test_the_loop_goes_on_while_a_tree_resists(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")

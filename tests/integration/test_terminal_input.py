@@ -140,7 +140,7 @@ async def test_bad_input_gets_an_answer(tmp_path: Path) -> None:
         wrong: list[tuple[str, dict[str, Any], str]] = [
             ("process_send_keys", {"session_id": pipe.id, "keys": ["a"]}, "has no terminal; use process_write"),
             ("process_send_keys", {"session_id": live.id, "keys": ["Entr"]}, "the nearest is Enter"),
-            ("process_send_keys", {"session_id": live.id}, "keys is empty"),
+            ("process_send_keys", {"session_id": live.id}, "there is nothing to type; give literal, paste"),
             ("process_send_keys", {"session_id": live.id, "hex": "0"}, "must be pairs of digits"),
             ("process_send_keys", {"session_id": live.id, "literal": "x" * 65_537}, "at most 65536 are accepted"),
             ("process_send_keys", {"session_id": ended.id, "keys": ["a"]}, "has ended: exit code 0"),

@@ -76,8 +76,8 @@ async def test_sessions_that_do_not_fit(tmp_path: Path) -> None:
         deaf = await launch(engine, "sleep 100")
         ended_ones: list[tuple[str, dict[str, Any], str]] = [
             ("process_poll", {"session_id": "xnone"}, "no session 'xnone' in this conversation; process_list shows"),
-            ("process_kill", {"session_id": ended.id}, f"session {ended.id} has ended: exit code 3; nothing was sent"),
-            ("process_write", {"session_id": ended.id, "data": "x"}, "has ended: exit code 3; nothing was sent"),
+            ("process_kill", {"session_id": ended.id}, f"session {ended.id} has ended: exit code 3; nothing was done"),
+            ("process_write", {"session_id": ended.id, "data": "x"}, "has ended: exit code 3; nothing was done"),
             ("process_log", {"session_id": ended.id, "limit": 0}, "limit is 0; it must be 1 to 10000 lines"),
             ("process_log", {"session_id": ended.id, "byte_offset": 9}, "byte_offset 9 is behind the end of the log"),
             ("process_log", {"session_id": ended.id, "byte_offset": -1}, "byte_offset is -1; it must be 0 or more"),
@@ -88,7 +88,7 @@ async def test_sessions_that_do_not_fit(tmp_path: Path) -> None:
         deaf_ones: list[tuple[str, dict[str, Any], str]] = [
             ("process_write", {"session_id": deaf.id, "data": "x"}, "has no open stdin; start it with keep_stdin_open"),
             ("process_send_keys", {"session_id": deaf.id, "keys": ["Enter"]}, "has no terminal; use process_write"),
-            ("process_send_keys", {"session_id": deaf.id, "keys": []}, "keys is empty; give text or names: Enter"),
+            ("process_send_keys", {"session_id": deaf.id, "keys": []}, "nothing to type; give literal, paste, hex"),
         ]
         for tool, args, said in deaf_ones:
             assert said in await refusal(engine, tool, args), (tool, args)

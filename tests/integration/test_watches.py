@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -16,12 +17,14 @@ from app.exec.engine import Engine
 from app.exec.errors import InvalidCommand
 from app.exec.identity import call_key
 from app.exec.model import Session
+from app.exec.supervisor.answers import Grown
 from app.exec.watch import Watch
 from app.exec.watch_text import watch_text
+from app.exec.watching import watcher
 from app.exec.watching.memory import MemoryWatchStore
 from app.exec.watching.watcher import Watcher
 from tests.execs import GATE, launch, let_go, origin, printed, running_engine
-from tests.watches import Fired
+from tests.watches import Fired, a_watch
 
 pytestmark = pytest.mark.anyio
 
@@ -158,6 +161,21 @@ async def test_silence_fires_once_and_again_only_after_more_output(tmp_path: Pat
     assert (stored.hits, stored.offset) == (2, len("begun\nmore\n"))
 
 
+async def test_a_silence_that_has_lasted_long_enough_is_told_at_once_by_a_worker_that_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "PATIENCE_S", 600.0)
+    async with scene(tmp_path) as on:
+        session = await launch(on.engine, "echo begun; sleep 600")
+        await printed(on.engine, session.id, "begun")
+        os.utime(on.engine.output(session).paths[0], (1.0, 1.0))
+        wish = a_watch(session_id=session.id, host_id=on.engine.host_id, kind="idle", seconds=60.0, created_at=1.0)
+        await on.watcher.store.place(wish)
+        await on.watcher.start()
+        (told,) = await on.fired.times(1)
+    assert told["silent_s"] >= 60.0
+
+
 async def test_a_moment_fires_once_and_a_session_that_waits_for_input_says_what_it_asked(tmp_path: Path) -> None:
     async with scene(tmp_path) as on:
         session = await launch(on.engine, "read -p 'Continue? [y/n] ' x; sleep 600", pty=True)
@@ -168,6 +186,22 @@ async def test_a_moment_fires_once_and_a_session_that_waits_for_input_says_what_
         assert (await on.off(moment)).why_off == "fired"
     assert told["input"]["prompt"].endswith("Continue? [y/n]")
     assert "it waits for input after printing" in watch_text(told["input"])
+
+
+async def test_a_moment_is_waited_for_with_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(tmp_path) as on:
+        session = await launch(on.engine, "sleep 600")
+        supervised, asked = on.engine.supervised, list[Grown]()
+        grown = supervised.grown
+
+        async def counted(*args: Any, **more: Any) -> Grown:
+            asked.append(found := await grown(*args, **more))
+            return found
+
+        monkeypatch.setattr(supervised, "grown", counted)
+        await on.place(session, after=1)
+        await on.fired.times(1)
+    assert len(asked) == 1
 
 
 async def test_the_end_of_a_session_ends_its_watches_and_tells_what_they_have_found(tmp_path: Path) -> None:
@@ -252,9 +286,11 @@ async def test_watches_that_were_ended_are_silent_and_a_heeded_one_stays(tmp_pat
     async with scene(tmp_path) as on:
         session = await launch(on.engine, STEP, keep_stdin_open=True)
         ended = await on.place(session, pattern="hit")
-        await on.watcher.off(session.id)
+        asked = origin()
+        await on.watcher.off(session.id, asked)
         assert (await on.off(ended)).why_off == "agent"
         watch = await on.place(session, pattern="hit")
+        await on.watcher.off(session.id, asked)  # the call from before, made again
         for number in range(1, 6):
             await on.say(session, f"hit {number}")
             await on.fired.times(number)

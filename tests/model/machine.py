@@ -216,7 +216,16 @@ class Port(SupervisorPort):
     async def abandon(self, session_id: str) -> Message:
         return await self._ask(lambda: self.machine.abandon(session_id))
 
-    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
+    async def write(
+        self,
+        session_id: str,
+        data: bytes,
+        *,
+        eof: bool = False,
+        key: str = "",
+        beyond: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> Written:
         raise NotImplementedError
 
     async def written(self, session_id: str, key: str) -> Written | None:

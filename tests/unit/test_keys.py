@@ -96,6 +96,8 @@ def test_keys_and_text_are_told_apart(key: str, sent: bytes) -> None:
     [
         ("enter", "Enter"),
         ("ESC", "Esc"),
+        ("C-ß", "ß"),
+        ("C-\u017f", "\u017f"),
         ("Entr", "Enter"),
         ("PageDwn", "PageDown"),
         ("<Enter>", "Enter"),
@@ -114,7 +116,7 @@ def test_keys_and_text_are_told_apart(key: str, sent: bytes) -> None:
 def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> None:
     with pytest.raises(InvalidCommand) as refused:
         key_bytes(["a", key])
-    assert f"there is no key {key!r}; the nearest is {nearest}. Text that looks like a key is sent" in str(
+    assert f"there is no key {key!r}; the nearest is {nearest}. To type it as text, give it as literal" in str(
         refused.value
     )
 
@@ -124,9 +126,9 @@ def test_what_is_no_key_at_all_is_refused_with_those_that_are() -> None:
         with pytest.raises(InvalidCommand, match=r"there is no key .*; keys are Enter, Tab"):
             key_bytes([key])
     for empty in ([], [""]):
-        with pytest.raises(InvalidCommand, match="keys is empty"):
+        with pytest.raises(InvalidCommand, match="there is nothing to type"):
             key_bytes(empty)
-    with pytest.raises(InvalidCommand, match="keys is empty"):
+    with pytest.raises(InvalidCommand, match="there is nothing to type"):
         Typing().sent()
 
 

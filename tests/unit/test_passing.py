@@ -138,3 +138,12 @@ def test_what_never_ends_is_not_kept() -> None:
     filtered = Passing(writable=True)
     filtered.feed(b"\x1b[" + b"1;" * 100_000)
     assert len(filtered.feed(b"")) == 0
+
+
+def test_what_was_switched_long_ago_still_holds() -> None:
+    passing = Passing(writable=True)
+    passing.skip_all(b"\x1b[?1049h\x1b[?1000;1006h" + b"\r" * 100 + b"\x1b[31mred\x1b[?25l\x1b]0;no title")
+    passing.skip_all(b"\x1b[?25h\x1b[?1h")
+    assert passing.alternate
+    assert passing.modes() == b"\x1b[?1000h\x1b[?1006h\x1b[?1h"
+    assert passing.feed(b"drawn") == b"drawn"

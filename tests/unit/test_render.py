@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.exec.callback_text import HEADER, KEYS, callback_payload, wake_text
-from app.exec.model import Delivery, EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
+from app.exec.model import TURN, Delivery, EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
 from app.exec.outcome import Outcome
 from app.exec.output import EMPTY, OutputLog, Slice
 from app.exec.render import ended_line, facts, how_it_ended, killed_text, outcome_text
@@ -90,6 +90,8 @@ def test_output_comes_before_the_line_and_silence_is_only_the_line() -> None:
 def test_a_background_start_names_its_session_and_its_log() -> None:
     text = outcome_text(Outcome(session=SESSION, output=EMPTY, handed_over=True))
     assert text.startswith("[started in the background, session xsession, log /ws/.tmp/exec/xsession.log; a callback")
+    text = outcome_text(Outcome(session=replace(SESSION, lifetime=TURN), output=EMPTY, handed_over=True))
+    assert "; a callback tells its end, it is stopped at the end of your turn, " in text
 
 
 def test_survivors_of_a_kill_are_named() -> None:

@@ -54,7 +54,7 @@ async def test_marks_are_read_wherever_the_output_is_cut(tmp_path: Path, piece: 
     log = OutputLog(tmp_path, "s1")
     noise = b"text\x1b[1m\x1b]0;title\x07" + b"x" * 90
     whole = noise + b"".join(
-        b"\x1b]7770;%b;%b;%d;/a\\ b;''\x07" % (kind, NAME.encode(), number) + noise
+        b"\x1b]7770;%b;%b;%d;/a\\ b\x1f''\x07" % (kind, NAME.encode(), number) + noise
         for number, kind in enumerate((b"R", b"S", b"E", b"P", b"C"))
     )
     reader, found = Reader(log, 0), list[marks.Mark]()
@@ -65,7 +65,7 @@ async def test_marks_are_read_wherever_the_output_is_cut(tmp_path: Path, piece: 
     assert [mark.kind for mark in found] == ["R", "S", "E", "P", "C"]
     assert [mark.status for mark in found] == [0, 1, 2, 3, 4]
     assert [whole[mark.start : mark.end] for mark in found] == [
-        b"\x1b]7770;%b;%b;%d;/a\\ b;''\x07" % (kind, NAME.encode(), number)
+        b"\x1b]7770;%b;%b;%d;/a\\ b\x1f''\x07" % (kind, NAME.encode(), number)
         for number, kind in enumerate((b"R", b"S", b"E", b"P", b"C"))
     ]
     assert marks.ended(found[2]) == marks.Ended(2, "/a b", "")
@@ -77,7 +77,7 @@ async def test_marks_are_read_wherever_the_output_is_cut(tmp_path: Path, piece: 
 
 async def test_a_mark_is_found_behind_much_output(tmp_path: Path) -> None:
     log = OutputLog(tmp_path, "s1")
-    mark = b"\x1b]7770;E;%b;0;/;''\x07" % NAME.encode()
+    mark = b"\x1b]7770;E;%b;0;/\x1f''\x07" % NAME.encode()
     (tmp_path / layout.LOG).write_bytes(b"\x1b]7770;" + b"y" * 9_000_000 + mark + b"z" * 70_000)
     found = await Reader(log, 0).marks()
     assert [one.start for one in found] == [9_000_007]
@@ -97,6 +97,9 @@ def test_names_are_of_one_key_that_others_cannot_read(tmp_path: Path) -> None:
     assert len(others) == 3
     assert marks.Names(tmp_path / "..").of_session(session) != names.of_session(session)
     (tmp_path / ".." / marks.KEY_FILE).unlink()
+    path.write_bytes(b"short")
+    with pytest.raises(OSError, match="is damaged: remove it"):
+        marks.Names(tmp_path)
 
 
 @pytest.mark.parametrize(

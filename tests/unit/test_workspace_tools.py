@@ -193,14 +193,14 @@ def test_a_person_is_shown_all_that_is_written_and_what_it_takes_the_place_of() 
         assert change["content"] == "all of it"
 
 
-def told(*, name: str = "podman", network: bool = False, workspace: bool = True, **more: Any) -> str | None:
+def told(*, name: str = "podman", network: bool = False, preview: str = "", **more: Any) -> str | None:
     backend = SimpleNamespace(name=name, inner="/workspace", network=network, description="Commands run somewhere.")
     engine = SimpleNamespace(backend=backend, limits=Limits())
-    tools: Any = SimpleNamespace(
-        engine=engine, asking="A person approves.", workspace=workspace, commands=True, gate=bool
-    )
+    instructions = more.pop("instructions", None)
+    there = {"commands": True, "workspace": True, "sessions": False, "watches": False, "blocks": False, **more}
+    tools: Any = SimpleNamespace(engine=engine, asking="A person approves.", gate=bool, **there)
     ctx: Any = "a run"
-    return ExecCapability(tools, **more).get_instructions()(ctx)
+    return ExecCapability(tools, instructions=instructions, preview=preview).get_instructions()(ctx)
 
 
 def test_instructions_are_true_of_where_commands_run() -> None:
@@ -220,3 +220,7 @@ def test_instructions_are_true_of_where_commands_run() -> None:
     assert "evaluate_python" not in (told(workspace=False) or "")
     assert (told(preview="Mounted: docs") or "").endswith("\n\nMounted: docs")
     assert told(instructions="Be brief.") == "Be brief."
+    for tool, given in (("process_watch", "watches"), ("shell_session", "sessions")):
+        assert tool not in elsewhere
+        there: dict[str, Any] = {given: True}
+        assert tool in (told(**there) or "")

@@ -31,7 +31,7 @@ _REST_S: Final = 0.02
 _END_S: Final = 10.0
 _SHOWN: Final = 2_000
 
-How = Literal["ended", "interrupted", "inside", "gone", "waiting", "timeout"]
+How = Literal["ended", "interrupted", "inside", "gone", "waiting", "timeout", "unheard", "outer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,8 @@ class Outcome:
 
     `ended`: it told its status itself. `interrupted`: the shell has left it, and prompts; `inside`: another shell
     prompts, which it has started. `gone`: the shell has ended. `waiting` for input, and at the `timeout`: it runs on.
+    `unheard`: the shell prompts, and has not begun it. `outer`: it has ended a shell inside, and the one around
+    that prompts.
     """
 
     how: How
@@ -52,18 +54,23 @@ class Outcome:
 
 
 class Course:
-    """Follows one command from what `reader` has read on. It waits for output, the end, or a moment to look."""
+    """Follows one command from what `reader` has read on. It waits for output, the end, or a moment to look.
 
-    def __init__(self, engine: Engine, session: Session, frame: Frame, reader: Reader) -> None:
+    `asked` is whether the shell has asked for the command already.
+    """
+
+    def __init__(
+        self, engine: Engine, session: Session, frame: Frame, reader: Reader, follower: Follower, *, asked: bool
+    ) -> None:
         self._engine = engine
         self._session = session
         self._frame = frame
         self._reader = reader
-        self._log = engine.output(session)
-        self._follower = Follower(engine, session)
+        self._follower = follower
+        self._log = follower.out
         self._start: int | None = None
         self._prompt: Mark | None = None
-        self._asked = False
+        self._asked = asked
         self._outer: int | None = None
         self._blind = 0
 
@@ -120,10 +127,13 @@ class Course:
         if grown.size > self._reader.size:
             # It came to its prompt meanwhile: what it told before that may be among what has come.
             return None
+        if self._start is None:
+            return self._so_far("unheard")
         inside = look is not None and look.reader not in {0, look.pid}
+        left = "interrupted" if self._outer is None else "outer"
         return Outcome(
-            how="inside" if inside else "interrupted",
-            start=self._prompt.start if self._start is None else self._start,
+            how="inside" if inside else left,
+            start=self._start,
             end=self._prompt.start,
             upto=self._prompt.end,
             status=None if inside else self._prompt.status if self._outer is None else self._outer,

@@ -8,7 +8,6 @@ the first execution came, and nothing runs twice.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from typing import Final
@@ -46,8 +45,8 @@ class Exchange:
         self._engine = engine
         self._session = session
         self._key = key
-        self._log = engine.output(session)
         self._follower = Follower(engine, session)
+        self._log = self._follower.out
         self._tries = ""
         self.frame = _frame(names, session, key)
 
@@ -61,7 +60,8 @@ class Exchange:
         """
         until = time.monotonic() + timeout_s
         # The second time for an unfinished line that somebody has typed: it swallowed the first.
-        asked = await self._asked(READY_S) or await self._asked(READY_S)
+        last = time.monotonic() + READY_S
+        asked = await self._asked(READY_S) or await self._asked(last - time.monotonic())
         if asked is None:
             raise ShellBusy(
                 f"shell {self._session.id} does not ask for a command, so nothing was run: it is stopped, or does "
@@ -69,13 +69,11 @@ class Exchange:
             )
         reach("shell.asked")
         reader, ready = asked
-        status, options = ready.said.split(b";", 1)
-        what = payload.payload(
-            command, self.frame, bounds, status=int(status), options=options.decode("ascii", "replace")
-        )
+        options = ready.said.partition(b";")[2].decode("ascii", "replace")
+        what = payload.payload(command, self.frame, bounds, status=ready.status or 0, options=options)
         await self._type(what, "2", reader.size + 2 * _MARK)
         reach("shell.given")
-        return await self._followed(reader, until, until_input=True)
+        return await self._followed(reader, until, until_input=True, asked=True)
 
     async def before(self, *, timeout_s: float) -> Outcome | None:
         """Go on with what an earlier execution of the call has typed; None where nothing of it ever ran, or will.
@@ -118,7 +116,7 @@ class Exchange:
         if asked is None:
             raise ShellBusy(f"shell {self._session.id} does not answer; kill it and start another")
         await self._type(payload.setup(self.frame, bounds, prompt=prompt), "2")
-        return await self._followed(asked[0], until, until_input=False)
+        return await self._followed(asked[0], until, until_input=False, asked=True)
 
     async def clear(self) -> None:
         """Let a shell that listens for a command of somebody who has gone prompt again."""
@@ -156,12 +154,11 @@ class Exchange:
 
     async def _type(self, data: bytes, which: str, beyond: int | None = None) -> None:
         """Type something, and wait for a moment for output `beyond`: most often that is all that comes."""
-        writes = self._engine.supervised.write(self._session.id, data, eof=False, key=CallKey(f"{self._key}.{which}"))
+        key = CallKey(f"{self._key}.{which}")
         try:
-            if beyond is None:
-                await writes
-            else:
-                await asyncio.gather(writes, self._follower.grown(beyond, timeout_s=_SOON_S))
+            await self._engine.supervised.write(
+                self._session.id, data, eof=False, key=key, beyond=beyond, timeout_s=_SOON_S
+            )
         except (TaskCompleted, InvalidCommand):
             raise await self._gone() from None
         except SupervisorUnreachable:
@@ -181,9 +178,16 @@ class Exchange:
         session = await self._engine.wait(self._session.id, up_to=_END_S)
         return TaskCompleted(session.id, "the shell has ended; start another")
 
-    async def _followed(self, reader: Reader, until: float, *, until_input: bool) -> Outcome:
-        course = Course(self._engine, self._session, self.frame, reader)
-        return await course.run(until, until_input=until_input)
+    async def _followed(self, reader: Reader, until: float, *, until_input: bool, asked: bool = False) -> Outcome:
+        course = Course(self._engine, self._session, self.frame, reader, self._follower, asked=asked)
+        done = await course.run(until, until_input=until_input)
+        if done.how == "unheard":
+            raise ShellBusy(
+                f"shell {self._session.id} asked for the command and then prompted again, so nothing was run: somebody "
+                "interrupted it, or it cannot take commands any more (a variable or builtin of its own was changed); "
+                "try again, or kill it and start another"
+            )
+        return done
 
 
 def _frame(names: Names, session: Session, key: CallKey) -> Frame:

@@ -12,7 +12,8 @@ from app.exec.model import Session
 from app.exec.output import OutputLog
 from app.exec.persistent.course import Outcome, look_at
 from app.exec.persistent.payload import Frame
-from app.exec.persistent.readiness import prompts, ready, rests, runs
+from app.exec.persistent.place import place_of
+from app.exec.persistent.readiness import prompts, reads_commands, ready, rests, runs
 from app.exec.persistent.reading import Reader, last_mark
 
 _BUSY_S: Final = 1.0
@@ -32,7 +33,10 @@ class _Pending:
 
 
 class Known:
-    """One shell: whether a call is about to use it, where its last command ended, and what runs on in it."""
+    """One shell: whether a call is about to use it, where its last command ended, and what runs on in it.
+
+    `kept` is the last directory that it told.
+    """
 
     def __init__(self, engine: Engine, session: Session) -> None:
         self._engine = engine
@@ -43,12 +47,12 @@ class Known:
         self._told: int | None = None
         self._pending: _Pending | None = None
         self.busy = False
-        self.cwd = ""
+        self.kept = ""
 
     def note(self, done: Outcome, frame: Frame) -> None:
         """Remember what became of a command."""
         self._told = done.upto
-        self.cwd = done.cwd or self.cwd
+        self.kept = done.cwd or self.kept
         self._rested = done.upto if done.how == "ended" else None
         runs = done.how in {"timeout", "waiting"}
         self._pending = _Pending(frame, Reader(self._log, done.upto)) if runs else None
@@ -65,6 +69,16 @@ class Known:
             self._told = mark.end if mark else 0
         self._told = max(self._told, upto)
         return self._told
+
+    async def place(self) -> str:
+        """The directory that its next command finds, "" where nobody can tell.
+
+        What it said at the end of its last command does not hold: it may have left it since, or others have moved it.
+        """
+        look = await look_at(self._engine, self._session)
+        inside = look.reader if look is not None and reads_commands(look) else 0
+        found = place_of(self._session, self._log, inside)
+        return found if look is not None else found or self.kept
 
     def rests(self) -> bool:
         """Whether it has done nothing but prompt since its last command ended; False where nobody remembers that."""

@@ -11,30 +11,34 @@ P and C bear one for the session, which commands can find out: alone they prove 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import os
 import re
 import secrets
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.exec.model import CallKey, SessionId
 from app.exec.persistent.quoting import unquoted
 
 KEY_FILE: Final = "shell.key"
 _KEY_BYTES: Final = 32
-LONGEST: Final = 8 * 4096
-"""Bytes of the longest mark: a directory, in which each byte may be quoted by four."""
+LONGEST: Final = 8 * 4096 + 64
+"""Bytes of the longest mark: two directories, in which each byte may be quoted by four."""
 OPEN: Final = b"\x1b]7770;"
+_DIGITS: Final = 3
+_KINDS: Final = "RSE"
+_NAME: Final = 32
+_BETWEEN: Final = b"\x1f"
+"""Between two directories; quoted, none of them has it."""
 _MARK: Final = re.compile(rb"\x1b\]7770;([RSEPC]);([0-9a-f]{32});?([^\x07\x1b]{0,%d})\x07" % LONGEST)
 TRIGGER: Final = re.compile(rb" IFS= \\builtin read -rsd [^\n]{0,400}?\"\$__sb\"\r?\n")
 """What is seen of us where the terminal shows what is typed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """One mark that was found: its kind, whose it is, what it says, and where it begins and ends."""
 
     kind: str
@@ -47,7 +51,7 @@ class Mark:
     def status(self) -> int | None:
         """The status that it tells, if it tells one."""
         word = self.said.split(b";", 1)[0]
-        return int(word) if word.isdigit() else None
+        return int(word) if word.isdigit() and len(word) <= _DIGITS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +77,10 @@ def without(data: bytes) -> bytes:
 
 
 def ended(mark: Mark) -> Ended:
-    """What an E mark says."""
-    status, cwd, left = mark.said.split(b";", 2)
-    return Ended(int(status), _path(cwd), _path(left))
+    """What an E mark says; what says something else, which only a program can have printed, says nothing."""
+    _, _, paths = mark.said.partition(b";")
+    cwd, _, left = paths.partition(_BETWEEN)
+    return Ended(mark.status or 0, _path(cwd), _path(left))
 
 
 def _path(word: bytes) -> str:
@@ -86,7 +91,7 @@ class Names:
     """Names for marks, from a key that is made once for a state directory and readable by nobody else.
 
     Raises:
-        OSError: The key can be neither read nor made.
+        OSError: The key can be neither read nor made, or is damaged.
     """
 
     def __init__(self, home: Path) -> None:
@@ -94,22 +99,24 @@ class Names:
 
     def of_call(self, kind: str, session_id: SessionId, key: CallKey) -> str:
         """The name of a mark of this call."""
-        return self._name(kind, session_id, key)
+        at = _KINDS.index(kind) * _NAME
+        return _digest(self._key, session_id, key)[at : at + _NAME]
 
     def of_session(self, session_id: SessionId) -> str:
         """The name of all marks of prompts of a session."""
-        return self._name("P", session_id)
+        return _digest(self._key, session_id)[:_NAME]
 
-    def _name(self, *parts: str) -> str:
-        return hmac.new(self._key, "\0".join(parts).encode(), sha256).hexdigest()[:32]
+
+@functools.lru_cache(maxsize=256)
+def _digest(key: bytes, *parts: str) -> str:
+    """As long as all names of a call: each of them tells nothing of the others."""
+    return hmac.digest(key, "\0".join(parts).encode(), "sha512").hex()
 
 
 def _key_in(home: Path) -> bytes:
     path = home / KEY_FILE
     with contextlib.suppress(FileNotFoundError):
-        key = path.read_bytes()
-        if len(key) == _KEY_BYTES:
-            return key
+        return _whole(path)
     draft = home / f"{KEY_FILE}.{secrets.token_hex(8)}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -121,4 +128,11 @@ def _key_in(home: Path) -> bytes:
     with contextlib.suppress(FileExistsError):
         os.link(draft, path)
     draft.unlink()
-    return path.read_bytes()
+    return _whole(path)
+
+
+def _whole(path: Path) -> bytes:
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        raise OSError(f"{path} is damaged: remove it, and end the shells that run; another key is made then")
+    return key

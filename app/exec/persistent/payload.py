@@ -21,6 +21,8 @@ from app.exec.persistent.quoting import quoted
 END: Final = b"\x01"
 """Ends what the line asked for; a terminal that reads single characters lets it through."""
 _HOOK: Final = "#7770"
+_AS_IT_WAS: Final = b'case $PWD in "$__sl"/.|"$__sl"/./*)PWD=$__sl;;esac'
+"""For a directory that has been removed: `cd -P .` makes up another name for it each time."""
 _UNFINISHED: Final = re.compile(r"<<|[&|)!]\s*\Z")
 
 
@@ -116,10 +118,14 @@ def _ended(frame: Frame, bounds: Bounds) -> bytes:
     back, root = quoted(os.fsencode(bounds.back)), quoted(os.fsencode(bounds.roots[0]))
     return b"".join(
         [
-            b"{ __sq=${__sq-$?} __sl=$PWD __so=${OLDPWD-$PWD};",
-            b'if \\builtin cd -P .;then case $PWD in %b) \\builtin cd -L "$__sl"||:;OLDPWD=$__so;__sl=;;' % inside,
+            b"{ __sq=${__sq-$?} __sl=${PWD-} __so=${OLDPWD-${PWD-}};",
+            b'if \\builtin cd -P .;then case $PWD in %b) \\builtin cd -L "$__sl"||' % inside,
+            b"%b;OLDPWD=$__so;__sl=;;" % _AS_IT_WAS,
             b"*) __sl=$PWD;\\builtin cd %b||\\builtin cd %b||:;OLDPWD=$PWD;;esac;else __sl=;fi;" % (back, root),
-            b'\\builtin printf \'\\e]7770;E;%b;%%s;%%q;%%q\\a\' "$__sq" "$PWD" "$__sl">/dev/tty;' % frame.end.encode(),
+            # A directory with a longer name than the kernel takes is not told.
+            b"__so=$PWD;case $((${#__so}>4095)) in 1)__so=;;esac;case $((${#__sl}>4095)) in 1)__sl=...;;esac;",
+            b"\\builtin printf '\\e]7770;E;%b;%%s;%%q\\037%%q\\a' " % frame.end.encode(),
+            b'"$__sq" "$__so" "$__sl">/dev/tty;',
             # The status stays behind in a variable: returned, it would be another failure to `set -e` and traps.
             b"\\builtin unset __sl __so;} >/dev/null 2>&1",
         ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Final
 
@@ -14,18 +13,20 @@ from app.exec.persistent.reading import last_mark
 _GONE: Final = " (deleted)"
 
 
-def place_of(session: Session, log: OutputLog) -> str:
-    """The directory of a shell as it sees it, "" where nobody can tell.
+def place_of(session: Session, log: OutputLog, inside: int = 0) -> str:
+    """The directory of a shell, or of the one `inside` it, as it sees it; "" where nobody can tell.
 
     A process of a container has another number here, so there the last mark counts, which a command could have printed.
     """
     if session.backend == "podman":
         mark = last_mark(log, "E")
-        with contextlib.suppress(ValueError):  # a command may print anything
-            return ended(mark).cwd if mark is not None else ""
-        return ""
+        return ended(mark).cwd if mark is not None else ""
     try:
-        place = os.readlink(f"/proc/{session.pid}/cwd") if session.pid is not None and session.end is None else ""
+        if session.pid is None or session.end is not None:
+            return ""
+        link = f"/proc/{inside or session.pid}/cwd"
+        place = os.readlink(link)
+        removed = place.endswith(_GONE) and os.stat(link).st_nlink == 0
     except OSError:
         return ""
-    return "" if place.endswith(_GONE) else place
+    return place.removesuffix(_GONE) if removed else place

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from app.exec.engine import Engine
-from app.exec.errors import InputUnknown, InvalidCommand, TaskCompleted
+from app.exec.errors import BackendUnavailable, InputUnknown, InvalidCommand, TaskCompleted
 from app.exec.identity import call_key
 from app.exec.model import SHELL, CallKey, CallOrigin, CommandSpec, EndedBy, Session, SessionId, WindowSize
 from app.exec.persistent import telling
@@ -23,7 +23,6 @@ from app.exec.persistent.expiry import Expiry
 from app.exec.persistent.known import Known
 from app.exec.persistent.marks import Names
 from app.exec.persistent.payload import Bounds
-from app.exec.persistent.place import place_of
 from app.exec.persistent.results import Executed, Read, ShellBusy, Started
 from app.exec.policy import Grant
 from app.exec.sessions import Listed, Sessions
@@ -182,18 +181,41 @@ class PersistentShells:
             raise TaskCompleted(session.id, telling.how_ended(session, self._idle_s))
         return session
 
-    async def cwd(self, session_id: str, conversation_id: str | None) -> str:
-        """The directory that a shell was in when its last command ended, as the shell sees it.
+    async def check_free(self, session: Session) -> None:
+        """Whether a shell would take a command now.
 
-        After a restart it is the kernel's word, or in a container the shell's own.
+        Raises:
+            ShellBusy: A command runs in it.
+        """
+        known = self._of(session)
+        if known.busy or not (known.rests() or await known.ready()):
+            raise ShellBusy(telling.BUSY.format(session.id))
+
+    async def cwd(self, session_id: str, conversation_id: str | None) -> str:
+        """The directory that a shell is in, as the shell sees it, without symlinks: the kernel's word.
+
+        In a container it is the last that the shell said.
+
+        Raises:
+            InvalidCommand: The session is no shell, or nobody can tell.
+            SessionNotFound: There is none here.
         """
         session = await self.get(session_id, conversation_id, ended=True)
-        return self._of(session).cwd or place_of(session, self._engine.output(session)) or self._engine.backend.inner
+        place = await self._of(session).place()
+        if not place and session.end is None:
+            raise InvalidCommand(
+                f"nobody can tell in which directory shell {session.id} is, so nothing was run: its name may be too "
+                "long; change to another with write, or kill the shell and start another"
+            )
+        return place or self._engine.backend.inner
 
     @property
     def _names(self) -> Names:
         if self._made is None:
-            self._made = Names(self._engine.links.sessions.parent)
+            try:
+                self._made = Names(self._engine.links.sessions.parent)
+            except OSError as error:
+                raise BackendUnavailable(f"shells need a key that cannot be read or made: {error}") from None
         return self._made
 
     def _of(self, session: Session) -> Known:
@@ -225,12 +247,13 @@ class PersistentShells:
     ) -> Mapping[str, Any]:
         begun = time.monotonic()
         exchange = Exchange(self._engine, session, self._names, key)
+        facts: dict[str, object]
         try:
             done = await exchange.before(timeout_s=timeout_s) if again else None
             if done is None:
                 done = await self._run(session, known, exchange, command, timeout_s)
             known.note(done, exchange.frame)
-            facts: dict[str, object] = telling.facts(done, known.cwd, took_s=time.monotonic() - begun)
+            facts = telling.facts(done, done.cwd or await known.place(), took_s=time.monotonic() - begun)
         except (ShellBusy, InputUnknown) as error:
             facts = {"refused": str(error), "unknown": isinstance(error, InputUnknown)}
         except TaskCompleted as error:
@@ -251,7 +274,7 @@ class PersistentShells:
     def _bounds(self, session: Session, known: Known) -> Bounds:
         inner = self._engine.backend.inner
         private = self._engine.backend.facts(session.profile)["mounts"]["private"]
-        return Bounds(roots=(inner, *private, *self._allowed), back=known.cwd or inner)
+        return Bounds(roots=(inner, *private, *self._allowed), back=known.kept or inner)
 
     async def _live(self) -> Sequence[SessionId]:
         found = await self._engine.store.list(live=True)

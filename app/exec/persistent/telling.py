@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from app.exec import limits
@@ -21,13 +20,23 @@ BUSY: Final = (
     "a command runs in shell {0}, so this one was not run: read what it prints, answer or interrupt it with write "
     "(C-c is the character \\u0003), or kill the shell"
 )
+INTERRUPTED: Final = 130
 _SETTLED_S: Final = 0.02
 _PROMPT_S: Final = 0.5
 
 
 def facts(done: Outcome, cwd: str, *, took_s: float) -> dict[str, object]:
     """An outcome as it is recorded, portable JSON; the output itself stays in the log."""
-    return {**asdict(done), "cwd": cwd, "took_ms": round(took_s * 1000)}
+    return {
+        "how": done.how,
+        "start": done.start,
+        "end": done.end,
+        "upto": done.upto,
+        "status": done.status,
+        "cwd": cwd,
+        "left": done.left,
+        "took_ms": round(took_s * 1000),
+    }
 
 
 async def executed(
@@ -91,7 +100,8 @@ def how_ended(session: Session, idle_s: float) -> str:
     """How a shell ended, for somebody who wanted something of it."""
     assert session.end is not None
     if session.end.ended_by is EndedBy.LIFETIME:
-        return f"it expired, after {idle_s / 60:g} minutes without a call and without output; start another"
+        span = f"{idle_s / 60:g} minutes" if idle_s >= 60 else f"{idle_s:g} s"
+        return f"it expired, after {span} without a call and without output; start another"
     return f"{how_it_ended(session.end)}; start another"
 
 
@@ -122,6 +132,10 @@ def _note(session: Session, how: str, recorded: Mapping[str, Any]) -> str:
             )
         case "inside":
             notes.append("another shell runs inside and prompts: exec runs commands in it until it exits")
+        case "interrupted" if recorded["status"] != INTERRUPTED:
+            notes.append(
+                "the shell left the command before its end, for an error of its own: exit_code is what its prompt tells"
+            )
         case "gone":
             notes.append(f"the shell has ended: {how_it_ended(session.end)}" if session.end else "the shell has ended")
         case _:

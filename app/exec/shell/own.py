@@ -63,9 +63,13 @@ class Own:
         self._containers = made.containers
         self._store = MemorySessionStore()
         self.engine = Engine(
-            self._store, made.supervisor, made.backend, home=self._state, limits=Limits(log_bytes=LOG_BYTES)
+            self._store,
+            made.supervisor,
+            made.backend,
+            home=self._state,
+            limits=Limits(log_bytes=LOG_BYTES),
+            links=Unlinked,
         )
-        self.engine.links = Unlinked(made.backend.workspace, self.engine.links.sessions)
         self._closing = threading.Lock()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_serve, args=(self.loop,), name="shell", daemon=True)

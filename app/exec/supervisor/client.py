@@ -103,8 +103,17 @@ class SupervisorClient(Reaching):
         answer = await self._act(message, longer_s=grace_s)
         return Killed(answer["killed"], tuple(answer["survivors"]))
 
-    async def write(self, session_id: str, data: bytes, *, eof: bool = False, key: str = "") -> Written:
-        """Write to the command's input, at most once for a key; waits a second at most for a full one.
+    async def write(
+        self,
+        session_id: str,
+        data: bytes,
+        *,
+        eof: bool = False,
+        key: str = "",
+        beyond: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> Written:
+        """See `SupervisorPort.write`; waits a second at most for a full input.
 
         Raises:
             InputUnknown: The supervisor died meanwhile: not known whether the input arrived.
@@ -114,15 +123,19 @@ class SupervisorClient(Reaching):
         """
         text = base64.b64encode(data).decode()
         message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
+        if beyond is not None:
+            # One of an older version takes no notice, and answers at once.
+            message |= {"beyond": beyond, "timeout_s": timeout_s}
+        limit_s = reaching.NO_ANSWER_S + timeout_s
         connection = await self._connected()
         try:
-            answer = await connection.ask(message, reaching.NO_ANSWER_S)
+            answer = await connection.ask(message, limit_s, withdraws=beyond is not None)
         except (Lost, TimeoutError):
             again = await self._same(connection) if key else None
             if again is None:
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
             try:
-                answer = await again.ask(message, reaching.NO_ANSWER_S)
+                answer = await again.ask(message, limit_s)
             except (Lost, TimeoutError):
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
         except ProtocolError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +14,7 @@ from app.exec.supervisor.peers import Peer
 PER_CLIENT: Final = 4096
 PER_SESSION: Final = 256
 _LONGEST_S: Final = 300.0
+_NEVER: Final = math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -23,9 +25,10 @@ class _Waiter:
     number: object
     job: Job
     beyond: float
-    err_beyond: float | None
+    err_beyond: float
     earliest: float
     due: bool
+    more: Message
     timer: Timer | None = None
 
 
@@ -37,30 +40,31 @@ class Growth:
         self._of: dict[str, list[_Waiter]] = {}
         self._by: dict[Peer, dict[object, _Waiter]] = {}
 
-    def wait(self, peer: Peer, message: Message, job: Job) -> Message | None:
-        """The answer if it can be given now; else it is sent later, unless the peer leaves or withdraws first.
+    def wait(self, peer: Peer, message: Message, job: Job, more: Message | None = None) -> Message | None:
+        """The answer if it can be given now; else it is sent later, with `more`, unless the peer leaves or withdraws.
 
         Raises:
             Refused: This peer waits too often, or too many wait for this session.
         """
         beyond = number_of(message, "beyond", 0)
-        err = None if message.get("err_beyond") is None else number_of(message, "err_beyond", 0)
+        err = _NEVER if message.get("err_beyond") is None else number_of(message, "err_beyond", 0)
         rest_s = number_of(message, "rest_s", 0.0)
         # It never rests longer than it waits.
         timeout_s = max(rest_s, min(number_of(message, "timeout_s", 30.0), _LONGEST_S))
         rest_s = min(rest_s, timeout_s)
-        due = _has(job, beyond, err)
+        size, err_size = _sizes(job)
+        due = size > beyond or err_size > err
         if job.record is not None or (due and rest_s <= 0) or timeout_s <= 0:
             return sizes(job)
-        ours, others = self._by.setdefault(peer, {}), self._of.setdefault(job.session_id, [])
+        ours, others = self._by.get(peer, {}), self._of.get(job.session_id, [])
         number = message.get("id")
         if len(ours) >= PER_CLIENT or len(others) >= PER_SESSION or number in ours:
             raise Refused("busy", "too many wait for output already")
         began = now()
-        waiter = _Waiter(peer, number, job, beyond, err, began + rest_s, due)
+        waiter = _Waiter(peer, number, job, beyond, err, began + rest_s, due, more or {})
         waiter.timer = self._loop.at(began + (rest_s if due else timeout_s), lambda: self._tell(waiter))
-        ours[number] = waiter
-        others.append(waiter)
+        self._by.setdefault(peer, {})[number] = waiter
+        self._of.setdefault(job.session_id, []).append(waiter)
         return None
 
     def grew(self, job: Job) -> None:
@@ -68,10 +72,10 @@ class Growth:
         waiters = self._of.get(job.session_id)
         if not waiters:
             return
-        at = now()
-        for waiter in list(waiters):
-            if waiter.due or not _has(job, waiter.beyond, waiter.err_beyond):
-                continue
+        at, (size, err) = now(), _sizes(job)
+        # With each read of output: the most of them wait for more than that, and cost next to nothing.
+        told = [one for one in waiters if not one.due and (size > one.beyond or err > one.err_beyond)]
+        for waiter in told:
             if at >= waiter.earliest:
                 self._tell(waiter)
             else:
@@ -94,15 +98,18 @@ class Growth:
         """Forget what a peer that has gone waited for."""
         for waiter in list(self._by.get(peer, {}).values()):
             self._forget(waiter)
-        self._by.pop(peer, None)
 
     def _tell(self, waiter: _Waiter) -> None:
         self._forget(waiter)
-        waiter.peer.send({"id": waiter.number, "ok": True, **sizes(waiter.job)})
+        waiter.peer.send({"id": waiter.number, "ok": True, **waiter.more, **sizes(waiter.job)})
 
     def _forget(self, waiter: _Waiter) -> None:
         _cancel(waiter.timer)
-        self._by.get(waiter.peer, {}).pop(waiter.number, None)
+        ours = self._by.get(waiter.peer, {})
+        ours.pop(waiter.number, None)
+        if not ours:
+            # Also of a peer that had left before: what it wrote may be answered after that.
+            self._by.pop(waiter.peer, None)
         others = self._of.get(waiter.job.session_id, [])
         if waiter in others:
             others.remove(waiter)
@@ -112,7 +119,7 @@ class Growth:
 
 def sizes(job: Job) -> Message:
     """How much a job has printed, and whether it is over."""
-    size, err = ([log.size for log in job.logs] + [0, 0])[:2]
+    size, err = _sizes(job)
     return {"size": size, "err_size": err, "ended": job.record is not None}
 
 
@@ -127,8 +134,6 @@ def _cancel(timer: Timer | None) -> None:
         timer.cancel()
 
 
-def _has(job: Job, beyond: float, err_beyond: float | None) -> bool:
+def _sizes(job: Job) -> tuple[int, int]:
     logs = job.logs
-    return (bool(logs) and logs[0].size > beyond) or (
-        err_beyond is not None and len(logs) > 1 and logs[1].size > err_beyond
-    )
+    return (logs[0].size if logs else 0), (logs[1].size if len(logs) > 1 else 0)

@@ -1,5 +1,7 @@
 """Ending whole trees of processes: SIGTERM, a grace, SIGKILL, until two looks in a row find nothing.
 
+A shell that somebody types into ignores SIGTERM: it also gets the SIGHUP that its terminal's end would bring.
+
 Whoever is signalled is ours by what /proc says now, and is signalled through a descriptor whose
 start time was compared. Looking happens in a thread; one look serves every tree.
 """
@@ -217,25 +219,25 @@ class Killer:
         self._looking = False
         self._markers = known
         spare = self._spare()
-        starts = {proc.pid: proc.start for proc in procs}
+        found = {proc.pid: proc for proc in procs}
         for order in wanted.orders:
             for pid in members(order.target, procs, markers, spare):
-                _send(pid, starts[pid], order.number)
+                _send(pid, found[pid].start, order.number)
             order.done()
         for census in wanted.censuses:
             census({mark for mark in markers.values() if mark})
         for name in wanted.names:
             ladder = self._ladders.get(name)
             if ladder is not None:
-                found = members(ladder.target, procs, markers, spare)
+                tree = members(ladder.target, procs, markers, spare)
                 if holds_number(ladder.target, procs):
                     ladder.target = replace(ladder.target, known=max(began, ladder.target.known))
-                self._step(ladder, [(pid, starts[pid]) for pid in found])
+                self._step(ladder, [found[pid] for pid in tree])
         if not self._ladders:
             self._markers = {}
         self._ask()
 
-    def _step(self, ladder: _Ladder, found: list[tuple[int, int]]) -> None:
+    def _step(self, ladder: _Ladder, found: list[procfs.Proc]) -> None:
         if not found:
             ladder.empty += 1
             if ladder.empty >= 2:
@@ -245,19 +247,19 @@ class Killer:
             return
         ladder.empty = 0
         if ladder.number == signal.SIGKILL and now() > ladder.until:
-            self._finish(ladder, [pid for pid, _ in found])
+            self._finish(ladder, [proc.pid for proc in found])
             return
         if not ladder.signalled:
             ladder.first()
         if ladder.number == signal.SIGKILL and ladder.target.init is not None:
             # The kernel ends the whole namespace with it, whoever is being born in there included.
             self._signal(ladder, *ladder.target.init)
-        for pid, start in found:
-            self._signal(ladder, pid, start)
+        for proc in found:
+            self._signal(ladder, proc.pid, proc.start, hangs_up=proc.hangs_up)
         if not ladder.waiting:
             self._look(ladder)
 
-    def _signal(self, ladder: _Ladder, pid: int, start: int) -> None:
+    def _signal(self, ladder: _Ladder, pid: int, start: int, *, hangs_up: bool = False) -> None:
         if (pid, start, ladder.number) in ladder.signalled and pid in ladder.waiting:
             return
         fd = ladder.waiting.get(pid)
@@ -275,6 +277,8 @@ class Killer:
         try:
             procfs.send(fd, ladder.number)
             if ladder.number == signal.SIGTERM:
+                if hangs_up:
+                    procfs.send(fd, signal.SIGHUP)
                 # A stopped process hears nothing else before it goes on.
                 procfs.send(fd, signal.SIGCONT)
         except PermissionError:

@@ -13,7 +13,7 @@ from app.exec.supervisor.protocol import MAX_FRAME, Decoder, Message, ProtocolEr
 
 _BACKLOG: Final = 512
 _MAX_UNSENT: Final = 64 * 1024 * 1024
-_READ: Final = 1 << 18
+_READ: Final = 1 << 16
 
 
 class Peer:

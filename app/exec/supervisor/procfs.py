@@ -12,11 +12,15 @@ from typing import Final, NamedTuple
 from app.exec.supervisor import layout
 
 TICKS: Final = os.sysconf("SC_CLK_TCK")
+_TERM, _HUP = (1 << number - 1 for number in (signal.SIGTERM, signal.SIGHUP))
 _MARK: Final = b"\0" + layout.MARKER.encode() + b"="
 
 
 class Proc(NamedTuple):
-    """One process; `start` is in ticks since boot. `state` is its first thread's, and `threads` counts that one too."""
+    """One process; `start` is in ticks since boot. `state` is its first thread's, and `threads` counts that one too.
+
+    `hangs_up` says that it has a terminal, ignores SIGTERM and handles SIGHUP, as interactive shells do.
+    """
 
     pid: int
     state: str
@@ -25,6 +29,7 @@ class Proc(NamedTuple):
     sid: int
     start: int
     threads: int = 1
+    hangs_up: bool = False
 
     @property
     def alive(self) -> bool:
@@ -40,10 +45,18 @@ def read(pid: int) -> Proc | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         # The last: another user's, where /proc hides those.
         return None
-    if len(fields) < 20:
+    if len(fields) < 32:
         return None
+    hangs_up = fields[4] != b"0" and bool(int(fields[30]) & _TERM and int(fields[31]) & _HUP)
     return Proc(
-        pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), int(fields[17])
+        pid,
+        fields[0].decode(),
+        int(fields[1]),
+        int(fields[2]),
+        int(fields[3]),
+        int(fields[19]),
+        int(fields[17]),
+        hangs_up,
     )
 
 

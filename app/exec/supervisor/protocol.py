@@ -42,6 +42,7 @@ MAX_FRAME: Final = 2 * 1024 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
 
 _LENGTH: Final = struct.Struct(">I")
+_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ProtocolError(Exception):
@@ -192,7 +193,7 @@ class StartRequest:
 
 
 def encode(message: Message) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _json(message).encode()
     return _LENGTH.pack(len(body)) + body
 
 

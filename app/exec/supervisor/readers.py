@@ -122,12 +122,14 @@ def _as_its_user(pid: int, source: Source, calls: dict[int, str]) -> How:
     except PermissionError:
         if os.geteuid():
             raise
-        # Of this thread alone.
-        before = _libc.setfsuid(os.stat(f"/proc/{pid}").st_uid)
+        # Of this thread alone. With its group: who may not trace everybody has to be the same in both.
+        user = os.stat(f"/proc/{pid}")
+        group, before = _libc.setfsgid(user.st_gid), _libc.setfsuid(user.st_uid)
         try:
             return _how(pid, source, calls)
         finally:
             _libc.setfsuid(before)
+            _libc.setfsgid(group)
 
 
 def _how(pid: int, source: Source, calls: dict[int, str]) -> How:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Final
 from app.exec import pty_spawn
 from app.exec.supervisor import growth, peers
 from app.exec.supervisor.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
+from app.exec.supervisor.inputs import Told
 from app.exec.supervisor.job import Job, target_of
 from app.exec.supervisor.lifetimes import CONVERSATION, TURN
 from app.exec.supervisor.looks import Looks
@@ -228,15 +230,37 @@ class Requests:
             raise Refused("no_stdin", "the session was started without an open input")
         data = bytes_of(message.get("data", ""))
         key = message.get("key")
-        number = message.get("id")
         job.input.write(
             data,
             eof=bool(message.get("eof")),
             key=key if isinstance(key, str) else "",
-            told=lambda outcome: peer.send({"id": number, "ok": True, **outcome}),
+            told=self._growing(peer, message, job) if "beyond" in message else _telling(peer, message),
             again=bool(message.get("again")),
         )
         return None
+
+    def _growing(self, peer: Peer, message: Message, job: Job) -> Told:
+        """Tells the outcome of a write once there is the output that it brings, or the time is up."""
+        tell, number = _telling(peer, message), message.get("id")
+        if not isinstance(number, int):
+            raise Refused("bad_request", "id is no number")
+        # All of it is checked before the write: who tells later has nobody to refuse.
+        wanted: Message = {
+            "id": number,
+            "beyond": number_of(message, "beyond", 0),
+            "timeout_s": number_of(message, "timeout_s", 0.0),
+        }
+
+        def told(outcome: Message) -> None:
+            at_once = outcome["closed"] or not peer.open
+            # Where too many wait, it is told as if no more had been asked for.
+            with contextlib.suppress(Refused):
+                at_once = at_once or self._sup.growth.wait(peer, wanted, job, outcome) is not None
+                if not at_once:
+                    return
+            tell(outcome)
+
+        return told
 
     def _resize(self, _peer: Peer, message: Message) -> Message:
         job = self._live(message)
@@ -320,3 +344,8 @@ class Requests:
         self._listener.close()
         self._sup.diary.note("supervisor", "ends: nobody needs it")
         self._loop.stop()
+
+
+def _telling(peer: Peer, message: Message) -> Told:
+    number = message.get("id")
+    return lambda outcome: peer.send({"id": number, "ok": True, **outcome})

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import select
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -95,14 +96,15 @@ class Screen(Pipe):
         super().__init__(master, log)
         self._inner, self._inner_in = inner
         self._lasts = lasts
+        self._inside = sys.maxsize
+        """How many bytes the pipe may hold at most; what an earlier process left in it is not known."""
         self._paused = False
         self._splices = True
         self.device: tuple[int, int] | None = None
         """Device and number of the commands' end, once somebody has looked."""
 
     def move(self, limit: int) -> int:
-        while self.log.take(self._inner, TURN) > 0:
-            pass
+        self._pass_on()
         try:
             count = self._read(min(limit, 1 << 15))
         except BlockingIOError:
@@ -111,9 +113,14 @@ class Screen(Pipe):
             if error.errno != errno.EIO:
                 raise
             return WOULD_BLOCK if self._pause() else 0
-        while self.log.take(self._inner, TURN) > 0:
-            pass
+        self._inside += count
+        self._pass_on()
         return count
+
+    def _pass_on(self) -> None:
+        while self._inside > 0:
+            moved = self.log.take(self._inner, TURN)
+            self._inside = self._inside - moved if moved > 0 else 0
 
     def _pause(self) -> bool:
         if self._loop is None or not self._lasts():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
 from app.exec.limits import Limits
@@ -20,6 +21,7 @@ from app.exec.terminals.screen import Screen, Screens
 if TYPE_CHECKING:
     from app.exec.engine import Engine
 
+T = TypeVar("T")
 AWAY_S: Final = 30.0
 """How long a supervisor that is being replaced is waited for."""
 _AGAIN_S: Final = 0.5
@@ -61,18 +63,14 @@ class Attachment:
         Raises:
             SupervisorUnreachable: It was away for 30 s.
         """
-        since = time.monotonic()
-        while True:
-            try:
-                return await self.supervised.grown(
+        try:
+            return await _once_there(
+                lambda: self.supervised.grown(
                     self.session.id, beyond, err_beyond=err_beyond, rest_s=0.0, timeout_s=_ASK_S
                 )
-            except SessionNotFound:
-                return Grown(size=self.out.size(), err_size=0 if self.err is None else self.err.size(), ended=True)
-            except SupervisorUnreachable:
-                if time.monotonic() - since > AWAY_S:
-                    raise
-                await asyncio.sleep(_AGAIN_S)
+            )
+        except SessionNotFound:
+            return Grown(size=self.out.size(), err_size=0 if self.err is None else self.err.size(), ended=True)
 
     async def write(self, data: bytes) -> None:
         """Type `data`, waiting as long as the program does not read; cancelling leaves a part of it typed.
@@ -96,9 +94,10 @@ class Attachment:
         """Change the size of its terminal.
 
         Raises:
-            TaskCompleted: The session has ended.
+            SessionNotFound, TaskCompleted: The session has ended.
+            SupervisorUnreachable: It was away for 30 s.
         """
-        await self.supervised.resize(self.session.id, size)
+        await _once_there(lambda: self.supervised.resize(self.session.id, size))
 
     async def end(self) -> SessionEnd | None:
         """Its end, where the supervisor still has that to tell."""
@@ -107,3 +106,15 @@ class Attachment:
         except SupervisorUnreachable:
             return None
         return None if seen is None else seen.end
+
+
+async def _once_there(asking: Callable[[], Awaitable[T]]) -> T:
+    """Ask the supervisor, again where it is being replaced: for what changes nothing when it is done twice."""
+    since = time.monotonic()
+    while True:
+        try:
+            return await asking()
+        except SupervisorUnreachable:
+            if time.monotonic() - since > AWAY_S:
+                raise
+            await asyncio.sleep(_AGAIN_S)

@@ -68,7 +68,7 @@ def key_bytes(keys: Sequence[str], *, application: bool = False) -> bytes:
         InvalidCommand: There are no keys, or one looks like a name and is none; the nearest is named.
     """
     if not any(keys):
-        raise InvalidCommand(f"keys is empty; give text or names: {_SHOWN} ...")
+        raise InvalidCommand(f"there is nothing to type; give literal, paste, hex or keys: {_SHOWN} ...")
     return b"".join(_pressed(key, application=application) for key in keys)
 
 
@@ -130,7 +130,7 @@ def _pressed(key: str, *, application: bool) -> bytes:
     if nearest is None and not _MODIFIED.match(key):
         return _literal(key)
     meant = f"the nearest is {nearest}" if nearest is not None else f"keys are {_SHOWN} ..."
-    raise InvalidCommand(f"there is no key {key!r}; {meant}. Text that looks like a key is sent with literal")
+    raise InvalidCommand(f"there is no key {key!r}; {meant}. To type it as text, give it as literal")
 
 
 def _named(key: str, *, application: bool = False) -> bytes | None:
@@ -182,7 +182,8 @@ def _control(character: str) -> bytes | None:
         return b"\x7f"
     if character == "/":
         return b"\x1f"
-    code = ord(character.upper())
+    # Of others the large letter may be two, or one of these.
+    code = ord(character.upper()) if character.isascii() else 0
     return bytes([code & 0x1F]) if 0x40 <= code <= 0x5F else None
 
 

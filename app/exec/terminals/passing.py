@@ -35,6 +35,7 @@ _TOKEN: Final = re.compile(
     r"|[\x00-\x06\x10-\x1a\x1c-\x1f\x7f-\x9f]+"
 )
 _UNFINISHED: Final = re.compile(r"\x1b(\[[\x00-\x17\x19\x1c-\x3f]*|[ -/]*)\Z")
+_SWITCHES: Final = re.compile(rb"\x1b(?:\[\?[0-9;]{1,60}[hl]|[=>c])")
 _STRING_END: Final = re.compile(r"[\x07\x18\x1a\x1b\x9c]")
 _STRICT: Final = re.compile(r"([?]?)([0-9;:]*)([ !]?)\Z")
 
@@ -79,6 +80,10 @@ class Passing:
         """Take in output of before, which is not shown."""
         self.feed(data)
         self._titled = False
+
+    def skip_all(self, data: bytes) -> None:
+        """Take in output of long ago, of which nothing counts any more but what it switched; much faster."""
+        self.skip(b"".join(found[0] for found in _SWITCHES.finditer(data)))
 
     def enter(self) -> bytes:
         """What gives a terminal as it was a clear screen of the kind that the program shows."""

@@ -25,7 +25,8 @@ UNFINISHED_S: Final = 1.0
 REST_S: Final = 0.05
 RESTS: Final = 9
 """Looking rests so many times as long as it worked, so that it never has more than a tenth of a processor."""
-_NEVER: Final = 1 << 62
+_NEVER: Final = 10**14
+"""More than is ever printed, and not more than a supervisor takes for a number."""
 
 News = dict[str, Any]
 
@@ -128,7 +129,9 @@ class Silence:
         """Wait for a change, at most so long; whether the session has ended."""
         untold = self._size > self._told_at
         left_s = max(0.0, self._since + self._seconds - time.monotonic())
-        wait_s = min(patience_s, left_s) if untold and left_s else patience_s
+        # One that has lasted long enough before we looked is told at once.
+        due = untold and (left_s > 0 or self.news is None)
+        wait_s = min(patience_s, left_s) if due else patience_s
         grown = await self._follower.grown(self._size, rest_s=min(1.0, self._seconds / 4), timeout_s=wait_s)
         if grown.size > self._size:
             self._size, self._since = grown.size, time.monotonic()

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from app.exec.engine import Engine
 from app.exec.errors import InvalidCommand
-from app.exec.identity import watch_id
+from app.exec.identity import call_key, watch_id
 from app.exec.model import CallOrigin, Session, SessionId
 from app.exec.ports import WatchStore
 from app.exec.render import how_it_ended
@@ -120,9 +120,16 @@ class Watcher:
             self._look_after(placed)
         return placed
 
-    async def off(self, session_id: str) -> None:
-        """End the watches of a session; repeating it changes nothing."""
+    async def off(self, session_id: SessionId, origin: CallOrigin) -> None:
+        """End the watches of a session; a repeat of the call leaves those that were placed since."""
+        key = call_key(origin)
+        before = await self._engine.store.begin_call(
+            key, session_id, "process_watch", turn_id=origin.turn_id, epoch=origin.epoch
+        )
+        if before:
+            return
         await self.store.off(session_id, BY_THE_AGENT)
+        await self._engine.store.end_call(key, {"off": True})
         for one in [one for one, of in self._sessions.items() if of == session_id]:
             self._leave(one)
 
