@@ -22,8 +22,8 @@ class TurnDeps:
     """Dependencies of one execution of one turn.
 
     `gate` was read once, in the turn's first step. `approvals` are the decisions this turn was
-    resumed with. `told` collects sessions whose end a tool result has told the agent, `asked` those that it had asked
-    about, `read` the output. `looks` counts looks into the mailbox: the first step of a turn is look 0. `letters` is
+    resumed with. `told` collects sessions whose end a tool result has told the agent, `asked` those that it had looked
+    for, `read` the output. `looks` counts looks into the mailbox: the first step of a turn is look 0. `letters` is
     what they brought, `shown_chars` how much was shown of processes. `began_at` is when the turn began, as its first
     step recorded it; `seconds` is what it has. `shell` and `filesystem` work in the workspace, under the policy of the
     agent's own commands; None while the gate is off, and in a copy that was carried to another workflow.

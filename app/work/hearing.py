@@ -30,6 +30,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunCont
 from app.exec.blocks import Told
 from app.exec.identity import origin_of, session_id
 from app.exec.model import SessionId
+from app.exec.policy import asks
 from app.exec.supervisor.crashpoints import reach
 from app.storage import sessions
 from app.storage.db import Database
@@ -48,8 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-PROCESS: Final = "process"
-OURS: Final = frozenset({"exec", PROCESS})
+OURS: Final = frozenset({"exec", "process"})
 SAID_CHARS: Final = 500
 SIGNALS: Final = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
 """Exceptions by which a tool answers; they are results and are recorded as such."""
@@ -126,8 +126,8 @@ class Hearing(AbstractCapability[TurnDeps]):
         letters, wish, now, told = await recorded("mailbox", take)
         if wish is not None:
             raise Stopped(text_of(wish))
-        # An end that it asked for; the close of the turn settles its row. What it left to run and finds ended by a
-        # repeat of the call that started it is news all the same: it may have said what is to be done then.
+        # An end that it looked for; the close of the turn settles its row. One that it meets with in the answer to a
+        # call that starts or kills is news all the same: it may have said what is to be done then.
         letters = [letter for letter in letters if not _is_told(letter, ctx.deps)]
         ctx.deps.letters += letters
         if told is not None:
@@ -165,7 +165,7 @@ class Hearing(AbstractCapability[TurnDeps]):
         if not answered:
             raise result
         ctx.deps.told.update(_ends_in(result))
-        if (tool_def.metadata or {}).get("category") == PROCESS:
+        if not asks(call.tool_name):
             ctx.deps.asked.update(_ends_in(result))
         ctx.deps.read += _ranges_in(result)
         return result
