@@ -102,17 +102,22 @@ class Desk:
         return False
 
     def _ctx(self, tool: str, *, approved: bool) -> RunContext[Any]:
-        part = ToolCallPart(tool, {}, tool_call_id="call_1")
-        moment = datetime(2026, 1, 2, microsecond=self.count, tzinfo=UTC)
-        return RunContext(
-            deps=self.deps,
-            model=TestModel(),
-            usage=RunUsage(),
-            messages=[ModelResponse(parts=[part], timestamp=moment, run_id="r")],
-            tool_call_id="call_1",
-            tool_name=tool,
-            tool_call_approved=approved,
-        )
+        return context_of(self.deps, tool, self.count, approved=approved)
+
+
+def context_of(deps: object, tool: str, number: int, *, approved: bool) -> RunContext[Any]:
+    """The context of a call of `tool`; of the same call for the same `number`."""
+    part = ToolCallPart(tool, {}, tool_call_id="call_1")
+    moment = datetime(2026, 1, 2, microsecond=number, tzinfo=UTC)
+    return RunContext(
+        deps=deps,
+        model=TestModel(),
+        usage=RunUsage(),
+        messages=[ModelResponse(parts=[part], timestamp=moment, run_id="r")],
+        tool_call_id="call_1",
+        tool_name=tool,
+        tool_call_approved=approved,
+    )
 
 
 @asynccontextmanager

@@ -164,9 +164,10 @@ class Hearing(AbstractCapability[TurnDeps]):
         reach("tool.returned")
         if not answered:
             raise result
-        ctx.deps.told.update(_ends_in(result))
+        ends = _ends_in(result)
+        ctx.deps.told.update(ends)
         if not asks(call.tool_name):
-            ctx.deps.asked.update(_ends_in(result))
+            ctx.deps.asked.update(ends)
         ctx.deps.read += _ranges_in(result)
         return result
 

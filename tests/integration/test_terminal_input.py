@@ -14,7 +14,7 @@ from app.exec.model import WindowSize
 from app.exec.policy import Asked, TablePolicy, Verdict
 from app.exec.sessions import Sessions
 from app.exec.terminals.modes import BRACKETED_PASTE
-from app.exec.terminals.screen import Screens, screen_of
+from app.exec.terminals.screen import Screens
 from app.exec.toolset import exec_toolset
 from tests import images
 from tests.execs import launch, origin, printed, running_engine
@@ -87,7 +87,7 @@ async def test_a_repeat_of_a_resize_changes_nothing_any_more(tmp_path: Path) -> 
         await sessions.resize(program.session.id, WindowSize(30, 90), origin())
         await program.until("^30 90$")
         await sessions.resize(program.session.id, WindowSize(20, 50), call)
-        shown = await screen_of(engine, program.session)
+        shown = await Screens(engine).of(program.session)
         assert (shown.rows, shown.cols) == (30, 90)
 
 
@@ -176,7 +176,7 @@ async def test_a_screen_is_made_from_a_bounded_part_of_a_long_log(
         assert shown.lines[-2] == "50000"
         assert shown.modes == {BRACKETED_PASTE}
         assert await screens.of(session) == shown
-        assert await screen_of(engine, session) == shown
+        assert await Screens(engine).of(session) == shown
 
 
 async def test_few_screens_are_remembered_and_the_others_made_again(

@@ -6,16 +6,13 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
-from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturn
-from pydantic_ai.models.test import TestModel
-from pydantic_ai.usage import RunUsage
+from pydantic_ai.messages import ToolReturn
 
 from app.exec.backends.secrets import is_secret
 from app.exec.engine import Engine
@@ -30,6 +27,7 @@ from app.exec.rules.rule import Match, Rule
 from app.exec.tool_calls import FILES, ToolCalls
 from app.exec.toolset import ExecTools
 from app.exec.workspaces.files import files_of
+from tests.desks import context_of
 from tests.execs import running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
@@ -63,17 +61,7 @@ class Room:
 
     def ctx(self, tool: str, *, approved: bool = False, again: bool = False) -> RunContext[Any]:
         self.count += not again
-        part = ToolCallPart(tool, {}, tool_call_id="call_1")
-        moment = datetime(2026, 1, 2, microsecond=self.count, tzinfo=UTC)
-        return RunContext(
-            deps=self.deps,
-            model=TestModel(),
-            usage=RunUsage(),
-            messages=[ModelResponse(parts=[part], timestamp=moment, run_id="r")],
-            tool_call_id="call_1",
-            tool_name=tool,
-            tool_call_approved=approved,
-        )
+        return context_of(self.deps, tool, self.count, approved=approved)
 
     def valid(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         return self.tools._validated(tool, args)  # pyright: ignore[reportPrivateUsage]

@@ -162,11 +162,6 @@ class Screens:
         view.drawn = end
 
 
-async def screen_of(engine: Engine, session: Session) -> Screen:
-    """What a person would see now on a session's terminal, for who looks once; see `Screens.of`."""
-    return await Screens(engine).of(session)
-
-
 def screen_text(screen: Screen, session: Session) -> str:
     """The screen as the model reads it: its rows, then one line about it."""
     words = [f"screen of {screen.rows} rows and {screen.cols} columns"]
