@@ -12,7 +12,7 @@ UV ?= uv
 LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo test check guards bench chaos chaos-quick chaos-syscalls escape soak polls fuzz lock clean
+.PHONY: help setup demo test test-long check guards bench chaos chaos-quick chaos-syscalls escape soak polls fuzz lock clean
 
 help: ## list what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -22,8 +22,11 @@ setup: $(STAMP) ## make .venv with everything, from the locked versions
 demo: $(STAMP) ## a narrated tour of the whole loop; needs no key and no server
 	@$(BIN)/shellback demo
 
-test: $(STAMP) ## all tests; ARGS= goes to pytest, EXEC_TESTS_STRICT=1 turns a skip into a failure
-	@$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
+test: $(STAMP) ## the tests; ARGS= goes to pytest, EXEC_TESTS_STRICT=1 turns a skip into a failure
+	@$(BIN)/python -m pytest -n 6 --dist worksteal -m "not long" $(ARGS)
+
+test-long: $(STAMP) ## the tests of whole programs, containers and series of kills
+	@$(BIN)/python -m pytest -n 4 --dist worksteal -m long $(ARGS)
 
 check: $(STAMP) ## lint, format, types, and which module may import which
 	@$(BIN)/ruff check .
@@ -45,11 +48,12 @@ chaos-syscalls: $(STAMP) ## kills and errors at every system call of supervisor 
 
 escape: $(STAMP) ## attempts to get out of the sandboxes, each shown to work without one; ARGS=--help
 	@$(BIN)/python -m tests.escape --backend all $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 tests/escape tests/integration/test_homes.py tests/integration/test_orders.py
 
 guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no test notices; needs patch(1)
 	@$(BIN)/python -m tests.guards $(ARGS)
 
-soak: $(STAMP) ## 2,000 processes while workers, supervisor and Postgres are killed at random (15 minutes); ARGS=--help
+soak: $(STAMP) ## 2,000 processes while workers, supervisor and Postgres are killed at random (8 minutes); ARGS=--help
 	@$(BIN)/python -m chaos.soak $(ARGS)
 
 polls: $(STAMP) ## how long an item can lie on the queue unseen while 20 processes enqueue (2 minutes)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.orders import known_workspaces, objection
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ def agent_with(settings: Settings, capabilities: Sequence[AbstractCapability[Any
     from app.agent.loading import extended, load_agent
     from app.work.deps import TurnDeps
 
-    own = load_agent(settings.agent) if settings.agent else None
+    workspaces = (settings.workspace_root, *known_workspaces(settings.shellback_home))
+    own = load_agent(settings.agent, lambda place: objection(place, workspaces)) if settings.agent else None
     model = own.model if own is not None and "model" not in settings.model_fields_set else None
     if model is not None and not isinstance(model, str) and settings.model_base_url:
         raise ModelUnavailable(

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from app.exec.errors import BackendUnavailable
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from app.exec.backends.probe import Found
     from app.exec.section.podman import PodmanSandboxSection
     from app.settings import Settings
+
+_STEP_BYTES: Final = 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +115,9 @@ def bubblewrap(settings: Settings, workspace: Path | None = None) -> BubblewrapB
     """The sandbox that settings describe, not tried."""
     from app.exec.backends.bubblewrap import FILE_BYTES, BubblewrapBackend
     from app.exec.supervisor.sandbox import Bounds
-    from app.settings import DOTENV
+    from app.orders import DOTENV
 
+    given = settings.sandbox_memory_bytes
     return BubblewrapBackend(
         workspace or settings.workspace_root,
         exec_uid=settings.exec_uid,
@@ -125,10 +128,18 @@ def bubblewrap(settings: Settings, workspace: Path | None = None) -> BubblewrapB
         bounds=Bounds(
             processes=settings.sandbox_processes,
             file_bytes=FILE_BYTES,
-            memory_bytes=settings.sandbox_memory_bytes,
+            memory_bytes=_usual_memory() if given is None else given,
+            data_bytes=given or 0,
         ),
         scratch_bytes=settings.sandbox_tmp_bytes,
     )
+
+
+def _usual_memory() -> int:
+    """Half of what there is, in steps of 64 MiB: what an approval was given for is the same after a restart."""
+    from app.exec.supervisor.hierarchies import memory_bytes
+
+    return max(_STEP_BYTES, memory_bytes() // 2 // _STEP_BYTES * _STEP_BYTES)
 
 
 def podman(settings: Settings, workspace: Path | None = None) -> PodmanBackend:
@@ -137,7 +148,8 @@ def podman(settings: Settings, workspace: Path | None = None) -> PodmanBackend:
     from app.exec.backends.containers import Containers
     from app.exec.backends.podman import PodmanBackend
     from app.exec.backends.podman_cli import Podman
-    from app.settings import DOTENV, engine_environment
+    from app.orders import DOTENV
+    from app.settings import engine_environment
 
     engine = Podman(
         url=settings.podman_base_url,
@@ -160,7 +172,7 @@ def podman(settings: Settings, workspace: Path | None = None) -> PodmanBackend:
         hidden=settings.hidden,
         orders=(Path(DOTENV).absolute(),),
         limits=ContainerLimits.of(
-            memory_bytes=settings.sandbox_memory_bytes,
+            memory_bytes=settings.sandbox_memory_bytes or 0,
             processes=settings.sandbox_processes,
             scratch_bytes=settings.sandbox_tmp_bytes,
         ),
@@ -200,7 +212,10 @@ def _host(settings: Settings, workspace: Path | None) -> Backend:
     from app.exec.backends.host import HostBackend
 
     backend = HostBackend(
-        workspace or settings.workspace_root, exec_uid=settings.exec_uid, fence=settings.host_write_fence == "on"
+        workspace or settings.workspace_root,
+        exec_uid=settings.exec_uid,
+        fence=settings.host_write_fence == "on",
+        state=settings.shellback_home,
     )
     backend.check()
     return backend

@@ -93,7 +93,8 @@ class JsonLines(logging.Formatter):
         entry |= {name: value for name, value in (_everywhere | _fields(record)).items() if name not in entry}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        # In ASCII, and DEL with it: what the terminal's own filter would have to change is JSON no more.
+        return json.dumps(entry, default=str).replace("\x7f", "\\u007f")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 
 from app.exec.backends.base import Backend
-from app.exec.backends.secrets import is_secret
-from app.exec.backends.view import HOME
 from app.exec.judge import Judge, Keys
 from app.exec.limits import Limits
 from app.exec.model import READ_ONLY, WORK, SessionId
@@ -14,6 +12,7 @@ from app.exec.policy import Policy
 from app.exec.ports import ExitSink
 from app.exec.rules.file import load
 from app.exec.rules.matching import Rules
+from app.exec.secrets import Secrets
 from app.settings import Settings
 from app.storage import rules as saved
 from app.storage.db import Database
@@ -42,10 +41,13 @@ def policy_for(settings: Settings, database: Database, backend: Backend) -> Poli
     bash = PurePath(backend.facts(READ_ONLY if sandboxed else WORK)["shell"]).name == "bash"
     judge = Judge(
         runs=backend,
-        secret=lambda path: is_secret(path, hidden),
+        secret=Secrets(hidden),
         allowed=(*settings.readable, Path(backend.inner)) if sandboxed else (),
-        home=Path(HOME) if sandboxed else backend.workspace,
-        keys=Keys(auto=settings.auto_approve != "off" and bash, trust_classifier=settings.trust_classifier),
+        keys=Keys(
+            auto=settings.auto_approve != "off" and bash,
+            trust_classifier=settings.trust_classifier,
+            timeout_s=settings.unattended_timeout,
+        ),
         state=settings.shellback_home,
         rules=rules,
         standing=stands,
@@ -60,6 +62,7 @@ def limits_of(settings: Settings) -> Limits:
         command_chars=settings.command_chars,
         foreground_timeout_s=settings.foreground_timeout,
         log_bytes=settings.log_bytes,
+        unattended_timeout_s=settings.unattended_timeout,
     )
 
 

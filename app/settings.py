@@ -23,10 +23,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from app.exec import limits
 from app.exec.backends.container import IDLE_S, IMAGE
-from app.exec.backends.secrets import secret_paths
+from app.exec.secrets import secret_paths
+from app.orders import DOTENV, dotenv
 from app.setting import Problem, SettingsError, count, default_cache, default_home, seconds, setting, shown_url
 
-DOTENV: Final = ".env"
 _OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
 _OF_PODMAN: Final = (
     "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME",
@@ -78,7 +78,9 @@ class Settings(BaseModel):
     )
     sandbox_tmp_bytes: int = count(2**30, 2**20, 2**40)
     sandbox_processes: int = count(1024, 16, 1_000_000)
-    sandbox_memory_bytes: int = setting(0, f"0 for no bound, or a whole number from {2**26} to {2**44}", ge=0, le=2**44)
+    sandbox_memory_bytes: int | None = setting(
+        None, f"0 for no bound, or a whole number from {2**26} to {2**44}", ge=0, le=2**44
+    )
     podman_image: str = setting(
         IMAGE,
         "the name of an image, or the absolute path of a directory with a root file system, without a colon",
@@ -97,7 +99,8 @@ class Settings(BaseModel):
 
     auto_approve: Literal["sandboxed", "off"] = setting("sandboxed", "sandboxed or off")
     trust_classifier: bool = setting(default=False, allowed="true or false")
-    policy_file: Path | None = setting(None, "the absolute path of a TOML file")
+    policy_file: Path | None = setting(None, "the absolute path of a TOML file outside the workspace")
+    unattended_timeout: float = seconds(limits.UNATTENDED_TIMEOUT_S, 1, limits.BACKGROUND_TIMEOUT_MAX_S)
     approval_ttl: float = seconds(3600.0, 1, 30 * 86400)
     pending_approvals: int = count(20, 1, 500)
     turn_slots: int = count(4, 1, 64)
@@ -119,6 +122,7 @@ class Settings(BaseModel):
     shell_idle_seconds: float = seconds(1800.0, 1, 604_800)
     log_bytes: int = count(limits.LOG_BYTES, 65536, limits.LOG_BYTES)
     log_age_hours: float = seconds(limits.LOG_AGE_HOURS, 0.1, 8760, unit="hours")
+    log_conversation_bytes: int = count(limits.LOG_CONVERSATION_BYTES, 0, 2**50)
     log_total_bytes: int = count(limits.LOG_TOTAL_BYTES, 0, 2**50)
     retain_days: int = count(30, 1, 36_500)
     retain_conversations_days: int = count(90, 0, 36_500)
@@ -180,6 +184,14 @@ class Settings(BaseModel):
         except RuntimeError as error:  # ~name of nobody
             raise ValueError(str(error)) from None
 
+    @field_validator("policy_file")
+    @classmethod
+    def _outside(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        root: Path | None = info.data.get("workspace_root")
+        if value and root and Path(os.path.realpath(value)).is_relative_to(os.path.realpath(root)):
+            raise ValueError("agents write there")
+        return value
+
     @field_validator("notify_command")
     @classmethod
     def _words(cls, value: str) -> str:
@@ -237,8 +249,8 @@ class Settings(BaseModel):
 
     @field_validator("sandbox_memory_bytes")
     @classmethod
-    def _enough(cls, value: int) -> int:
-        if 0 < value < 2**26:
+    def _enough(cls, value: int | None) -> int | None:
+        if value and value < 2**26:
             raise ValueError("too little for a shell and a compiler")
         return value
 
@@ -353,7 +365,7 @@ def origins() -> Origins:
     import difflib
 
     known = {name.upper() for name in Settings.model_fields}
-    found = {name for name, value in _dotenv().items() if value and value.strip()}
+    found = {name for name, value in dotenv(os.environ).items() if value and value.strip()}
     around = {name for name, value in os.environ.items() if value.strip()}
     others = sorted(found - known)
     close = {name: difflib.get_close_matches(name.upper(), known, 1, 0.8) for name in others}
@@ -364,19 +376,8 @@ def origins() -> Origins:
     )
 
 
-def _dotenv() -> Mapping[str, str | None]:
-    try:
-        if not Path(DOTENV).is_file():
-            return {}
-        from dotenv import dotenv_values
-
-        return dotenv_values(DOTENV, interpolate=False, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError((Problem(DOTENV, str(error), "a readable file in UTF-8, or none"),)) from None
-
-
 def _surroundings(settings: type[Settings]) -> Mapping[str, str]:
-    found = _dotenv()
+    found = dotenv(os.environ)
     known = {name.upper() for name in settings.model_fields}
     for name, value in found.items():
         if value and name not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -11,8 +12,10 @@ from app.settings import Settings
 if TYPE_CHECKING:
     from app.exec.backends.base import Backend
     from app.exec.backends.containers import Containers
+    from app.exec.engine import Engine
     from app.exec.supervisor.client import SupervisorClient
     from app.exec.supervisors import Supervisors
+    from app.storage.db import Database
 
 EXTERNAL_WAIT_S: Final = 30.0
 """How long a worker waits for a supervisor that is not its own to start."""
@@ -65,6 +68,27 @@ async def expire_conversations(settings: Settings, names: Sequence[str]) -> list
     finally:
         await port.close()
     return [session for sessions in found for session in sessions]
+
+
+async def cleanup(settings: Settings, database: Database, engine: Engine) -> object:
+    """Remove the logs and the homes of commands that are old, and empty logs that take too much room."""
+    from app.exec.backends.private_homes import PrivateHomes
+    from app.exec.logs import cleanup_exec_logs
+    from app.work.sweep import undelivered
+
+    hours = settings.log_age_hours
+    engine.registry.cleanup(hours)
+    live = {session.conversation_id for session in await engine.store.list(live=True)}
+    homes = PrivateHomes(settings.shellback_home, uid=engine.backend.uid)
+    await asyncio.to_thread(homes.sweep, live, before=time.time() - hours * 3600)
+    return await cleanup_exec_logs(
+        engine.store,
+        engine.links,
+        max_age_hours=hours,
+        conversation_bytes=settings.log_conversation_bytes,
+        total_bytes=settings.log_total_bytes,
+        undelivered=await database.read(undelivered),
+    )
 
 
 def containers_of(backend: Backend) -> Containers | None:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from app.work.retention import Retention
     from app.work.worker import Worker
 
-
 log = logging.getLogger(__name__)
 
 
@@ -228,22 +227,8 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
     return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
 
 
-async def _cleanup(where: Place, engine: Engine) -> object:
-    from app.exec.logs import cleanup_exec_logs
-    from app.work.sweep import undelivered
-
-    engine.registry.cleanup(where.settings.log_age_hours)
-    return await cleanup_exec_logs(
-        engine.store,
-        engine.links,
-        max_age_hours=where.settings.log_age_hours,
-        total_bytes=where.settings.log_total_bytes,
-        undelivered=await where.database.read(undelivered),
-    )
-
-
 @contextlib.contextmanager
-def worker(where: Place, backend: Backend) -> Generator[Worker]:
+def worker(where: Place, backend: Backend) -> Generator[Worker]:  # noqa: PLR0915 - all of it is put together here
     """A worker of this host whose commands run in `backend`, not started; holds its executor id until the end.
 
     Raises:
@@ -253,6 +238,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
     from app.exec.callback_text import callback_payload
     from app.exec.capability import ExecCapability
     from app.exec.engine import Engine
+    from app.exec.inspection.inspector import inspector_of
     from app.exec.persistent import PersistentShells
     from app.exec.toolset import ExecTools
     from app.exec.workspaces.capability import WorkspaceCapability
@@ -264,6 +250,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
     from app.work.callbacks import CallbackSink
     from app.work.claims import Wakes
     from app.work.equipment import equip, fenced, place_in_turn
+    from app.work.findings import SqlFindings
     from app.work.generation import Generation, absence_tells
     from app.work.lifetimes import TurnEnds
     from app.work.live import LiveBlocks
@@ -287,7 +274,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
         enqueuer = DbosEnqueuer(client, traced=watches.traced)
 
         def payload_of(session: Session) -> dict[str, object]:
-            return callback_payload(session, engine.output(session) if session.host_id == where.host_id else None)
+            return callback_payload(session, *(engine.streams(session) if session.host_id == where.host_id else ()))
 
         sink = CallbackSink(enqueuer, where.host_id, payload_of)
         store = sessions_of(settings, database, sink)
@@ -301,6 +288,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             absence_tells=lambda session: absence_tells(where.home, session.created_at),
             limits=limits_of(settings),
             watch=watches.sessions,
+            inspector=inspector_of(backend, where.home / "inspection", SqlFindings(database, where.host_id)),
         )
         policy = policy_for(settings, database, backend)
         files = files_of(backend)
@@ -350,7 +338,6 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             closed=turn_ends.closed,
             host_id=where.host_id,
         )
-
         yield Worker(
             WorkerConfig(
                 executor_id=executor_id,
@@ -384,7 +371,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:
             ),
             Takeover(database, client, where.host_id, (executor_id, version), runner.running),
             engine,
-            partial(_cleanup, where, engine),
+            partial(supervision.cleanup, settings, database, engine),
             lock.still_held,
             _retention(where, client).once,
             beside=(

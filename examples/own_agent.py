@@ -7,24 +7,34 @@ conversation they belong to. Give `Engine` another `SessionStore` to keep that t
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
 
 from app.agent.offline import offline_model
-from app.exec import Engine, ExecTools, HostBackend, MemorySessionStore, SupervisorClient
+from app.exec import (
+    Engine,
+    ExecCapability,
+    ExecError,
+    ExecTools,
+    HostBackend,
+    MemorySessionStore,
+    SupervisorClient,
+    make_workspace,
+)
 
 
 async def main() -> None:
     """One message, its approvals on the terminal, the answer."""
     home, workspace = Path("state").absolute(), Path("workspace").absolute()
     home.mkdir(mode=0o700, exist_ok=True)
-    workspace.mkdir(exist_ok=True)
+    make_workspace(workspace)
     # Any Pydantic AI model; the offline one calls `execute` for lines that begin with "$ ".
     model = offline_model()
     async with Engine(MemorySessionStore(), SupervisorClient(home), HostBackend(workspace), home=home) as engine:
-        tools = ExecTools(engine, enabled=True).toolset()
-        agent = Agent(model, toolsets=[tools], output_type=[str, DeferredToolRequests])
+        commands = ExecCapability(ExecTools(engine, enabled=True))
+        agent = Agent(model, capabilities=[commands], output_type=[str, DeferredToolRequests])
         result = await agent.run("$ uname -sm")
         while isinstance(result.output, DeferredToolRequests):
             approvals = {call.tool_call_id: input(f"{call.args} [y/n] ") == "y" for call in result.output.approvals}
@@ -34,4 +44,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except ExecError as error:  # it says what is wrong, and what to do
+        sys.exit(f"own_agent: {error}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability
 
 from app.agent.offline import offline_model
-from app.exec import Engine, HostBackend, MemorySessionStore, SupervisorClient
+from app.exec import Engine, ExecError, HostBackend, MemorySessionStore, SupervisorClient, make_workspace
 from app.exec.permit import ByOperator
 from app.exec.shell import AsyncShell, HostShell, Shell, shell_of
 
@@ -93,6 +94,9 @@ async def main(workspace: Path, home: Path) -> None:
 
 if __name__ == "__main__":
     where, state = Path("workspace").absolute(), Path("state").absolute()
-    where.mkdir(exist_ok=True)
+    make_workspace(where)
     state.mkdir(mode=0o700, exist_ok=True)
-    asyncio.run(main(where, state))
+    try:
+        asyncio.run(main(where, state))
+    except ExecError as error:  # it says what is wrong, and what to do
+        sys.exit(f"shell_usage: {error}")

@@ -26,6 +26,8 @@ from tests.stage import IMPORTED_BY, Stage
 
 PROGRAM = (sys.executable, "-P", "-m", "app")
 PATIENCE_S = 60.0
+OURS = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+"""What a program on a terminal needs so as to be that of the tree that is tested: a guard's is a copy."""
 Result = subprocess.CompletedProcess[str]
 
 
@@ -102,7 +104,7 @@ class Terminal:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={"TERM": "dumb", **environment(stage, environ)},
+            env={"TERM": "dumb", **OURS, **environment(stage, environ)},
             cwd=stage.root,
             start_new_session=True,
             preexec_fn=_control,  # noqa: PLW1509 - nothing but one system call

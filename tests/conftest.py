@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,28 @@ import pytest
 pytest_plugins = ["tests.databases", "tests.execs"]
 
 ROOT = Path(__file__).parents[1]
-LONG = {"test_documents.py", "test_demo.py", "test_soak_sample.py", "test_loop_model.py", "test_models.py"}
+FIRST = {"test_documents.py", "test_demo.py", "test_soak_sample.py", "test_loop_model.py", "test_models.py"}
 """Begun last, one of these would be waited for by every other process that runs tests."""
+LONG = (
+    "acceptance/*",
+    "escape/test_escape.py",
+    "hostile/test_terminal_text.py",
+    "integration/*_crash.py",
+    "integration/*containers*",
+    "integration/*podman*",
+    "integration/test_syscall_sweep.py",
+    "integration/test_terminal_programs.py",
+)
+"""Whole programs, containers and series of kills: `make test-long` runs them, and `make test` everything else."""
+STORY = ("acceptance/test_loop.py", "acceptance/test_story.py")
+"""The main job from end to end, which `make test` runs too."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to test programs of another tree: what tests start elsewhere finds the installed package."""
+    # `nohup` and a script's `&` ignore these, and every program that a test starts would inherit it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
     command = [sys.executable, "-P", "-c", "import app; print(app.__path__[0])"]
@@ -26,8 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"installed here is another tree ({found}), not {ROOT}: rm -rf .venv && make setup")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONG)
+    items.sort(key=lambda item: item.path.name not in FIRST)
+    for item in items:
+        path = item.path.relative_to(ROOT / "tests")
+        if any(path.match(one) for one in LONG) and not any(path.match(one) for one in STORY):
+            item.add_marker("long")
 
 
 @pytest.fixture

@@ -111,11 +111,11 @@ async def running_engine(
             await end_all(engine)
 
 
-async def printed(engine: Engine, session_id: str, text: str) -> None:
+async def printed(engine: Engine, session_id: str, text: str, *, err: bool = False) -> None:
     """Wait until the process has printed `text`; a log has nobody to notify us."""
     session = await engine.registry.get(session_id)
     async with asyncio.timeout(SOON):
-        while text not in (await engine.output(session).ends()).text:  # noqa: ASYNC110
+        while text not in (await engine.output(session, err=err).ends()).text:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 

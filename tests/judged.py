@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.exec.backends.secrets import is_secret
 from app.exec.classify.model import Surroundings
+from app.exec.secrets import Secrets
 
 CORPUS = Path(__file__).parent / "corpus"
 MARK = "PWNED"
@@ -74,7 +74,7 @@ def around(directory: Path, *, sandboxed: bool = True) -> Surroundings:
     return Surroundings(
         cwd=directory,
         allowed=(directory,),
-        secret=lambda path: is_secret(path, secrets),
+        secret=Secrets(secrets),
         home=HOME,
         sandboxed=sandboxed,
     )

@@ -60,7 +60,9 @@ class Outcome:
 
 def everyday() -> list[str]:
     """The read-only commands of the corpus."""
-    return [case.command for name in ("commands", "ours") for case in cases(name) if case.expect == "read_only"]
+    return [
+        case.command for name in ("commands", "ours", "readers") for case in cases(name) if case.expect == "read_only"
+    ]
 
 
 def made(count: int, seed: int = 0) -> Iterator[str]:

@@ -23,7 +23,7 @@ from app.exec.model import Session, SessionId
 from app.exec.policy import grant_by_operator
 from app.exec.supervisor.client import SupervisorClient
 from app.storage.sessions import SqlSessionStore
-from tests.commands import PROGRAM
+from tests.commands import OURS, PROGRAM
 from tests.databases import unavailable
 from tests.execs import end_all, origin
 from tests.stage import Stage
@@ -100,7 +100,8 @@ class Pane:
 
     def __init__(self, stage: Stage, socket: Path, rows: int, cols: int) -> None:
         self._socket = str(socket)
-        environ = [f"-e{name}={value}" for name, value in stage.environ.items() if name not in {"TERM", "TMUX"}]
+        given = {**OURS, **stage.environ}
+        environ = [f"-e{name}={value}" for name, value in given.items() if name not in {"TERM", "TMUX"}]
         size = ("-x", str(cols), "-y", str(rows))
         shell = ("env", "PS1=person:", "bash", "--norc", "--noprofile")
         self._tmux("new-session", "-d", *size, "-c", str(Path.cwd()), *environ, *shell)
@@ -113,12 +114,19 @@ class Pane:
     def shown(self) -> str:
         return self._tmux("capture-pane", "-p")
 
+    def history(self) -> str:
+        """What it shows, and what has been scrolled away."""
+        return self._tmux("capture-pane", "-p", "-S", "-")
+
     def title(self) -> str:
         return self._tmux("display-message", "-p", "#{pane_title}").strip()
 
     def mode(self, name: str) -> str:
         """What tmux says of the pane, say `alternate_on` or `mouse_any_flag`."""
         return self._tmux("display-message", "-p", f"#{{{name}}}").strip()
+
+    def tty(self) -> str:
+        return self._tmux("display-message", "-p", "#{pane_tty}").strip()
 
     def clipboard(self) -> str:
         return self._tmux("list-buffers")
@@ -130,6 +138,11 @@ class Pane:
     def line(self, text: str) -> None:
         self._tmux("send-keys", "-l", text)
         self.keys("Enter")
+
+    def paste(self, text: str) -> None:
+        """Paste as a terminal does: between brackets where the program has asked for them."""
+        self._tmux("set-buffer", text)
+        self._tmux("paste-buffer", "-p")
 
     def resize(self, rows: int, cols: int) -> None:
         self._tmux("resize-window", "-x", str(cols), "-y", str(rows))

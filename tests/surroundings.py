@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import subprocess
 import tempfile
@@ -39,6 +41,12 @@ class SmallRig(Rig):
                     continue
         finally:
             os.close(filler)
+
+    def take_inodes(self) -> None:
+        """Make files until there can be no more."""
+        with contextlib.suppress(OSError):
+            for number in itertools.count():
+                (self.mount / f"inode{number}").touch()
 
     def make_room(self) -> None:
         (self.mount / "filler").unlink()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import logging
+import os
 import sys
 import sysconfig
 import traceback
@@ -18,6 +20,8 @@ from pydantic_ai.capabilities.abstract import leaf_capabilities
 from pydantic_ai.capabilities.combined import bind_capabilities_tier
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model
+from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
 from app.agent.builtin import NAME
@@ -29,17 +33,20 @@ _SPECS: Final = (".yaml", ".yml", ".json")
 _CAUSE_CHARS: Final = 500
 
 
-def load_agent(named: str) -> Agent[Any, Any]:
+def load_agent(named: str, objection: Callable[[Path], str | None] = lambda _: None) -> Agent[Any, Any]:
     """The agent that `AGENT` names: `MODULE:ATTRIBUTE`, an agent or a function without arguments that makes one,
     or the path of an agent spec. The current directory can be imported from, after what is installed.
+
+    `objection` says why nothing is taken from a place, which is asked before anything there is read.
 
     Raises:
         AgentUnavailable: There is no agent to be had there.
     """  # noqa: D205 - the first sentence has two forms to name
     if named.lower().endswith(_SPECS):
+        _believe(named, Path(named), objection)
         found: object = _attempt(named, "is no agent spec that can be used", lambda: Agent.from_file(named))
     else:
-        found = _attribute(named)
+        found = _attribute(named, objection)
     if not isinstance(found, Agent) and callable(found):
         make = cast("Callable[[], object]", found)
         found = _attempt(named, "cannot be called without arguments to make an agent", make)
@@ -63,8 +70,8 @@ def extended(
     The agent itself stays as it is. Without a name it gets that of the built-in one.
 
     Raises:
-        AgentUnavailable: Its tools want dependencies that a turn does not have, it is durable already, or it
-            cannot be joined with ours.
+        AgentUnavailable: Its model cannot stream, its tools want dependencies that a turn does not have, it is durable
+            already, or it cannot be joined with ours.
     """
     wanted = agent.deps_type
     if not _fits(deps_type, wanted):
@@ -78,6 +85,14 @@ def extended(
             raise AgentUnavailable(
                 f"AGENT brings {type(one).__name__}, and the worker makes its turns durable itself. Leave it out"
             )
+    said_by = model
+    while isinstance(said_by, WrapperModel):
+        said_by = said_by.wrapped
+    if isinstance(said_by, FunctionModel) and said_by.stream_function is None:
+        raise AgentUnavailable(
+            "AGENT has a FunctionModel that cannot stream, and the worker streams answers. Give it one: "
+            "FunctionModel(function, stream_function=...)"
+        )
     try:
         mine = _joined(agent, model, capabilities)
         _require_different_names(mine)
@@ -143,7 +158,7 @@ def _fits(have: type[Any], wanted: Any) -> bool:
         return False
 
 
-def _attribute(named: str) -> object:
+def _attribute(named: str, objection: Callable[[Path], str | None]) -> object:
     module_name, colon, path = named.partition(":")
     if not colon or not module_name or not path:
         raise AgentUnavailable(
@@ -152,10 +167,13 @@ def _attribute(named: str) -> object:
         )
     if module_name.partition(".")[0] == "app":
         raise AgentUnavailable(f"AGENT={named!r}: `app` is Shellback itself; give your module another name")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    here = Path.cwd()
+    if str(here) not in sys.path and objection(here) is None:
         # Last: a file of the current directory must not stand in for a module of ours.
-        sys.path.append(here)
+        sys.path.append(str(here))
+    places = _places(module_name.partition(".")[0])
+    for place in places or [here]:
+        _believe(named, place, objection)
     found: object = _attempt(named, "does not import", lambda: importlib.import_module(module_name))
     for name in path.split("."):
         try:
@@ -164,6 +182,27 @@ def _attribute(named: str) -> object:
             of = getattr(found, "__file__", None) or type(found).__name__
             raise AgentUnavailable(f"AGENT={named!r}: there is no {name!r} in {of}") from None
     return found
+
+
+def _places(module: str) -> list[Path]:
+    """Where a module would be imported from, without doing so; nowhere if there is none."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    found = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.has_location and spec.origin else [])]
+    return [Path(place) for place in found]
+
+
+def _believe(named: str, place: Path, objection: Callable[[Path], str | None]) -> None:
+    why = objection(place)
+    if why is not None and os.path.lexists(place):
+        raise AgentUnavailable(
+            f"AGENT={named!r} is not taken from there: {why}. Put it where neither agents nor other users write, take"
+            " their write permission away (chmod go-w), or start in another directory"
+        )
 
 
 def _attempt(named: str, otherwise: str, act: Callable[[], object]) -> object:

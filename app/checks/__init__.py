@@ -28,7 +28,9 @@ __all__ = ["Check", "all_checks", "live_checks"]
 def all_checks(settings: Settings) -> list[Check]:
     """Everything, cheap things first; a check that cannot be made says why instead of raising."""
     found = [machine.kernel(), machine.descriptors(), program.gate(settings), program.model(settings)]
-    found += [*sandbox.sandbox(settings), *policy(settings), program.telemetry(settings)]
+    backend = sandbox.sandbox(settings)
+    held = any(one.name == "sandbox" for one in backend)
+    found += [*backend, *policy(settings, sandboxed=held), program.telemetry(settings)]
     # In a process of its own, before we touch it: a disk that hangs would hold us too.
     home = filesystem("state directory", settings.shellback_home)
     if "does not answer" in home.text:
@@ -41,8 +43,9 @@ def all_checks(settings: Settings) -> list[Check]:
             found += containers(settings)
             found += _in_database(where, hello)
     except StorageError as error:
-        found.append(Check("state directory", "fail", str(error)))
-    return found
+        # What is wrong with a directory is said once, by whoever has looked closest.
+        found.append(home if home.state == "fail" else Check("state directory", "fail", str(error)))
+    return list({(one.name, one.text): one for one in found}.values())
 
 
 def _in_database(where: Place, hello: Message | None) -> list[Check]:

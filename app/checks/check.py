@@ -1,4 +1,4 @@
-"""One finding: what was looked at, how it stands, and what to do."""
+"""One check: what was looked at, how it stands, and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ State = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `remedy` is empty when there is nothing to do."""
+    """How one thing stands. `remedy` is empty when there is nothing to do."""
 
     name: str
     state: State

@@ -13,8 +13,9 @@ import sqlalchemy as sa
 from app.checks import machine
 from app.checks.check import Check
 from app.checks.filesystems import filesystem
+from app.exec.display import visible
 from app.settings import words
-from app.storage import schema
+from app.storage import findings, schema
 from app.storage.errors import StorageError
 from app.storage.tables import approvals, conversations, mailbox
 from app.work import dead_letters, notices, roster
@@ -103,6 +104,15 @@ def _waiting(conn: sa.Connection, _host_id: str) -> Check:
     return Check("approvals", "warn", text, "shellback approvals list")
 
 
+def _findings(conn: sa.Connection, host_id: str) -> Check:
+    found = findings.find(conn, host_id=host_id)
+    if not found:
+        return Check("findings", "ok", "none is open")
+    named = ", ".join(f"{one.id} ({one.kind}, {visible(one.path)})" for one in found[:_NAMED])
+    remedy = "`shellback findings show ID` says what to do; `shellback findings ack ID` when that is done"
+    return Check("findings", "warn", f"{len(found)} open: {named}", remedy)
+
+
 def _news(conn: sa.Connection, _host_id: str) -> Check:
     oldest = conn.execute(
         sa.select(sa.func.min(mailbox.c.created_at))
@@ -139,6 +149,7 @@ _LOOKS: Final[tuple[Callable[[sa.Connection, str], Check], ...]] = (
     _worker,
     _set_aside,
     _waiting,
+    _findings,
     _news,
     _callbacks,
     _queues,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -84,12 +86,14 @@ def judged(name: str, directory: Path, found: dict[str, Any], mountinfo: str) ->
     mount = mount_of(mountinfo, str(found.get("path", directory)))
     kind = mount.kind if mount is not None else "a file system that is not known"
     if "error" in found:
-        remedy = "check owner, mode and mount (`findmnt -T`), or name another place with SHELLBACK_HOME"
+        remedy = _room(found["error"]) or (
+            "check owner, mode and mount (`findmnt -T`), or name another place with SHELLBACK_HOME"
+        )
         return Check(name, "fail", f"{directory} ({kind}) cannot be written: {found['error']}", remedy)
     missing: dict[str, str] = dict(found["missing"])
     needed = {what: why for what, why in missing.items() if what not in probe.WORSE_WITHOUT}
     if needed:
-        remedy = "put it on a local file system (ext4, xfs, btrfs): set SHELLBACK_HOME"
+        remedy = _room(*needed.values()) or "put it on a local file system (ext4, xfs, btrfs): set SHELLBACK_HOME"
         return Check(name, "fail", f"{directory} ({kind}) does not do what is needed: {_listed(needed)}", remedy)
     if warned := _kind(kind):
         return Check(name, "warn", f"{directory} is on {kind}: {warned[0]}", warned[1])
@@ -98,6 +102,12 @@ def judged(name: str, directory: Path, found: dict[str, Any], mountinfo: str) ->
         remedy = "a local file system (ext4, xfs, btrfs) does both; set SHELLBACK_HOME"
         return Check(name, "warn", f"{directory} ({kind}) lacks {_listed(missing)}: {meaning}", remedy)
     return Check(name, "ok", f"{directory} ({kind}): locks, renames, syncs, sockets and holes work")
+
+
+def _room(*reasons: str) -> str | None:
+    """What to do about a disk or quota that is full, where that is a reason; None where it is none."""
+    full = next((reason for reason in map(os.strerror, (errno.ENOSPC, errno.EDQUOT)) if reason in reasons), None)
+    return full and "make room there: `shellback prune`, or delete what nobody needs"
 
 
 def _kind(kind: str) -> tuple[str, str] | None:

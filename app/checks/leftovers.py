@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from app.checks.check import Check
 from app.exec.supervisor import layout, procfs
@@ -74,7 +74,7 @@ def home_of(files: Sequence[str]) -> tuple[str, bool]:
 def leftovers(found: Sequence[Serving], home: str) -> Check:
     """What is wrong with those that there are; those of other, existing state directories are only mentioned."""
     keepers = {one.pid: one for one in found if one.name == KEEPER}
-    wrong: list[tuple[str, str]] = []
+    wrong: list[tuple[str, _End]] = []
     for one in found:
         above = keepers.get(one.parent)
         if one.name == KEEPER and any(below.parent == one.pid and below.name == SUPERVISOR for below in found):
@@ -86,9 +86,7 @@ def leftovers(found: Sequence[Serving], home: str) -> Check:
         elif _served_twice(one, found):
             wrong.append((f"{_named(one)} is not the only one of {one.home}", _ending(one, above)))
     if wrong:
-        return Check(
-            "leftovers", "warn", "; ".join(text for text, _ in wrong), "; ".join(dict.fromkeys(end for _, end in wrong))
-        )
+        return Check("leftovers", "warn", "; ".join(text for text, _ in wrong), _endings([end for _, end in wrong]))
     others = sorted({one.home for one in found if one.home and one.home != home})
     return Check("leftovers", "ok", f"none; others serve {', '.join(others)}" if others else "none")
 
@@ -105,16 +103,31 @@ def _named(one: Serving) -> str:
     return f"{kind} {one.pid} (since {since}, {one.children} process(es))"
 
 
-def _ending(one: Serving, keeper: Serving | None) -> str:
+class _End(NamedTuple):
+    """How a leftover goes: `kill` one, or none; what happens then; whose commands hold it up."""
+
+    kill: int | None
+    then: str
+    below: int | None
+
+
+def _ending(one: Serving, keeper: Serving | None) -> _End:
     first = keeper or one
     if first.service:
-        return f"`kill {first.pid}` ends its commands, then it goes"
+        return _End(first.pid, "ends its commands, then it goes", None)
+    below = one.pid if one.children else None
     if one.name == SUPERVISOR and keeper is None:
-        return f"{one.pid} goes by itself once nothing runs below it" + _commands(one)
-    return f"`kill {first.pid}`: both go once nothing runs below them" + _commands(one)
+        return _End(None, f"{one.pid} goes by itself once nothing runs below it", below)
+    return _End(first.pid, "is enough, once nothing runs below", below)
 
 
-def _commands(one: Serving) -> str:
-    if not one.children:
-        return ""
-    return f" (`ps --ppid {one.pid}` lists what does; `kill` what nobody needs)"
+def _endings(ends: Sequence[_End]) -> str:
+    """What to do about all of them, each thing once."""
+    said: list[str] = []
+    for then in dict.fromkeys(end.then for end in ends):
+        killed = dict.fromkeys(str(end.kill) for end in ends if end.then == then and end.kill is not None)
+        said.append(f"`kill {' '.join(killed)}` {then}" if killed else then)
+    below = dict.fromkeys(str(end.below) for end in ends if end.below is not None)
+    if below:
+        said.append(f"`ps --ppid {','.join(below)}` lists what runs below; `kill` what nobody needs")
+    return "; ".join(said)

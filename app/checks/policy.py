@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 
-def policy(settings: Settings) -> list[Check]:
-    """The keys and the rules, as a worker would take them."""
-    return list(_checks(settings))
+def policy(settings: Settings, *, sandboxed: bool) -> list[Check]:
+    """The keys and the rules, as a worker would take them; `sandboxed`: a profile holds commands to reading."""
+    return list(_checks(settings, sandboxed=sandboxed))
 
 
-def _checks(settings: Settings) -> Iterator[Check]:
+def _checks(settings: Settings, *, sandboxed: bool) -> Iterator[Check]:
     if settings.trust_classifier:
         yield Check(
             "classifier",
@@ -28,6 +28,8 @@ def _checks(settings: Settings) -> Iterator[Check]:
         )
     elif settings.auto_approve == "off":
         yield Check("classifier", "ok", "AUTO_APPROVE=off: a person is asked about every command")
+    elif not sandboxed:
+        yield Check("classifier", "ok", "a person is asked about every command: no sandbox holds one to reading")
     else:
         yield Check("classifier", "ok", "read-only commands run by themselves in the read-only profile of a sandbox")
     from app.exec.rules.file import load

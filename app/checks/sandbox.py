@@ -20,6 +20,7 @@ _WITHOUT_LIMITS: Final = {
     "podman": "podman leaves out what its cgroups cannot do: on cgroup v1 run it as root, on v2 delegate cpu, memory"
     " and pids to the user (systemd: Delegate= of user@.service)",
 }
+_SHOWN: Final = 3
 HOST: Final = "approve with care: what you approve can do what that user can"
 
 
@@ -65,14 +66,15 @@ def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check
             "SANDBOX_READABLE has no effect: containers have the files of their image",
             "take an image with what is missing (PODMAN_IMAGE)",
         )
-    unreached = backend.protected.covers().unreached
-    if unreached:
+    closed = backend.protected.covers().closed
+    if closed:
+        some = ", ".join(closed[:_SHOWN])
         yield Check(
             "protected",
             "warn",
-            f"{unreached} directories, repositories or .env files of the workspace are beyond what is looked at, so"
-            " their hooks and configuration can be written",
-            "give agents a smaller workspace: WORKSPACE_ROOT",
+            f"{len(closed)} places of the workspace cannot be looked into, or are more than what is looked at, so they"
+            f" are closed as a whole (read-only to commands, or out of sight in profile read_only): {some}",
+            "remove what nobody needs, or give agents a smaller workspace: WORKSPACE_ROOT",
         )
 
 

@@ -11,7 +11,8 @@ import click
 from app.cli.adopt_process import process
 from app.cli.completing import conversation_names
 from app.cli.shared import Refused, age, json_option, opened, print_json
-from app.exec.display import visible
+from app.cli.terminal import confirmed
+from app.exec.display import visible_line
 
 if TYPE_CHECKING:
     from app.wiring import Place
@@ -60,7 +61,7 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool, as_json: bool) 
         for name in dict.fromkeys(names):
             standing = find_conversation(where, name)
             if standing.host_id == where.host_id:
-                raise Refused(f"conversation {visible(name)} lives here already: nothing was changed")
+                raise Refused(f"conversation {visible_line(name)} lives here already: nothing was changed")
             found.setdefault(standing.host_id, []).append(name)
         theirs = {_gone(where, host_id, force=force): found[host_id] for host_id in found}
         _confirm(where, theirs, yes=yes)
@@ -86,7 +87,7 @@ def host(host: str, yes: bool, force: bool, as_json: bool) -> None:
         gone = _gone(where, _find_host(where, host).host_id, force=force)
         theirs = _conversations_of(where, gone.host_id)
         if not theirs:
-            raise Refused(f"no conversation lives on host {visible(gone.name)} ({gone.host_id}): nothing to adopt")
+            raise Refused(f"no conversation lives on host {visible_line(gone.name)} ({gone.host_id}): nothing to adopt")
         _confirm(where, {gone: theirs}, yes=yes)
         moved = _move(where, gone, theirs, force=force)
     _report(moved, as_json=as_json)
@@ -102,9 +103,9 @@ def _find_host(where: Place, given: str) -> Host:
         return found[0]
     if where.host_id == given or (given and where.host_id.startswith(given) and not found):
         raise Refused(f"{given} is this host: its conversations live here already")
-    listed = [f"{one.host_id} ({visible(one.name)}, {one.heard})" for one in (found or known)[:SHOWN]]
+    listed = [f"{one.host_id} ({visible_line(one.name)}, {one.heard})" for one in (found or known)[:SHOWN]]
     what = f"{len(found)} hosts are called {given!r}: give the id" if found else f"no other host {given!r}"
-    raise Refused(f"{visible(what)}; there are: {', '.join(listed) or 'none'}")
+    raise Refused(f"{visible_line(what)}; there are: {', '.join(listed) or 'none'}")
 
 
 def _gone(where: Place, host_id: str, *, force: bool) -> Host:
@@ -120,7 +121,8 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
     if found.holds(lease_s) and not force:
         left = lease_s - (found.silent_s or 0.0)
         raise Refused(
-            f"host {visible(found.name)} ({found.host_id}) {found.heard}, so its lease runs for another {age(left)}: "
+            f"host {visible_line(found.name)} ({found.host_id}) {found.heard}, so its lease runs for another "
+            f"{age(left)}: "
             "stop its worker and wait, or say --force to cut off what runs there"
         )
     return found
@@ -143,7 +145,7 @@ def _explain(where: Place, host: Host, names: Sequence[str]) -> None:
         f"  {live} process(es) there are given up as lost (host_unreachable); nothing ends them if they still run",
         f"  from now on commands run here, in {where.settings.workspace_root}; files are not moved",
     ):
-        click.echo(visible(line), err=True)
+        click.echo(visible_line(line), err=True)
 
 
 def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -> None:
@@ -151,7 +153,7 @@ def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -
         raise Refused("nothing was changed: there is no terminal to ask on; say --yes")
     for host, names in theirs.items():
         _explain(where, host, names)
-    if not yes and not click.confirm("Continue here?", err=True):
+    if not yes and not confirmed("Continue here?"):
         raise Refused("nothing was changed")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.shared import Refused, json_option, me, opened, print_json, utf8
-from app.exec.display import visible
+from app.exec.display import visible_line
 from app.exec.model import WORK, SessionId
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
         session = where.database.read_now(sessions.get, SessionId(known[0])) if len(known) == 1 else None
         if session is None:
             raise
-        owner = visible(session.conversation_id)
+        owner = visible_line(session.conversation_id)
         raise Refused(f"{session.id} belongs to conversation {owner} already: nothing was changed") from None
 
 

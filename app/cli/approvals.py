@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from app.cli.completing import conversation_option, request_ids
+from app.cli.findings import open_line
+from app.cli.freshness import Freshness
+from app.cli.output import undrawn
 from app.cli.requests import facts_of, on_screen, whole
 from app.cli.shared import Refused, age, json_option, me, opened, print_json, table_lines, utf8
 from app.cli.watching import watch, watch_option
-from app.exec.display import shown_line, visible
+from app.exec.display import shown_line, visible_line
 
 if TYPE_CHECKING:
     from app.exec.rules.rule import Rule
@@ -56,15 +59,21 @@ def list_(conversation: str | None, everything: bool, watching: bool, as_json: b
             )
 
         if watching:
-            watch(look, lambda one: one.id, _listed, _line, as_json=as_json)
-        found = look()
+
+            def lines(found: Sequence[Request]) -> list[str]:
+                return [*_listed(found), *Freshness(where).lines()]
+
+            watch(look, lambda one: one.id, lines, _line, as_json=as_json)
+        found, said, fresh = look(), open_line(where), Freshness(where)
     if as_json:
-        print_json([facts_of(request) for request in found])
+        print_json([facts_of(request) | fresh.fact() for request in found])
         return
     for line in _listed(found):
         click.echo(line)
     if found:
         click.echo("`shellback approvals show ID` shows all of it")
+    for line in [*([said] if said else []), *fresh.lines()]:
+        click.echo(line)
 
 
 def _listed(found: Sequence[Request]) -> list[str]:
@@ -84,9 +93,9 @@ def _listed(found: Sequence[Request]) -> list[str]:
         ],
         {"id": "ID", "conversation": "CONVERSATION", "state": "STATE", "left": "LEFT", "tool": "TOOL"},
     )
-    room = max(map(len, map(click.unstyle, lines)))
+    room = max(map(len, map(undrawn, lines)))
     whats = ["WHAT", *map(_what, found)]
-    return [f"{line}{' ' * (room - len(click.unstyle(line)))}  {what}" for line, what in zip(lines, whats, strict=True)]
+    return [f"{line}{' ' * (room - len(undrawn(line)))}  {what}" for line, what in zip(lines, whats, strict=True)]
 
 
 def _what(one: Request) -> str:
@@ -96,7 +105,7 @@ def _what(one: Request) -> str:
 
 
 def _line(one: Request) -> str:
-    return f"{one.id}  {visible(one.conversation_id)}  {one.state}  {visible(one.tool_name)}  {_what(one)}"
+    return f"{one.id}  {visible_line(one.conversation_id)}  {one.state}  {visible_line(one.tool_name)}  {_what(one)}"
 
 
 @approvals.command()
@@ -112,10 +121,11 @@ def show(request_id: str, as_json: bool) -> None:
 
     with opened() as where:
         request = where.database.read_now(requests.get, request_id)
+        fresh = Freshness(where)
     if as_json:
-        print_json(facts_of(request))
+        print_json(facts_of(request) | fresh.fact())
     else:
-        click.echo(on_screen(whole(request)))
+        click.echo("\n".join([on_screen(whole(request)), *fresh.lines()]))
 
 
 @approvals.command()

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from app.cli.codes import PENDING
 from app.cli.requests import whole
-from app.cli.shared import PENDING, Refused, columns, me, opened
+from app.cli.shared import Refused, columns, me, opened
+from app.cli.terminal import confirmed
 from app.exec.display import folded, shown_line
 from app.work import approvals, audit
 
@@ -164,7 +166,7 @@ class Approving:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             self._leave(f"nothing is approved yet; to approve exactly this: {otherwise}")
-        if not click.confirm("approve exactly this?", default=False, err=True):
+        if not confirmed("approve exactly this?"):
             self._leave("nothing is approved; the call still waits")
 
     def _leave(self, text: str) -> NoReturn:

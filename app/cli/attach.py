@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from app.cli.codes import CANNOT
 from app.cli.completing import session_ids
 from app.cli.processes import ending, find_session
 from app.cli.raw_terminal import is_terminal
-from app.cli.shared import CANNOT, Refused, me, opened
-from app.exec.display import visible
+from app.cli.shared import Refused, me, opened
+from app.exec.display import visible_line
 from app.settings import plain_terminal
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ class _DetachKey(click.ParamType[int]):
         text = str(value)
         letter = text[-1:].upper()
         if text.upper() not in {f"C-{letter}", f"^{letter}"} or not "@" <= letter <= "_":
-            self.fail(f"{visible(text)!r} is no key with Ctrl: write C-x, or ^x", param, ctx)
+            self.fail(f"{visible_line(text)!r} is no key with Ctrl: write C-x, or ^x", param, ctx)
         if letter in "HIJMQSZ[C":
-            self.fail(f"{visible(text)} is a key that programs need: take another, say C-\\ or C-]", param, ctx)
+            self.fail(f"{visible_line(text)} is a key that programs need: take another, say C-\\ or C-]", param, ctx)
         return ord(letter) - ord("@")
 
 
@@ -133,7 +134,7 @@ async def _show_ended(where: Place, session: Session) -> None:
     except ExecError as error:
         shown = f"[{error}]"
     if shown.strip():
-        click.echo(visible(shown.rstrip("\n")))
+        click.echo(shown.rstrip("\n"))
     click.echo(f"[{session.id} has ended: {ending(session)}; nothing is attached]", err=True)
 
 

@@ -11,7 +11,7 @@ import click
 from app.cli.completing import conversation_option
 from app.cli.moments import MOMENT
 from app.cli.shared import coloured, columns, json_option, opened, print_json, stamp
-from app.exec.display import folded, request_lines, visible
+from app.exec.display import folded, request_lines, visible_line
 from app.work.audit import EVENTS
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def _rows(where: Place, conversation: str | None, since: float | None, wanted: t
 
 
 def _lines(entry: Entry) -> list[str]:
-    by = f"by {visible(entry.done_by)}" if entry.done_by else ""
+    by = f"by {visible_line(entry.done_by)}" if entry.done_by else ""
     through = f"through {entry.surface}" if entry.surface else ""
     what = (entry.conversation_id, entry.request_id or entry.rule, entry.session_id, entry.tool, by, through)
-    head = f"{stamp(entry.at)}  {coloured(f'{entry.event:13}')}  {'  '.join(visible(one) for one in what if one)}"
+    head = f"{stamp(entry.at)}  {coloured(f'{entry.event:13}')}  {'  '.join(visible_line(one) for one in what if one)}"
     told = {"because": entry.reason, **(entry.facts or {})}
     lines = [head.rstrip()]
     if entry.command:

@@ -25,11 +25,12 @@ def chat(conversation: str, interrupt: bool) -> None:
 
     With no worker alive it starts one as a child and stops it at the end; processes live on.
 
-    Without a terminal it reads one message a line, waits for each answer, and asks nothing. Exit code 0
-    at the end, 3 if a call waits for approval, 4 if the conversation is set aside.
+    What you paste is one message and never an answer; Alt-Enter begins a new line in a message. Ctrl-C stops the
+    turn that runs; pressed twice it leaves, as exit, quit and Ctrl-D do. help says it again.
 
-    In a message, \\n begins a new line. Ctrl-C stops the turn that runs; a second one, or one while
-    nothing runs, leaves.
+    Without a terminal it reads one message a line, waits for each answer, and asks nothing; `send` with "-" takes a
+    message of several lines. Its exit code is then the highest of: 0 answered, 3 a call waits for approval, 4 set
+    aside, 5 failed, 6 stopped, 7 a call was denied, 8 out of budget.
 
     \b
       ENABLE_EXECUTE=true shellback chat

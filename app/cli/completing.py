@@ -51,6 +51,13 @@ def request_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     return _names(lambda conn: [r.id for r in approvals.find(conn, state="pending") if r.id.startswith(incomplete)])
 
 
+def finding_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
+    """Open findings whose id begins so."""
+    from app.storage import findings
+
+    return _names(lambda conn: findings.names(conn, incomplete, limit=NAMES))
+
+
 def _names(look: Callable[[sa.Connection], list[str]]) -> list[str]:
     from pathlib import Path
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.shared import json_option, load_settings, print_json, table
-from app.exec.display import visible
+from app.exec.display import visible_line
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -45,9 +45,9 @@ def config(changed: bool, as_json: bool) -> None:
     )
     keys = [name for name in found.passed_on if name not in found.doubtful]
     if keys:
-        click.echo(f"passed on from .env to model providers: {visible(', '.join(keys))}")
+        click.echo(f"passed on from .env to model providers: {visible_line(', '.join(keys))}")
     for name, meant in found.doubtful.items():
-        click.echo(f"{visible(name)} in .env is no setting: {meant} is one. Was that meant?", err=True)
+        click.echo(f"{visible_line(name)} in .env is no setting: {meant} is one. Was that meant?", err=True)
 
 
 def _written(value: Any) -> str | None:

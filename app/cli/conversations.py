@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from app.cli.completing import conversation_names
-from app.cli.elsewhere import silent_hosts, waits
-from app.cli.shared import Refused, age, json_option, opened, print_json, table, write_any_text
-from app.exec.display import visible
+from app.cli.elsewhere import waits
+from app.cli.freshness import Freshness
+from app.cli.shared import Refused, age, json_option, opened, print_json, table
+from app.exec.display import visible_line
 
 if TYPE_CHECKING:
     from app.wiring import Place
@@ -42,9 +43,10 @@ def list_(limit: int, as_json: bool) -> None:
 
     with opened() as where:
         found = where.database.read_now(standing.look, limit=limit)
-        silent = silent_hosts(where, (one.host_id for one in found))
+        fresh = Freshness(where, (one.host_id for one in found))
+    silent = fresh.silent
     if as_json:
-        print_json([{**asdict(one), "host_silent": one.host_id in silent} for one in found])
+        print_json([{**asdict(one), "host_silent": one.host_id in silent, **fresh.fact(one.host_id)} for one in found])
         return
     if not found:
         click.echo("no conversations yet: `shellback chat` begins one")
@@ -70,8 +72,10 @@ def list_(limit: int, as_json: bool) -> None:
             **({"silent": "HOST"} if silent else {}),
         },
     )
-    for host in silent.values():
-        click.echo(visible(f"host {host.name} ({host.host_id}) {host.heard}; {ADOPT}"))
+    for line in fresh.lines():
+        click.echo(line)
+    if silent:
+        click.echo(ADOPT)
 
 
 @conversations.command()
@@ -90,7 +94,8 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
 
     with opened() as where:
         standing = find_conversation(where, name)
-        said = waits(name, silent_hosts(where, [standing.host_id]).get(standing.host_id))
+        fresh = Freshness(where, [standing.host_id])
+        said = waits(name, fresh.silent.get(standing.host_id))
 
         def look(conn: Any) -> tuple[int, list[dict[str, Any]]]:
             record = transcript.summary(conn, name)
@@ -100,18 +105,19 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
         total, messages = where.database.read_now(look)
         typed = where.database.read_now(unheard, name)
     if as_json:
-        print_json({"conversation": asdict(standing), "messages_total": total, "messages": messages})
+        told = {"conversation": asdict(standing), "messages_total": total, "messages": messages}
+        print_json(told | fresh.fact(standing.host_id))
         return
-    click.echo(_heading(standing, total))
-    if said is not None:
-        click.echo(said)
+    click.echo(visible_line(_heading(standing, total)))
+    for line in [said] if said else fresh.lines():
+        click.echo(line)
     if total > len(messages):
         click.echo(f"[{total - len(messages):,} messages before these; --last shows more]")
     for message in messages:
         for line in lines_of(message, cut=None if full else CUT):
             click.echo(line)
     for text in typed:
-        click.echo(f"not heard yet: {visible(text)}")
+        click.echo(f"not heard yet: {visible_line(text)}")
 
 
 @conversations.command()
@@ -133,11 +139,10 @@ def export(name: str, output: str | None, force: bool) -> None:
     with opened() as where:
         made = Export(where, find_conversation(where, name))
         if output is None:
-            write_any_text(encoding="utf-8")
             made.to(sys.stdout)
         else:
             made.to_file(output, replace=force)
-            click.echo(f"{made.counted()} in {visible(output)}", err=True)
+            click.echo(f"{made.counted()} in {visible_line(output)}", err=True)
 
 
 def find_conversation(where: Place, name: str) -> Standing:
@@ -154,13 +159,13 @@ def find_conversation(where: Place, name: str) -> Standing:
     if found is None:
         alike = difflib.get_close_matches(name, where.database.read_now(standing.names, name[:1], 1000), 3)
         hint = f"did you mean {', '.join(alike)}? " if alike else ""
-        raise Refused(f"no conversation {visible(name)!r}: {hint}`shellback conversations list` lists them")
+        raise Refused(f"no conversation {visible_line(name)!r}: {hint}`shellback conversations list` lists them")
     return found
 
 
 def _heading(standing: Standing, total: int) -> str:
     blocked = f", blocked: {standing.blocked_reason}" if standing.blocked_reason else ""
     return (
-        f"conversation {visible(standing.id)}: {standing.state}{blocked}; {total:,} messages, "
+        f"conversation {standing.id}: {standing.state}{blocked}; {total:,} messages, "
         f"{standing.unread} unread, {standing.pending_approvals} approvals pending, {standing.live_sessions} processes"
     )

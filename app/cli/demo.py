@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import stat
 import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import Final
 
 import click
 
 from app.cli.shared import Refused, json_option, print_json
-
-EXEC_UID: Final = 65534
 
 
 @click.command()
@@ -46,12 +42,11 @@ def demo(as_json: bool, keep: bool, yes: bool) -> None:
 def _playground(*, keep: bool, quiet: bool) -> Generator[Path]:
     """A directory of our own with `home` and a `workspace` that belongs to whoever runs commands."""
     root = Path(tempfile.mkdtemp(prefix="shellback-demo-"))
+    from app.exec.backends.runner import make_workspace
+
     root.chmod(0o755)
     (root / "home").mkdir(mode=stat.S_IRWXU)
-    workspace = root / "workspace"
-    workspace.mkdir()
-    if os.geteuid() == 0:
-        os.chown(workspace, EXEC_UID, EXEC_UID)
+    make_workspace(root / "workspace")
     try:
         yield root
     finally:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app.cli.shared import json_option, load_settings, print_json
+from app.exec.display import visible_line
 
 if TYPE_CHECKING:
     from app.checks import Check
@@ -33,7 +34,7 @@ def doctor(live: bool, as_json: bool) -> None:
         print_json({"ok": not failed, "checks": [check.to_json() for check in found]})
     else:
         for check in found:
-            click.echo(f"{MARKS[check.state]}  {check.name}: {check.text}")
+            click.echo(f"{MARKS[check.state]}  {check.name}: {visible_line(check.text)}")
             if check.remedy:
-                click.echo(f"      {check.remedy}")
+                click.echo(f"      {visible_line(check.remedy)}")
     sys.exit(2 if failed else 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from app.exec.display import visible
+from app.exec.display import visible_line
 
 if TYPE_CHECKING:
     from app.wiring import Place
@@ -24,7 +24,7 @@ def waits(conversation: str, home: Host | None) -> str | None:
     """What to say of a conversation whose host is silent; None where there is nothing to say."""
     if home is None or not home.silent:
         return None
-    return visible(
+    return visible_line(
         f"conversation {conversation} lives on host {home.name}, which {home.heard}, and waits for it. "
         f"`shellback adopt conversation {conversation}` continues it on this host"
     )

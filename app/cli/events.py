@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,9 +12,10 @@ import click
 
 from app.cli.completing import conversation_option
 from app.cli.following import Tail
+from app.cli.freshness import Freshness
 from app.cli.moments import MOMENT
 from app.cli.shared import coloured, json_option, opened, print_json, stamp
-from app.exec.display import request_lines, visible
+from app.exec.display import request_lines, shown_line, visible, visible_line
 
 if TYPE_CHECKING:
     from app.work.stream import Event
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.2
 KINDS: Final = (
     "message", "text", "tool_call", "tool_result", "answer", "approval", "decision", "exit", "watch", "typed",
-    "output", "stopping", "stopped", "failed", "blocked", "taken_over", "alarm",
+    "output", "stopping", "stopped", "failed", "blocked", "taken_over", "alarm", "finding",
 )  # fmt: skip
 
 CALLS: Final = ("tool_call", "approval")
 """What is about a call, and so never cut."""
+_WHO: Final = frozenset({"id", "tool"})
 
 
 @click.command()
@@ -50,22 +53,26 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
     from app.work import stream
 
     with opened() as where:
+        fresh = Freshness(where)
+        for said in fresh.lines() if follow or fresh.age_s() else ():
+            click.echo(said, err=True)
         if since is not None:
             number = where.database.read_now(stream.number_before, since)
         else:
             number = where.database.read_now(stream.last_number) if follow else 0
         tail = Tail(where, conversation, number, kinds=kinds)
         while True:
-            for event in tail.new():
-                print_json(_facts(event)) if as_json else click.echo(_line(event))
+            for one in tail.new():
+                print_json(_facts(one)) if as_json else click.echo(line(one))
             if not follow:
                 return
             time.sleep(LOOK_S)
 
 
-def _line(event: Event) -> str:
+def line(event: Event) -> str:
+    """An event as a person is told of it."""
     kind = coloured(f"{event.kind:11}")
-    return f"{stamp(event.created_at)}  {visible(event.conversation_id)}  {kind}  {_told(event)}".rstrip()
+    return f"{stamp(event.created_at)}  {visible_line(event.conversation_id)}  {kind}  {_told(event)}".rstrip()
 
 
 def _facts(event: Event) -> dict[str, Any]:
@@ -77,18 +84,44 @@ def _facts(event: Event) -> dict[str, Any]:
 
 
 def _told(event: Event) -> str:
+    payload = event.payload
     if event.kind in CALLS:
-        return json.dumps(event.payload, default=str)
-    told = event.payload.get("text")
+        return _call(payload)
+    told = payload.get("text")
     if event.kind == "exit":
         from app.exec.callback_text import wake_text
 
-        told = wake_text(event.payload).split("\n")[1]
+        told = wake_text(payload).split("\n")[1]
     elif event.kind == "watch":
         from app.exec.watch_text import watch_text
 
-        told = watch_text(event.payload).split("\n")[1]
-    elif not isinstance(told, str) or "tool" in event.payload:
-        told = json.dumps(event.payload, ensure_ascii=False, default=str)
+        told = watch_text(payload).split("\n")[1]
+    elif not isinstance(told, str):
+        told = _in_words(payload)
+    elif "tool" in payload:
+        told = f"{payload['tool']}: {told}"
     text = visible(told).replace("\n", "⏎ ").replace("\t", " ")
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _call(payload: dict[str, Any]) -> str:
+    """What a call would do, whole, on one line: its command, then whatever else it was given."""
+    given: dict[str, Any] = payload.get("args", payload)
+    who = [str(payload[key]) for key in ("id", "tool") if key in payload]
+    command = given.get("command")
+    # Of a request the rest is what was found out about it: `approvals show` has that.
+    rest = (
+        {}
+        if "args" not in payload and command
+        else {key: value for key, value in given.items() if key not in {"command", *_WHO}}
+    )
+    said = [*([str(command)] if command else []), *([_in_words(rest)] if rest else [])]
+    return shown_line(f"{' '.join(who)}: {'; '.join(said)}" if said else " ".join(who))
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)}"
+        for key, value in facts.items()
+        if value is not None
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
-import sys
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -13,16 +13,20 @@ import click
 
 from app.cli.completing import session_ids
 from app.cli.moments import MOMENT
+from app.cli.output import bytes_out
 from app.cli.processes import ending, find_session
 from app.cli.shared import Refused, json_option, opened, print_json
-from app.exec.display import visible
+from app.exec.plain_text import harmless, masked
 
 if TYPE_CHECKING:
     from app.exec.model import Session
+    from app.exec.supervisor.gaps import Hole
     from app.wiring import Place
 
 POLL_S: Final = 0.1
 CHUNK: Final = 256 * 1024
+_UNFINISHED: Final = re.compile(r"\r\Z|\x1b(?:\[[0-?]{0,256}[ -/]{0,16}|[\]PX^_][^\x07\x1b]{0,4096}\x1b?|[ -/]{0,4})\Z")
+"""What may be the beginning of a control sequence, or of a line end."""
 
 
 @click.command()
@@ -61,7 +65,7 @@ def logs(
             log.copy(start, kept)
             print_json({"session_id": session.id, "state": session.state.value, "log": log.path, **kept.facts()})
             return
-        shown = _Raw() if raw else _Shown()
+        shown = _Raw() if raw else OfTerminal() if session.pty else _Shown()
         offset = log.copy(start, shown)
         if follow:
             _follow(where, session, log, offset, shown)
@@ -86,18 +90,19 @@ class _Printer(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def dropped(self, count: int) -> None: ...
+    def dropped(self, holes: list[Hole]) -> None: ...
 
 
 class _Raw:
     after_line = ""
 
     def write(self, data: bytes) -> None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        out = bytes_out()
+        out.write(data)
+        out.flush()
 
-    def dropped(self, count: int) -> None:
-        click.echo(f"[{count:,} bytes were dropped here]", err=True)
+    def dropped(self, holes: list[Hole]) -> None:
+        click.echo(f"[{_text(holes)}]", err=True)
 
 
 class _Shown:
@@ -108,14 +113,29 @@ class _Shown:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, data: bytes) -> None:
-        self.say(visible(self._decoder.decode(data)))
+        self.say(masked(self._decoder.decode(data)))
 
-    def dropped(self, count: int) -> None:
-        self.say(f"\n[{count:,} bytes were dropped here]\n")
+    def dropped(self, holes: list[Hole]) -> None:
+        self.say(f"\n[{_text(holes)}]\n")
 
     def say(self, text: str) -> None:
         click.echo(text, nl=False)
         self.after_line = "" if text.endswith("\n") else "\n"
+
+
+class OfTerminal(_Shown):
+    """Text without what drove the terminal: that was for a screen, and is not what was printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = ""
+
+    def write(self, data: bytes) -> None:
+        text = self._begun + self._decoder.decode(data)
+        unfinished = _UNFINISHED.search(text)
+        self._begun = "" if unfinished is None else unfinished[0]
+        if shown := harmless(text.removesuffix(self._begun)):
+            self.say(shown)
 
 
 class _Kept(_Shown):
@@ -124,16 +144,24 @@ class _Kept(_Shown):
     def __init__(self) -> None:
         super().__init__()
         self._parts: list[str] = []
-        self._dropped = 0
+        self._dropped: list[Hole] = []
 
     def write(self, data: bytes) -> None:
-        self._parts.append(self._decoder.decode(data))
+        self._parts.append(masked(self._decoder.decode(data)))
 
-    def dropped(self, count: int) -> None:
-        self._dropped += count
+    def dropped(self, holes: list[Hole]) -> None:
+        self._dropped += holes
 
     def facts(self) -> dict[str, object]:
-        return {"text": "".join(self._parts), "bytes_dropped_in_text": self._dropped}
+        count = sum(hole.end - hole.start for hole in self._dropped)
+        text = _text(self._dropped) if any(hole.errno or hole.uncounted for hole in self._dropped) else None
+        return {"text": "".join(self._parts), "bytes_dropped_in_text": count, **({"note": text} if text else {})}
+
+
+def _text(holes: list[Hole]) -> str:
+    from app.exec.holes import dropped_text
+
+    return dropped_text(holes)
 
 
 class _Log:
@@ -150,6 +178,7 @@ class _Log:
             raise Refused(f"session {session.id} has one log for both streams: leave --stderr out")
         self.path = str(directory / (layout.ERR if err else layout.LOG))
         self._holes = str(directory / (layout.ERR_HOLES if err else layout.HOLES))
+        self._end, self._err = session.end, err
 
     def since(self, moment: float) -> int:
         """Where to begin to read so as to miss nothing printed at `moment` or later."""
@@ -165,14 +194,13 @@ class _Log:
 
     def start_of(self, lines: int | None) -> int:
         """Where the last `lines` lines begin; None is all of them."""
-        from app.exec.holes import holes_in, line_start, newlines_in
+        from app.exec.holes import extent, line_start, newlines_in
 
         if lines is None:
             return 0
         try:
             with open(self.path, "rb") as file:
-                size = file.seek(0, 2)
-                holes = holes_in(self._holes)
+                size, holes = extent(file.fileno(), self._holes, self._end, err=self._err)
                 total = newlines_in(file.fileno(), 0, size, holes)
                 file.seek(max(0, size - 1))
                 total += file.read(1) not in {b"", b"\n"}
@@ -183,27 +211,32 @@ class _Log:
 
     def copy(self, offset: int, to: _Printer) -> int:
         """Hand over what there is from `offset` on and return where it ends."""
-        from app.exec.holes import exactly, holes_in, pieces
+        from app.exec.holes import exactly, extent, pieces
 
-        dropped = 0
+        dropped: list[Hole] = []
+
+        def told() -> None:
+            if dropped:
+                to.dropped(dropped)
+                dropped.clear()
+
         try:
             file = open(self.path, "rb")  # noqa: SIM115 - closed by the `with` below; missing is no error
         except FileNotFoundError:
             return offset
         with file:
-            size = file.seek(0, 2)
+            size, _ = extent(file.fileno(), self._holes, self._end, err=self._err)
             while offset < size:
                 end = min(offset + CHUNK, size)
                 data = exactly(file.fileno(), offset, end)
-                for kind, start, stop, _ in pieces(offset, end, holes_in(self._holes)):
+                _, holes = extent(file.fileno(), self._holes, self._end, err=self._err)
+                for kind, start, stop, _ in pieces(offset, end, holes):
                     if kind == "hole":
-                        dropped += stop - start
+                        of = next(hole for hole in holes if hole.start <= start < hole.end)
+                        dropped.append(of._replace(start=start, end=stop))
                         continue
-                    if dropped:
-                        to.dropped(dropped)
-                        dropped = 0
+                    told()
                     to.write(data[start - offset : stop - offset])
                 offset = end
-        if dropped:
-            to.dropped(dropped)
+        told()
         return offset

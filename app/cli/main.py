@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
@@ -11,6 +10,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import click
+
+from app.cli.codes import MEANING
+from app.cli.output import guard
+from app.exec.display import visible_line
 
 COMMANDS: Final = {
     "worker": ("app.cli.worker", "Run turns for this host until it is told to stop."),
@@ -22,6 +25,7 @@ COMMANDS: Final = {
     "audit": ("app.cli.audit", "Show who let what run, when, and through which surface."),
     "policy": ("app.cli.policy", "Say what policy makes of a command, without starting it."),
     "rules": ("app.cli.rules", "List, add, revoke or try the rules about commands."),
+    "findings": ("app.cli.findings", "List, show or acknowledge what commands left that you should look at."),
     "ps": ("app.cli.processes", "List processes that the agents started."),
     "logs": ("app.cli.logs", "Show what a process printed."),
     "attach": ("app.cli.attach", "Put your terminal on a process: see what it shows, and type."),
@@ -42,7 +46,7 @@ COMMANDS: Final = {
 }
 
 SECTIONS: Final = {
-    "Talk and decide": ("chat", "send", "stop", "approvals", "audit", "policy", "rules", "conversations"),
+    "Talk and decide": ("chat", "send", "stop", "approvals", "audit", "policy", "rules", "findings", "conversations"),
     "Processes": ("ps", "logs", "attach", "kill"),
     "What goes on": ("queue", "events", "workers"),
     "Run it": ("worker", "supervisor", "migrate", "prune", "doctor", "sandbox", "workspaces", "adopt", "config"),
@@ -52,6 +56,11 @@ SECTIONS: Final = {
 
 class Lazy(click.Group):
     """A group whose commands are imported when they are called."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run, with everything that is written from here on made visible."""
+        guard()
+        return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The commands, in the order of the help."""
@@ -74,10 +83,10 @@ class Lazy(click.Group):
 
 @click.group(
     cls=Lazy,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Colours are `drawn`; where click takes out what looks like one, what somebody printed would be gone.
+    context_settings={"help_option_names": ["-h", "--help"], "color": True},
     epilog="Settings come from the environment and from .env; .env.example explains each. "
-    "Exit codes: 0 done, 2 cannot be done (the message says why and what to do), "
-    "3 waiting for approval, 4 set aside, 130 stopped by Ctrl-C.",
+    f"Exit codes: {'; '.join(f'{code} {meaning}' for code, meaning in MEANING.items())}.",
 )
 @click.version_option(package_name="shellback")
 def cli() -> None:
@@ -95,26 +104,26 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Run the command line and exit: errors we know end as one line and code 2, never as a stack trace."""
-    from app.cli.shared import CANNOT, known_error, write_any_text
+    from app.cli.codes import CANNOT, INTERRUPTED
+    from app.cli.shared import complain, known_error
 
     # A tenth of a short command's time went into looking for garbage among modules that it had just loaded.
     gc.set_threshold(20_000)
-    write_any_text()
     try:
         cli.main(args=list(argv) if argv is not None else None, prog_name="shellback", standalone_mode=False)
     except click.ClickException as error:
+        if isinstance(error, click.UsageError):
+            vars(error)["message"] = visible_line(error.message)
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         text = known_error(error)
         if text is None:
             raise
-        click.echo(f"shellback: {text}", err=True)
-        with contextlib.suppress(OSError):
-            sys.stdout.close()  # what it could not write, it would try to write again at the end
+        complain(text)
         sys.exit(CANNOT)
     finally:
         _forget_a_reader_that_left()
@@ -124,12 +133,10 @@ def main(argv: Sequence[str] | None = None) -> Any:
 
 def _forget_a_reader_that_left() -> None:
     """Drop what could not be written to a closed pipe: the interpreter would try again at its end, and complain."""
-    out = sys.__stdout__
+    out = sys.stdout
     try:
         if out is not None:
             out.flush()
-    except ValueError:  # closed
-        return
     except OSError:
         assert out is not None
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

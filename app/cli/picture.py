@@ -42,6 +42,7 @@ class Picture:
 
     async def begin(self) -> None:
         """Show what is there now, and how to leave."""
+        self._terminal.if_killed(self.leave())
         if self._at.session.pty:
             await self._paint()
         else:
@@ -71,7 +72,9 @@ class Picture:
         more = size > self._offset
         if more:
             upto = min(size, self._offset + PIECE)
-            await self._terminal.write(self._passing.feed(await self._at.out.raw(self._offset, upto)))
+            shown = self._passing.feed(await self._at.out.raw(self._offset, upto))
+            self._terminal.if_killed(self.leave())
+            await self._terminal.write(shown)
             self._offset = upto
         err, seen = self._at.err, self._err_offset
         if err is not None and seen is not None and (end := err.size()) > seen:
@@ -103,17 +106,21 @@ class Picture:
             lines = lines[:-1]
         room = len(lines) < size.rows
         before = "" if self._passing.alternate or passing.alternate else "\r\n" * size.rows
-        if not room and not self._offset:
+        if not self._offset:
+            # What comes scrolls the one on the screen away, or draws over it: this one stays above.
             await self._terminal.write(f"{greeting}\r\n".encode())
-            await asyncio.sleep(READ_FIRST_S)
+            if not room:
+                await asyncio.sleep(READ_FIRST_S)
         drawn = [f"\x1b[{number};1H{line}" for number, line in enumerate(lines, 1) if line]
         if room and not self._offset:
             drawn.append(f"\x1b[{size.rows};1H\x1b[2m{greeting}\x1b[m")
         place = f"\x1b[{screen.cursor[0] - first};{screen.cursor[1]}H"
         whole = f"\x1b[?7l{''.join(drawn)}\x1b[?7h{place}"
         again = passing.modes()
+        self._passing = passing
+        self._terminal.if_killed(self.leave())
         await self._terminal.write(before.encode() + passing.enter() + whole.encode() + again)
-        self._passing, self._offset = passing, screen.upto
+        self._offset = screen.upto
 
     def _greeting(self, screen: Screen | None = None) -> str:
         session = self._at.session

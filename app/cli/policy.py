@@ -7,12 +7,13 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from app.cli.shared import load_settings
+from app.cli.shared import load_settings, print_json
 
 if TYPE_CHECKING:
     from app.exec.classify.model import Judgement, Surroundings
@@ -105,6 +106,7 @@ def _judged(profile: str, cwd: str | None) -> Judged:
     from app.exec.classify.model import Judgement, Tier
     from app.exec.judge import by_rules, judged
     from app.exec.model import WORK
+    from app.exec.rules.enforced import outside
     from app.exec.rules.file import load
     from app.exec.rules.matching import Facts
 
@@ -114,7 +116,8 @@ def _judged(profile: str, cwd: str | None) -> Judged:
 
     @functools.lru_cache(maxsize=64)
     def place_of(directory: Path) -> Surroundings:
-        return around(settings, directory, sandboxed=sandboxed)
+        found = around(settings, directory, sandboxed=sandboxed)
+        return replace(found, allowed=(*found.allowed, *rules.tiers.allowed_paths))
 
     def judge(command: str, directory: str | None) -> Judgement:
         try:
@@ -131,16 +134,20 @@ def _judged(profile: str, cwd: str | None) -> Judged:
             cwd=place.cwd,
             now=time.time(),
         )
-        return by_rules(judged(command, place), facts, rules)
+        judgement = judged(command, place)
+        enforced = rules.tiers.strict_path_enforcement and judgement.verdict != "deny"
+        if enforced and (why := outside(command, judgement, place)) is not None:
+            return replace(judgement, verdict="deny", reason=why)
+        return by_rules(judgement, facts, rules)
 
     return judge
 
 
 def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:
     """What a command in `cwd` would find around it."""
-    from app.exec.backends.secrets import is_secret
     from app.exec.backends.view import HOME
     from app.exec.classify.model import Surroundings
+    from app.exec.secrets import Secrets
 
     hidden = settings.hidden
     workspace = settings.workspace_root.resolve()
@@ -150,8 +157,8 @@ def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:
     return Surroundings(
         cwd=real,
         allowed=(root, *settings.readable) if sandboxed else (root,),
-        secret=lambda path: is_secret(path, hidden),
-        home=Path(HOME) if sandboxed else root,
+        secret=Secrets(hidden),
+        home=Path(HOME),  # on the host each conversation has one of its own, as empty
         sandboxed=sandboxed,
         state=settings.shellback_home,
     )
@@ -208,4 +215,4 @@ def _print(command: Any, judgement: Judgement) -> None:
             for one in judgement.segments
         ],
     }
-    click.echo(json.dumps(facts, ensure_ascii=True))
+    print_json(facts)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from app.cli.completing import conversation_option, session_ids
-from app.cli.elsewhere import silent_hosts
+from app.cli.findings import open_line
+from app.cli.freshness import Freshness
 from app.cli.shared import Refused, age, json_option, opened, print_json, table_lines
+from app.cli.terminal import confirmed
 from app.cli.unknown import how
 from app.cli.watching import watch, watch_option
-from app.exec.display import shown_line, visible
+from app.exec.display import shown_line, visible_line
 
 if TYPE_CHECKING:
     from app.exec.model import Session
@@ -43,6 +45,7 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
         if strangers:
             _print_unknown(where, as_json=as_json)
             return
+        from app.storage import findings as rows
         from app.storage import sessions
 
         def look() -> list[Session]:
@@ -53,16 +56,15 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
         def lines(found: Sequence[Session]) -> list[str]:
             none = "no processes" if everything else "no running processes (--all shows those that ended)"
             waiting = where.database.read_now(_behind_blocks)
+            said = open_line(where, conversation)
             return [
                 *(table_lines([_row(session) for session in found], _COLUMNS) if found else [none]),
                 *(
-                    f"{row['unread']} unread in {visible(row['conversation'])}, blocked: {row['reason']}"
+                    f"{row['unread']} unread in {visible_line(row['conversation'])}, blocked: {row['reason']}"
                     for row in waiting
                 ),
-                *(
-                    visible(f"host {host.name} ({host.host_id}) {host.heard}: not known whether its processes run")
-                    for host in silent_hosts(where, (one.host_id for one in found if one.live)).values()
-                ),
+                *Freshness(where, (one.host_id for one in found if one.live)).lines(),
+                *([said] if said else []),
             ]
 
         if watching:
@@ -70,7 +72,10 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
         found = look()
         if as_json:
             blocked = where.database.read_now(_behind_blocks)
-            print_json({"sessions": [asdict(session) for session in found], "blocked": blocked})
+            findings = [asdict(one) for one in where.database.read_now(rows.find, conversation_id=conversation)]
+            fresh = Freshness(where, (one.host_id for one in found))
+            sessions_ = [{**asdict(one), **fresh.fact(one.host_id)} for one in found]
+            print_json({"sessions": sessions_, "blocked": blocked, "findings": findings, **fresh.fact()})
             return
         for line in lines(found):
             click.echo(line)
@@ -101,7 +106,7 @@ _COLUMNS = {
 
 def _line(one: Session) -> str:
     end = "" if one.end is None else f"  {ending(one)}"
-    return visible(f"{one.id}  {one.conversation_id}  {one.state.value}{end}  ") + shown_line(one.command)
+    return visible_line(f"{one.id}  {one.conversation_id}  {one.state.value}{end}  ") + shown_line(one.command)
 
 
 def _row(session: Session) -> dict[str, Any]:
@@ -207,8 +212,8 @@ def _all_unknown(where: Place, *, yes: bool, quiet: bool) -> list[str]:
     found = unknown.listed(where)
     if not (yes if found else quiet):
         click.echo("\n".join(unknown.lines(found)), err=True)
-    if found and not yes:
-        click.confirm(f"End {len(found)} process(es), and tell no conversation?", abort=True, err=True)
+    if found and not yes and not confirmed(f"End {len(found)} process(es), and tell no conversation?"):
+        raise click.Abort
     return [one.id for one in found]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from app.cli.freshness import Freshness
 from app.cli.shared import age, json_option, opened, print_json, table
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ def queue(all_hosts: bool, as_json: bool) -> None:
 
     with opened() as where:
         found = where.database.read_now(backlog.look, None if all_hosts else where.host_id)
+        fresh = Freshness(where, (one.host_id for one in (*found.waiting, *found.running, *found.blocked)))
     if as_json:
-        print_json(asdict(found))
-    else:
-        _show(found, hosts=all_hosts)
+        print_json(asdict(found) | fresh.fact())
+        return
+    _show(found, hosts=all_hosts)
+    for line in fresh.lines():
+        click.echo(line)
 
 
 def _show(found: Backlog, *, hosts: bool) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TextIO
 
+from app.cli.giving_back import GivingBack
 from app.exec.model import WindowSize
 
 LAST_S: Final = 1.0
@@ -35,6 +36,7 @@ class RawTerminal:
         self._leave_key = leave_key
         self._fd = -1
         self._before: list[Any] = []
+        self._back: GivingBack
 
     def __enter__(self) -> Self:
         self._fd = _opened()
@@ -45,6 +47,7 @@ class RawTerminal:
             modes = termios.tcgetattr(self._fd)
             modes[6][termios.VQUIT] = bytes([self._leave_key])
             termios.tcsetattr(self._fd, termios.TCSANOW, modes)
+        self._back = GivingBack(self._fd, self._before)
         return self
 
     def __exit__(
@@ -53,6 +56,7 @@ class RawTerminal:
         # Not when all is written: a terminal that takes no more would keep us here.
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(self._fd, termios.TCSANOW, self._before)
+        self._back.dismiss()
         os.close(self._fd)
 
     def size(self) -> WindowSize:
@@ -89,6 +93,10 @@ class RawTerminal:
             self.deafen()
             data = None
         heard(data)
+
+    def if_killed(self, shown: bytes) -> None:
+        """Have `shown` written too where the terminal is given back because we were killed."""
+        self._back.tell(shown)
 
     async def write(self, data: bytes) -> None:
         """Show bytes as they are, as fast as the terminal takes them; cancelling leaves out the rest."""

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from app.cli.shared import age, columns
-from app.exec.display import folded, request_lines, visible
+from app.exec.display import folded, request_lines, shown_line, visible_line
 
 if TYPE_CHECKING:
     from app.work.approvals import Request
@@ -26,15 +26,15 @@ def on_screen(lines: list[str]) -> str:
 
 def wanted(request: Request) -> list[str]:
     """What a call would do, in lines, nothing of it cut."""
-    changed = f", as {visible(request.changed_by)} changed it" if request.changed_by else ""
-    head = f"? {visible(request.tool_name)} wants to run{changed}, and waits for you ({request.id}):"
+    changed = f", as {shown_line(request.changed_by)} changed it" if request.changed_by else ""
+    head = f"? {shown_line(request.tool_name)} wants to run{changed}, and waits for you ({request.id}):"
     return [head, *request_lines(request.display)]
 
 
 def whole(request: Request) -> list[str]:
     """Everything there is about a request, in lines."""
     head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
-    lines = [visible(head), *request_lines(request.display)]
+    lines = [visible_line(head), *request_lines(request.display)]
     if request.changed_args is not None:
         asked = {"asked for": json.dumps(request.args), "changed to": json.dumps(request.changed_args)}
         lines += request_lines(asked | {"changed by": request.changed_by})

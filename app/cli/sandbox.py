@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from app.cli.shared import Refused, json_option, load_settings, print_json
-from app.exec.display import visible
+from app.exec.display import visible_line
 from app.exec.model import READ_ONLY, WORK
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def sandbox(ctx: click.Context, as_json: bool) -> None:
         return
     for name, value in shown.items():
         for line in _lines(value):
-            click.echo(f"{name:<12} {visible(line)}")
+            click.echo(f"{name:<12} {visible_line(line)}")
             name = ""  # noqa: PLW2901 - only once
 
 
@@ -81,7 +81,7 @@ def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
             "unbounded": list(chosen.found.unbounded),
             "readable": [str(path) for path in settings.readable] if backend.name == "bubblewrap" else [],
             "read_only": [path for path in covers.readonly if path.startswith(f"{backend.workspace}/")],
-            "unreached": covers.unreached,
+            "closed": list(covers.closed),
             "instance_ms": chosen.found.instance_ms,
             "start_ms": chosen.found.start_ms,
         }

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import PENDING, SET_ASIDE, Refused, columns, json_option, me, opened, print_json, utf8
-from app.exec.display import folded, visible
+from app.cli.codes import OF_A_FATE
+from app.cli.shared import Refused, columns, json_option, me, opened, print_json, utf8
+from app.exec.display import folded, visible_line
 
 if TYPE_CHECKING:
     from app.storage.db import Database
@@ -20,7 +21,7 @@ NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shel
 
 @click.command()
 @click.option("--conversation", "-c", required=True, metavar="NAME", help="Which conversation; a new name begins one.")
-@click.option("--wait", is_flag=True, help="Wait for the answer: exit 0 with it, 3 approval pending, 4 set aside.")
+@click.option("--wait", is_flag=True, help="Wait for the answer; the exit code says what came of it.")
 @click.option(
     "--priority",
     type=click.Choice(["critical", "high", "normal", "low", "idle"], case_sensitive=False),
@@ -44,6 +45,9 @@ def send(
     """Send TEXT to a conversation ("-" reads it from standard input).
 
     The message is kept and its turn enqueued before this returns, whether or not a worker runs.
+
+    With --wait the exit code is 0 with the answer, 3 when a call waits for approval, 4 when the conversation is set
+    aside, 5 when the turn failed, 6 when it was stopped, 7 when a call of it was denied, 8 when its budget is used up.
 
     \b
       shellback send -c build --wait '$ make -j4 &'
@@ -110,12 +114,11 @@ def _wait(database: Database, sent: Sent, timeout: float, facts: dict[str, Any])
             facts["approvals"] = [
                 {"id": one.id, "tool": one.tool_name, **one.display, "shown": one.shown} for one in waiting.requests
             ]
-            return PENDING
         case "set_aside":
-            return SET_ASIDE
+            pass
         case _:
             facts["answer"] = waiting.answer
-            return 0
+    return OF_A_FATE.get(fate, 0)
 
 
 def _from_stdin() -> str:
@@ -128,11 +131,11 @@ def _from_stdin() -> str:
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
-    elif facts.get("outcome") in {"answered", "failed", "stopped"}:
-        click.echo(visible(facts["answer"]))
+    elif "answer" in facts:
+        click.echo(facts["answer"])
     elif facts.get("outcome") == "pending_approval":
         for request in facts["approvals"]:
-            click.echo(f"{request['id']} waits for approval: {visible(request['tool'])}")
+            click.echo(f"{request['id']} waits for approval: {visible_line(request['tool'])}")
             click.echo("\n".join(folded(request["shown"].split("\n"), columns())))
             click.echo(f"  shellback approvals approve {request['id']}   (or: deny {request['id']} --reason ...)")
     elif facts.get("outcome") == "set_aside":

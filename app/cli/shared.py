@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import errno
 import getpass
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Generator, Iterable, Mapping
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from app.exec.display import escaped, shown_line
+from app.cli.codes import CANNOT
+from app.cli.output import styled
+from app.exec.display import shown_line
 
 if TYPE_CHECKING:
     from app.settings import Settings
     from app.wiring import Place
-
-CANNOT: Final = 2
-PENDING: Final = 3
-SET_ASIDE: Final = 4
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON instead of text.")
 
@@ -36,7 +32,12 @@ class Refused(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print it as every error of ours: one beginning, no trace."""
-        click.echo(f"shellback: {self.format_message()}", file=file, err=file is None)
+        complain(self.format_message(), file)
+
+
+def complain(text: str, file: IO[Any] | None = None) -> None:
+    """Print an error as every one of ours, on standard error: nothing in it begins a line but the first word."""
+    click.echo("shellback: " + text.replace("\n", "\n  "), file=file, err=file is None, color=True)
 
 
 def known_error(error: Exception) -> str | None:
@@ -125,26 +126,17 @@ def opened(settings: Settings | None = None) -> Generator[Place]:
 
 def columns() -> int | None:
     """How wide the terminal of standard output is; None where there is none, and no line is folded."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return (os.get_terminal_size(sys.stdout.fileno()).columns or 80) if sys.stdout.isatty() else None
 
 
-def write_any_text(**how: str) -> None:
-    """Let standard output take every text: what its encoding does not have is written as people are shown it."""
-    codecs.register_error("shown", _shown)
-    reconfigure = getattr(sys.stdout, "reconfigure", None)  # a file of text that Python opened has it
-    if reconfigure is not None:
-        reconfigure(errors="shown", **how)
-
-
-def _shown(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(escaped(ord(char)) for char in error.object[error.start : error.end]), error.end
+def json_text(value: object) -> str:
+    """One JSON document on a line, in visible ASCII: what no terminal should get is escaped as JSON does."""
+    return json.dumps(value, default=str).replace("\x7f", "\\u007f")
 
 
 def print_json(value: object) -> None:
-    """One JSON document on a line of standard output, in ASCII: what no terminal should get is escaped as JSON does."""
-    click.echo(json.dumps(value, default=str))
+    """`json_text` on standard output."""
+    click.echo(json_text(value))
 
 
 def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
@@ -165,7 +157,7 @@ def table_lines(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -
     return lines
 
 
-_COLOURS: Final = {
+_COLOURS: Final[dict[str, Literal["green", "yellow", "red"]]] = {
     **dict.fromkeys(("running", "alive", "approved", "used"), "green"),
     **dict.fromkeys(("pending", "blocked", "silent", "CRITICAL", "HIGH"), "yellow"),
     **dict.fromkeys(("lost", "dead", "set_aside", "failed", "alarm", "denied", "start_failed", "timed_out"), "red"),
@@ -173,14 +165,9 @@ _COLOURS: Final = {
 
 
 def coloured(text: str) -> str:
-    """Text with the colour of the state that it names, if it is one; without any where NO_COLOR asks for that.
-
-    `click.echo` takes colours out again where there is no terminal.
-    """
-    from app.settings import plain_terminal
-
+    """Text with the colour of the state that it names, if it is one."""
     colour = _COLOURS.get(text.strip())
-    return text if colour is None or plain_terminal() else click.style(text, fg=colour)
+    return text if colour is None else styled(text, colour)
 
 
 def _cell(value: object) -> str:

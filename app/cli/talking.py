@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from app.cli.children import worker_lives
+from app.cli.codes import OF_A_FATE, PENDING
 from app.cli.elsewhere import home_of, waits
+from app.cli.findings import news, open_line
 from app.cli.following import Events
+from app.cli.line_editor import Line, LineEditor
 from app.cli.requests import wanted
-from app.cli.shared import PENDING, SET_ASIDE, Refused, columns
-from app.cli.terminal import PROMPT, Interrupts, Lines, Screen, kept_terminal
+from app.cli.shared import Refused, columns
+from app.cli.terminal import PROMPT, Interrupts, Keyboard, Lines, Screen
 from app.cli.waiting import Waiting
-from app.exec.display import folded, shown, visible
+from app.exec.display import folded, shown, shown_line
 from app.work import approvals, sending, stopping, stream
 from app.work.errors import WorkError
 
@@ -29,8 +33,18 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.1
 WORKER_LOOK_S: Final = 5.0
-HOW: Final = "  y runs exactly this, once; n, or n and a reason, denies it; anything else is a message that waits"
-HOW_SESSION: Final = "  s lets this and all further input through, unasked, until the process ends"
+READ_S: Final = 0.7
+"""Between a request and the question about it: a key that was meant for something else is not an answer."""
+AGAIN_S: Final = 5.0
+"""How soon the second Ctrl-C has to come to leave."""
+HOW: Final = "y runs exactly this, once; n, or n and a reason, denies it; anything else is a message that waits"
+HOW_SESSION: Final = "s lets this and all further input through, unasked, until the process ends"
+UNASKED: Final = "no answer: it was pasted, or typed before the question was there. Type it now if you mean it"
+HELP: Final = (
+    "a line is a message to the agent; a paste is one message, sent with Enter; Alt-Enter begins a new line in it",
+    "while a call waits, y, n or n REASON (s where it is offered), typed and not pasted, decides it",
+    "Ctrl-C stops the turn that runs; twice within five seconds, exit, quit or Ctrl-D leaves; processes live on",
+)
 
 
 class Talk:
@@ -57,38 +71,49 @@ class Talk:
         self._asked: str | None = None
         self._seen = ""
         self._for_session = False
+        self._question: int | None = None
+        self._ask_at = 0.0
+        self._pressed = -AGAIN_S
+        self._editor = LineEditor()
+        self._ended: deque[Line | None] = deque()
         self._person = False
         self._alone = False
         self._looked = time.monotonic()
 
     def with_a_person(self) -> int:
-        """Until Ctrl-D; returns 0, or 3 while calls wait for approval.
+        """Until Ctrl-D, `exit` or `quit`; returns 0, or 3 while calls wait for approval.
 
-        Ctrl-C stops the turn that runs; when none runs, or when it is being stopped, it ends the program.
+        Ctrl-C stops the turn that runs; pressed twice where none runs, or it is being stopped, it ends the program.
         """
         self._person = True
         interrupts = Interrupts()
-        with kept_terminal(), interrupts.caught():
-            lines = Lines(prompt=PROMPT)
-            self._screen = Screen(lines, person=True)
+        with Keyboard() as keys, interrupts.caught():
+            self._screen = Screen(self._editor)
+            if (said := open_line(self._where)) is not None:
+                self._screen.said(said)
             self._ask_next()
             while True:
                 self._show_news()
+                self._ask(keys)
                 self._screen.rest()
                 self._look_for_the_worker()
                 if interrupts.taken():
-                    self._stop()
-                if lines.wait(LOOK_S):
-                    line = lines.taken()
-                    if line is None:
-                        click.echo()
+                    self._interrupted()
+                if not self._ended:
+                    data = keys.read(LOOK_S)
+                    self._ended += [None] if data is None else self._editor.feed(data)
+                while self._ended:
+                    line = self._ended.popleft()
+                    if line is None or self._take(line):
+                        self._screen.end_line()
                         return self._left_open()
-                    self._take(line.strip())
 
     def with_a_pipe(self) -> int:
-        """Until the input ends and its last message is answered or waits; returns the exit code."""
-        lines = Lines(prompt=None)
-        self._screen = Screen(lines, person=False)
+        """Until the input ends and its last message is answered or waits; returns the highest of their exit codes."""
+        lines = Lines()
+        self._screen = Screen()
+        if (said := open_line(self._where)) is not None:
+            click.echo(said, err=True)
         code = 0
         while True:
             lines.want()
@@ -99,39 +124,61 @@ class Talk:
                 self._show_news()
                 return code
             if line.strip():
-                code = self._answer_to(self._send(line.strip()))
+                code = max(code, self._answer_to(self._send(line.strip())))
 
-    def _stop(self) -> None:
+    def _interrupted(self) -> None:
         database = self._where.database
-        if not database.read_now(stopping.stoppable, self._conversation):
+        again, self._pressed = time.monotonic() - self._pressed < AGAIN_S, time.monotonic()
+        if database.read_now(stopping.stoppable, self._conversation):
+            found = database.write_now(stopping.stop, self._enqueuer, self._conversation, by=self._by)
+            if found.reach is not None:
+                self._screen.line("stopping at the next step; Ctrl-C again leaves")
+                return
+        if again:
             raise KeyboardInterrupt
-        found = database.write_now(stopping.stop, self._enqueuer, self._conversation, by=self._by)
-        if found.reach is None:
-            raise KeyboardInterrupt  # it has ended by itself meanwhile
-        self._screen.line("  stopping at the next step; Ctrl-C again leaves")
+        self._editor.clear()
+        self._screen.line("nothing runs that it could stop; Ctrl-C again leaves")
 
-    def _take(self, line: str) -> None:
-        word, _, reason = line.partition(" ")
+    def _take(self, line: Line) -> bool:
+        """Do what a line says; whether it says to leave."""
+        self._screen.entered(line.text)
+        self._pressed = -AGAIN_S
+        text = line.text.strip()
+        command = text.lower() if line.question is not None else ""
+        if command in {"exit", "quit"}:
+            return True
         try:
-            if self._asked and line.lower() in {"y", "yes"}:
-                self._decide(self._asked, "approved", None)
-            elif self._asked and self._for_session and line.lower() == "s":
-                self._decide(self._asked, "approved", None, scope="session")
-            elif self._asked and word.lower() in {"n", "no"}:
-                self._decide(self._asked, "denied", reason.strip() or None)
-            elif line:
-                self._send(line)
-                if self._asked and not self._interrupt:
-                    self._screen.line("  kept; it is heard after your y or n")
+            if command in {"help", "?"}:
+                self._screen.line("\n".join(HELP))
+            elif text:
+                self._hear(text, answers=self._question is not None and line.question == self._question)
         except WorkError as error:
-            self._screen.line(f"  {error}")
+            self._screen.said(str(error))
+        return False
+
+    def _hear(self, text: str, *, answers: bool) -> None:
+        """Take a line as the decision about the call that was asked about, or as a message."""
+        word, _, reason = text.partition(" ")
+        asked, word, reason = self._asked, word.lower(), reason.strip()
+        denies = word in {"n", "no"}
+        approves = not reason and word in ({"y", "yes", "s"} if self._for_session else {"y", "yes"})
+        if asked and answers and approves:
+            self._decide(asked, "approved", None, scope="session" if word == "s" else "once")
+        elif asked and answers and denies:
+            self._decide(asked, "denied", reason or None)
+        elif asked and not reason and (approves or denies):
+            self._screen.line(UNASKED)
+        else:
+            self._send(text)
+            if asked and not self._interrupt:
+                self._screen.line("kept; it is heard after your y or n")
 
     def _send(self, line: str) -> Sent:
         sent = sending.deliver(
             self._where.database,
             self._enqueuer,
             self._conversation,
-            line.replace("\\n", "\n"),
+            line,
             host_id=self._where.host_id,
             interrupt=self._interrupt,
             by=self._by,
@@ -146,7 +193,7 @@ class Talk:
             self._look_for_the_worker()
             time.sleep(LOOK_S)
         self._show_news()
-        return {"pending_approval": PENDING, "set_aside": SET_ASIDE}.get(fate, 0)
+        return OF_A_FATE.get(fate, 0)
 
     def _decide(self, request_id: str, decision: Decision, note: str | None, scope: Scope = "once") -> None:
         how: dict[str, Any] = {"by": self._by, "surface": "chat", "note": note, "scope": scope, "digest": self._seen}
@@ -156,19 +203,26 @@ class Talk:
             self._ask_next()
 
     def _ask_next(self) -> None:
-        """Ask for one call at a time, so that a `y` is always about the one that was shown last."""
+        """Show one call at a time, so that a `y` is always about the one that was shown last."""
         waiting = self._pending()
         self._asked = waiting[0].id if waiting else None
+        self._question = None
+        self._ask_at = time.monotonic() + READ_S
         if waiting:
             # The row, not the event: an event is cut, and nobody approves what they cannot see.
             self._seen = waiting[0].digest
             self._for_session = approvals.why_not_for_session(waiting[0]) is None
-            for line in folded((f"  {line}" for line in wanted(waiting[0])), columns()):
+            for line in folded(wanted(waiting[0]), columns()):
                 self._screen.line(line)
-            if self._person:
-                self._screen.line(f"  {HOW}")
-                if self._for_session:
-                    self._screen.line(f"  {HOW_SESSION}")
+
+    def _ask(self, keys: Keyboard) -> None:
+        """Put the question about the call that is shown. What has been typed until it is there is no answer to it."""
+        if self._asked is None or self._question is not None or time.monotonic() < self._ask_at:
+            return
+        # Last before it is drawn, not after: then what is typed at the sight of it would be taken for earlier.
+        self._ended += self._editor.feed(keys.typed())
+        self._question = self._editor.asked()
+        self._screen.line(f"{HOW}\n{HOW_SESSION}" if self._for_session else HOW)
 
     def _pending(self) -> list[Request]:
         return self._where.database.read_now(approvals.find, conversation_id=self._conversation, state="pending")
@@ -189,9 +243,9 @@ class Talk:
         home = home_of(self._where, self._conversation)
         lives = lives if home is None else not home.silent
         if not lives and not self._alone and (said := waits(self._conversation, home)):
-            self._screen.line(f"  {said}")
+            self._screen.said(said)
         elif not lives and not self._alone:
-            self._screen.line("  no worker runs: messages are kept until one does (shellback worker)")
+            self._screen.line("no worker runs: messages are kept until one does (shellback worker)")
         self._alone = not lives
 
     def _show_news(self) -> None:
@@ -202,9 +256,9 @@ class Talk:
         payload: dict[str, Any] = event.payload
         match event.kind:
             case "message" if event.turn_id not in self._own:
-                self._screen.line(f"{visible(str(payload.get('by', 'somebody')))}{PROMPT}{visible(payload['text'])}")
+                self._screen.said(f"{shown_line(str(payload.get('by', 'somebody')))}{PROMPT}{payload['text']}")
             case "text":
-                self._screen.piece(visible(payload["text"]))
+                self._screen.piece(payload["text"])
             case "tool_call":
                 for line in folded(_called(payload), columns()):
                     self._screen.line(line)
@@ -212,23 +266,25 @@ class Talk:
                 self._ask_next()
             case "decision":
                 if payload["by"] != self._by or payload["decision"] == "superseded":
-                    self._screen.line(f"  {payload['id']} {payload['decision']} by {visible(str(payload['by']))}")
+                    self._screen.said(f"{payload['id']} {payload['decision']} by {payload['by']}")
                 if payload["id"] == self._asked:
                     self._ask_next()
             case "exit":
-                self._screen.line(f"  ! process {payload['session_id']} ended: {_end(payload)}")
+                self._screen.said(f"! process {payload['session_id']} ended: {_end(payload)}")
             case "typed":
-                self._screen.line(f"  ! {visible(str(payload['by']))}: {payload['text']}")
+                self._screen.said(f"! {payload['by']}: {payload['text']}")
             case "watch":
                 from app.exec.watch_text import watch_text
 
-                self._screen.line(f"  ! {visible(watch_text(payload).split(chr(10))[1])}")
+                self._screen.said(f"! {watch_text(payload).split(chr(10))[1]}")
             case "answer":
                 self._screen.end_line()
             case "stopping" if payload["by"] != self._by:
-                self._screen.line(f"  {visible(str(payload['by']))} stops the turn")
+                self._screen.said(f"{payload['by']} stops the turn")
+            case "finding":
+                self._screen.said(news(payload))
             case "failed" | "stopped" | "alarm" | "blocked":
-                self._screen.line(visible(payload["text"]))
+                self._screen.said(payload["text"])
             case _:
                 pass
 
@@ -237,7 +293,7 @@ def _called(payload: dict[str, Any]) -> list[str]:
     args: dict[str, Any] = payload["args"]
     command = args.get("command")
     first, *more = shown(command if isinstance(command, str) else json.dumps(args)).split("\n")
-    return [f"  → {visible(str(payload['tool']))} {first}", *(f"      {line}" for line in more)]
+    return [f"  → {shown_line(str(payload['tool']))} {first}", *(f"      {line}" for line in more)]
 
 
 def _end(payload: dict[str, Any]) -> str:

@@ -1,42 +1,142 @@
-"""The terminal of a chat: lines that a person types, and output that comes while they type."""
+"""The terminal of a chat: keys one by one, output that comes while a person types, and who speaks by where it begins.
+
+What Shellback asks and says begins a line; what anybody else says, the agent first, is behind a margin in every line of
+the screen, so that it cannot look like a question of Shellback's.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import os
 import queue
+import select
 import signal
 import sys
 import termios
 import threading
+import unicodedata
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Final, cast
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import click
+
+from app.cli.line_editor import LineEditor
+from app.cli.output import drawn
+from app.cli.shared import columns
+from app.exec.display import visible
+from app.settings import plain_terminal
 
 if TYPE_CHECKING:
     import io
 
 PROMPT: Final = "> "
-_CLEAR: Final = "\r\x1b[K"
+MARGIN: Final = "  "
+_READ: Final = 64 * 1024
+_TAB: Final = "    "
+
+
+class Keyboard:
+    """Standard input's terminal between `with` and its end: each key as it comes, a paste marked as one.
+
+    What was typed and not read at the end is thrown away: nothing of it is for the shell that comes next.
+    """
+
+    def __init__(self, *, echo: bool = False) -> None:
+        self._fd = sys.stdin.fileno()
+        self._echo = echo
+        self._before: list[Any] = []
+        self._resumed: Any = None
+        self._stopped = False
+
+    def __enter__(self) -> Self:
+        self._before = termios.tcgetattr(self._fd)
+        self._resumed = signal.signal(signal.SIGCONT, self._resume)
+        self._set()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGCONT, self._resumed)
+        with contextlib.suppress(OSError):
+            click.echo(drawn("\x1b[?2004l"), nl=False)
+        with contextlib.suppress(termios.error):  # the terminal may be what has gone
+            termios.tcsetattr(self._fd, termios.TCSAFLUSH, self._before)
+
+    def read(self, seconds: float) -> bytes | None:
+        """What is typed within so many seconds, b"" if nothing is; None when the terminal has gone."""
+        if self._stopped:
+            self._set()
+        ready, _, _ = select.select([self._fd], [], [], seconds)
+        try:
+            return (os.read(self._fd, _READ) or None) if ready else b""
+        except OSError:
+            return None
+
+    def typed(self) -> bytes:
+        """What has been typed until now and is not read yet."""
+        data = b""
+        while more := self.read(0):
+            data += more
+        return data
+
+    def _resume(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopped = True  # and whatever ran meanwhile has set the terminal otherwise
+
+    def _set(self) -> None:
+        self._stopped = False
+        modes = termios.tcgetattr(self._fd)
+        modes[3] &= ~(termios.ICANON | termios.IEXTEN | (0 if self._echo else termios.ECHO))
+        modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
+        # What was typed before is kept: a person may be quicker than we start.
+        termios.tcsetattr(self._fd, termios.TCSADRAIN, modes)
+        if not plain_terminal(by_kind=True):
+            click.echo(drawn("\x1b[?2004h"), nl=False)
+
+
+def confirmed(question: str, *, default: bool = False) -> bool:
+    """Ask on standard error; only what is typed after the question was drawn answers, and nothing that is pasted.
+
+    Raises:
+        Abort: The person ends the input.
+    """
+    if not sys.stdin.isatty():
+        return click.confirm(question, default=default, err=True)
+    answers = {"y": True, "yes": True, "n": False, "no": False, "": default}
+    with Keyboard(echo=True) as keys:
+        editor = LineEditor()
+        while True:
+            editor.feed(keys.typed())
+            editor.clear()
+            asked = editor.asked()
+            click.echo(f"{question} [{'Y/n' if default else 'y/N'}]: ", err=True, nl=False)
+            ended = editor.feed(b"")
+            while not ended:
+                data = keys.read(60.0)
+                ended = [None] if data is None else editor.feed(data)
+            line = ended[0]
+            if line is None:
+                raise click.Abort
+            if line.question == asked and line.text.strip().lower() in answers:
+                return answers[line.text.strip().lower()]
 
 
 class Lines:
-    """Lines of standard input without waiting for them; None is the end. One is read ahead, when told to."""
+    """Lines of a pipe without waiting for them; None is the end. One is read ahead, when told to."""
 
-    def __init__(self, *, prompt: str | None) -> None:
-        self._prompt = prompt
+    def __init__(self) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._wanted = threading.Semaphore(0)
-        self.reading = False
+        self._reading = False
         # Text of any encoding is taken; what is not UTF-8 in it is marked, and never ends the thread.
         cast("io.TextIOWrapper[Any]", sys.stdin).reconfigure(errors="replace")
         threading.Thread(target=self._read, daemon=True).start()
 
     def want(self) -> None:
-        """Begin to read the next line, unless that has begun; shows the prompt."""
-        if not self.reading:
-            self.reading = True
+        """Begin to read the next line, unless that has begun."""
+        if not self._reading:
+            self._reading = True
             self._wanted.release()
 
     def wait(self, seconds: float) -> bool:
@@ -45,7 +145,7 @@ class Lines:
             self._line = self._lines.get(timeout=seconds)
         except queue.Empty:
             return False
-        self.reading = False
+        self._reading = False
         return True
 
     def taken(self) -> str | None:
@@ -55,73 +155,87 @@ class Lines:
     def _read(self) -> None:
         while True:
             self._wanted.acquire()
-            line = self._typed() if self._prompt is not None else sys.stdin.readline() or None
+            line = sys.stdin.readline() or None
             self._lines.put(line)
             if line is None:
                 return
 
-    def _typed(self) -> str | None:
-        try:
-            return input(self._prompt)
-        except (EOFError, OSError):
-            return None
-
 
 class Screen:
-    """Prints above the line that is being typed and draws that line again below."""
+    """Prints above the line that is being typed and draws that line again below; without an `editor`, prints."""
 
-    def __init__(self, lines: Lines, *, person: bool) -> None:
-        self._lines = lines
-        self._person = person
-        self._midline = False
-        self._hidden = False
+    def __init__(self, editor: LineEditor | None = None) -> None:
+        self._editor = editor
+        self._column = 0
+        self._shown: tuple[str, int] | None = None
 
     def piece(self, text: str) -> None:
-        """Text that may go on in the same line."""
+        """Text of the agent that may go on in the same line."""
         self._hide()
-        click.echo(text, nl=False)
-        self._midline = not text.endswith("\n")
+        click.echo(self._behind_the_margin(text), nl=False)
+
+    def said(self, text: str) -> None:
+        """Lines with anything in them that somebody else has said."""
+        self.end_line()
+        self.piece(f"{text}\n")
 
     def line(self, text: str) -> None:
-        """A line of its own."""
-        self._hide()
+        """A line of Shellback's own, from the first column on; what it quotes has been folded and made visible."""
         self.end_line()
         click.echo(text)
 
     def end_line(self) -> None:
         """Go to the beginning of a line."""
-        if self._midline:
+        self._hide()
+        if self._column:
             click.echo()
-        self._midline = False
+        self._column = 0
+
+    def entered(self, text: str) -> None:
+        """Leave what was typed on the screen, whole."""
+        self.end_line()
+        self._column = len(PROMPT)
+        click.echo(PROMPT + self._behind_the_margin(f"{text}\n"), nl=False)
 
     def rest(self) -> None:
-        """Nothing more for now: show what is being typed, or ask for a line."""
-        if self._midline:
+        """Nothing more for now: show what is being typed, as it is now."""
+        if self._column or self._editor is None:
             return
-        if self._hidden and self._lines.reading:
-            click.echo(PROMPT + _being_typed(), nl=False)
-        self._hidden = False
-        self._lines.want()
+        row, back = shown = self._editor.row((columns() or 80) - len(PROMPT) - 1)
+        if shown == self._shown:
+            return
+        place = drawn(f"\x1b[{back}D") if back else ""
+        click.echo(drawn("\r") + PROMPT + row + drawn("\x1b[K") + place, nl=False)
+        self._shown = shown
 
     def _hide(self) -> None:
-        if self._person and self._lines.reading and not self._hidden:
-            click.echo(_CLEAR, nl=False)
-            self._hidden = True
+        if self._shown is not None:
+            click.echo(drawn("\r\x1b[K"), nl=False)
+            self._shown = None
 
-
-def _keep_keys() -> None:
-    """Leave every key for the line that is read next: Ctrl-D in whole lines is gone when that line is edited."""
-    modes = termios.tcgetattr(sys.stdin.fileno())
-    modes[3] &= ~(termios.ICANON | termios.ECHOCTL)
-    termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, modes)
-
-
-def _being_typed() -> str:
-    try:
-        import readline
-    except ImportError:
-        return ""
-    return readline.get_line_buffer()
+    def _behind_the_margin(self, text: str) -> str:
+        """The text with a margin in every line that the terminal will show of it, also where it would wrap."""
+        if self._editor is None:
+            self._column = 0 if text.endswith("\n") else 1
+            return text
+        width = max(columns() or 80, len(MARGIN) + 2)
+        parts: list[str] = []
+        for char in visible(text).replace("\t", _TAB):
+            if char == "\n":
+                parts.append(char)
+                self._column = 0
+                continue
+            # What may be wide is taken for wide: a line that wraps a column early does no harm.
+            taken = 1 if char.isascii() or unicodedata.east_asian_width(char) not in "WFA" else 2
+            if self._column + taken > width:
+                parts.append("\n")
+                self._column = 0
+            if not self._column:
+                parts.append(MARGIN)
+                self._column = len(MARGIN)
+            parts.append(char)
+            self._column += taken
+        return "".join(parts)
 
 
 class Interrupts:
@@ -149,17 +263,3 @@ class Interrupts:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def kept_terminal() -> Generator[None]:
-    """Give the terminal back as it was, also when a line is being edited at the end."""
-    before = termios.tcgetattr(sys.stdin.fileno())
-    try:
-        with contextlib.suppress(ImportError):
-            importlib.import_module("readline")  # being there, it edits what `input` reads
-            _keep_keys()
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
-        click.echo("\x1b[?2004l", nl=False)  # pasted text is no longer marked as such

@@ -19,7 +19,7 @@ from app import supervision, wiring
 from app.cli import facts as facts_of
 from app.cli.children import WorkerChild
 from app.cli.shared import Refused
-from app.exec.display import visible
+from app.cli.terminal import confirmed
 from app.exec.errors import SupervisorUnreachable
 from app.exec.model import READ_ONLY, Session
 from app.settings import Settings, plain_environment
@@ -218,7 +218,7 @@ class Tour:
 
     def _approve(self, request: Request) -> None:
         self._say(f"   ? {request.tool_name}: {request.display.get('command')}")
-        if self._ask and not click.confirm("   run exactly this, once?", default=True):
+        if self._ask and not confirmed("   run exactly this, once?", default=True):
             raise Refused("denied; the tour ends here, and nothing has run")
         self._where.database.write_now(
             approvals.decide, self._enqueuer, request.id, "approved", by="demo", surface="demo"
@@ -294,7 +294,7 @@ class Tour:
 
 
 def _quoted(who: str, text: object) -> str:
-    return f"   {who}: " + visible(str(text)).replace("\n", "\n          ")
+    return f"   {who}: " + str(text).replace("\n", "\n          ")
 
 
 def _kill_now(pid: int) -> None:

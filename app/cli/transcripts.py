@@ -14,8 +14,9 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from app.cli.shared import Refused, stamp
-from app.exec.display import shown, visible
+from app.cli.output import styled
+from app.cli.shared import Refused, json_text, stamp
+from app.exec.display import shown, shown_line, visible, visible_line
 from app.storage import transcript
 
 if TYPE_CHECKING:
@@ -48,14 +49,17 @@ def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
 
 
 def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
-    """What was put before the model: by people, and of the processes that run."""
+    """What was put before the model: by people, by us, and of the processes that run."""
     from app.exec.blocks import MARK
+    from app.work.prompt import NOTICE
 
     for piece in cast("list[Any]", content) if isinstance(content, list) else [content]:
         about = cast("dict[str, Any]", piece) if isinstance(piece, dict) else {}
         metadata: object = about.get("metadata")
         if isinstance(metadata, dict) and MARK in metadata:
             yield from _said(f"{when}processes", str(about["content"]), cut)
+        elif isinstance(metadata, dict) and NOTICE in metadata:
+            yield from _said(f"{when}shellback", str(about["content"]))
         else:
             yield from _said(f"{when}person", _text(piece))
 
@@ -74,15 +78,8 @@ def _said(who: str, text: str, cut: int | None = None) -> Iterator[str]:
 
 def _lines(who: str, text: str) -> Iterator[str]:
     first, *more = text.split("\n")
-    name = click.style(visible(who), bold=True) if _styled() else visible(who)
-    yield f"{name}: {first}"
+    yield f"{styled(shown_line(who), 'bold')}: {first}"
     yield from (f"    {line}" for line in more)
-
-
-def _styled() -> bool:
-    from app.settings import plain_terminal
-
-    return not plain_terminal()
 
 
 def _text(content: Any) -> str:
@@ -117,11 +114,11 @@ class Export:
         draft: str | None = None
         try:
             if target.is_dir():
-                raise Refused(f"{visible(path)} is a directory: name a file in it")
+                raise Refused(f"{visible_line(path)} is a directory: name a file in it")
             if target.exists() and not target.is_file():
-                raise Refused(f"{visible(path)} is no file: leave -o out and redirect the output to it")
+                raise Refused(f"{visible_line(path)} is no file: leave -o out and redirect the output to it")
             if target.exists() and not replace:
-                raise Refused(f"{visible(path)} is there already: --force replaces it, or name another file")
+                raise Refused(f"{visible_line(path)} is there already: --force replaces it, or name another file")
             fd, draft = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
             with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
                 self.to(file)
@@ -130,7 +127,7 @@ class Export:
             os.replace(draft, target)
             draft = None
         except OSError as error:
-            raise Refused(f"{visible(path)} cannot be written ({error.strerror}): name another file") from None
+            raise Refused(f"{visible_line(path)} cannot be written ({error.strerror}): name another file") from None
         finally:
             if draft is not None:
                 with contextlib.suppress(OSError):
@@ -150,7 +147,7 @@ class Export:
             "exported_at": time.time(),
             "conversation": asdict(self._standing),
         }
-        file.write(json.dumps(head | {"history": record}, default=str)[:-1])
+        file.write(json_text(head | {"history": record})[:-1])
         self._write(file, "messages", self._messages(ids), len(ids))
         for part in transcript.PARTS:
             self._write(file, part, self._rows(part, name), None)
@@ -160,7 +157,7 @@ class Export:
         file.write(f',\n"{what}": [')
         told_at = time.monotonic()
         for item in items:
-            file.write(("\n" if self._counts[what] == 0 else ",\n") + json.dumps(item, default=str))
+            file.write(("\n" if self._counts[what] == 0 else ",\n") + json_text(item))
             self._counts[what] += 1
             if time.monotonic() - told_at >= TELL_S:
                 told_at = time.monotonic()

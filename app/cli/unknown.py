@@ -166,7 +166,9 @@ def callbacks(where: Place) -> Generator[CallbackSink]:
     from app.work.callbacks import CallbackSink
 
     def payload(session: Session) -> dict[str, object]:
-        return callback_payload(session, OutputLog(str(where.home / layout.SESSIONS / session.id), session.id))
+        logs = where.home / layout.SESSIONS / session.id
+        err = OutputLog(logs, session.id, err=True, end=session.end) if session.separate_stderr else None
+        return callback_payload(session, OutputLog(logs, session.id, end=session.end), err)
 
     with wiring.enqueuing(where) as enqueuer:
         yield CallbackSink(enqueuer, where.host_id, payload)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from app.work.approvals import Request
     from app.work.sending import Sent
 
-Fate = Literal["answered", "failed", "stopped", "pending_approval", "set_aside"]
+Fate = Literal["answered", "failed", "stopped", "denied", "out_of_budget", "pending_approval", "set_aside"]
 
 
 class Waiting:
@@ -34,10 +34,12 @@ class Waiting:
         if heard.answer is not None and heard.outcome is not None:
             self.answer = heard.answer
             match heard.outcome:
-                case "failed" | "stopped" as fate:
-                    return fate
+                case "stopped":
+                    return "stopped"
+                case "failed":
+                    return "out_of_budget" if heard.out_of_budget else "failed"
                 case _:
-                    return "answered"
+                    return "denied" if heard.denied else "answered"
         if heard.blocked == "approval":
             # Decided calls leave it blocked until their turn begins; then nobody is waited for.
             self.requests = approvals.find(conn, conversation_id=self._sent.conversation_id, state="pending")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from app.cli.output import drawn, undrawn
 from app.cli.shared import print_json, stamp
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ WATCH_S: Final = 0.5
 """Between two looks. The facts themselves are compared: the start of a process, say, is no event."""
 REDRAW_S: Final = 2.0
 """After so long a screen is drawn again for its ages."""
-_HOME: Final = "\x1b[H"
-_CLEAR_LINE: Final = "\x1b[K"
-_CLEAR_BELOW: Final = "\x1b[J"
 
 watch_option = click.option(
     "--watch", "watching", is_flag=True, help="Show it again whenever it changes, until Ctrl-C."
@@ -68,7 +66,7 @@ def _changes(before: dict[str, T], now: dict[str, T]) -> list[tuple[str, T]]:
 def _on_a_screen(look: Callable[[], Sequence[Any]], lines: Callable[[Sequence[Any]], Sequence[str]]) -> NoReturn:
     before: Sequence[Any] | None = None
     drawn_at = 0.0
-    click.clear()
+    click.echo(drawn("\x1b[2J"), nl=False)
     while True:
         now = look()
         if now != before or time.monotonic() - drawn_at >= REDRAW_S:
@@ -82,11 +80,11 @@ def _draw(lines: Sequence[str]) -> None:
     held = list(lines[: max(1, room.lines - 1)])
     if len(held) < len(lines):
         held[-1] = f"… {len(lines) - len(held) + 1} more lines: a taller window shows them"
-    text = "".join(f"{_fitting(one, room.columns)}{_CLEAR_LINE}\n" for one in held)
-    click.echo(f"{_HOME}{text}{_CLEAR_BELOW}", nl=False)
+    text = "".join(_fitting(one, room.columns) + drawn("\x1b[K") + "\n" for one in held)
+    click.echo(drawn("\x1b[H") + text + drawn("\x1b[J"), nl=False)
 
 
 def _fitting(text: str, columns: int) -> str:
     # A line that wraps would move all below it.
-    plain = click.unstyle(text)
+    plain = undrawn(text)
     return text if len(plain) <= columns else plain[: columns - 1] + "…"

@@ -46,6 +46,7 @@ def worker(while_stdin: bool) -> None:
     from app import wiring
     from app.choice import choose
     from app.log import configure
+    from app.orders import note_workspace
     from app.storage.errors import ExecutorTaken
 
     settings = load_settings()
@@ -55,6 +56,7 @@ def worker(while_stdin: bool) -> None:
     chosen = choose(settings)
     try:
         with wiring.place(settings) as where, wiring.worker(where, chosen.backend) as built:
+            note_workspace(where.home, chosen.backend.workspace)
             _announce(settings, chosen)
             if while_stdin and chosen.fallen_back:
                 click.echo(f"{ON_THE_HOST}{chosen.why}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import click
@@ -21,10 +20,10 @@ def make_default(settings: Settings) -> None:
 
     As root it is given to EXEC_UID, whom commands run as. The backend's own check says whether it can be used.
     """
+    from app.exec.backends.runner import make_workspace
+
     if not is_ours_to_make(settings):
         return
     root = settings.workspace_root
-    root.mkdir(mode=0o755)
-    if os.geteuid() == 0:
-        os.chown(root, settings.exec_uid, settings.exec_uid)
+    make_workspace(root, uid=settings.exec_uid)
     click.echo(f"made the workspace {root} (WORKSPACE_ROOT names another one)", err=True)

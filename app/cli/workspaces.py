@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from app.cli.completing import workspace_names
+from app.cli.freshness import Freshness
 from app.cli.shared import Refused, age, json_option, opened, print_json, stamp, table
+from app.cli.terminal import confirmed
 from app.cli.unknown import how
-from app.exec.display import visible
+from app.exec.display import visible_line
 
 if TYPE_CHECKING:
     from app.exec.model import PodmanWorkspace, Session
@@ -68,8 +70,9 @@ def _list(*, everything: bool, as_json: bool) -> None:
     with opened() as where:
         found = where.database.read_now(rows.find, live=None if everything else True)
         here = where.host_id
+        fresh = Freshness(where, (one.host_id for one in found))
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([{**asdict(one), **fresh.fact(one.host_id)} for one in found])
         return
     if not found:
         click.echo("no workspaces: with BACKEND=podman a conversation has one from its first command on")
@@ -84,6 +87,8 @@ def _list(*, everything: bool, as_json: bool) -> None:
         for one in found
     ]
     table(shown, {**_COLUMNS, **({"host": "HOST"} if any(one["host"] for one in shown) else {})})
+    for line in fresh.lines():
+        click.echo(line)
 
 
 @workspaces.command()
@@ -100,7 +105,8 @@ def show(name: str, last: int, as_json: bool) -> None:
     """
     with opened() as where:
         found = _found(where, name)
-        facts = [_facts(where, one, last) for one in found]
+        fresh = Freshness(where, (one.host_id for one in found))
+        facts = [_facts(where, one, last) | fresh.fact(one.host_id) for one in found]
     if as_json:
         print_json(facts[0] if len(facts) == 1 else facts)
         return
@@ -108,7 +114,9 @@ def show(name: str, last: int, as_json: bool) -> None:
         if number:
             click.echo()
         for line in _lines(one):
-            click.echo(visible(line))
+            click.echo(visible_line(line))
+    for line in fresh.lines():
+        click.echo(line)
 
 
 @workspaces.command()
@@ -131,7 +139,7 @@ def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool, as_json: b
         wanted = list({one.name: one for name in names for one in _found(where, name, ours=True)}.values())
         for one in wanted:
             _may_go(where, one, force=force, overlay=overlay)
-        if not yes and not click.confirm(_question(wanted, overlay=overlay), err=True):
+        if not yes and not confirmed(_question(wanted, overlay=overlay)):
             raise Refused("nothing was removed")
         done = asyncio.run(_removed(where, wanted, overlay=overlay))
     if as_json:
@@ -139,7 +147,7 @@ def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool, as_json: b
         return
     for one in done:
         files = "its files too" if one["overlay_removed"] else f"its files stay: {one['overlay_path']}"
-        click.echo(visible(f"{one['name']} {'removed' if one['was_there'] else 'was gone already'}; {files}"))
+        click.echo(visible_line(f"{one['name']} {'removed' if one['was_there'] else 'was gone already'}; {files}"))
 
 
 def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspace]:
@@ -162,7 +170,7 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
     else:
         alike = difflib.get_close_matches(name, [text for one in here for text in (one.name, one.scope)], 3)
         hint = f"did you mean {', '.join(alike)}? " if alike else ""
-        raise Refused(f"no workspace {visible(name)!r}: {hint}`shellback workspaces --all` lists them")
+        raise Refused(f"no workspace {visible_line(name)!r}: {hint}`shellback workspaces --all` lists them")
     if not exact and len({one.name for one in begun}) > 1:
         raise Refused(f"{name!r} is the beginning of {len(begun)} workspaces: give more of it")
     if not ours:
@@ -178,8 +186,8 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
 def _may_go(where: Place, one: PodmanWorkspace, *, force: bool, overlay: bool) -> None:
     if overlay and not _is_overlay(where, one):
         raise Refused(
-            f"the files of {one.name} are {visible(one.overlay_path)}, which is not below SHELLBACK_CACHE: --overlay"
-            " does not remove what is yours; leave it out"
+            f"the files of {one.name} are {visible_line(one.overlay_path)}, which is not below SHELLBACK_CACHE: "
+            "--overlay does not remove what is yours; leave it out"
         )
     running = [] if force else _running(where, one)
     if running:
@@ -207,7 +215,7 @@ def _running(where: Place, one: PodmanWorkspace) -> list[Session]:
 
 def _question(wanted: list[PodmanWorkspace], *, overlay: bool) -> str:
     names = ", ".join(one.name for one in wanted)
-    return visible(f"Remove {names}{' with all files' if overlay else ', and keep the files'}?")
+    return visible_line(f"Remove {names}{' with all files' if overlay else ', and keep the files'}?")
 
 
 async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.exec.backends.host import HostBackend
+    from app.exec.backends.runner import make_workspace
     from app.exec.capability import ExecCapability
     from app.exec.engine import Engine
     from app.exec.errors import ExecError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from app.exec.model import CommandSpec, PodmanWorkspace, Session, SessionEnd, SessionState
     from app.exec.mounts.mount import HostMount
     from app.exec.outcome import Outcome
+    from app.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile
     from app.exec.section.config import PodmanSandboxConfig, SandboxConfig
     from app.exec.section.podman import PodmanSandboxSection
     from app.exec.section.sandbox import SandboxSection
@@ -49,8 +51,10 @@ __all__ = (
     "BubblewrapShell",
     "CommandSpec",
     "CommandValidator",
+    "DeleteEntry",
     "Engine",
     "EnvironmentSnapshot",
+    "EvalResult",
     "ExecCapability",
     "ExecError",
     "ExecTools",
@@ -79,16 +83,20 @@ __all__ = (
     "ShellSection",
     "SupervisorClient",
     "SyncShell",
+    "VirtualFileSystem",
     "Watcher",
     "WhichResult",
     "WorkspaceSection",
+    "WriteFile",
     "cleanup_exec_logs",
     "exec_toolset",
+    "make_workspace",
     "shell_of",
 )
 
 _HOMES = {
     "backends.host": ("HostBackend",),
+    "backends.runner": ("make_workspace",),
     "capability": ("ExecCapability",),
     "engine": ("Engine",),
     "errors": ("ExecError",),
@@ -99,6 +107,7 @@ _HOMES = {
     "model": ("CommandSpec", "PodmanWorkspace", "Session", "SessionEnd", "SessionState"),
     "mounts.mount": ("HostMount",),
     "outcome": ("Outcome",),
+    "section.changes": ("DeleteEntry", "EvalResult", "VirtualFileSystem", "WriteFile"),
     "section.config": ("PodmanSandboxConfig", "SandboxConfig"),
     "section.podman": ("PodmanSandboxSection",),
     "section.sandbox": ("SandboxSection",),

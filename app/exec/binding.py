@@ -7,17 +7,20 @@ followed, and what is larger than a bound is bound by its identity alone; `unbou
 from __future__ import annotations
 
 import functools
-import glob
 import hashlib
+import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
 from app.exec.environment import CHILD_PATH
 from app.exec.operands import Line, Operand, named_in
+from app.exec.sight import regular
+from app.exec.sight.patterns import expanded
+from app.exec.sight.sight import Sight, TooMuch, Unseen
 
 PROGRAM_BYTES: Final = 64 * 1024 * 1024
 FILE_BYTES: Final = 16 * 1024 * 1024
@@ -53,15 +56,24 @@ def reads_files(command: str) -> bool:
     return bool(named_in(command).files)
 
 
-def read(command: str, *, cwd: str, workspace: Path, private: Sequence[str] = (), inner: str | None = None) -> Binding:
+def read(
+    command: str,
+    *,
+    cwd: str,
+    workspace: Path,
+    private: Sequence[str] = (),
+    inner: str | None = None,
+    held: Callable[[str], int] | None = None,
+) -> Binding:
     """Look at everything that the command line names. Blocks for as long as it takes to read the files.
 
     `private` are directories that a command has of its own: nothing of them can be seen from here. `inner` is the path
     of the workspace as the command sees it; where that is another one, programs are those of an image, and nothing of
-    those can be seen here either: the image's id stands for them.
+    those can be seen here either: the image's id stands for them. `held` opens a directory that this thread's user
+    cannot reach by its path.
     """
     line = named_in(command)
-    reading = _Reading(str(workspace), cwd, private, line, inner or str(workspace))
+    reading = _Reading(str(workspace), cwd, private, line, inner or str(workspace), Sight((str(workspace),), held=held))
     for name in line.programs if reading.inner == reading.workspace else ():
         reading.program(name)
     for operand in line.files:
@@ -89,6 +101,7 @@ class _Reading:
     private: Sequence[str]
     line: Line
     inner: str
+    sight: Sight
     _executables: dict[str, Row] = field(default_factory=dict[str, Row])
     _scripts: dict[str, Row] = field(default_factory=dict[str, Row])
     _unbound: dict[str, None] = field(default_factory=dict[str, None])
@@ -112,7 +125,7 @@ class _Reading:
         real = os.path.realpath(path)
         try:
             identity = _identity(os.stat(real))
-            sha256 = _content(real, identity) if _steady(real) else _hashed(real, PROGRAM_BYTES)[1]
+            sha256 = _content(real, identity) if _steady(real) else _hashed_program(real)[1]
         except OSError as error:
             return {"name": name, "path": path, "why": error.strerror}
         if sha256 is None:
@@ -130,18 +143,36 @@ class _Reading:
             name = self.workspace + name[1:]
         elif f"{name}/".startswith(f"{self.inner}/"):
             name = self.workspace + name[len(self.inner) :]
-        for folder in self._folders():
-            path = os.path.join(folder, name)
-            names = glob.iglob(path) if operand.globs else iter((path,))
-            for count, met in enumerate(names):
-                if count == PATTERN_NAMES:
+        try:
+            for folder in self._folders():
+                path = os.path.join(folder, name)
+                names = expanded(path, self.sight) if operand.globs else [path]
+                if len(names) > PATTERN_NAMES:
                     self._unbound[f"{operand.name}: more than {PATTERN_NAMES} names, the others are not bound"] = None
-                    break
-                one = os.path.join(met, "__main__.py") if operand.runs and os.path.isdir(met) else met
-                if os.path.isfile(one):
-                    yield one, os.path.realpath(one)
-            if os.path.isabs(name):
-                return
+                if operand.globs and not self.sight.sees(os.path.normpath(_fixed(path))):
+                    self._unbound[f"{operand.name}: a pattern outside of the workspace, it is not bound"] = None
+                for met in names[:PATTERN_NAMES]:
+                    if (found := self._file(met, operand)) is not None:
+                        yield found
+                if os.path.isabs(name):
+                    return
+        except TooMuch as error:
+            self._unbound[f"{operand.name}: {error}; not all of it is bound"] = None
+
+    def _file(self, met: str, operand: Operand) -> tuple[str, str] | None:
+        """A plain file, or what runs of a directory: its path and the real one. Outside only of what runs."""
+        one = os.path.join(met, "__main__.py") if operand.runs and self.sight.is_directory(met) else met
+        try:
+            real, place = self.sight.place(one)
+        except Unseen:
+            if not operand.runs:
+                return None
+            real = os.path.realpath(one)
+            return (one, real) if os.path.isfile(real) else None
+        except OSError:
+            return None
+        place.close()
+        return (one, real) if place.status is not None and stat.S_ISREG(place.status.st_mode) else None
 
     def _folders(self) -> list[str]:
         places = [self.cwd]
@@ -162,28 +193,42 @@ class _Reading:
         row = self._scripts.get(path)
         if row is None:
             row = self._scripts[path] = {**self._script_row(operand.name, path), "named": named, "held": False}
-        row["held"] |= bool(operand.runs) or (operand.runs is None and _runs(path))
+        row["held"] |= bool(operand.runs) or (operand.runs is None and self._runs(path))
 
     def _script_row(self, name: str, path: str) -> Row:
         sha256: str | None = None
         why = ""
         try:
-            identity = _identity(os.stat(path))
+            _, place = self.sight.place(path, follow=False)
+            with place:
+                identity = _identity(place.there)
+                fd = regular.opened(place.name, place.directory)
+        except (OSError, Unseen, TooMuch) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._unbound[f"{name}: {why}, its content is not bound"] = None
+            return {"name": name, "path": path, "sha256": None, "why": why}
+        try:
             if len(self._scripts) >= FILES:
                 why = f"more than {FILES} files"
             elif self._bytes + identity.size > ALL_BYTES:
                 why = f"more than {ALL_BYTES >> 20} MiB together"
             else:
-                identity, sha256 = _hashed(path, FILE_BYTES)
+                identity, sha256 = _hashed(fd, FILE_BYTES)
                 why = f"larger than {FILE_BYTES >> 20} MiB"
-        except OSError as error:
-            self._unbound[f"{name}: {error.strerror}, its content is not bound"] = None
-            return {"name": name, "path": path, "sha256": None, "why": error.strerror}
+        finally:
+            os.close(fd)
         if sha256 is None:
             self._unbound[f"{name}: {why}, its content is not bound"] = None
         else:
             self._bytes += identity.size
         return _row(name, path, identity, sha256)
+
+    def _runs(self, path: str) -> bool:
+        try:
+            status = self.sight.status(path, follow=False)
+            return (status is not None and bool(status.st_mode & 0o111)) or self.sight.content(path, 2) == b"#!"
+        except (OSError, Unseen, TooMuch):
+            return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +258,13 @@ def ways(paths: Iterable[str], workspace: Path) -> tuple[str, ...]:
                 left += target.split("/")[::-1]
                 at = "/" if target.startswith("/") else os.path.dirname(at)
     return tuple(sorted(met))
+
+
+def _fixed(pattern: str) -> str:
+    """The directories of an absolute pattern that are no patterns themselves."""
+    return (
+        "/".join(itertools.takewhile(lambda part: not any(sign in part for sign in "*?["), pattern.split("/"))) or "/"
+    )
 
 
 def found(program: str) -> str | None:
@@ -248,38 +300,30 @@ def _steady(path: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _content(path: str, identity: _Identity) -> str | None:
-    return _hashed(path, PROGRAM_BYTES)[1] if identity.size <= PROGRAM_BYTES else None
+    return _hashed_program(path)[1] if identity.size <= PROGRAM_BYTES else None
 
 
-def _hashed(path: str, most: int) -> tuple[_Identity, str | None]:
-    """The identity of a file, and the digest of its content, None where that is more than `most` bytes."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def _hashed_program(path: str) -> tuple[_Identity, str | None]:
+    """`_hashed` of a program outside of the workspace, by its real path."""
+    fd = regular.opened(path, None)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(22, "not a plain file", path)
-        identity = _identity(status)
-        if identity.size > most:
-            return identity, None
-        digest, total = hashlib.sha256(), 0
-        while data := os.read(fd, _CHUNK):
-            total += len(data)
-            if total > most:
-                return identity, None
-            digest.update(data)
-        return identity, digest.hexdigest()
+        return _hashed(fd, PROGRAM_BYTES)
     finally:
         os.close(fd)
 
 
-def _runs(path: str) -> bool:
-    try:
-        if os.stat(path).st_mode & 0o111:
-            return True
-        with open(path, "rb") as file:
-            return file.read(2) == b"#!"
-    except OSError:
-        return False
+def _hashed(fd: int, most: int) -> tuple[_Identity, str | None]:
+    """The identity of a file, and the digest of its content, None where that is more than `most` bytes."""
+    identity = _identity(os.fstat(fd))
+    if identity.size > most:
+        return identity, None
+    digest, total = hashlib.sha256(), 0
+    while data := os.read(fd, _CHUNK):
+        total += len(data)
+        if total > most:
+            return identity, None
+        digest.update(data)
+    return identity, digest.hexdigest()
 
 
 def _by_path(rows: object) -> dict[str, object]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from app.exec import limits as bounds
 from app.exec.backends.base import Backend, Plan
 from app.exec.environment import check_env
 from app.exec.errors import CommandDenied, InvalidCommand
+from app.exec.files.threads import CHECK_S, checking
 from app.exec.limits import Limits
 from app.exec.model import CONVERSATION, LIFETIMES, ON_EXIT, READ_ONLY, CommandSpec, WindowSize
 from app.exec.paths import sandbox_cwd
@@ -88,37 +89,46 @@ def check_yield_after(yield_after: float | None, *, background: bool, limits: Li
 
 
 async def proposed(spec: CommandSpec, backend: Backend) -> Proposal:
-    """As `proposal_for`; files are read in a thread.
+    """As `proposal_for`; files are read in a thread, as the user whom commands run as.
 
     Raises:
         InvalidCommand: The directory has gone.
+        CheckTimedOut: What it names could not be read in time.
     """
-    if spec.profile != READ_ONLY and binding.reads_files(spec.command):
-        return await asyncio.to_thread(proposal_for, spec, backend)
-    return proposal_for(spec, backend)
+    return proposal_for(spec, backend, await bound(spec, backend))
 
 
-def proposal_for(spec: CommandSpec, backend: Backend) -> Proposal:
+async def bound(spec: CommandSpec, backend: Backend) -> binding.Binding:
+    """What a command names, in a thread where that is to be read.
+
+    Raises:
+        CheckTimedOut: It could not be read in time.
+    """
+    if spec.profile == READ_ONLY or not binding.reads_files(spec.command):
+        return _bound(spec, backend)
+    threads = checking(backend.uid)
+    return await threads.run(partial(_bound, spec, backend, threads.held), seconds=CHECK_S)
+
+
+def _bound(spec: CommandSpec, backend: Backend, held: Callable[[str], int] | None = None) -> binding.Binding:
+    if spec.profile == READ_ONLY:
+        return binding.Binding()
+    private = backend.facts(spec.profile)["mounts"]["private"]
+    workspace, inner = backend.workspace, backend.inner
+    return binding.read(spec.command, cwd=spec.cwd, workspace=workspace, private=private, inner=inner, held=held)
+
+
+def proposal_for(spec: CommandSpec, backend: Backend, files: binding.Binding | None = None) -> Proposal:
     """Everything that decides what will run: the identity of its directory and the content of its scripts included.
 
-    Blocks where there are scripts to read. What may write nothing is bound without them.
+    Blocks where there are scripts to read and `files` does not have them. What may write nothing is bound without them.
 
     Raises:
         InvalidCommand: The directory has gone.
     """
     held_to = backend.facts(spec.profile)
     device, inode = _place(spec.cwd, held_to["mounts"]["private"], backend.workspace)
-    files = (
-        binding.Binding()
-        if spec.profile == READ_ONLY
-        else binding.read(
-            spec.command,
-            cwd=spec.cwd,
-            workspace=backend.workspace,
-            private=held_to["mounts"]["private"],
-            inner=backend.inner,
-        )
-    )
+    files = files or _bound(spec, backend)
     return Proposal(
         tool="execute_pty" if spec.pty else "execute",
         facts={

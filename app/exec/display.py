@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, cast
 
+from app.exec.label import label
+
 _MARGIN: Final = "    "
 _FOLDED: Final = "↳ "
 _FIRST: Final = ("command", "segments", "tier", "reason", "touches")
@@ -59,6 +61,11 @@ def visible(text: str) -> str:
     return text if text.isascii() and text.isprintable() else text.translate(_PROSE)
 
 
+def visible_line(text: str) -> str:
+    """The same on one line: a newline is an escape too."""
+    return visible(text).replace("\n", "\\x0a")
+
+
 def shown(text: str) -> str:
     """A part of a call as a person may read it; only newlines are left as they are. `bytes_of` is its inverse."""
     text = _AMBIGUOUS.sub("\\\\x5c", text)
@@ -96,7 +103,8 @@ def request_lines(display: Mapping[str, object]) -> list[str]:
         elif key == "reason" and display.get("tier"):
             continue
         elif value:
-            lines += _field("runs" if key == "segments" else key, _value(key, value))
+            parts = _parts(value, str(display.get("command", ""))) if key == "segments" else _value(key, value)
+            lines += _field("runs" if key == "segments" else key, parts)
     return [*lines, *(_field("with", [", ".join(short)]) if short else [])]
 
 
@@ -151,8 +159,6 @@ def _value(key: str, value: object) -> list[str]:
             return ["; ".join(f"{shown_line(name)} {_listed(name, given)}" for name, given in known.items() if given)]
         case list() | tuple():
             parts = cast("Sequence[object]", value)
-            if key == "segments":
-                return [line for number, part in enumerate(parts, 1) for line in _segment(f"{number}. ", part)]
             if key in _PROGRAMS:
                 return [_program(part) for part in parts]
             items = [_item(part) for part in parts]
@@ -184,13 +190,22 @@ def _program(value: object) -> str:
     return f"{shown_line(str(row.get('name')))} = {where}" + (f" ({', '.join(facts)})" if facts else "")
 
 
-def _segment(number: str, segment: object) -> list[str]:
-    part = cast("Mapping[str, object]", segment)
-    first, *more = shown(str(part.get("text", ""))).split("\n")
-    lines = [number + first, *(" " * len(number) + line for line in more)]
+def _parts(segments: object, command: str) -> list[str]:
+    """The commands of a line that stands above already: each by how it begins, a single one not again."""
+    parts = cast("Sequence[Mapping[str, object]]", segments)
+    if len(parts) == 1 and parts[0].get("text") == command:
+        return _part("as it stands", parts[0], "")
+    return [
+        line
+        for number, part in enumerate(parts, 1)
+        for line in _part(f"{number}. {shown_line(label(str(part.get('text', ''))))}", part, " " * len(f"{number}. "))
+    ]
+
+
+def _part(first: str, part: Mapping[str, object], margin: str) -> list[str]:
     why = ": ".join(shown_line(str(part[key])) for key in ("tier", "reason") if part.get(key))
     paths = f"names {'; '.join(_value('', part['paths']))}" if part.get("paths") else ""
-    return lines + [f"{' ' * len(number)}  ({line})" for line in (why, paths) if line]
+    return [first, *(f"{margin}  ({line})" for line in (why, paths) if line)]
 
 
 def _field(label: str, lines: list[str]) -> list[str]:

@@ -18,12 +18,15 @@ from app.exec.exec_registry import ExecRegistry
 from app.exec.model import Session, SessionEnd, SessionId, SessionState
 from app.exec.ports import SessionStore, SessionWatch, Unwatched
 from app.exec.supervisor.crashpoints import reach
+from app.exec.supervisor.gaps import why
 from app.log import about
 
 log = logging.getLogger(__name__)
 
 FIRST_DELAY_S: Final = 0.05
 LONGEST_DELAY_S: Final = 5.0
+SETTLED_S: Final = 10.0
+"""Longer nobody waits for ends to be recorded: where the store takes none, that may be for ever."""
 
 
 class Ends:
@@ -36,12 +39,14 @@ class Ends:
         acknowledge: Callable[[SessionId], Awaitable[None]],
         watch: SessionWatch | None = None,
         forgotten: Callable[[SessionId], bool] = lambda _: False,
+        inspected: Callable[[SessionId, SessionEnd], Awaitable[SessionEnd]] | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
         self._acknowledge = acknowledge
         self._watch = watch or Unwatched()
         self._forgotten = forgotten
+        self._inspected = inspected
         self._recording: dict[SessionId, asyncio.Task[None]] = {}
         self._waiting: dict[SessionId, set[asyncio.Future[Session | None]]] = {}
         self.inline: set[SessionId] = set()
@@ -85,6 +90,8 @@ class Ends:
             session.end.evidence if session.end and session.end.evidence else session.state,
             extra=ids,
         )
+        if session.end and session.end.log_errno:
+            log.warning("output of a process was dropped: %s", why(session.end.log_errno), extra=ids)
         for future in self._waiting.get(session.id, ()):
             if not future.done():
                 future.set_result(session)
@@ -100,9 +107,10 @@ class Ends:
         """Sessions whose end somebody waits for."""
         return tuple(self._waiting)
 
-    async def settled(self) -> None:
-        """Wait until every end received so far is recorded and acknowledged, or given back."""
-        await asyncio.gather(*self._recording.values(), return_exceptions=True)
+    async def settled(self, up_to: float = SETTLED_S) -> None:
+        """Wait until every end received so far is recorded and acknowledged, or given back; at most so many seconds."""
+        if self._recording:
+            await asyncio.wait(self._recording.values(), timeout=up_to)
 
     async def stop(self) -> None:
         """End the recording; what is not recorded is rung again to the next worker."""
@@ -130,7 +138,12 @@ class Ends:
             finally:
                 self._recording.pop(session_id, None)
 
+    async def inspected(self, session_id: SessionId, end: SessionEnd) -> SessionEnd:
+        """The end with what the workspace shows of it: before anybody is told, so that all are told the same."""
+        return end if self._inspected is None else await self._inspected(session_id, end)
+
     async def _finished(self, session_id: SessionId, end: SessionEnd) -> Session | None:
+        end = await self.inspected(session_id, end)
         delay = FIRST_DELAY_S
         while True:
             try:

@@ -22,13 +22,15 @@ from app.exec import limits as bounds
 from app.exec.backends.base import Backend
 from app.exec.commands import CHANGED, fixed, proposed
 from app.exec.ends import Ends
-from app.exec.errors import CommandDenied, ExecError, InvalidCommand, SessionNotFound, SupervisorUnreachable
+from app.exec.errors import CommandDenied, ExecError, InvalidCommand, SupervisorUnreachable
 from app.exec.exec_registry import ExecRegistry
 from app.exec.identity import session_id as session_id_of
+from app.exec.inspection.inspector import Inspector
+from app.exec.inspection.losses import Losses
 from app.exec.joining import give_up, joined
 from app.exec.limits import Limits
 from app.exec.links import LogLinks, SoonLinked
-from app.exec.model import CallOrigin, CommandSpec, Delivery, Evidence, Session, SessionId, SessionState
+from app.exec.model import WORK, CallOrigin, CommandSpec, Delivery, Evidence, Session, SessionId, SessionState
 from app.exec.outcome import Outcome
 from app.exec.output import OutputLog
 from app.exec.policy import Grant, Proposal
@@ -65,19 +67,22 @@ class Engine:
         watch: SessionWatch | None = None,
         absence_tells: Callable[[Session], bool] = lambda _: True,
         links: Callable[[Path, Path], LogLinks] = LogLinks,
+        inspector: Inspector | None = None,
     ) -> None:
-        self.store = store
-        self.backend = backend
+        self.store, self.backend = store, backend
         self.limits = limits or Limits()
         self.workspace = backend.workspace
         self.registry = ExecRegistry(store, clock=clock)
         self.links = links(self.workspace, Path(home) / layout.SESSIONS)
         self.supervised = Supervised(supervisor, self.limits)
         self._sessions = f"{home}/{layout.SESSIONS}"
-        self.host_id = host_id
-        self._clock = clock
+        self.host_id, self._clock = host_id, clock
         self._watch = watch or Unwatched()
-        self._ends = Ends(store, self.registry, self.supervised.acknowledge, self._watch, self.links.forgotten)
+        self.inspector = inspector
+        self._losses = Losses(inspector, store.get)
+        self._ends = Ends(
+            store, self.registry, self.supervised.acknowledge, self._watch, self.links.forgotten, self._losses.ended
+        )
         self._recovery = Recovery(store, self.supervised, self._ends, host_id, absence_tells)
         self._unsure: set[SessionId] = set()
         self._later: set[asyncio.Task[Any]] = set()
@@ -85,7 +90,7 @@ class Engine:
         self.started = False
 
     async def start(self) -> None:
-        """Check the backend, reach the supervisor and take in what happened before; starting twice is fine.
+        """Check the backend, reach the supervisor and record what happened before; starting twice is fine.
 
         Raises:
             BackendUnavailable: Commands cannot run here.
@@ -94,10 +99,14 @@ class Engine:
         """
         if self.started:
             return
+        if self.inspector is not None:
+            self.inspector.resume(await self.store.list(live=True), self.host_id)
         self.backend.check()
-        await self.supervised.connect(self._ends.received, self._reconnected)
+        later, heard = self._do_later, self._losses.heard
+        await self.supervised.connect(self._ends.received, self._reconnected, lambda one, lost: later(heard(one, lost)))
         self.started = True
         await self.reconcile()
+        await self._ends.settled()
 
     async def stop(self) -> None:
         """Let go of the supervisor; processes go on. Stopping twice, or without a start, is fine."""
@@ -168,7 +177,11 @@ class Engine:
 
     def output(self, session: Session, *, err: bool = False) -> OutputLog:
         """The log of a session; `err` is its second stream where the streams are apart."""
-        return OutputLog(f"{self._sessions}/{session.id}", session.id, err=err)
+        return OutputLog(f"{self._sessions}/{session.id}", session.id, err=err, end=session.end)
+
+    def streams(self, session: Session) -> tuple[OutputLog, OutputLog | None]:
+        """The log of a session, and that of its second stream where the streams are apart."""
+        return self.output(session), self.output(session, err=True) if session.separate_stderr else None
 
     async def wait(self, session_id: SessionId, *, up_to: float) -> Session:
         """The session once it has ended, or as it is after `up_to` seconds. Cancelling ends only the waiting.
@@ -206,10 +219,7 @@ class Engine:
         Raises:
             SessionNotFound: There is none.
         """
-        session = await self.store.get(session_id)
-        if session is None:
-            raise SessionNotFound(session_id)
-        await self._recovery.abandon(session)
+        await self._recovery.abandon(await self.registry.get(session_id))
         self._unsure.discard(session_id)
 
     async def reconcile(self) -> None:
@@ -244,9 +254,8 @@ class Engine:
         return session, (spec, proposal)
 
     def _session(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
-        session_id = session_id_of(origin)
         return Session(
-            id=session_id,
+            id=(session_id := session_id_of(origin)),
             conversation_id=origin.conversation_id,
             tool_call_id=origin.tool_call_id,
             turn_id=origin.turn_id,
@@ -315,6 +324,8 @@ class Engine:
                 session = await self.store.get(session.id) or session
                 if session.end is not None:
                     return session
+            if self.inspector is not None and session.profile == WORK:
+                await self.inspector.begun(session.id, session.conversation_id)
             seen = await self.supervised.start(session, spec, await fixed(plan, *wanted, self.backend))
         except SupervisorUnreachable:
             self._unsure.add(session.id)
@@ -327,8 +338,8 @@ class Engine:
         self._unlinked.add(session)
         if seen.pid is None:
             return await self._recovery.follow(session, seen) or session
-        started_at = seen.started_at or self._clock()
-        session = replace(session, state=SessionState.RUNNING, pid=seen.pid, started_at=started_at)
+        began = seen.started_at or self._clock()
+        session = replace(session, state=SessionState.RUNNING, pid=seen.pid, started_at=began)
         self._watch.started(session)
         if session.id in self._ends.inline:
             asyncio.get_running_loop().call_later(SHORT_S, self._still_running, session)
@@ -361,13 +372,19 @@ class Engine:
         if session.end is not None and session.delivery is Delivery.INLINE:
             # Somebody may have handed it over meanwhile: then the callback tells it, here it is only shown.
             handed_over = not await self.store.settle_inline(session.id)
+        out, err = self.streams(session)
         return Outcome(
             session=session,
-            output=await self.output(session).ends(),
-            err=await self.output(session, err=True).ends() if session.separate_stderr else None,
+            output=await out.ends(),
+            err=None if err is None else await err.ends(),
             handed_over=handed_over,
             waiting=waits if session.live else None,
+            findings=(*(session.end.findings if session.end else ()), *self.untold(session.conversation_id)),
         )
+
+    def untold(self, conversation_id: str) -> tuple[str, ...]:
+        """What was found of a conversation's commands that no result has told yet, in sentences; it is told now."""
+        return () if self.inspector is None else self.inspector.untold(conversation_id)
 
     def _reconnected(self) -> None:
         self._do_later(self.reconcile())

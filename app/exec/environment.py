@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple
 
 from app.exec import limits
 from app.exec.errors import InvalidCommand
+from app.exec.model import SHELL, CommandSpec
 
 CHILD_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -106,6 +107,23 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOCALE_NAME: Final = re.compile(r"LANG|LANGUAGE|LC_[A-Z]+|LINGUAS|TERM|TZ|COLORTERM")
 
 
+_OWN_FILES: Final = {
+    "XDG_CONFIG_HOME": ".config", "XDG_DATA_HOME": ".local/share", "XDG_STATE_HOME": ".local/state",
+    "XDG_CACHE_HOME": ".cache", "PYTHONUSERBASE": ".local", "IPYTHONDIR": ".ipython", "CONDARC": ".condarc",
+    "GIT_CONFIG_GLOBAL": ".gitconfig", "HGRCPATH": ".hgrc", "CURL_HOME": "", "WGETRC": ".wgetrc", "NETRC": ".netrc",
+    "NPM_CONFIG_USERCONFIG": ".npmrc", "NPM_CONFIG_CACHE": ".npm", "DENO_DIR": ".deno", "BUNDLE_USER_HOME": ".bundle",
+    "GEMRC": ".gemrc", "IRBRC": ".irbrc", "COMPOSER_HOME": ".composer", "GRADLE_USER_HOME": ".gradle",
+    "CARGO_HOME": ".cargo", "RUSTUP_HOME": ".rustup", "GOPATH": "go", "R_PROFILE_USER": ".Rprofile",
+    "R_ENVIRON_USER": ".Renviron", "PSQLRC": ".psqlrc", "MYSQL_HOME": ".mysql", "INPUTRC": ".inputrc",
+    "HISTFILE": ".bash_history", "LESSKEY": ".less", "LESSKEYIN": ".lesskey", "LESSHISTFILE": ".lesshst",
+    "SCREENRC": ".screenrc", "DOCKER_CONFIG": ".docker", "KUBECONFIG": ".kube/config", "AWS_CONFIG_FILE": ".aws/config",
+    "AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "TF_CLI_CONFIG_FILE": ".terraformrc",
+}  # fmt: skip
+"""By what programs are told where files of theirs are that they would look for in HOME: below the private home."""
+_VIM: Final = "set runtimepath=$VIMRUNTIME packpath=$VIMRUNTIME"
+"""Read by vi, Vim and Neovim instead of their start-up files."""
+
+
 def check_env(given: Mapping[str, str], *, granted: Collection[str] = ()) -> None:
     """Accept what a caller wants added to the environment of its command; `granted` names are not refused.
 
@@ -123,14 +141,29 @@ def check_env(given: Mapping[str, str], *, granted: Collection[str] = ()) -> Non
         raise InvalidCommand(f"env takes {size} bytes; at most {limits.ENV_BYTES} are accepted, use a file instead")
 
 
+def home_of(spec: CommandSpec, *, workspace: str, private: str) -> str:
+    """What HOME is for a command, on every backend and by every tool: the workspace as the command sees it where it
+    logs in or is a shell, else the private home of its conversation.
+    """  # noqa: D205 - the first sentence has two forms to name
+    return workspace if spec.login or spec.kind == SHELL else private
+
+
 def child_env(
-    given: Mapping[str, str], *, home: str, user: str, pty: bool = False, mode: Literal["extend", "replace"] = "extend"
+    given: Mapping[str, str],
+    *,
+    home: str,
+    user: str,
+    private: str | None = None,
+    pty: bool = False,
+    mode: Literal["extend", "replace"] = "extend",
 ) -> dict[str, str]:
     """Build the environment of one command: the base, `given` on top; with `mode` "replace" the base is PATH alone.
 
+    Where HOME is not the `private` home, others may have filled it: then programs are told to look there for nothing.
     Nothing of the calling process gets in; `given` is expected to have passed `check_env`. The supervisor
     adds the session's marker.
     """
+    apart = private is not None and private != home
     if mode == "replace":
         return {"PATH": CHILD_PATH, **given}
     return {
@@ -145,6 +178,8 @@ def child_env(
         "PAGER": "cat",
         "GIT_PAGER": "cat",
         "GIT_TERMINAL_PROMPT": "0",
+        **({name: f"{private}/{below}".rstrip("/") for name, below in _OWN_FILES.items()} if apart else {}),
+        **({"VIMINIT": _VIM} if apart else {}),
         **given,
     }
 

@@ -36,7 +36,16 @@ class InvalidCommand(ExecError, ValueError):
 
 
 class PathOutsideSandbox(InvalidCommand):
-    """Raised when a path, its symlinks resolved, is not inside the workspace."""
+    """Raised when a path, its symlinks resolved, is not inside the workspace.
+
+    `leads` is where the walk would have gone on: an absolute path that was not looked at, "" where that is not known.
+    """
+
+    leads: str = ""
+
+
+class CheckTimedOut(ExecError):
+    """Raised when looking at what a call names took too long; nothing was done, and a thread may hang."""
 
 
 class PasswordWanted(InvalidCommand):

@@ -45,7 +45,7 @@ def exec_tools(calls: ToolCalls) -> FunctionToolset[Any]:
             cwd: Directory to run in, inside the workspace; relative paths start at its root, which is the default.
             env: Environment variables to add; names that make programs load or run other code are refused.
             timeout: Seconds after which the whole process tree is stopped. Foreground: 0.1 to 600, default 30.
-                Background: none by default, at most 7 days.
+                Background: at most 7 days; none by default, but 600 for what runs without approval.
             background: Return at once with a session id and let the process run on; its end is told by a callback.
             stdin: Text the command reads from its standard input, at most 64 KiB; nothing by default.
             keep_stdin_open: Leave standard input open after `stdin`, for process_write.

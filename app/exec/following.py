@@ -21,9 +21,8 @@ class Follower:
     def __init__(self, engine: Engine, session: Session) -> None:
         self._engine = engine
         self._session = session
-        self.out = engine.output(session)
+        self.out, self._err = engine.streams(session)
         """The log that grows."""
-        self._err = engine.output(session, err=True) if session.separate_stderr else None
 
     async def grown(
         self, beyond: int, *, err_beyond: int | None = None, rest_s: float = 0.0, timeout_s: float = 30.0
@@ -41,11 +40,17 @@ class Follower:
             if self._session.end is not None:
                 return self._seen()
             try:
-                return await self._engine.supervised.grown(
+                told = await self._engine.supervised.grown(
                     self._session.id, beyond, err_beyond=err_beyond, rest_s=min(rest_s, left), timeout_s=left
                 )
             except ExecError:
                 await asyncio.sleep(min(max(rest_s, _PAUSE_S), left))
+            else:
+                seen = self._seen()
+                if not told.ended and (told.size, told.err_size) > (seen.size, seen.err_size):
+                    # What no disk takes nobody can read: whoever asks for it would ask again at once.
+                    await asyncio.sleep(min(_PAUSE_S, left))
+                return told
             try:
                 self._session = await self._engine.registry.get(self._session.id)
             except SessionNotFound:

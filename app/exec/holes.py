@@ -5,34 +5,57 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
-from typing import Final, Literal, NamedTuple, cast
+import stat
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, cast
+
+from app.exec.model import SessionEnd
+from app.exec.supervisor import gaps
+from app.exec.supervisor.gaps import Hole
 
 log = logging.getLogger(__name__)
 
 _CHUNK: Final = 1024 * 1024
 
 
-class Hole(NamedTuple):
-    """A range of a log that was dropped, and how many newlines it held."""
-
-    start: int
-    end: int
-    newlines: int
-
-
 def holes_in(path: str) -> list[Hole]:
-    """The table beside a log, in order; empty where nothing was dropped."""
+    """What was dropped of a log, in order, by the table beside it; empty where nothing was."""
+    # Before the table: one that is gone by now is in there.
+    last = gaps.read_last(path)
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
-            rows = cast("list[dict[str, int]]", json.loads(file.read()))
-        return sorted(Hole(row["start"], row["end"], row["newlines"]) for row in rows)
+            rows = cast("list[dict[str, Any]]", json.loads(file.read()))
+        return gaps.with_last(sorted(map(gaps.hole_of, rows)), last)
     except FileNotFoundError:
-        return []
-    except (ValueError, KeyError, TypeError) as error:
+        pass
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         # Ours is renamed into place whole; this one was damaged. The end of a process is told all the same.
         log.warning("the table of holes %s cannot be read, dropped ranges read as zeros: %s", path, error)
-        return []
+    return gaps.with_last([], last)
+
+
+def extent(fd: int, table: str, end: SessionEnd | None = None, *, err: bool = False) -> tuple[int, list[Hole]]:
+    """How much was printed into a log, and what was dropped of that: by its file, the table beside it, and its end.
+
+    The file may not even have let itself be made longer by a hole, and the end knows of one that no disk took.
+    """
+    status = os.fstat(fd)
+    holes = holes_in(table)
+    size = max(status.st_size, holes[-1].end) if holes else status.st_size
+    printed = 0 if end is None else end.err_bytes_total if err else end.bytes_total
+    if size < printed and end is not None and stat.S_ISREG(status.st_mode):
+        return printed, [*holes, Hole(size, printed, 0, end.log_errno, uncounted=True)]
+    return size, holes
+
+
+def dropped_text(holes: Sequence[Hole], *, lines: int | None = None) -> str:
+    """How much was dropped, and why."""
+    count = sum(hole.end - hole.start for hole in holes)
+    least = "at least " if any(hole.uncounted for hole in holes) else ""
+    with_lines = "" if lines is None or least else f" with {lines:,} line ends"
+    number = max((hole.errno for hole in holes), default=0)
+    reason = f": {gaps.why(number)}" if number else ""
+    return f"{least}{count:,} bytes{with_lines} were dropped here, not readable{reason}"
 
 
 def exactly(fd: int, start: int, end: int) -> bytes:

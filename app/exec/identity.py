@@ -112,8 +112,11 @@ class Call:
     def origin(self, place: int = 0) -> CallOrigin:
         """The origin of its next command, the same on every replay that starts commands in the same order.
 
-        Commands of another `place` are counted apart: what a durable engine has recorded is not run again.
+        Commands of another `place` are counted apart: what a durable engine has recorded is not run again. What goes on
+        after the call is over (a thread of a run that was cut off) starts none of its commands: a repeat has to.
         """
+        if self.over:
+            return a_call(conversation_of(self.ctx))
         self._counts[place] += 1
         try:
             asked = origin_of(self.ctx)

@@ -6,12 +6,12 @@ which holds it to that even if the classifier is wrong.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,18 +19,27 @@ from app.exec.classify.classify import classify
 from app.exec.classify.grammar import parse
 from app.exec.classify.model import Judgement, Segment, Surroundings, Tier
 from app.exec.classify.syntax import Parsed, Unparsable
-from app.exec.errors import ExecError, PathOutsideSandbox, PermissionDenied
+from app.exec.environment import home_of
+from app.exec.errors import CheckTimedOut, ExecError, PathOutsideSandbox, PermissionDenied
+from app.exec.files.threads import CHECK_S, FileThreads, checking
+from app.exec.limits import UNATTENDED_TIMEOUT_S
 from app.exec.model import READ_ONLY, SHELL, WORK, CommandSpec
-from app.exec.paths import inside
-from app.exec.policy import INPUT, TABLE, Asked, Verdict, Withheld, asks
+from app.exec.policy import INPUT, TABLE, TYPED, Asked, Verdict, Withheld, asks
+from app.exec.rules.carriers import SHELLS, name_of
 from app.exec.rules.denials import denial, denied
+from app.exec.rules.enforced import any_outside, outside
 from app.exec.rules.matching import Facts, Hit, Rules
+from app.exec.secrets import Secrets
+from app.exec.typed_lines import lines_of, only_interrupts, unknown
 
 log = logging.getLogger(__name__)
 
 TRUSTED: Final = "trusted classifier"
 """Who allowed a command that was classified as read-only and that nothing holds to it."""
 CLASSIFIER: Final = "classifier"
+_TOO_LONG: Final = "it may run for {:g} s, and without a person nothing does for more than {:g} s"
+UNSEEN: Final = "unseen"
+"""Who asks about what is typed where nobody can tell what a shell will run of it."""
 
 
 def judged(command: str, around: Surroundings) -> Judgement:
@@ -71,13 +80,8 @@ def shown_of(judgement: Judgement) -> dict[str, Any]:
         "tier": str(judgement.tier),
         "reason": judgement.reason,
         "segments": [_segment(one) for one in judgement.segments],
-        "touches": sorted({path for one in judgement.segments for path in _named(one)}),
+        "touches": sorted({path for one in judgement.segments for path in one.paths}),
     }
-
-
-def _named(one: Segment) -> tuple[str, ...]:
-    """The files that a command names; of one that is not known, every word that reads like a path."""
-    return one.paths or tuple(word for word in one.words[1:] if "/" in word and not word.startswith("-"))
 
 
 def _segment(one: Segment) -> dict[str, Any]:
@@ -96,13 +100,22 @@ class Runs(Protocol):
     @property
     def workspace(self) -> Path: ...
 
+    @property
+    def uid(self) -> int: ...
+
+    def private_home(self, scope: str) -> str: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What may replace a person. `trust_classifier` leaves the second key away: the operator's own risk."""
+    """What may replace a person, in the background for `timeout_s` at most.
+
+    `trust_classifier` leaves the second key away: the operator's own risk.
+    """
 
     auto: bool = True
     trust_classifier: bool = False
+    timeout_s: float = UNATTENDED_TIMEOUT_S
 
 
 RulesOf = Callable[[str], Awaitable[Rules]]
@@ -124,9 +137,8 @@ class Judge:
     """Judges calls by what their commands do, where they run, and what people said before."""
 
     runs: Runs
-    secret: Callable[[Path], bool]
+    secret: Secrets
     allowed: tuple[Path, ...] = ()
-    home: Path | None = None
     state: Path | None = None
     keys: Keys = field(default_factory=Keys)
     rules: RulesOf = _no_rules
@@ -153,51 +165,89 @@ class Judge:
         if asked.spec is None and not asked.words:
             return await self._of_tool(asked)
         rules = await self.rules(asked.conversation_id)
-        # Paths are looked up: on a hanging mount that waits, and must not keep everybody else waiting.
+        if asked.unfinished:
+            said = await self._looked(partial(self._of_unfinished, asked))
+            if said.decision == "deny":
+                return said
         if asked.spec is None:
-            return await asyncio.to_thread(self._of_files, asked, rules)
-        said = await asyncio.to_thread(self._of_command, asked, asked.spec, rules)
-        return await self._unless_it_stands(asked, said)
+            return await self._looked(partial(self._of_files, asked, rules))
+        return await self._unless_it_stands(
+            asked, await self._looked(partial(self._of_command, asked, asked.spec, rules))
+        )
+
+    async def _looked(self, judging: Callable[[], Verdict]) -> Verdict:
+        """What is said, with files looked at as the user of commands; refused where that does not come to an end."""
+        try:
+            return await self._threads.run(judging, seconds=CHECK_S)
+        except CheckTimedOut as error:
+            return Verdict(decision="deny", reason=str(error), by="deadline")
+
+    @property
+    def _threads(self) -> FileThreads:
+        return checking(self.runs.uid)
 
     async def withheld(self, conversation_id: str) -> Withheld:
         """See `Policy.withheld`."""
         rules = await self.rules(conversation_id)
         facts = self._facts("", conversation_id, self.runs.workspace)
-        return lambda path: "it is a listed secret" if self.secret(path) else rules.withheld(path, facts)
+        return lambda path: "it may be a secret" if self.secret(path) else rules.withheld(path, facts)
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
         """Keep no record: that is for whoever has a place for it."""
 
-    def surroundings(self, cwd: Path, more: tuple[Path, ...] = ()) -> Surroundings:
-        """What a command in `cwd` finds around it; `more` may be named too."""
+    def surroundings(self, asked: Asked, cwd: Path | None = None, more: tuple[Path, ...] = ()) -> Surroundings:
+        """What a call finds around it in `cwd`, by default the workspace; `more` may be named too."""
         workspace = self.runs.workspace
+        private = self.runs.private_home(asked.conversation_id)
+        home = private if asked.spec is None else home_of(asked.spec, workspace=str(workspace), private=private)
         return Surroundings(
-            cwd=cwd,
+            cwd=cwd or workspace,
             allowed=(workspace, *self.allowed, *more),
             secret=self.secret,
-            home=self.home or workspace,
+            home=Path(home),
             sandboxed=self.sandboxed,
             state=self.state,
+            held=self._threads.held,
         )
 
     async def _of_tool(self, asked: Asked) -> Verdict:
         if not asks(asked.act):
             return Verdict(decision="allow", reason=f"{asked.tool} only reads")
-        why = await asyncio.to_thread(self._typed, asked)
+        said = Verdict(decision="ask", reason=f"{asked.tool} changes something")
+        if asked.act in TYPED:
+            rules = await self.rules(asked.conversation_id)
+            said = await self._looked(partial(self._of_typed, asked, said, rules))
+        return await self._unless_it_stands(asked, said)
+
+    def _of_unfinished(self, asked: Asked) -> Verdict:
+        """What is said of a line that was typed in part: denied, or still to be finished."""
+        why = denial(asked.unfinished or "", self.surroundings(asked))
         if why is not None:
             return Verdict(decision="deny", reason=why, by="denial")
-        return await self._unless_it_stands(asked, Verdict(decision="ask", reason=f"{asked.tool} changes something"))
+        return Verdict(decision="ask", reason="a line is typed in part")
 
-    def _typed(self, asked: Asked) -> str | None:
-        """Why text is not typed where a shell may read it."""
-        text = asked.args.get("input" if asked.tool == "shell_session" else "data")
-        return denial(text, self.surroundings(self.runs.workspace)) if isinstance(text, str) else None
+    def _of_typed(self, asked: Asked, said: Verdict, rules: Rules) -> Verdict:
+        """What is said of text that is typed: where a shell may read it, what is said of the lines that it makes."""
+        text = asked.typed or ""
+        around = self.surroundings(asked)
+        for line in ((asked.unfinished or "") + text, text):
+            if (why := denial(line, around)) is not None:
+                return Verdict(decision="deny", reason=why, by="denial")
+        if not asked.shell:
+            return said
+        why = "it is not known what is typed" if asked.typed is None else unknown(asked.unfinished, text)
+        if why is not None:
+            return Verdict(decision="ask", reason=why, by=UNSEEN, shown={"tier": str(Tier.READ_WRITE), "reason": why})
+        if not text.strip() or only_interrupts(text):
+            return said
+        found = self._of_command(asked, CommandSpec(command=text, cwd=str(around.cwd), kind=SHELL), rules)
+        return replace(found, decision="ask") if found.decision == "allow" else found
 
     async def _unless_it_stands(self, asked: Asked, said: Verdict) -> Verdict:
         """What was said, unless a person would be asked about input and has approved all of it to that session."""
         session_id = asked.args.get("session_id")
         admin = said.shown.get("tier") == str(Tier.ADMIN)
-        asks_itself = said.decision == "ask" and said.by == TABLE
+        asks_itself = said.decision == "ask" and said.by == TABLE and (asked.unfinished == "" or not asked.shell)
         if not asks_itself or admin or asked.act not in INPUT or not isinstance(session_id, str):
             return said
         approval_id = await self.standing(asked.conversation_id, session_id)
@@ -213,7 +263,7 @@ class Judge:
         tier = Tier.READ_ONLY if reads else Tier.READ_WRITE
         reason = f"{asked.tool} only reads" if reads else f"{asked.tool} changes something"
         if secrets:
-            reason = f"{', '.join(secrets)} is a listed secret"
+            reason = f"{', '.join(secrets)} may be a secret"
         elif not _plain(line, asked.words):
             reason = "its path cannot be held against rules"
         passes = reads and not secrets and _plain(line, asked.words)
@@ -225,7 +275,9 @@ class Judge:
             segments=(Segment(text=line, words=asked.words, tier=tier, reason=reason, paths=paths),),
         )
         shown = {"tier": str(tier), "reason": reason}
-        around = self.surroundings(self.runs.workspace, rules.tiers.allowed_paths)
+        around = self.surroundings(asked, more=rules.tiers.allowed_paths)
+        if rules.tiers.strict_path_enforcement and (why := any_outside(paths, around)) is not None:
+            return _outside(why, shown)
         hit = rules.decide(judgement, self._facts(line, asked.conversation_id, around.cwd))
         if hit is not None and hit.effect != "allow":
             return Verdict(decision=hit.effect, reason=hit.reason, by=_named_by(hit), shown=shown)
@@ -233,7 +285,7 @@ class Judge:
             return Verdict(decision="allow", reason=reason, shown=shown)
         if hit is not None and not secrets:
             return Verdict(decision="allow", reason=hit.reason, by=_named_by(hit), rule_ids=hit.rule_ids, shown=shown)
-        return _asked(judgement, rules, around, {**shown, "touches": list(paths)})
+        return _asked(judgement, rules, {**shown, "touches": list(paths)})
 
     def _facts(self, line: str, conversation_id: str, cwd: Path, *, more: bool = False) -> Facts:
         return Facts(
@@ -248,20 +300,44 @@ class Judge:
         )
 
     def _of_command(self, asked: Asked, spec: CommandSpec, rules: Rules) -> Verdict:
-        around = self.surroundings(Path(spec.cwd), rules.tiers.allowed_paths)
-        if spec.login or spec.kind == SHELL:
-            around = replace(around, home=self.runs.workspace)
+        around = self.surroundings(asked, Path(spec.cwd), rules.tiers.allowed_paths)
         judgement = judged(spec.command, around)
         shown = shown_of(judgement)
         if judgement.verdict == "deny":
             return Verdict(decision="deny", reason=judgement.reason, by="denial", shown=shown)
+        if rules.tiers.strict_path_enforcement and (why := outside(spec.command, judgement, around)) is not None:
+            return _outside(why, shown)
+        if (fed := self._of_input(spec, judgement, asked, rules, around)) is not None:
+            return replace(fed, shown=shown)
         more = bool(spec.stdin or spec.env or spec.keep_stdin_open or spec.pty or spec.kind)
         facts = self._facts(spec.command, asked.conversation_id, around.cwd, more=more)
         hit = rules.decide(judgement, facts)
         verdict = _by_rule(hit, shown) if hit is not None and hit.effect != "allow" else None
         # What the aliases and functions of a shell make of these words is not known.
         keys = None if spec.kind == SHELL else self._by_keys(spec, judgement, shown)
-        return verdict or keys or _by_rule(hit, shown) or _asked(judgement, rules, around, shown)
+        allowed = _by_rule(hit, shown)
+        if keys is not None and allowed is None:
+            keys = replace(keys, timeout_s=self.keys.timeout_s)
+            if spec.background and spec.timeout_s > self.keys.timeout_s:
+                reason = _TOO_LONG.format(spec.timeout_s, self.keys.timeout_s)
+                keys, judgement, shown = None, replace(judgement, reason=reason), {**shown, "reason": reason}
+        return verdict or keys or allowed or _asked(judgement, rules, shown)
+
+    def _of_input(
+        self, spec: CommandSpec, judgement: Judgement, asked: Asked, rules: Rules, around: Surroundings
+    ) -> Verdict | None:
+        """Why a shell is not given its input, which it runs as what is typed into it."""
+        words = [word for one in judgement.segments for word in one.words or one.text.split()]
+        if not spec.stdin or SHELLS.isdisjoint(map(name_of, words)):
+            return None
+        text = lines_of(spec.stdin, eof=True)
+        if isinstance(parse(text), Unparsable):
+            return None
+        inner = judged(text, around)
+        if rules.tiers.strict_path_enforcement and (why := outside(text, inner, around)) is not None:
+            return _outside(why, {})
+        found = by_rules(inner, self._facts(text, asked.conversation_id, around.cwd, more=True), rules)
+        return Verdict(decision="deny", reason=found.reason, by="denial") if found.verdict == "deny" else None
 
     def _by_keys(self, spec: CommandSpec, judgement: Judgement, shown: Mapping[str, Any]) -> Verdict | None:
         if judgement.verdict != "read_only" or not self.keys.auto or spec.pty is not None or spec.env:
@@ -296,15 +372,14 @@ def _plain(line: str, words: tuple[str, ...]) -> bool:
     return tuple(word.text for word in command.words) == words and not command.redirects and not command.assignments
 
 
-def _asked(judgement: Judgement, rules: Rules, around: Surroundings, shown: Mapping[str, Any]) -> Verdict:
+def _outside(why: str, shown: Mapping[str, Any]) -> Verdict:
+    return Verdict(decision="deny", reason=why, by="paths", shown=shown, error=PathOutsideSandbox(why))
+
+
+def _asked(judgement: Judgement, rules: Rules, shown: Mapping[str, Any]) -> Verdict:
     tiers = rules.tiers
     required = rules.required(judgement)
     if required > tiers.default and tiers.strict:
         error = PermissionDenied(str(required), str(tiers.default))
         return Verdict(decision="deny", reason=str(error), by="tier", shown=shown, error=error)
-    if tiers.strict_path_enforcement:
-        for path in shown["touches"]:
-            if not any(inside(around.cwd / path, place) for place in around.allowed):
-                error = PathOutsideSandbox(f"{path!r} is outside of what commands may name, and paths are enforced")
-                return Verdict(decision="deny", reason=str(error), by="paths", shown=shown, error=error)
     return Verdict(decision="ask", reason=judgement.reason, shown=shown)

@@ -17,6 +17,8 @@ FOREGROUND_TIMEOUT_S: Final = 30.0
 FOREGROUND_TIMEOUT_MIN_S: Final = 0.1
 FOREGROUND_TIMEOUT_MAX_S: Final = 600.0
 BACKGROUND_TIMEOUT_MAX_S: Final = 7 * 24 * 3600.0
+UNATTENDED_TIMEOUT_S: Final = 600.0
+"""What a command in the background gets that neither a person nor a rule has allowed."""
 
 TIMEOUT_GRACE_S: Final = 1.0
 """SIGTERM to SIGKILL when a timeout or a lifetime ends a process."""
@@ -44,6 +46,8 @@ PTY_COLS_RANGE: Final = range(2, 1001)
 LOG_AGE_HOURS: Final = 168.0
 LOG_TOTAL_BYTES: Final = 2 * 1024**3
 """Bytes on disk of all logs of a host together: those of 32 sessions that print without end."""
+LOG_CONVERSATION_BYTES: Final = 256 * 1024**2
+"""Bytes on disk beyond which a conversation's own logs are emptied first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,7 @@ class Limits:
     foreground_timeout_s: float = FOREGROUND_TIMEOUT_S
     foreground_timeout_max_s: float = FOREGROUND_TIMEOUT_MAX_S
     background_timeout_max_s: float = BACKGROUND_TIMEOUT_MAX_S
+    unattended_timeout_s: float = UNATTENDED_TIMEOUT_S
     log_bytes: int = LOG_BYTES
 
     def __post_init__(self) -> None:
@@ -66,6 +71,7 @@ class Limits:
             ("foreground_timeout_s", FOREGROUND_TIMEOUT_MAX_S),
             ("foreground_timeout_max_s", FOREGROUND_TIMEOUT_MAX_S),
             ("background_timeout_max_s", BACKGROUND_TIMEOUT_MAX_S),
+            ("unattended_timeout_s", BACKGROUND_TIMEOUT_MAX_S),
         ):
             value = getattr(self, name)
             if not 0 < value <= bound:

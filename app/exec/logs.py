@@ -13,17 +13,20 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from app.exec import limits
-from app.exec.holes import holes_in, newlines_in
+from app.exec.holes import extent, newlines_in
 from app.exec.links import LogLinks
 from app.exec.model import Delivery, SessionId
 from app.exec.placements import Placements
 from app.exec.ports import SessionStore
-from app.exec.supervisor import layout, linux
+from app.exec.supervisor import gaps, layout, linux
+from app.exec.supervisor.gaps import Hole
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +49,19 @@ async def cleanup_exec_logs(
     links: LogLinks,
     *,
     max_age_hours: float = limits.LOG_AGE_HOURS,
+    conversation_bytes: int = 0,
     total_bytes: int = 0,
     undelivered: Collection[str] = (),
     now: float | None = None,
 ) -> list[str]:
-    """Delete the logs of sessions that ended more than `max_age_hours` ago, then empty the oldest beyond `total_bytes`.
+    """Delete the logs of sessions that ended more than `max_age_hours` ago, then empty the oldest beyond the bounds.
+
+    First those of conversations that have more than `conversation_bytes`, then all of them beyond `total_bytes`. A
+    conversation counts for no more than that in there: what one writes at the moment displaces nothing of another.
 
     Returns the ids of both. Only directories that are there are looked at, so the cost is that of the logs kept, not of
     the sessions that ever were. The log of a session that may still run, whose end somebody waits for or has yet
-    to hear (`undelivered`), stays. The session itself stays in the store. `total_bytes` 0 is no bound; what counts
+    to hear (`undelivered`), stays. The session itself stays in the store. 0 is no bound; what counts
     are allocated blocks. What cannot be read or removed is logged and left. Cancelling leaves some done and the
     others whole.
     """
@@ -66,19 +73,53 @@ async def cleanup_exec_logs(
         goes = one.at < before and await _goes(store, one, before, undelivered)
         if goes and await asyncio.to_thread(remove_session, links, one.session_id):
             gone.append(one.session_id)
-    if not total_bytes:
-        return gone
     left = [one for one in kept if one.session_id not in gone]
-    room = sum(one.all_bytes for one in left)
-    for one in left:
-        if room <= total_bytes:
-            break
-        goes = one.log_bytes and await _goes(store, one, at - STILL_S, undelivered)
-        if goes and await asyncio.to_thread(_emptied, links.sessions / one.session_id, at - STILL_S):
-            gone.append(one.session_id)
-            # What it had, not what the file says now: some file systems count blocks a while later.
-            room -= one.log_bytes
+    room = await _room(store, left, conversation_bytes, total_bytes)
+    for excess in (room.of_its_own, room.of_all):
+        for one in left:
+            if not one.log_bytes or one.session_id in gone or excess(one) <= 0:
+                continue
+            goes = await _goes(store, one, at - STILL_S, undelivered)
+            if goes and await asyncio.to_thread(_emptied, links.sessions / one.session_id, at - STILL_S):
+                gone.append(one.session_id)
+                room.given_back(one)
     return gone
+
+
+@dataclass(slots=True)
+class _Room:
+    """Bytes on disk, by conversation; bounds of 0 are none."""
+
+    whose: Mapping[str, str]
+    used: Counter[str]
+    each: int
+    most: int
+
+    def of_its_own(self, one: Kept) -> int:
+        """How much a session's conversation has beyond its bound."""
+        return self.used[self.whose[one.session_id]] - self.each if self.each else 0
+
+    def of_all(self, one: Kept) -> int:  # noqa: ARG002 - whoever is the oldest
+        """How much all have beyond theirs, none counting for more than its own."""
+        return sum(min(used, self.each or used) for used in self.used.values()) - self.most if self.most else 0
+
+    def given_back(self, one: Kept) -> None:
+        """Note that a log was emptied."""
+        # What it had, not what the file says now: some file systems count blocks a while later.
+        self.used[self.whose[one.session_id]] -= one.log_bytes
+
+
+async def _room(store: SessionStore, kept: Sequence[Kept], each: int, most: int) -> _Room:
+    whose: dict[str, str] = {}
+    bounds = [bound for bound in (each, most) if bound]
+    within = not bounds or sum(one.all_bytes for one in kept) <= min(bounds)
+    for one in kept:
+        session = None if within else await store.get(one.session_id)
+        whose[one.session_id] = one.session_id if session is None else session.conversation_id
+    used: Counter[str] = Counter()
+    for one in kept:
+        used[whose[one.session_id]] += one.all_bytes
+    return _Room(whose, used, each, most)
 
 
 def _emptied(directory: Path, before: float) -> bool:
@@ -167,7 +208,7 @@ def empty_logs(directory: Path, before: float) -> bool:
             if status.st_blocks and status.st_mtime >= before:
                 continue
             if status.st_blocks:
-                _note_dropped(fd, status.st_size, directory / table)
+                _note_dropped(fd, directory / table)
                 _punch(fd, status.st_size)
             emptied = True
         finally:
@@ -175,13 +216,22 @@ def empty_logs(directory: Path, before: float) -> bool:
     return emptied
 
 
-def _note_dropped(fd: int, size: int, table: Path) -> None:
+def _note_dropped(fd: int, table: Path) -> None:
     """Put the whole log into the table of what was dropped; like everybody who writes it, before the bytes go."""
-    newlines = newlines_in(fd, 0, size, holes_in(str(table)))
+    size, holes = extent(fd, str(table))
+    newlines = newlines_in(fd, 0, size, holes)
+    whole = Hole(0, size, newlines, 0, any(hole.uncounted for hole in holes))
     draft = table.with_name(table.name + ".emptied")  # the supervisor may be at its own draft
-    draft.touch(mode=0o600)
-    draft.write_text(json.dumps([{"start": 0, "end": size, "newlines": newlines}]))
-    draft.replace(table)
+    try:
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps([gaps.row_of(whole)]))
+        draft.replace(table)
+    except OSError:
+        # This is how a full disk gets room again.
+        draft.unlink(missing_ok=True)
+        gaps.write_last(str(table), whole)
+    else:
+        gaps.remove_last(str(table))
 
 
 def _punch(fd: int, size: int) -> None:

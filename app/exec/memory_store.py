@@ -10,8 +10,8 @@ from typing import Any
 
 from app.exec.errors import InvalidTransition, LimitReached, SessionNotFound
 from app.exec.limits import SESSIONS_PER_CONVERSATION
-from app.exec.model import CallKey, Delivery, PodmanWorkspace, Session, SessionEnd, SessionId, SessionState
-from app.exec.ports import ExitSink, SessionStore, WorkspaceStore
+from app.exec.model import CallKey, Delivery, PodmanWorkspace, Polled, Session, SessionEnd, SessionId, SessionState
+from app.exec.ports import TYPING, ExitSink, SessionStore, WorkspaceStore
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,13 @@ class MemorySessionStore(SessionStore):
                 log.warning("session %s was given up as lost and has now ended: %s", session_id, end)
             return session
         settles = told_inline and session.delivery is Delivery.INLINE
-        ended = replace(session, state=end.state, end=end, delivery=Delivery.SETTLED if settles else session.delivery)
+        ended = replace(
+            session,
+            state=end.state,
+            end=end,
+            started_at=end.began_at if session.started_at is None else session.started_at,
+            delivery=Delivery.SETTLED if settles else session.delivery,
+        )
         self._tell(ended)
         self._sessions[session_id] = ended
         self._live[session.conversation_id] -= 1
@@ -120,6 +126,10 @@ class MemorySessionStore(SessionStore):
         call = self._calls.get(key)
         return None if call is None else call.session_id
 
+    async def typed_last(self, session_id: SessionId, *, besides: str = "") -> dict[str, object] | None:
+        typed = [one for key, one in self._calls.items() if one.session_id == session_id and key != besides]
+        return next((dict(one.outcome or {}) for one in reversed(typed) if one.tool in TYPING), None)
+
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         call = self._calls.get(key)
         if call is None:
@@ -127,17 +137,18 @@ class MemorySessionStore(SessionStore):
         if call.outcome is None:
             call.outcome = dict(outcome)
 
-    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
+    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int, err_upto: int = 0) -> Polled:
         session = self._sessions.get(session_id)
         if session is None:
             raise SessionNotFound(session_id)
         before = await self.begin_call(key, session_id, "process_poll")
         if before:
-            return int(str(before["start"])), int(str(before["end"]))
-        start, end = session.poll_offset, max(session.poll_offset, upto)
-        self._sessions[session_id] = replace(session, poll_offset=end)
-        await self.end_call(key, {"start": start, "end": end})
-        return start, end
+            return Polled.recorded(before)
+        start, err_start = session.poll_offset, session.poll_err_offset
+        passed = Polled(start, max(start, upto), err_start, max(err_start, err_upto))
+        self._sessions[session_id] = replace(session, poll_offset=passed.end, poll_err_offset=passed.err_end)
+        await self.end_call(key, passed._asdict())
+        return passed
 
     async def pin(self, session_id: SessionId, pinned: bool | None) -> None:
         session = self._sessions.get(session_id)

@@ -13,9 +13,10 @@ and `lost`, which carry `errno` and `evidence` instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal, NewType
+from typing import Any, Final, Literal, NamedTuple, NewType
 
 from app.exec.limits import LOG_BYTES, TIMEOUT_GRACE_S
 
@@ -75,6 +76,8 @@ class EndedBy(StrEnum):
     TIMEOUT = "timeout"
     LIFETIME = "lifetime"
     SHUTDOWN = "shutdown"
+    PROTECTION = "protection"
+    """A cover was lost, and could not be laid again."""
 
 
 class Delivery(StrEnum):
@@ -162,10 +165,32 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A protected file whose cover was lost while a command ran: when, for how many milliseconds, and how that ended.
+
+    `path` is as the supervisor names it; `how` is restored, ended or changed; `keys` are names of settings of a git
+    configuration that came meanwhile and are not known to be harmless.
+    """
+
+    path: str
+    at: float
+    ms: float
+    how: str
+    keys: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Loss:
+        """One as it is on record."""
+        return cls(path=row["path"], at=row["at"], ms=row["ms"], how=row["how"], keys=tuple(row["keys"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnd:
     """How a session ended: the exit record as the rest of the system sees it.
 
-    `duration_s` is monotonic; `ended_at` is wall-clock seconds for people.
+    `duration_s` is monotonic; `ended_at` is wall-clock seconds for people. `findings` is what the look at the workspace
+    at the end of it found, in sentences. `log_errno` is why some output could not be written; with `uncounted` there
+    was more than the counts say.
     """
 
     state: SessionState
@@ -178,7 +203,32 @@ class SessionEnd:
     duration_s: float = 0.0
     bytes_total: int = 0
     bytes_dropped: int = 0
+    err_bytes_total: int = 0
+    log_errno: int = 0
+    uncounted: bool = False
     survivors: tuple[int, ...] = ()
+    findings: tuple[str, ...] = ()
+    losses: tuple[Loss, ...] = ()
+
+    @property
+    def began_at(self) -> float | None:
+        """When it was started, as its end tells; None for what never was, or where nobody knows."""
+        ran = self.state not in {SessionState.START_FAILED, SessionState.LOST} and self.ended_at > 0
+        return self.ended_at - self.duration_s if ran else None
+
+
+class Polled(NamedTuple):
+    """The ranges of both streams that one poll has passed over; that of the second is empty where they are one."""
+
+    start: int
+    end: int
+    err_start: int = 0
+    err_end: int = 0
+
+    @classmethod
+    def recorded(cls, outcome: Mapping[str, object]) -> Polled:
+        """The ranges that were recorded as the outcome of a call."""
+        return cls(**{name: int(str(outcome.get(name, 0))) for name in cls._fields})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +268,7 @@ class Session:
     created_at: float = 0.0
     started_at: float | None = None
     poll_offset: int = 0
+    poll_err_offset: int = 0
     end: SessionEnd | None = None
     traceparent: str | None = None
     on_exit: str = "always"

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from app.exec.classify.grammar import parse
-from app.exec.classify.syntax import Parsed, Simple, Word
+from app.exec.classify.syntax import Output, Parsed, Simple, Word
+from app.exec.label import label
 from app.exec.rules.carriers import SHELLS, Text, carried, name_of
 
 DEPTH: Final = 4
@@ -163,7 +164,7 @@ class _Walk:
         for simple in parsed.commands:
             self._simple(simple, depth)
         for part in parsed.outside[:_MOST_SAID]:
-            self._unknown[f"{part.text[:200]}: {part.reason}; what runs by it is not bound"] = None
+            self._unknown[f"{label(part.text)}: {part.reason}; what runs by it is not bound"] = None
         if parsed.outside:
             self._tokens(command)
 
@@ -189,7 +190,8 @@ class _Walk:
             stdin |= redirect.op in {"<<", "<<-", "<<<"}
         for words in _variants(simple):
             if words is None:
-                self._unknown[f"{simple.text[:200]}: what a variable in it stands for is not bound"] = None
+                self._unknown[f"{label(simple.text)}: what a variable in it stands for is not bound"] = None
+                self._tokens(simple.text)
             elif words:
                 self._command(words, depth, stdin=stdin or simple.piped)
 
@@ -215,7 +217,7 @@ class _Walk:
         if "/" in word:
             self._file(word, True)
         elif any(char in word for char in "$`*?["):
-            self._unknown[f"{word[:200]}: which program that is, is not bound"] = None
+            self._unknown[f"{label(word)}: which program that is, is not bound"] = None
         elif word not in _BUILTINS:
             self._programs[word] = None
 
@@ -320,7 +322,7 @@ def _variants(simple: Simple) -> Iterator[list[Operand] | None]:
     values: list[list[Word]] = []
     for name in names:
         known = loops.get(name)
-        if known is None:
+        if known is None or isinstance(known, Output) or any(word.variables for word in known):
             yield None
             return
         values.append(list(known))

@@ -15,7 +15,8 @@ class Outcome:
 
     `handed_over` is whether the end is told by a callback and not by this outcome. `err` is the
     second stream where the streams are apart; `warning` is about the conversation, not the command. `waiting` says that
-    the call did not wait for the end because the command waits for input.
+    the call did not wait for the end because the command waits for input. `findings` are told with it, in sentences:
+    those of the end, and what the look before the command found of others of the conversation.
     """
 
     session: Session
@@ -24,3 +25,4 @@ class Outcome:
     handed_over: bool = False
     warning: str = ""
     waiting: Waiting | None = None
+    findings: tuple[str, ...] = ()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import stat
 from pathlib import Path
 
 from app.exec.errors import InvalidCommand, PathOutsideSandbox
+from app.exec.sight.sight import Sight, Unseen
 
 
 def inside(path: Path, workspace: Path) -> bool:
@@ -33,16 +36,20 @@ def sandbox_cwd(cwd: str | None, workspace: Path) -> Path:
     if "\0" in cwd:
         raise InvalidCommand("cwd holds a NUL byte; give a plain path inside the workspace")
     given = "." + cwd[1:] if cwd == "~" or cwd.startswith("~/") else cwd
-    if not inside(root / given, root):
-        raise PathOutsideSandbox(f"cwd {cwd!r} is outside the workspace; use a directory inside {root}")
-    path = (root / given).resolve()
+    outside = PathOutsideSandbox(f"cwd {cwd!r} is outside the workspace; use a directory inside {root}")
     try:
-        is_directory = path.is_dir()
-        exists = path.exists()
+        real, found = Sight((str(root),)).place(given if given.startswith("/") else f"{root}/{given}")
+        found.close()
+    except Unseen:
+        raise outside from None
+    except (FileNotFoundError, NotADirectoryError):
+        real, found = "", None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise outside from None
         raise InvalidCommand(f"cwd {cwd!r} cannot be read ({error.strerror}); use another directory") from None
-    if not exists:
+    if found is None or found.status is None:
         raise InvalidCommand(f"cwd {cwd!r} does not exist; create it first, or leave cwd out for the workspace root")
-    if not is_directory:
+    if not stat.S_ISDIR(found.status.st_mode):
         raise InvalidCommand(f"cwd {cwd!r} is not a directory; give the directory that holds it")
-    return path
+    return Path(real)

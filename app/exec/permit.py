@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from app.exec.classify.model import Surroundings
 from app.exec.commands import CHANGED, proposed
 from app.exec.engine import Engine
+from app.exec.environment import home_of
 from app.exec.errors import CommandDenied, ExecError, InvalidCommand
+from app.exec.files.threads import CHECK_S, checking
 from app.exec.identity import session_id
 from app.exec.model import READ_ONLY, CallOrigin, CommandSpec, Session, SessionState
 from app.exec.outcome import Outcome
-from app.exec.policy import Asked, Grant, Policy, Verdict, grant, grant_again, grant_by_operator
+from app.exec.policy import Asked, Grant, Policy, Verdict, grant, grant_again, grant_by_operator, unattended
 from app.exec.rules.denials import denial
+from app.exec.secrets import Secrets
 
 HELD: Final = "read-only profile"
 """Who let a command run that nobody approved and that may not only read: the profile keeps it from doing more."""
@@ -52,8 +55,9 @@ async def _permitted(engine: Engine, policy: Policy, asked: Asked, spec: Command
                 f"nobody approved this command ({verdict.reason}), and {engine.backend.name} cannot hold it to reading:"
                 " let the tool ask (ApprovalRequired), allow it by a rule in POLICY_FILE, or set BACKEND=bubblewrap"
             )
-        verdict = Verdict(decision="allow", reason=verdict.reason, by=HELD, profile=READ_ONLY)
-    permitted = replace(spec, profile=verdict.profile)
+        seconds = engine.limits.unattended_timeout_s
+        verdict = Verdict(decision="allow", reason=verdict.reason, by=HELD, profile=READ_ONLY, timeout_s=seconds)
+    permitted = unattended(spec, verdict)
     made = grant(await proposed(permitted, engine.backend), verdict, None)
     assert made is not None
     return permitted, made
@@ -94,21 +98,22 @@ class ByOperator:
     engine: Engine
     reason: str = "the code that has the shell"
 
-    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:  # noqa: ARG002
+    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
         """See `Authority.permit`."""
-        why = await asyncio.to_thread(self._refusal, spec)
+        why = await checking(self.engine.backend.uid).run(partial(self._refusal, spec, scope), seconds=CHECK_S)
         if why is not None:
             raise CommandDenied(f"refused by policy: {why}")
         return spec, grant_by_operator(await proposed(spec, self.engine.backend), self.reason)
 
-    def _refusal(self, spec: CommandSpec) -> str | None:
-        workspace = self.engine.workspace
+    def _refusal(self, spec: CommandSpec, scope: str) -> str | None:
+        backend, workspace = self.engine.backend, self.engine.workspace
+        private = backend.private_home(scope)
         around = Surroundings(
             cwd=Path(spec.cwd),
             allowed=(workspace,),
-            secret=lambda _: False,
-            home=workspace,
-            sandboxed=READ_ONLY in self.engine.backend.profiles,
+            secret=Secrets(),
+            home=Path(home_of(spec, workspace=str(workspace), private=private)),
+            sandboxed=READ_ONLY in backend.profiles,
             state=self.engine.links.sessions.parent,
         )
         return denial(spec.command, around)

@@ -11,20 +11,48 @@ _SEQUENCES: Final = re.compile(
     r"|\x1b[\]PX^_][^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS, SOS, PM, APC
     r"|\x1b[ -/]{0,4}[0-~]?"  # two-character sequences
 )
+_TOKENS: Final = re.compile(
+    r"(\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/@:'\"]{0,256}:"  # https://user:token@host
+    r"|\b(?:oauth2|x-access-token|x-oauth-basic|x-token-auth|gitlab-ci-token|private-token):)"  # oauth2:token@host
+    # Not what stands for one in an example.
+    r"(?![$%{<*]|[A-Z_]+@|(?i:pass(?:word)?|secret|token)@)(?:[^\s/@'\"]{1,1024}(?=@)|(?!\d{1,5}\Z)[^\s/@'\"]{1,1024}\Z)"
+    r"|(\b[A-Za-z][A-Za-z0-9+.-]{0,30}://)[\w.~%+-]{20,1024}(?=@)"  # https://token@host
+    r"|((?i:\bauthorization:\s{0,4}(?:basic|bearer|token)\s{1,4}))[A-Za-z0-9+/=_.~-]{16,4096}"
+)
+"""Each with its name before it, in one of the groups; the first also where the text ends before the host."""
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def harmless(text: str) -> str:
-    """Remove control sequences and characters but newline and tab; a carriage return becomes a line end."""
-    if _CONTROLS.search(text) is None:
-        return text
-    text = _SEQUENCES.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
-    return _CONTROLS.sub("", text)
+    """Remove control sequences and characters but newline and tab; a carriage return becomes a line end.
+
+    Tokens in URLs are shown as `***`.
+    """
+    if _CONTROLS.search(text) is not None:
+        text = _SEQUENCES.sub("", text.replace("\r\n", "\n")).replace("\r", "\n")
+        text = _CONTROLS.sub("", text)
+    return masked(text)
+
+
+def masked(text: str) -> str:
+    """The text with `***` for passwords and tokens in URLs and `Authorization` headers; names of such stay.
+
+    A URL that is cut before its host is masked too; of one that is cut behind its scheme nothing is known.
+    """
+    return _TOKENS.sub(lambda found: f"{found[1] or found[2] or found[3]}***", text)
 
 
 def decoded(data: bytes) -> str:
     """`data` as UTF-8 with replacement characters, made harmless."""
     return harmless(data.decode("utf-8", "replace"))
+
+
+def printed(data: bytes) -> str:
+    """`data` as UTF-8 with replacement characters, without control sequences; characters of no sequence stay.
+
+    What code reads: a text for people or models is made `harmless`.
+    """
+    return masked(_SEQUENCES.sub("", data.decode("utf-8", "replace").replace("\r\n", "\n")))
 
 
 def whole_characters(data: bytes) -> int:

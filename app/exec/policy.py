@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, final
@@ -25,6 +25,8 @@ class ToolRule(NamedTuple):
     approval: Literal["pass", "ask", "judge"]
 
 
+TYPED: Final = frozenset({"process_write", "process_send_keys"})
+"""Those that type."""
 INPUT: Final = frozenset({"process_write", "process_send_keys", "process_resize", "shell_session"})
 """The tools whose calls may be approved for all of a session."""
 TABLE: Final = "table"
@@ -81,7 +83,7 @@ TOOLS: Final[Mapping[str, ToolRule]] = {
     "edit_file": ToolRule("workspace", "judge"),
     "rm": ToolRule("workspace", "judge"),
 }
-"""One that passes asks by itself where the file it is about is a listed secret."""
+"""One that passes asks by itself where the file it is about may be a secret."""
 
 
 def act_of(tool: str, args: Mapping[str, Any]) -> str:
@@ -129,7 +131,9 @@ class Asked:
     """A call that policy is asked about: whose it is, and the command that it would start, if it starts one.
 
     `call_key` is empty where a call is only shown, and does not go on whatever is said. A tool for files has `words`:
-    its call as rules read it, and `files`, what it is about: absolute, symlinks resolved.
+    its call as rules read it, and `files`, what it is about: absolute, symlinks resolved. A call that types
+    has `typed`, as a shell would read it, `unfinished`, what was typed before and not ended (None where nobody can
+    tell), and whether a `shell` may read it.
     """
 
     tool: str
@@ -139,6 +143,9 @@ class Asked:
     args: Mapping[str, Any] = field(default_factory=dict[str, Any])
     words: tuple[str, ...] = ()
     files: tuple[Path, ...] = ()
+    typed: str | None = None
+    unfinished: str | None = ""
+    shell: bool = True
 
     @property
     def act(self) -> str:
@@ -150,7 +157,8 @@ class Asked:
 class Verdict:
     """What policy says to a call, and why.
 
-    An allowed command runs in `profile`. `by` says who allowed it: the table, the classifier, a rule, a standing
+    An allowed command runs in `profile`, in the background and without a timeout of its own for `timeout_s` at most,
+    0 for as long as it likes. `by` says who allowed it: the table, the classifier, a rule, a standing
     approval (`approval_id`). `shown` is what a person is told of the command: tier, reason, segments, what it touches.
     A refusal may bring its own `error`.
     """
@@ -159,10 +167,17 @@ class Verdict:
     reason: str
     by: str = TABLE
     profile: str = WORK
+    timeout_s: float = 0.0
     rule_ids: tuple[str, ...] = ()
     approval_id: str | None = None
     shown: Mapping[str, Any] = field(default_factory=dict[str, Any])
     error: ExecError | None = None
+
+
+def unattended(spec: CommandSpec, verdict: Verdict) -> CommandSpec:
+    """A command as it runs where nobody is asked about it."""
+    seconds = spec.timeout_s or (verdict.timeout_s if spec.background else 0.0)
+    return replace(spec, profile=verdict.profile, timeout_s=seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from app.exec.model import CallKey, PodmanWorkspace, Session, SessionEnd, SessionId
+from app.exec.model import CallKey, PodmanWorkspace, Polled, Session, SessionEnd, SessionId
 from app.exec.supervisor.answers import Grown, Look
 from app.exec.supervisor.client import Killed, StartAnswer, Written
-from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+from app.exec.supervisor.protocol import ExitRecord, Loss, Message, StartRequest
 from app.exec.watch import Hit, Watch
 
 
@@ -29,6 +29,10 @@ class ExitSink(Protocol):
         the end back: it is delivered again.
         """
         ...
+
+
+TYPING: Final = frozenset({"process_write", "process_send_keys", "shell_session", "shell"})
+"""The tools whose calls type into a session; a command that a shell is given is typed too."""
 
 
 class SessionStore(Protocol):
@@ -107,12 +111,19 @@ class SessionStore(Protocol):
         """The session that `begin_call` was given with this key; None where it was not begun."""
         ...
 
+    async def typed_last(self, session_id: SessionId, *, besides: str = "") -> dict[str, object] | None:
+        """The outcome of the newest call that typed into a session, of `besides` apart; None where nothing was typed.
+
+        `{}` for one whose outcome is not known.
+        """
+        ...
+
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         """Record what a changing call did."""
         ...
 
-    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
-        """Move the poll cursor to `upto` and return the byte range read; a repeat returns the same range."""
+    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int, err_upto: int = 0) -> Polled:
+        """Move the poll cursors of both streams and return the byte ranges read; a repeat returns the same ranges."""
         ...
 
     async def pin(self, session_id: SessionId, pinned: bool | None) -> None:
@@ -242,6 +253,8 @@ class SupervisorPort(Protocol):
     on_exit: Callable[[ExitRecord], None] | None
     """Hears every end that is not acknowledged, again after each reconnection. Set before `connect`."""
     on_reconnect: Callable[[], None] | None
+    on_losses: Callable[[str, list[Loss]], None] | None
+    """Hears what covers a session that runs has lost so far, again after each reconnection. Set before `connect`."""
 
     async def connect(self) -> Message:
         """Reach or start the supervisor; what it says of itself, `boot_id` among it."""

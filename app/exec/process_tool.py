@@ -9,9 +9,10 @@ from pydantic_ai.messages import ToolReturn
 
 from app.exec import limits
 from app.exec.identity import origin_of
-from app.exec.model import WindowSize
+from app.exec.model import Session, WindowSize
+from app.exec.output import OutputLog, Slice
 from app.exec.policy import metadata_of
-from app.exec.render import facts, inside, killed_text, measured, polled
+from app.exec.render import err_measured, err_path, facts, inside, killed_text, measured, polled
 from app.exec.sessions import Listed, check_input
 from app.exec.terminals.keys import Typing
 from app.exec.terminals.screen import screen_text
@@ -39,12 +40,12 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
             session_id: The session to look at.
         """
         with answering():
-            session, new = await calls.sessions(ctx).poll(session_id, origin_of(ctx))
+            session, new, err = await calls.sessions(ctx).poll(session_id, origin_of(ctx))
             waits = await waiting(calls.engine, session)
-        value = polled(session, new)
+        value = polled(session, new, err)
         if waits is not None:
             value["waiting_for_input"] = shown(waits, session)
-        return ToolReturn(value, metadata={**facts(session), **measured(new), "next_offset": new.end})
+        return ToolReturn(value, metadata={**facts(session), **measured(new, err), "next_offset": new.end})
 
     @tools.tool(metadata=metadata_of("process_log"))
     async def process_log(  # noqa: D417 - the context is no parameter of the tool
@@ -54,6 +55,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         limit: int = limits.LOG_PAGE_LINES,
         byte_offset: int | None = None,
         byte_limit: int = limits.RESULT_CHARS,
+        stderr: bool = False,
     ) -> ToolReturn[str]:
         """Read the output of a process, running or ended, by lines or by bytes.
 
@@ -63,13 +65,14 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
             limit: How many lines.
             byte_offset: Read by bytes from this offset instead of by lines.
             byte_limit: How many bytes, at most 30000; used with byte_offset.
+            stderr: Read standard error, where that is kept apart, as of run_shell and shell.
         """
         with answering():
             sessions = calls.sessions(ctx)
             if byte_offset is None:
-                session, shown = await sessions.log_lines(session_id, offset, limit)
+                session, shown = await sessions.log_lines(session_id, offset, limit, err=stderr)
             else:
-                session, shown = await sessions.log_bytes(session_id, byte_offset, byte_limit)
+                session, shown = await sessions.log_bytes(session_id, byte_offset, byte_limit, err=stderr)
         return ToolReturn(
             shown.text,
             metadata={
@@ -79,8 +82,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
                 "dropped_lines": shown.dropped_lines,
                 "dropped_bytes": shown.bytes_dropped,
                 "byte_offset": shown.start,
-                "next_offset": shown.end,
-                **measured(shown),
+                **_read(session, shown, calls.engine.streams(session), err=stderr),
             },
         )
 
@@ -197,6 +199,15 @@ def _add_terminal_tools(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
                 "log_path": session.log_path,
             },
         )
+
+
+def _read(session: Session, shown: Slice, streams: tuple[OutputLog, OutputLog | None], *, err: bool) -> dict[str, Any]:
+    """How much of which stream was read; what is kept of the other one is named too."""
+    out, second = streams
+    if err:
+        return {"err_log_path": err_path(session), **err_measured(shown), "out_bytes_total": out.size()}
+    read = {"next_offset": shown.end, **measured(shown)}
+    return read if second is None else {**read, "err_log_path": err_path(session), "err_bytes_total": second.size()}
 
 
 async def _write(

@@ -106,7 +106,7 @@ class Recovery:
         if seen.abandoned:
             return await self._lose(session.id, Evidence.NEVER_STARTED)
         if seen.end is not None:
-            ended = await self._store.finish(session.id, seen.end)
+            ended = await self._store.finish(session.id, await self._ends.inspected(session.id, seen.end))
             reach("exit.committed")
             self._ends.tell(ended)
             await self._supervised.acknowledge(session.id)
@@ -117,7 +117,7 @@ class Recovery:
 
     async def _lose(self, session_id: SessionId, evidence: Evidence) -> Session:
         end = SessionEnd(state=SessionState.LOST, evidence=evidence, ended_by=EndedBy.ITSELF, ended_at=time.time())
-        session = await self._store.finish(session_id, end)
+        session = await self._store.finish(session_id, await self._ends.inspected(session_id, end))
         self._ends.tell(session)
         return session
 

@@ -10,9 +10,11 @@ from pathlib import PurePath
 from typing import Final
 
 from app.exec.backends.container import WORKSPACE
-from app.exec.model import TURN, Session, SessionEnd, SessionState
+from app.exec.display import visible_line
+from app.exec.model import TURN, Loss, Session, SessionEnd, SessionState
 from app.exec.outcome import Outcome
 from app.exec.output import Slice
+from app.exec.supervisor.gaps import why
 from app.exec.waiting import advice
 
 _TOLD: Final = {
@@ -40,9 +42,15 @@ def facts(session: Session) -> dict[str, object]:
         "ended_by": end.ended_by.value if end else None,
         "duration_seconds": round(end.duration_s, 3) if end else None,
         "log_path": session.log_path,
+        **({"err_log_path": err_path(session)} if session.separate_stderr else {}),
         "survivors": list(end.survivors) if end else [],
         **inside(session),
     }
+
+
+def err_path(session: Session) -> str:
+    """Where the second stream of a session is, beside its log."""
+    return f"{session.log_path.removesuffix('.log')}.err"
 
 
 def inside(session: Session) -> dict[str, object]:
@@ -50,6 +58,8 @@ def inside(session: Session) -> dict[str, object]:
     if session.backend != "podman":
         return {}
     paths = {"inner_cwd": session.cwd, "inner_log_path": session.log_path}
+    if session.separate_stderr:
+        paths["inner_err_log_path"] = err_path(session)
     return {
         name: os.path.normpath(f"{WORKSPACE}/{os.path.relpath(path, session.workspace)}")
         for name, path in paths.items()
@@ -57,24 +67,62 @@ def inside(session: Session) -> dict[str, object]:
     }
 
 
-def measured(shown: Slice) -> dict[str, object]:
-    """How much of the output is in a text, as portable JSON; `read` is the range that is in it as a whole."""
+def measured(shown: Slice, err: Slice | None = None) -> dict[str, object]:
+    """How much of the output is in a text, as portable JSON; `read` is the range that is in it as a whole.
+
+    Of a second stream that is kept apart, the same under names of its own.
+    """
+    return {**_counts(shown), "read": None if shown.cut else [shown.start, shown.end], **err_measured(err)}
+
+
+def err_measured(err: Slice | None) -> dict[str, object]:
+    """How much of the second stream is in a text; {} where both are one."""
+    if err is None:
+        return {}
+    return {f"err_{name}": value for name, value in (*_counts(err).items(), ("next_offset", err.end))}
+
+
+def _counts(shown: Slice) -> dict[str, object]:
     return {
         "bytes_total": shown.bytes_total,
         "bytes_shown": shown.bytes_shown,
         "bytes_dropped": shown.bytes_dropped,
-        "read": None if shown.cut else [shown.start, shown.end],
+        **unwritten(shown),
     }
 
 
-def polled(session: Session, new: Slice) -> dict[str, object]:
-    """How a session stands and what is `new` in its output, as a model reads it."""
+def unwritten(*streams: Slice) -> dict[str, object]:
+    """Why some of the output could not be written, and whether more was dropped than the counts say; {} mostly."""
+    found: dict[str, object] = {}
+    if number := max(one.errno for one in streams):
+        found["dropped_because"] = why(number)
+    return found | ({"uncounted": True} if any(one.uncounted for one in streams) else {})
+
+
+def dropped_words(least: object, because: object) -> tuple[str, str]:
+    """What a sentence puts before its counts where more was dropped than they say, and why something was."""
+    return "at least " if least else "", f" because {because}" if because else ""
+
+
+def polled(session: Session, new: Slice, err: Slice | None = None) -> dict[str, object]:
+    """How a session stands and what is `new` in its output, as a model reads it; `stderr` where that is kept apart."""
     known = facts(session)
     value: dict[str, object] = {key: known[key] for key in ("state", "exit_code", "signal")}
     value |= {"output": new.text, "next_offset": new.end}
-    if new.cut or new.bytes_dropped:
+    if new.partial:
         value |= {"truncated": new.cut, "bytes_total": new.bytes_total, "bytes_dropped": new.bytes_dropped}
-    return value | {key: known[key] for key in ("errno", "evidence", "survivors") if known[key]}
+        value |= unwritten(new)
+    if err is not None:
+        value["stderr"] = err.text
+        if err.partial:
+            value |= {"stderr_bytes_total": err.bytes_total, "stderr_bytes_dropped": err.bytes_dropped}
+            value |= {f"stderr_{name}": said for name, said in unwritten(err).items()}
+            value["truncated"] = new.cut or err.cut
+    value |= {key: known[key] for key in ("errno", "evidence", "survivors") if known[key]}
+    if session.end and session.end.findings:
+        value["findings"] = list(session.end.findings)
+    lost = losses_text(session.end.losses) if session.end else []
+    return value | ({"protection_lost": lost} if lost else {})
 
 
 def outcome_text(outcome: Outcome) -> str:
@@ -83,14 +131,14 @@ def outcome_text(outcome: Outcome) -> str:
     parts = [outcome.output.text]
     if outcome.err is not None and outcome.err.text:
         parts += ["[stderr:]", outcome.err.text]
-    body = "\n".join(part.rstrip("\n") for part in parts if part)
-    closing = _running(session, outcome) if session.live else ended_line(session, outcome.output)
-    if outcome.warning:
-        closing = f"[{outcome.warning}]\n{closing}"
-    return f"{body}\n{closing}" if body else closing
+    body = "".join(part if part.endswith("\n") else f"{part}\n" for part in parts if part)
+    closing = _running(session, outcome) if session.live else ended_line(session, outcome.output, outcome.err)
+    for said in (*outcome.findings, outcome.warning):
+        closing = f"[{said}]\n{closing}" if said else closing
+    return f"{body}{closing}"
 
 
-def ended_line(session: Session, shown: Slice | None = None) -> str:
+def ended_line(session: Session, shown: Slice | None = None, err: Slice | None = None) -> str:
     """The end of a session in one bracketed line."""
     end = session.end
     words = [how_it_ended(end)] if end else [session.state.value]
@@ -100,11 +148,13 @@ def ended_line(session: Session, shown: Slice | None = None) -> str:
     if end and end.survivors:
         pids = ", ".join(str(pid) for pid in end.survivors)
         words.append(f"processes it started are still there: {pids}")
-    if shown is not None and (shown.cut or shown.bytes_dropped):
-        words.append(
-            f"{shown.bytes_shown:,} of {shown.bytes_total:,} bytes shown, {shown.bytes_dropped:,} dropped for good"
-        )
-    return f"[{', '.join(words)}]"
+    for name, part in (("", shown), (" of stderr", err)):
+        if part is not None and part.partial:
+            least, because = dropped_words(part.uncounted, why(part.errno) if part.errno else "")
+            shown_of = f"{part.bytes_shown:,} of {least}{part.bytes_total:,} bytes{name} shown"
+            words.append(f"{shown_of}, {least}{part.bytes_dropped:,} dropped for good{because}")
+    told = losses_text(end.losses if end else ())
+    return "".join(f"[{line}]\n" for line in told) + f"[{', '.join(words)}]"
 
 
 def killed_text(session: Session, survivors: Sequence[int]) -> str:
@@ -145,7 +195,26 @@ def signal_name(number: int | None) -> str:
 
 
 def _by(end: SessionEnd) -> str:
+    if end.ended_by == "protection":
+        return " (a protected file was replaced outside, and could not be protected again)"
     return f" (by {end.ended_by.value})" if end.ended_by != "itself" else ""
+
+
+def losses_text(losses: Sequence[Loss]) -> list[str]:
+    """What to know about protected files that were not protected for a moment; [] where all were all the time."""
+    told: list[str] = []
+    for path in dict.fromkeys(loss.path for loss in losses):
+        of_it = [loss for loss in losses if loss.path == path]
+        keys = ", ".join(dict.fromkeys(key for loss in of_it for key in loss.keys))
+        times = f"{len(of_it)} times, " if len(of_it) > 1 else ""
+        longest = max(loss.ms for loss in of_it)
+        told.append(
+            f"{visible_line(path)} was replaced outside while this ran, and not protected for {times}"
+            + f"up to {longest:.0f} ms"
+            + (f"; settings in it that can run programs changed: {keys}" if keys else "")
+            + "; a person has to look at it before it is used"
+        )
+    return told
 
 
 def _evidence(end: SessionEnd) -> str:

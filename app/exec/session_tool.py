@@ -54,7 +54,7 @@ def session_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         output = calls.engine.output
         out, err = await both_ends(output(session), output(session, err=True), limits.RESULT_CHARS)
         value = login_result(session, out, err, timeout_s=calls.spec("run_shell", args).timeout_s)
-        return ToolReturn(value, metadata={**facts(session), **measured(out), "handed_over": outcome.handed_over})
+        return ToolReturn(value, metadata={**facts(session), **measured(out, err), "handed_over": outcome.handed_over})
 
     @tools.tool(metadata=metadata_of("shell_session"))
     async def shell_session(  # noqa: D417, PLR0913, PLR0917 - a tool's signature is its contract

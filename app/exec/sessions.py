@@ -5,6 +5,7 @@ Whatever changes something is keyed by its call: a repeat returns what was recor
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from app.exec.errors import (
     InputUnknown,
     InvalidCommand,
     LimitReached,
+    PasswordWanted,
     PtyError,
     SessionNotFound,
     SupervisorUnreachable,
@@ -23,9 +25,10 @@ from app.exec.errors import (
 )
 from app.exec.identity import call_key
 from app.exec.model import CallKey, CallOrigin, EndedBy, Session, SessionState, WindowSize
-from app.exec.output import OutputLog, Slice
+from app.exec.output import OutputLog, Slice, both_ends
 from app.exec.render import how_it_ended
 from app.exec.supervisor.crashpoints import reach
+from app.exec.typed_lines import UNFINISHED, left_of, lines_of
 from app.exec.waiting import check_typing
 
 ENDED_LISTED: Final = 100
@@ -94,36 +97,40 @@ class Sessions:
 
     async def poll(
         self, session_id: str, origin: CallOrigin, *, most: int = limits.RESULT_CHARS
-    ) -> tuple[Session, Slice]:
-        """What was printed since the last poll, in `most` bytes; a repeat of the call returns the same range.
+    ) -> tuple[Session, Slice, Slice | None]:
+        """What was printed since the last poll, in `most` bytes; a repeat of the call returns the same ranges.
+
+        The second stream is None where both are one.
 
         Raises:
             InvalidCommand: It ran on another host.
             SessionNotFound: There is none here.
         """
         session = await self.get(session_id)
-        log = self._output(session)
-        upto = await log.readable_end(ended=session.end is not None)
-        start, end = await self._engine.store.advance_poll(call_key(origin), session.id, upto)
-        return session, await log.ends(start, end, most=most)
+        out, err = self._streams(session)
+        upto = [0 if log is None else await log.readable_end(ended=session.end is not None) for log in (out, err)]
+        passed = await self._engine.store.advance_poll(call_key(origin), session.id, *upto)
+        if err is None:
+            return session, await out.ends(passed.start, passed.end, most=most), None
+        return session, *await both_ends(out, err, most, passed[:2], passed[2:])
 
-    async def log_lines(self, session_id: str, offset: int, limit: int) -> tuple[Session, Slice]:
-        """Lines of the log; a negative offset counts from the end.
+    async def log_lines(self, session_id: str, offset: int, limit: int, *, err: bool = False) -> tuple[Session, Slice]:
+        """Lines of the log, or of that of the second stream; a negative offset counts from the end.
 
         Raises:
-            InvalidCommand: `limit` is out of range.
+            InvalidCommand: `limit` is out of range, or there is no second stream.
             SessionNotFound: There is none here.
         """
         if not 1 <= limit <= 10_000:
             raise InvalidCommand(f"limit is {limit}; it must be 1 to 10000 lines")
         session = await self.get(session_id)
-        return session, await self.readable(session).lines(offset, limit)
+        return session, await self.readable(session, err=err).lines(offset, limit)
 
-    async def log_bytes(self, session_id: str, offset: int, limit: int) -> tuple[Session, Slice]:
-        """Bytes of the log, exactly; where the range ends inside a character it ends before it.
+    async def log_bytes(self, session_id: str, offset: int, limit: int, *, err: bool = False) -> tuple[Session, Slice]:
+        """Bytes of the log, or of that of the second stream; it ends where a whole character does.
 
         Raises:
-            InvalidCommand: A bound is out of range.
+            InvalidCommand: A bound is out of range, or there is no second stream.
             SessionNotFound: There is none here.
         """
         if offset < 0:
@@ -131,26 +138,30 @@ class Sessions:
         if not 1 <= limit <= limits.RESULT_CHARS:
             raise InvalidCommand(f"byte_limit is {limit}; it must be 1 to {limits.RESULT_CHARS}")
         session = await self.get(session_id)
-        return session, await self.readable(session).bytes(offset, limit)
+        return session, await self.readable(session, err=err).bytes(offset, limit)
 
-    def _output(self, session: Session) -> OutputLog:
+    def _streams(self, session: Session) -> tuple[OutputLog, OutputLog | None]:
         if session.host_id != self._engine.host_id:
             raise InvalidCommand(
                 f"session {session.id} ran on another host, where its log is ({session.host_id}:{session.log_path}); "
                 f"here only its end is known: {how_it_ended(session.end) if session.end else 'none yet'}"
             )
-        return self._engine.output(session)
+        return self._engine.streams(session)
 
-    def readable(self, session: Session) -> OutputLog:
-        """The log of a session.
+    def readable(self, session: Session, *, err: bool = False) -> OutputLog:
+        """The log of a session, or of its second stream.
 
         Raises:
-            InvalidCommand: It is on another host, or gone for its age.
+            InvalidCommand: It is on another host, or gone for its age, or both streams are one.
         """
-        log = self._output(session)
+        out, second = self._streams(session)
+        log = second if err else out
+        if log is None:
+            raise InvalidCommand(f"session {session.id} has one log for both streams: leave stderr out")
         if session.end is not None and session.end.bytes_total and not log.exists():
             raise InvalidCommand(
-                f"the log of session {session.id} is gone for its age; it had {session.end.bytes_total:,} bytes. "
+                f"the log of session {session.id} is gone for its age; it had "
+                f"{'at least ' * session.end.uncounted}{session.end.bytes_total:,} bytes. "
                 "Run the command again if they are needed"
             )
         return log
@@ -172,6 +183,9 @@ class Sessions:
             raise InvalidCommand(f"data has {len(data)} bytes; at most {limits.STDIN_BYTES} are accepted in one call")
         check_input(session)
         key = call_key(origin)
+        text = lines_of(data, eof=eof)
+        waiting = await self.unfinished(session, besides=key)
+        unfinished = await asyncio.to_thread(left_of, waiting, text)
         before = await self._engine.store.begin_call(key, session.id, tool, turn_id=origin.turn_id, epoch=origin.epoch)
         if before is not None:
             return _written(session, before or await self._recalled(session, key))
@@ -186,14 +200,25 @@ class Sessions:
             await self._engine.store.end_call(key, {"ended": error.end})
             raise
         except (InvalidCommand, LimitReached) as error:
-            await self._engine.store.end_call(key, {"refused": str(error)})
+            kept = {UNFINISHED: waiting} if isinstance(error, PasswordWanted) else {}
+            await self._engine.store.end_call(key, {"refused": str(error), **kept})
             raise
         except SupervisorUnreachable:
             raise InputUnknown(
                 f"the supervisor of session {session.id} went away; not known whether the input arrived"
             ) from None
+        if outcome.get("accepted") == len(data):
+            outcome = {**outcome, UNFINISHED: "" if eof else unfinished}
         await self._engine.store.end_call(key, outcome)
         return _written(session, outcome)
+
+    async def unfinished(self, session: Session, *, besides: str = "") -> str | None:
+        """What was typed by calls, `besides` apart, and is not finished; "" for nothing, None where nobody can tell."""
+        before = await self._engine.store.typed_last(session.id, besides=besides)
+        if before is None:
+            return "" if session.pty else None  # it may have been started with input of its own
+        found = before.get(UNFINISHED)
+        return found if isinstance(found, str) else None
 
     async def _recalled(self, session: Session, key: CallKey) -> dict[str, object]:
         """What the supervisor remembers of a write whose worker died before it could record the outcome."""
@@ -287,7 +312,8 @@ class Sessions:
     def _listed(self, session: Session, now: float) -> Listed:
         begun = session.started_at or session.created_at
         until = session.end.ended_at if session.end else now
-        active = max(begun, self._engine.output(session).modified_at(), self._engine.registry.touched_at(session.id))
+        printed = (log.modified_at() for log in self._engine.streams(session) if log is not None)
+        active = max(begun, *printed, self._engine.registry.touched_at(session.id))
         return Listed(session=session, uptime_s=max(0.0, until - begun), idle_s=max(0.0, now - active))
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
-from app.exec import binding
 from app.exec.blocks import STREAM_CHARS
-from app.exec.commands import command_spec, proposed
+from app.exec.commands import bound, command_spec, proposed
 from app.exec.engine import Engine
 from app.exec.errors import (
     CommandDenied,
@@ -29,6 +28,7 @@ from app.exec.persistent import Executed, PersistentShells, shell_command
 from app.exec.persistent.marks import without
 from app.exec.plain_text import decoded
 from app.exec.policy import ACTIONS, Grant, Proposal
+from app.exec.render import unwritten
 from app.exec.sessions import check_size
 
 TIMEOUT_S: Final = 30.0
@@ -112,8 +112,9 @@ def own_shell(origin: CallOrigin) -> CallOrigin:
 def noted(note: str, shown: Slice) -> dict[str, Any]:
     """What a result says beside its documented keys, where there is something to say."""
     found: dict[str, Any] = {"note": note} if note else {}
-    if shown.cut or shown.bytes_dropped:
+    if shown.partial:
         found |= {"truncated": shown.cut, "bytes_total": shown.bytes_total, "bytes_dropped": shown.bytes_dropped}
+        found |= unwritten(shown)
     return found
 
 
@@ -175,15 +176,7 @@ class ShellCalls:
         place = str(workspace) if shell is None else self._outer(await self.shells.cwd(shell.id, conversation_id))
         spec = command_spec(command=args["command"], workspace=workspace, limits=limits)
         spec = replace(spec, cwd=place, kind=SHELL)
-        held = self._engine.backend.facts(spec.profile)
-        files = await asyncio.to_thread(
-            binding.read,
-            spec.command,
-            cwd=place,
-            workspace=workspace,
-            private=held["mounts"]["private"],
-            inner=self._engine.backend.inner,
-        )
+        files = await bound(spec, self._engine.backend)
         facts: dict[str, Any] = {
             "command": spec.command,
             **files.facts(),

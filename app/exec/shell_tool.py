@@ -141,8 +141,7 @@ async def _status(calls: ToolCalls, ctx: RunContext[Any], args: _Args) -> _Retur
 
 async def _output(calls: ToolCalls, ctx: RunContext[Any], args: _Args) -> _Returned:
     session = await calls.sessions(ctx).get(args["task_id"])
-    out = calls.engine.output
-    block = block_of(session, out(session), out(session, err=True) if session.separate_stderr else None).facts()
+    block = block_of(session, *calls.engine.streams(session)).facts()
     if session.kind == SHELL:
         block["stdout"] = await calls.shells.last(session)
     block["block_label"] = block.pop("label")

@@ -17,6 +17,7 @@ from app.exec.limits import Limits
 from app.exec.model import CommandSpec, Session, SessionState
 from app.exec.output import Slice
 from app.exec.paths import sandbox_cwd
+from app.exec.render import unwritten
 
 COMMAND_CHARS: Final = 4_096
 """Of all words together, with a blank between each two."""
@@ -128,6 +129,15 @@ def clamped(timeout_seconds: float, limits: Limits) -> float:
     return min(max(timeout_seconds, TIMEOUT_MIN_S), TIMEOUT_MAX_S, limits.foreground_timeout_max_s)
 
 
+def clamp_note(timeout_seconds: float, limits: Limits) -> str:
+    """What is said of a timeout that was brought into what is possible; "" of any other."""
+    used = clamped(timeout_seconds, limits)
+    most = min(TIMEOUT_MAX_S, limits.foreground_timeout_max_s)
+    if used == timeout_seconds:
+        return ""
+    return f"timeout_seconds was {timeout_seconds:g}; {TIMEOUT_MIN_S:g} to {most:g} are possible, {used:g} was used"
+
+
 def result(session: Session, out: Slice, err: Slice, *, captured: bool = True) -> dict[str, Any]:
     """What both tools say of an end: streams, exit code, whether it was timed out; more only where there is more."""
     end = session.end
@@ -146,11 +156,12 @@ def beyond(session: Session, *streams: Slice) -> dict[str, Any]:
     """What a result says beside its documented keys: only where something was cut, signalled or lost."""
     end = session.end
     found: dict[str, Any] = {}
-    if any(one.cut or one.bytes_dropped for one in streams):
+    if any(one.partial for one in streams):
         found |= {
             "truncated": True,
             "bytes_total": sum(one.bytes_total for one in streams),
             "bytes_dropped": sum(one.bytes_dropped for one in streams),
+            **unwritten(*streams),
             "session_id": session.id,
         }
     if end is None:

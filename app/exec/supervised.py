@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from app.exec.model import (
     CommandSpec,
     EndedBy,
     Evidence,
+    Loss,
     Session,
     SessionEnd,
     SessionId,
@@ -51,8 +52,14 @@ class Supervised:
         self.boot_id = ""
         """This boot of the machine; known once connected."""
 
-    async def connect(self, on_end: Callable[[SessionId, SessionEnd], None], on_reconnect: Callable[[], None]) -> None:
-        """Reach the supervisor and hear every end, those of before included; and when it was replaced."""
+    async def connect(
+        self,
+        on_end: Callable[[SessionId, SessionEnd], None],
+        on_reconnect: Callable[[], None],
+        on_losses: Callable[[SessionId, Sequence[Loss]], None] = lambda _session_id, _losses: None,
+    ) -> None:
+        """Reach the supervisor and hear every end and loss, those of before included; and when it was replaced."""
+        self._port.on_losses = lambda name, found: on_losses(SessionId(name), [Loss.of(loss) for loss in found])
         self._port.on_exit = lambda record: on_end(SessionId(record["session_id"]), end_of(record))
         self._port.on_reconnect = on_reconnect
         self.boot_id = (await self._port.connect())["boot_id"]
@@ -223,7 +230,11 @@ def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
         duration_s=whole["duration_s"],
         bytes_total=whole["bytes_total"],
         bytes_dropped=whole["bytes_dropped"],
+        err_bytes_total=whole["err_bytes_total"],
+        log_errno=whole.get("log_errno", 0),
+        uncounted=whole.get("uncounted", False),
         survivors=tuple(whole["survivors"]),
+        losses=tuple(Loss.of(loss) for loss in whole.get("losses", ())),
     )
 
 

@@ -32,7 +32,7 @@ from app.exec.ports import SupervisorPort
 from app.exec.supervisor import answers, linux
 from app.exec.supervisor.answers import StartAnswer
 from app.exec.supervisor.crashpoints import reach
-from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+from app.exec.supervisor.protocol import ExitRecord, Loss, Message, StartRequest
 
 log = logging.getLogger(__name__)
 
@@ -92,12 +92,14 @@ class Supervisors(Forwarding):
         self._failed: dict[Path, tuple[float, str]] = {}
         self.on_exit: Callable[[ExitRecord], None] | None = None
         self.on_reconnect: Callable[[], None] | None = None
+        self.on_losses: Callable[[str, list[Loss]], None] | None = None
 
     # -- who is there ----------------------------------------------------------------------------
 
     async def connect(self) -> Message:
         """See `SupervisorPort.connect`; reaches each container that owes an end, and waits for none that cannot be."""
         self._host.on_exit, self._host.on_reconnect = self.on_exit, self.on_reconnect
+        self._host.on_losses = self.on_losses
         hello: Message = {"boot_id": linux.boot_id()}
         if self._hosting or await asyncio.to_thread(self._placements.host_owes):
             try:
@@ -138,6 +140,7 @@ class Supervisors(Forwarding):
                     on_exit=None if self.on_exit is None else self._exited,
                     on_reconnect=self._reconnected,
                 )
+                self._clients[home].on_losses = self.on_losses
             return self._clients[home]
 
     async def _make_room(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
@@ -34,13 +34,28 @@ from app.exec.identity import call_key, conversation_of, origin_of, session_id
 from app.exec.login_commands import login_spec
 from app.exec.model import CallOrigin, CommandSpec, Session, SessionState
 from app.exec.outcome import Outcome
-from app.exec.policy import ACTIONS, Approval, Asked, Grant, Policy, Proposal, Verdict, act_of, grant, grant_again
+from app.exec.policy import (
+    ACTIONS,
+    TYPED,
+    Approval,
+    Asked,
+    Grant,
+    Policy,
+    Proposal,
+    Verdict,
+    act_of,
+    grant,
+    grant_again,
+    unattended,
+)
 from app.exec.render import facts, measured, outcome_text
 from app.exec.sessions import Sessions
 from app.exec.shell_calls import ShellCalls, check_parameters, worded
 from app.exec.short_commands import python_spec, shell_spec
+from app.exec.terminals.keys import Typing
 from app.exec.terminals.screen import Screens
-from app.exec.waiting import shown
+from app.exec.typed_lines import lines_of
+from app.exec.waiting import shell_reads, shown
 
 log = logging.getLogger(__name__)
 
@@ -146,17 +161,30 @@ class ToolCalls:
             return await self._weighed_line(conversation_id, tool, args, key)
         spec = self.spec(tool, args) if starts else None
         asked = Asked(tool=tool, call_key=key, conversation_id=conversation_id, spec=spec, args=args)
+        if asked.act in TYPED:
+            asked = await self._typing(asked)
         verdict = await self.policy.judge(asked)
         if spec is None:
             return Weighed(asked, Proposal(tool=tool, facts=args), verdict, None)
         if verdict.decision == "allow" and not approved:
-            spec = replace(spec, profile=verdict.profile)
+            spec = unattended(spec, verdict)
         return Weighed(asked, await proposed(spec, self.engine.backend), verdict, spec)
+
+    async def _typing(self, asked: Asked) -> Asked:
+        """The call with what it types, what is unfinished there, and whether a shell may read it."""
+        sessions = Sessions(self.engine, asked.conversation_id)
+        session = await sessions.get(asked.args["session_id"])
+        typed = lines_of(typed_by(asked.tool, asked.args), eof=bool(asked.args.get("eof")))
+        unfinished = await sessions.unfinished(session, besides=asked.call_key)
+        return replace(asked, typed=typed, unfinished=unfinished, shell=await shell_reads(self.engine, session))
 
     async def _weighed_line(self, conversation_id: str, tool: str, args: dict[str, Any], key: str) -> Weighed:
         line = await self.shells.line(conversation_id, tool, args, key)
         about = {**args, "session_id": None if line.shell is None else line.shell.id}
         asked = Asked(tool=tool, call_key=key, conversation_id=conversation_id, spec=line.spec, args=about)
+        if line.shell is not None:
+            unfinished = await Sessions(self.engine, conversation_id).unfinished(line.shell, besides=key)
+            asked = replace(asked, unfinished=unfinished)
         return Weighed(asked, line.proposal, await self.policy.judge(asked), line.spec)
 
     async def _weighed_files(self, conversation_id: str, tool: str, args: dict[str, Any], key: str) -> Weighed:
@@ -195,7 +223,11 @@ class ToolCalls:
     async def run(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> ToolReturn[str]:
         """Run or launch what `execute` or `execute_pty` was called with."""
         outcome = await self.outcome(ctx, tool, args)
-        metadata = {**facts(outcome.session), **measured(outcome.output), "handed_over": outcome.handed_over}
+        metadata = {
+            **facts(outcome.session),
+            **measured(outcome.output, outcome.err),
+            "handed_over": outcome.handed_over,
+        }
         if outcome.waiting is not None:
             metadata["waiting_for_input"] = shown(outcome.waiting, outcome.session)
         return ToolReturn(outcome_text(outcome), metadata=metadata)
@@ -281,8 +313,11 @@ class ToolCalls:
             again = None
             if not isinstance(error, ExecError):
                 # It was allowed without a person, and would be asked about by now: what was claimed is what was judged.
-                spec = replace(self.spec(tool, args), profile=before.profile)
-                again = grant_again(await proposed(spec, self.engine.backend), before.digest)
+                made, seconds = self.spec(tool, args), self.engine.limits.unattended_timeout_s
+                for timeout_s in (0.0, seconds):
+                    then = Verdict(decision="allow", reason="", profile=before.profile, timeout_s=timeout_s)
+                    spec = unattended(made, then)
+                    again = again or grant_again(await proposed(spec, self.engine.backend), before.digest)
             if again is None:
                 # It may have run, and changed what it was made of, before anybody could record that it did.
                 started = await self.engine.settled(before)
@@ -306,9 +341,28 @@ class ToolCalls:
         session = await self.engine.launch(spec, origin, allowed)
         live = len(await self.engine.store.list(conversation_id=origin.conversation_id, live=True))
         warning = f"{live} processes of this conversation run; end some" if live >= bounds.SESSIONS_WARN else ""
+        if spec.timeout_s and not args.get("timeout"):
+            warning = f"it is stopped after {spec.timeout_s:g} s: a person is asked where you give a longer timeout" + (
+                f"; {warning}" if warning else ""
+            )
         return Outcome(
-            session=session, output=await self.engine.output(session).ends(), handed_over=True, warning=warning
+            findings=self.engine.untold(origin.conversation_id),
+            session=session,
+            output=await self.engine.output(session).ends(),
+            handed_over=True,
+            warning=warning,
         )
+
+
+def typed_by(tool: str, args: Mapping[str, Any]) -> bytes:
+    """The bytes that a call types, where the terminal is in no mode of its own.
+
+    Raises:
+        InvalidCommand: They cannot be typed.
+    """
+    if tool in {"process_write", "shell_session"}:
+        return str(args["data" if tool == "process_write" else "input"]).encode("utf-8", "replace")
+    return Typing(**{name: value for name, value in args.items() if name != "session_id"}).sent()
 
 
 def _background(tool: str, args: dict[str, Any]) -> bool:

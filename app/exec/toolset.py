@@ -13,26 +13,25 @@ from pydantic_ai import RunContext
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, CombinedToolset, ToolsetTool
 
-from app.exec.backends.secrets import is_secret, secret_paths
 from app.exec.engine import Engine
 from app.exec.errors import ExecError, PasswordWanted, TaskCompleted
 from app.exec.exec_tool import exec_tools
 from app.exec.file_tools.calls import FileCalls
 from app.exec.files import Files
 from app.exec.identity import call_key, conversation_of, origin_of
-from app.exec.judge import Judge
+from app.exec.judge import Judge, Keys
 from app.exec.model import Session, WindowSize
 from app.exec.persistent import PersistentShells
 from app.exec.pin_tool import pin_tools
 from app.exec.policy import ACTIONS, INPUT, Policy, Proposal, act_of, asks, asks_always
 from app.exec.process_tool import process_tools
 from app.exec.render import how_it_ended
+from app.exec.secrets import Secrets, secret_paths
 from app.exec.session_tool import session_tools
 from app.exec.sessions import check_input, check_size
 from app.exec.shell_calls import ShellCalls
 from app.exec.shell_tool import shell_tools
-from app.exec.terminals.keys import Typing
-from app.exec.tool_calls import ToolCalls, answering
+from app.exec.tool_calls import ToolCalls, answering, typed_by
 from app.exec.wait_tool import wait_tools
 from app.exec.waiting import check_typing
 from app.exec.watch_tool import watch_tools
@@ -154,7 +153,7 @@ class ExecTools:
         with answering(tool):
             self._calls.check(tool, args)
             if tool == "process_send_keys":
-                _typed(tool, args)
+                typed_by(tool, args)
             if tool in ACTIONS:
                 await self._check_action(ctx, tool, args)
             elif "session_id" in args:
@@ -193,7 +192,7 @@ class ExecTools:
 
     async def _check_typing(self, ctx: RunContext[Any], session: Session, tool: str, args: dict[str, Any]) -> None:
         try:
-            await check_typing(self.engine, session, _typed(tool, args))
+            await check_typing(self.engine, session, typed_by(tool, args))
         except PasswordWanted:
             # What was typed before it was asked for is only told again.
             if not await self._made_before(ctx):
@@ -204,17 +203,12 @@ class ExecTools:
         return await self.engine.store.recalled(call_key(origin_of(ctx))) is not None
 
 
-def _typed(tool: str, args: dict[str, Any]) -> bytes:
-    if tool in {"process_write", "shell_session"}:
-        return str(args["data" if tool == "process_write" else "input"]).encode("utf-8", "replace")
-    return Typing(**{name: value for name, value in args.items() if name != "session_id"}).sent()
-
-
 def plain_judge(engine: Engine) -> Judge:
     """The policy where nobody brings another: two keys, the default denials and secrets, no rule."""
     state = engine.links.sessions.parent
     secrets = secret_paths((), home=Path.home(), state=state)
-    return Judge(runs=engine.backend, secret=lambda path: is_secret(path, secrets), state=state)
+    keys = Keys(timeout_s=engine.limits.unattended_timeout_s)
+    return Judge(runs=engine.backend, secret=Secrets(secrets), state=state, keys=keys)
 
 
 def _shown(proposal: Proposal) -> dict[str, Any]:

@@ -69,19 +69,20 @@ class _Told:
 
     session: Session
     new: Slice
+    err: Slice | None = None
     waits: Waiting | None = None
     note: str = ""
 
     @property
     def value(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"session_id": self.session.id} | polled(self.session, self.new)
+        found: dict[str, Any] = {"session_id": self.session.id} | polled(self.session, self.new, self.err)
         if self.waits is not None:
             found["waiting_for_input"] = shown(self.waits, self.session)
         return found | ({"note": self.note} if self.note else {})
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return {**facts(self.session), **measured(self.new), "next_offset": self.new.end}
+        return {**facts(self.session), **measured(self.new, self.err), "next_offset": self.new.end}
 
 
 async def _asked(sessions: Sessions, session_ids: Sequence[str], timeout_s: float) -> list[Session]:
@@ -150,17 +151,23 @@ async def _told(
     engine: Engine, sessions: Sessions, asked: Sequence[Session], origin: CallOrigin, found: dict[SessionId, Waiting]
 ) -> list[_Told]:
     """How each stands, and what it printed since the last poll: a fair share of what one result shows."""
-    room = _shares([engine.output(session).size() - session.poll_offset for session in asked])
+    room = _shares([_unread(engine, session) for session in asked])
     told: list[_Told] = []
     for ordinal, (before, most) in enumerate(zip(asked, room, strict=True), start=1):
         try:
-            session, new = await sessions.poll(before.id, replace(origin, ordinal=ordinal), most=most)
-            told.append(_Told(session=session, new=new))
+            session, new, err = await sessions.poll(before.id, replace(origin, ordinal=ordinal), most=most)
+            told.append(_Told(session=session, new=new, err=err))
         except InvalidCommand as error:
             told.append(_Told(session=await sessions.get(before.id), new=EMPTY, note=str(error)))
     now = await asyncio.gather(*(waiting(engine, one.session) for one in told))
     waits = [wait or found.get(one.session.id) for one, wait in zip(told, now, strict=True)]
     return [replace(one, waits=wait if one.session.live else None) for one, wait in zip(told, waits, strict=True)]
+
+
+def _unread(engine: Engine, session: Session) -> int:
+    out, err = engine.streams(session)
+    second = 0 if err is None else err.size() - session.poll_err_offset
+    return out.size() - session.poll_offset + second
 
 
 def _shares(wanted: Sequence[int]) -> list[int]:

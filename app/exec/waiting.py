@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
 from app.exec.errors import ExecError, PasswordWanted, SessionNotFound
-from app.exec.model import Session, SessionState
+from app.exec.model import SHELL, Session, SessionState
 from app.exec.output import OutputLog
+from app.exec.rules.carriers import SHELLS, name_of, names
 from app.exec.supervised import Supervised
 from app.exec.supervisor.answers import Look
 
@@ -53,6 +54,12 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 """A line that asks for a secret, of a program that hides it by itself; nothing that is typed into a shell or editor."""
+_SHELLS: Final = SHELLS | names(
+    "ssh mosh telnet su sudo doas login screen tmux script expect docker podman kubectl nsenter chroot busybox"
+    " machinectl nerdctl lxc pwsh nu xonsh elvish rc es rlwrap nc ncat socat"
+)
+"""Programs that run what is typed, here or elsewhere, or have one run that does."""
+_WORDS: Final = re.compile(r"[^\s;|&()<>'\"`$]+")
 _NO_TEXT: Final = b"\x03\x04\x1b"
 """C-c, C-d and Escape type nothing."""
 
@@ -200,6 +207,14 @@ async def check_typing(engine: Looked, session: Session, data: bytes) -> None:
     found = None if look is None or not _hidden(look) else judged(look, _last_lines(engine, session))
     if found is not None and found.password:
         raise PasswordWanted(f"nothing was typed into session {session.id}: {advice(found, session)}")
+
+
+async def shell_reads(engine: Looked, session: Session) -> bool:
+    """Whether a shell may read what is typed into a session now; True also where nobody can tell."""
+    if session.kind == SHELL or not _SHELLS.isdisjoint(map(name_of, _WORDS.findall(session.command))):
+        return True
+    look = await _look(engine, session)
+    return look is None or look.how in {"unknown", "none"} or look.name in _SHELLS
 
 
 def _hidden(look: Look) -> bool:

@@ -74,7 +74,8 @@ def _does(watch: Watch, session: Session) -> str:
     )
     match watch.kind:
         case "pattern":
-            return f"fires on lines that match, from byte {watch.offset} of the output on, {often}"
+            apart = " (not of standard error, which is kept apart)" if session.separate_stderr else ""
+            return f"fires on lines that match, from byte {watch.offset} of the output on{apart}, {often}"
         case "idle":
             return f"fires after {watch.seconds:g} s without output, once for each silence, {often}"
         case "after":

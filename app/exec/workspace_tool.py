@@ -15,10 +15,8 @@ from app.exec.policy import metadata_of
 from app.exec.render import facts, measured
 from app.exec.short_commands import (
     OUTPUT_BYTES,
-    TIMEOUT_MAX_S,
-    TIMEOUT_MIN_S,
     TIMEOUT_S,
-    clamped,
+    clamp_note,
     result,
     without_python,
 )
@@ -71,11 +69,8 @@ def _commands(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
         outcome = await calls.outcome(ctx, "shell_execute", args)
         value, metadata = await _streams(calls, outcome, captured=capture_output)
         value = {"command": command, "cwd": _inner(calls, outcome), **value}
-        if (used := clamped(timeout_seconds, calls.engine.limits)) != timeout_seconds:
-            value["note"] = (
-                f"timeout_seconds was {timeout_seconds:g}; {TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g} are possible, "
-                f"{used:g} was used"
-            )
+        if note := clamp_note(timeout_seconds, calls.engine.limits):
+            value["note"] = note
         return ToolReturn(value, metadata=metadata)
 
     @tools.tool(metadata=metadata_of("evaluate_python"))
@@ -196,7 +191,7 @@ async def _streams(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     session = outcome.session
     out, err = await both_ends(calls.engine.output(session), calls.engine.output(session, err=True), OUTPUT_BYTES)
-    metadata = {**facts(session), **measured(out), "handed_over": outcome.handed_over}
+    metadata = {**facts(session), **measured(out, err), "handed_over": outcome.handed_over}
     return result(session, out, err, captured=captured), metadata
 
 

@@ -8,6 +8,7 @@ StorageError
 ├── DatabaseFull          the disk is full
 ├── SchemaBehind          the tables are older than this program, or missing
 ├── SchemaTooNew          the tables are newer than this program
+├── MigrationFailed       the tables cannot be brought up to date
 ├── StaleTurn             another execution holds the conversation now
 ├── HomeUnusable          the state directory cannot be trusted or written
 └── ExecutorTaken         another worker runs under this executor id
@@ -46,6 +47,10 @@ class SchemaBehind(StorageError):
 
 class SchemaTooNew(StorageError):
     """Raised when a newer program has migrated the tables."""
+
+
+class MigrationFailed(StorageError):
+    """Raised when the tables cannot be brought up to date; a failed upgrade leaves ours as they were."""
 
 
 class StaleTurn(StorageError):

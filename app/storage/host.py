@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -54,7 +55,9 @@ def host_id(home: Path) -> str:
             _create(path, uuid.uuid4().hex)
         text = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise HomeUnusable(f"{path} cannot be read or written ({error}): check its owner") from error
+        full = isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+        remedy = "make room there" if full else "check its owner"
+        raise HomeUnusable(f"{path} cannot be read or written ({error}): {remedy}") from error
     if not _HOST_ID.fullmatch(text):
         raise HomeUnusable(f"{path} does not hold a host id: restore it, or remove it if no process of it still runs")
     return text

@@ -20,6 +20,7 @@ from app.storage.tables import (
     audit,
     calls,
     conversations,
+    findings,
     history_records,
     hosts,
     mailbox,
@@ -35,7 +36,7 @@ from app.storage.tables import (
 
 BATCH: Final = 200
 CALLBACK: Final = "EXEC_CALLBACK"
-PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "workspaces", "hosts", "audit")
+PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "workspaces", "hosts", "audit", "findings")
 """Tables whose rows go without anything outside the database, in this order."""
 _LOCK: Final = "shellback retention"
 
@@ -250,6 +251,11 @@ def _audit(cut: Cut) -> sa.Select[Any]:
     return sa.select(audit.c.id).where(audit.c.at < cut.rows)
 
 
+def _findings(cut: Cut) -> sa.Select[Any]:
+    """Those that a person has acknowledged; an open one stays."""
+    return sa.select(findings.c.id).where(findings.c.acknowledged_at < cut.rows)
+
+
 def _workers(cut: Cut) -> sa.Select[Any]:
     return sa.select(workers.c.executor_id).where(workers.c.heartbeat_at < cut.rows)
 
@@ -281,4 +287,5 @@ _QUERIES: Final = {
     "workspaces": _workspaces,
     "hosts": _hosts,
     "audit": _audit,
+    "findings": _findings,
 }

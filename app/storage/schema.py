@@ -6,16 +6,19 @@ SQLite) and Alembic never looks at them.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Generator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 import app
 from app.storage.db import Database
-from app.storage.errors import SchemaBehind, SchemaTooNew
+from app.storage.errors import MigrationFailed, SchemaBehind, SchemaTooNew
 from app.storage.rows import lock_name
 from app.storage.tables import metadata
 from app.storage.url import shown
@@ -45,16 +48,35 @@ def migrate(url: str) -> None:
     Raises:
         SchemaTooNew: A newer program has migrated this database; nothing was changed.
         DatabaseUnreachable: No connection.
+        MigrationFailed: It cannot be done, for a reason that the message has.
         DatabaseLocked: Another process migrates, or holds the database, for too long.
     """
     database = Database(url)
     try:
-        database.write_now(_upgrade)
+        with _said(database, "our tables"):
+            database.write_now(_upgrade)
     finally:
         database.close()
     from dbos import DBOS
 
-    DBOS.migrate(database.url.render_as_string(hide_password=False))
+    with _said(database, "the tables of DBOS"):
+        DBOS.migrate(database.url.render_as_string(hide_password=False))
+
+
+@contextlib.contextmanager
+def _said(database: Database, what: str) -> Generator[None]:
+    """What stops a migration as an error that says so; one of ours as it is."""
+    from alembic.util import CommandError
+
+    try:
+        yield
+    except (exc.SQLAlchemyError, CommandError) as error:
+        cause = error.orig if isinstance(error, exc.DBAPIError) else error
+        first = next(iter(str(cause).splitlines()), type(cause).__name__)
+        raise MigrationFailed(
+            f"{what} in {shown(database.url)} cannot be brought up to date: {first}. Name an empty database, give"
+            " the user of DATABASE_URL the right to change this one, or restore a backup; then `shellback migrate`"
+        ) from error
 
 
 def check(database: Database) -> SchemaState:

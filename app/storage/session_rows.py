@@ -5,13 +5,13 @@ The statements are built once, because building one costs more than running it.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.exec.model import LIVE_STATES, Delivery, EndedBy, Evidence, Session, SessionEnd, SessionState
+from app.exec.model import LIVE_STATES, Delivery, EndedBy, Evidence, Loss, Session, SessionEnd, SessionState
 from app.storage.tables import calls, conversations, sessions
 
 _TABLE: Final = tuple(column.name for column in sessions.c)
@@ -71,6 +71,10 @@ ENDED: Final = (
         ),
         end=sa.bindparam("new_end", type_=sessions.c.end.type),
         ended_at=sa.bindparam("new_ended_at"),
+        # What ended before anybody noted that it runs.
+        started_at=sa.func.coalesce(
+            sessions.c.started_at, sa.bindparam("new_started_at", type_=sessions.c.started_at.type)
+        ),
     )
     .returning(*sessions.c)
 )
@@ -81,7 +85,11 @@ DELIVERED: Final = (
     .where(_id, sessions.c.delivery == Delivery.INLINE.value)
     .values(delivery=sa.bindparam("new_delivery"))
 )
-POLLED: Final = sessions.update().where(_id).values(poll_offset=sa.bindparam("new_offset"))
+POLLED: Final = (
+    sessions.update()
+    .where(_id)
+    .values(poll_offset=sa.bindparam("new_offset"), poll_err_offset=sa.bindparam("new_err_offset"))
+)
 
 OUTCOME_OF: Final = sa.select(calls.c.outcome).where(calls.c.call_key == _key)
 CALLED: Final = (
@@ -94,7 +102,11 @@ CALLED: Final = (
 def end_to_json(end: SessionEnd) -> dict[str, Any]:
     """The end as portable JSON."""
     # Not `asdict`, which copies deeply: an end is on the way of every call.
-    return dict(zip(_END, _end_values_of(end), strict=True)) | {"survivors": list(end.survivors)}
+    return dict(zip(_END, _end_values_of(end), strict=True)) | {
+        "survivors": list(end.survivors),
+        "findings": list(end.findings),
+        "losses": [asdict(loss) | {"keys": list(loss.keys)} for loss in end.losses],
+    }
 
 
 def end_from_json(value: dict[str, Any]) -> SessionEnd:
@@ -105,6 +117,8 @@ def end_from_json(value: dict[str, Any]) -> SessionEnd:
         "evidence": None if evidence is None else Evidence(evidence),
         "ended_by": EndedBy(value["ended_by"]),
         "survivors": tuple(value["survivors"]),
+        "findings": tuple(value.get("findings", ())),  # none in a row of an older version
+        "losses": tuple(Loss.of(loss) for loss in value.get("losses", ())),
     }
     return SessionEnd(**(value | typed))
 

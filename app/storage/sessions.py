@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from app.exec.errors import CommandDenied, InvalidTransition, LimitReached, SessionNotFound
 from app.exec.limits import SESSIONS_PER_CONVERSATION
-from app.exec.model import Act, CallKey, Delivery, Session, SessionEnd, SessionId, SessionState
-from app.exec.ports import ExitSink, SessionStore
+from app.exec.model import Act, CallKey, Delivery, Polled, Session, SessionEnd, SessionId, SessionState
+from app.exec.ports import TYPING, ExitSink, SessionStore
 from app.storage import session_rows as rows
 from app.storage.db import Database
 from app.storage.errors import StaleTurn
@@ -117,11 +117,14 @@ class SqlSessionStore(SessionStore):
     async def acted_on(self, key: CallKey) -> SessionId | None:
         return await self._database.read(acted_on, key)
 
+    async def typed_last(self, session_id: SessionId, *, besides: str = "") -> dict[str, object] | None:
+        return await self._database.read(typed_last, session_id, besides)
+
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         await self._database.write(end_call, key, outcome)
 
-    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
-        return await self._database.write(advance_poll, key, session_id, upto)
+    async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int, err_upto: int = 0) -> Polled:
+        return await self._database.write(advance_poll, key, session_id, upto, err_upto)
 
     async def pin(self, session_id: SessionId, pinned: bool | None) -> None:
         await self._database.write(pin, session_id, pinned)
@@ -188,6 +191,7 @@ def finish(
         "inline_becomes": (Delivery.SETTLED if told_inline else Delivery.INLINE).value,
         "new_end": rows.end_to_json(end),
         "new_ended_at": end.ended_at,
+        "new_started_at": end.began_at,
     }
     row = conn.execute(rows.ENDED, {"key": session_id, **changes}).one_or_none()
     if row is None:
@@ -280,6 +284,15 @@ def acted_on(conn: sa.Connection, key: CallKey) -> SessionId | None:
     return conn.execute(sa.select(calls.c.session_id).where(calls.c.call_key == key)).scalar_one_or_none()
 
 
+def typed_last(conn: sa.Connection, session_id: SessionId, besides: str) -> dict[str, object] | None:
+    """The outcome of the newest call but one that typed into a session, `{}` for none yet; None without such a call."""
+    query = sa.select(calls.c.outcome).where(
+        calls.c.session_id == session_id, calls.c.tool.in_(TYPING), calls.c.call_key != besides
+    )
+    row = conn.execute(query.order_by(calls.c.created_at.desc()).limit(1)).one_or_none()
+    return None if row is None else row.outcome or {}
+
+
 def end_call(conn: sa.Connection, key: CallKey, outcome: dict[str, object]) -> None:
     """Record the outcome of a call; the first one stays.
 
@@ -293,8 +306,8 @@ def end_call(conn: sa.Connection, key: CallKey, outcome: dict[str, object]) -> N
         conn.execute(rows.CALLED, {"key": key, "new_outcome": outcome})
 
 
-def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto: int) -> tuple[int, int]:
-    """Move the cursor to `upto`, never back, and return the range passed over; a repeat returns the same range.
+def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto: int, err_upto: int = 0) -> Polled:
+    """Move both cursors, never back, and return the ranges passed over; a repeat returns the same ranges.
 
     Raises:
         SessionNotFound: No session has this id.
@@ -304,12 +317,12 @@ def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto:
         raise SessionNotFound(session_id)
     before = begin_call(conn, key, session_id, "process_poll")
     if before:
-        return int(str(before["start"])), int(str(before["end"]))
-    start = int(session["poll_offset"])
-    end = max(start, upto)
-    conn.execute(rows.POLLED, {"key": session_id, "new_offset": end})
-    end_call(conn, key, {"start": start, "end": end})
-    return start, end
+        return Polled.recorded(before)
+    start, err_start = int(session["poll_offset"]), int(session["poll_err_offset"])
+    passed = Polled(start, max(start, upto), err_start, max(err_start, err_upto))
+    conn.execute(rows.POLLED, {"key": session_id, "new_offset": passed.end, "new_err_offset": passed.err_end})
+    end_call(conn, key, passed._asdict())
+    return passed
 
 
 def fence(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> None:

@@ -193,6 +193,7 @@ sessions: Final = sa.Table(
     sa.Column("on_exit", sa.String(16), nullable=False, server_default="always"),  # always, failure, never
     sa.Column("kind", sa.String(16), nullable=False, server_default=sa.text("''")),  # shell: a persistent one
     sa.Column("pinned", sa.Boolean),  # what somebody wants of its block; None leaves it to its end
+    sa.Column("poll_err_offset", sa.BigInteger, nullable=False, server_default="0"),  # of the second stream
     sa.Index("ix_sessions_conversation_id_state", "conversation_id", "state"),
 )
 
@@ -245,6 +246,22 @@ workspaces: Final = sa.Table(
     sa.Column("last_used_at", sa.Float, nullable=False),
     sa.Column("removed_at", sa.Float, index=True),
     sa.UniqueConstraint("host_id", "name"),
+)
+
+findings: Final = sa.Table(
+    "findings",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("host_id", sa.String(64), nullable=False),
+    sa.Column("kind", sa.String(32), nullable=False),  # app.exec.findings.KINDS
+    sa.Column("path", sa.Text, nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),  # never what a file holds
+    sa.Column("session_id", sa.String(64), nullable=False, index=True),
+    sa.Column("conversation_id", sa.String(200), nullable=False),
+    sa.Column("kept", sa.Text),  # where what was taken away is
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("acknowledged_at", sa.Float, index=True),
+    sa.Column("acknowledged_by", sa.String(100)),
 )
 
 hosts: Final = sa.Table(

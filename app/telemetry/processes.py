@@ -32,7 +32,7 @@ class WatchedSessions(SessionWatch):
         if session.traceparent is None:
             return
         # A short foreground command is never recorded as running.
-        began = session.started_at or (end.ended_at - end.duration_s if end.duration_s else session.created_at)
+        began = session.started_at or end.began_at or session.created_at
         self._telemetry.past(
             "shellback.process",
             process_context(session.id, session.traceparent),

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from app.exec.model import CallKey, SessionId
 from app.exec.policy import Approval
+from app.exec.shell.handling import ToolContext
 from app.work.mailbox import Letter
 
-if TYPE_CHECKING:
-    from app.exec.shell.async_shell import AsyncShell
-    from app.exec.workspaces.files import GuardedFiles
-
-_HERE: Final = frozenset({"shell", "filesystem"})
+_HERE: Final = frozenset({"shell", "filesystem", "async_shell", "async_filesystem"})
 """What only this process has."""
 
 
 @dataclass(slots=True, kw_only=True)
-class TurnDeps:
+class TurnDeps(ToolContext):
     """Dependencies of one execution of one turn.
 
     `gate` was read once, in the turn's first step. `approvals` are the decisions this turn was
     resumed with. `told` collects sessions whose end a tool result has told the agent, `asked` those that it had looked
     for, `read` the output. `looks` counts looks into the mailbox: the first step of a turn is look 0. `letters` is
     what they brought, `shown_chars` how much was shown of processes. `began_at` is when the turn began, as its first
-    step recorded it; `seconds` is what it has. `shell` and `filesystem` work in the workspace, under the policy of the
-    agent's own commands; None while the gate is off, and in a copy that was carried to another workflow.
+    step recorded it; `seconds` is what it has. Shell and files work in the workspace, under the policy of the agent's
+    own commands; None while the gate is off, and in a copy that was carried to another workflow.
     """
 
     conversation_id: str
@@ -42,8 +39,6 @@ class TurnDeps:
     looks: int = 0
     shown_chars: int = 0
     letters: list[Letter] = field(default_factory=list[Letter])
-    shell: AsyncShell | None = field(default=None, repr=False, compare=False)
-    filesystem: GuardedFiles | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what cannot be carried."""

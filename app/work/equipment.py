@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,8 +11,11 @@ from dbos import DBOS
 
 from app.exec.engine import Engine
 from app.exec.files import Files
+from app.exec.identity import a_call, call_in_progress
+from app.exec.model import CallOrigin
 from app.exec.policy import Policy
 from app.exec.shell.async_shell import AsyncShell
+from app.exec.shell.facade import SyncFiles, SyncShell
 from app.exec.workspaces.authority import ByCall
 from app.exec.workspaces.files import guarded
 from app.storage.errors import StaleTurn
@@ -46,5 +50,16 @@ def equip(deps: TurnDeps, engine: Engine, policy: Policy, files: Files) -> None:
     def left() -> float:
         return deps.began_at + deps.seconds - time.time()
 
-    deps.shell = AsyncShell(engine, ByCall(engine, policy), scope=deps.conversation_id, deadline=left)
-    deps.filesystem = guarded(files, policy, deps.conversation_id)
+    def next_origin() -> CallOrigin:
+        call = call_in_progress()
+        # Counted with the commands of `ctx.workspace`: what a recorded step has started is not counted by its repeat.
+        return a_call(deps.conversation_id) if call is None else call.origin(1 + place_in_turn())
+
+    shell = AsyncShell(
+        engine, ByCall(engine, policy), scope=deps.conversation_id, deadline=left, origin=next_origin, fenced=fenced
+    )
+    # Turns run on the engine's own loop. A tool that is a plain function has a thread, from which it comes back here.
+    sync = SyncShell(shell, asyncio.get_running_loop())
+    deps.shell, deps.async_shell = sync, shell
+    deps.async_filesystem = guarded(files, policy, deps.conversation_id)
+    deps.filesystem = SyncFiles(deps.async_filesystem, sync.run)

@@ -39,7 +39,7 @@ from app.storage.session_rows import LIVE
 from app.work.deps import TurnDeps
 from app.work.live import LiveBlocks, appended
 from app.work.mailbox import Letter
-from app.work.prompt import texts_of
+from app.work.prompt import contents_of
 from app.work.stopping import Wish, look, text_of, wish_for
 from app.work.watch_wakes import Range, is_read
 
@@ -132,7 +132,7 @@ class Hearing(AbstractCapability[TurnDeps]):
         ctx.deps.letters += letters
         if told is not None:
             ctx.deps.shown_chars += len(told.text)
-        ctx.enqueue(*texts_of(letters), *([appended(told)] if told else []))
+        ctx.enqueue(*contents_of(letters), *([appended(told)] if told else []))
         if now - ctx.deps.began_at > ctx.deps.seconds:
             raise OutOfTime(f"{ctx.deps.seconds:g} s")
         return request_context

@@ -80,6 +80,8 @@ def _in_prompt(part: UserPromptPart) -> Iterator[tuple[str, Seen]]:
             if (session_id := told_of(piece)) is not None:
                 yield session_id, _OVER
         elif isinstance(piece, TextContent):
+            if (session_id := told_of(piece.content)) is not None:
+                yield session_id, _OVER
             marks: object = _mapping(piece.metadata).get(MARK)
             yield from ((name, Seen(*given)) for name, given in _mapping(marks).items())
 
@@ -90,8 +92,9 @@ def _in_result(metadata: object) -> Iterator[tuple[str, Seen]]:
         session_id, state = one.get("session_id"), one.get("state")
         if isinstance(session_id, str):
             upto = one.get("next_offset", one.get("bytes_total"))
+            err = one.get("err_next_offset")
             over = isinstance(state, str) and state not in LIVE
-            yield session_id, Seen(upto if isinstance(upto, int) else 0, 0, over)
+            yield session_id, Seen(upto if isinstance(upto, int) else 0, err if isinstance(err, int) else 0, over)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import httpx2
 
+from app.exec.supervisor import linux
 from app.storage.db import Database
 from app.work import notices
 from app.work.notices import DELAYS_S, SILENT, Due, Outbox
@@ -100,7 +101,7 @@ class Command:
         # A file in memory, not a pipe: a program that does not read it holds nobody up.
         stdin = os.memfd_create("notice", os.MFD_CLOEXEC)
         try:
-            os.write(stdin, _encoded(payload))
+            linux.write_all(stdin, _encoded(payload))
             os.lseek(stdin, 0, os.SEEK_SET)
             process = subprocess.Popen(  # noqa: ASYNC220 - returns at once; the operator's own words
                 self._bounded(),

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+
+from pydantic_ai.messages import TextContent, UserContent
 
 from app.exec.callback_text import wake_text
 from app.exec.watch_text import watch_text
 from app.work.mailbox import Letter
 from app.work.typed import said
+
+NOTICE: Final = "notice"
+"""In the metadata of a text of a history that nobody said: what it tells of."""
+
+
+def contents_of(letters: Sequence[Letter]) -> list[UserContent]:
+    """What goes into the history, in the order the rows came: what a person said as it is, all else marked."""
+    pairs = zip(letters, texts_of(letters), strict=True)
+    return [text if letter.kind == "message" else notice(text, letter.kind) for letter, text in pairs]
+
+
+def notice(text: str, kind: str) -> TextContent:
+    """A text of ours, for the history."""
+    return TextContent(text, metadata={NOTICE: kind})
 
 
 def texts_of(letters: Sequence[Letter]) -> list[str]:

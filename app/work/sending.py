@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from app.storage.db import Database
 from app.storage.errors import OutcomeUnknown
-from app.storage.tables import conversations, turns
+from app.storage.tables import audit, conversations, turns
 from app.storage.tables import mailbox as rows
 from app.work import approvals, mailbox, stream
 from app.work.errors import InvalidRequest
@@ -20,6 +20,8 @@ from app.work.queues import Enqueuer
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}\Z")
 TEXT_CHARS: Final = 100_000
+OUT_OF_BUDGET: Final = frozenset({"UsageLimitExceeded", "OutOfTime"})
+"""How the errors of turns begin that had used up what a turn may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,9 @@ class Heard:
     outcome: str | None
     answer: str | None
     blocked: str | None
+    out_of_budget: bool = False
+    denied: bool = False
+    """Whether a call was denied on the way to the answer: by a person, by being too late, or by policy."""
 
 
 def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
@@ -136,4 +141,18 @@ def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
         outcome=turn.outcome if turn is not None else None,
         answer=turn.answer if turn is not None else None,
         blocked=blocked,
+        out_of_budget=turn is not None and (turn.error or "").partition(":")[0] in OUT_OF_BUDGET,
+        denied=turn is not None and turn.outcome == "answered" and _denied(conn, conversation_id, turn_id, turn),
     )
+
+
+def _denied(conn: sa.Connection, conversation_id: str, first: str | None, last: sa.Row[Any]) -> bool:
+    """Whether a call between the beginning of the turn `first` and the end of `last` was denied."""
+    began = sa.select(turns.c.started_at).where(turns.c.id == first).scalar_subquery()
+    query = sa.select(audit.c.id).where(
+        audit.c.conversation_id == conversation_id,
+        audit.c.event.in_(("denied", "expired", "refused")),
+        audit.c.at >= began,
+        audit.c.at <= last.ended_at,
+    )
+    return conn.execute(query.limit(1)).first() is not None

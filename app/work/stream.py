@@ -2,8 +2,8 @@
 
 Kinds: `message`, `text` (a piece of the answer), `tool_call`, `tool_result`, `answer`, `approval`,
 `decision`, `exit`, `watch`, `typed`, `output` (how much a process has printed; a newer one takes its place),
-`stopping`, `stopped`, `failed`, `blocked`, `taken_over`, `alarm`. A client that meets a higher epoch of a turn drops
-what it showed of the older one: that execution was repeated.
+`stopping`, `stopped`, `failed`, `blocked`, `taken_over`, `alarm`, `finding`. A client that meets a higher epoch of a
+turn drops what it showed of the older one: that execution was repeated.
 """
 
 from __future__ import annotations

@@ -20,9 +20,11 @@ from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
     ModelResponse,
+    TextContent,
     TextPart,
     ToolCallPart,
     ToolReturnPart,
+    UserContent,
     UserPromptPart,
 )
 from pydantic_ai.run import AgentRunResult
@@ -46,7 +48,7 @@ from app.work.hearing import Fenced, Stopped, recorded
 from app.work.items import ItemType, WorkItem
 from app.work.mailbox import Letter
 from app.work.notices import SILENT, Outbox
-from app.work.prompt import texts_of
+from app.work.prompt import contents_of, notice
 from app.work.queues import Enqueuer
 from app.work.watching import TurnWatch, Unwatched
 
@@ -185,10 +187,10 @@ class TurnRunner:
         deps: TurnDeps,
         changes: Sequence[str] = (),
     ) -> AgentRunResult[Any]:
-        texts = [*changes, *texts_of(letters)]
+        told = [*(notice(text, "changed") for text in changes), *contents_of(letters)]
         spent = conversation.usage
         return await self.agent.run(
-            (texts[0] if len(texts) == 1 else texts) if texts else None,
+            (told[0] if len(told) == 1 and isinstance(told[0], str) else told) or None,
             conversation=conversation,
             deferred_tool_results=results,
             deps=deps,
@@ -327,17 +329,21 @@ def _ids(letters: Sequence[Letter]) -> frozenset[int]:
     return frozenset(letter.id for letter in letters)
 
 
-def _unheard(messages: Sequence[ModelMessage], letters: Sequence[Letter]) -> list[str]:
+def _unheard(messages: Sequence[ModelMessage], letters: Sequence[Letter]) -> list[UserContent]:
     """Texts the run was given that its messages do not have: it was stopped before they were put there."""
     had: set[object] = set()
     for message in messages:
         for part in message.parts:
             if isinstance(part, UserPromptPart):
-                had |= {part.content} if isinstance(part.content, str) else {str(piece) for piece in part.content}
-    return [text for text in texts_of(letters) if text not in had]
+                had |= set(map(_text, [part.content] if isinstance(part.content, str) else part.content))
+    return [told for told in contents_of(letters) if _text(told) not in had]
 
 
-def _mended(messages: Sequence[ModelMessage], unheard: list[str], text: str) -> list[ModelMessage]:
+def _text(piece: UserContent) -> str:
+    return piece.content if isinstance(piece, TextContent) else str(piece)
+
+
+def _mended(messages: Sequence[ModelMessage], unheard: list[UserContent], text: str) -> list[ModelMessage]:
     """A history that the next run accepts: every call answered, all news in it, the failure said by the agent."""
     kept = list(messages)
     last = kept[-1] if kept else None

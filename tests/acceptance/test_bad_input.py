@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -82,6 +83,19 @@ def test_a_database_of_a_newer_version_is_refused_and_not_touched(
         conn.execute("UPDATE alembic_version SET version_num = 'from_the_future'")
     conn.close()
     assert_refused(shellback(place, *command, DATABASE_URL=sqlite_url), "a newer version of Shellback")
+
+
+@pytest.mark.parametrize("command", ["migrate", "ps", "worker"])
+def test_tables_that_cannot_be_made_are_refused_with_what_stops_it(place: Stage, command: str) -> None:
+    database = place.root / "somebody-s.db"
+    with contextlib.closing(sqlite3.connect(database)) as conn:
+        conn.execute("create table if not exists conversations (theirs)")
+    refused = shellback(place, command, DATABASE_URL=f"sqlite:///{database}")
+    assert refused.returncode == 2
+    assert "table conversations already exists. Name an empty database" in refused.stderr.splitlines()[-1]
+    assert refused.returncode == 2
+    assert "table conversations already exists. Name an empty database" in refused.stderr.splitlines()[-1]
+    assert "Traceback" not in refused.stderr
 
 
 def test_a_postgres_that_nobody_migrated_names_the_command_that_does(place: Stage, empty_postgres_url: str) -> None:

@@ -259,9 +259,12 @@ def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(pl
     assert "still wait for approval" in chat.shown
     with Terminal(place, "chat", "-c", "later") as chat:
         chat.until("command: echo later; exit 0")
+        chat.until("y runs exactly this")
         chat.type("y\n")
         chat.until("exit code 0")
         place.until("no turn is left that a key could stop", lambda: place.no_turn("later"))
+        chat.type("\x03")
+        chat.until("Ctrl-C again leaves")
         chat.type("\x03")
         assert chat.ended() == 130
     assert "Traceback" not in chat.shown
@@ -289,14 +292,21 @@ def test_a_worker_of_a_chat_that_was_killed_ends_too(empty: Stage) -> None:
 
 READING = """
 import select
-from app.cli.terminal import kept_terminal
-with kept_terminal():
+from app.cli.line_editor import LineEditor
+from app.cli.terminal import Keyboard
+with Keyboard() as keys:
     print("at work", flush=True)
     select.select([0], [], [])
-    try:
-        print("read", input("> "))
-    except EOFError:
-        print("the end")
+    for line in LineEditor().feed(keys.read(60)):
+        print("the end" if line is None else f"read {line.text}")
+"""
+LEAVING = """
+import select, sys
+from app.cli.terminal import Keyboard
+with Keyboard():
+    print("at work", flush=True)
+    select.select([0], [], [])
+print("left", select.select([0], [], [], 0)[0])
 """
 
 
@@ -304,6 +314,12 @@ class Reading(Terminal):
     """A program that reads one line, as `chat` does, when it has been given a key."""
 
     program = (sys.executable, "-c", READING)
+
+
+class Leaving(Terminal):
+    """A program that leaves, as `chat` does, with something typed that it has not read."""
+
+    program = (sys.executable, "-c", LEAVING)
 
 
 @pytest.mark.parametrize(("keys", "shown"), [("\x04", "the end"), ("typed\n", "read typed")])
@@ -315,10 +331,18 @@ def test_a_key_that_is_pressed_while_no_line_is_read_is_for_the_next_one(empty: 
         assert terminal.ended() == 0
 
 
+def test_what_is_typed_and_not_read_when_a_person_leaves_is_not_for_the_shell_behind(empty: Stage) -> None:
+    with Leaving(empty) as terminal:
+        terminal.until("at work")
+        terminal.type("touch leaked\n")
+        terminal.until("left []")
+        assert terminal.ended() == 0
+
+
 def test_chat_on_a_pipe_answers_line_by_line_and_ends_with_3_when_a_call_waits(place: Stage) -> None:
-    done = shellback(place, "chat", "-c", "pipe", typed="one\n\ntwo lines\\nin one\n")
+    done = shellback(place, "chat", "-c", "pipe", typed="one\n\nprintf 'a\\nb'\n")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.index("said: one") < done.stdout.index("said: two lines") < done.stdout.index("said: in one")
+    assert done.stdout.index("said: one") < done.stdout.index("said: printf 'a\\nb'")
     waits = shellback(place, "chat", "-c", "pipe", typed="$ touch pipe.txt\ny\n")
     assert waits.returncode == 3
     assert "touch pipe.txt" in waits.stdout

@@ -36,16 +36,16 @@ async def everything(ctx: RunContext[Any]) -> str:
     if deps.shell is None:
         return json.dumps([work.attached, deps.filesystem is None, await tried(work.run(["true"]))])
     ran = await work.run("echo ran > ran; cat ran", shell=True)
-    shell = await deps.shell.execute(["touch", "shell"])
+    shell = await deps.async_shell.execute(["touch", "shell"])
     return json.dumps(
         {
             "ref": [work.ref.provider, work.ref.id],
             "run": [ran.exit_code, ran.stdout],
             "shell": shell.exit_code,
             "write": await tried(work.write_text("written", "text")),
-            "files": await tried(deps.filesystem.write_text("filed", "text")),
+            "files": await tried(deps.async_filesystem.write_bytes("filed", b"text")),
             "secret": await tried(work.read_text(".env")),
-            "filed_secret": await tried(deps.filesystem.read_text(".env")),
+            "filed_secret": await tried(deps.async_filesystem.read_text(".env")),
             "read": await tried(work.read_text("plain")),
         }
     )
@@ -64,10 +64,19 @@ async def look(ctx: RunContext[Any]) -> str:
 @agent.tool(requires_approval=True)
 async def course(ctx: RunContext[Any]) -> str:
     first = await ctx.workspace.run(["sh", "-c", "echo first >> laid; echo 1"])
-    second = await ctx.deps.shell.execute("echo second >> laid; echo 2")
+    second = await ctx.deps.async_shell.execute("echo second >> laid; echo 2")
     third = await ctx.workspace.run("echo third >> laid; while [ ! -e go ]; do sleep 0.1; done; echo 3", shell=True)
-    fourth = await ctx.deps.shell.execute("echo fourth >> laid; echo 4")
+    fourth = await ctx.deps.async_shell.execute("echo fourth >> laid; echo 4")
     return "".join([first.stdout, second.stdout, third.stdout, fourth.stdout])
+
+
+@agent.tool(requires_approval=True)
+def plain_course(ctx: RunContext[Any]) -> str:
+    run, lines = ctx.deps.shell.execute, []
+    for number, line in enumerate(("first", "second", "third", "fourth"), 1):
+        wait = "while [ ! -e go ]; do sleep 0.1; done; " if line == "third" else ""
+        lines.append(run(f"echo {line} >> laid; {wait}echo {number}", timeout_seconds=600).stdout)
+    return "".join(lines)
 """
 
 
@@ -119,7 +128,7 @@ def test_an_approved_tool_works_in_the_workspace_and_every_other_only_reads(monk
         for answers in (looked, built):
             assert answers["read"] == "plain text"
             assert "hidden" not in answers["secret"] + answers["filed_secret"]
-            assert "listed secret" in answers["secret"]
+            assert "may be a secret" in answers["secret"]
         assert [s.profile for s in place.sessions() if s.granted_by == "approved call"] == [WORK, WORK]
         assert place.read(uses) == [
             ("used", True, "build", "echo ran > ran; cat ran"),
@@ -153,16 +162,22 @@ def test_while_the_gate_is_off_there_is_no_workspace_also_where_there_was_one(mo
         assert "ENABLE_EXECUTE is off" in why
 
 
-def test_a_turn_killed_between_the_commands_of_a_tool_starts_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    with masonry(monkeypatch) as place:
+@pytest.mark.parametrize("leave", ["kill", "stop"])
+@pytest.mark.parametrize("tool", ["course", "plain_course"])
+def test_a_turn_cut_off_between_the_commands_of_a_tool_starts_each_once(
+    monkeypatch: pytest.MonkeyPatch, tool: str, leave: str
+) -> None:
+    with masonry(monkeypatch, DRAIN_SECONDS="0") as place:
         worker = place.hire()
-        item = place.send("!course {}")
+        item = place.send(f"!{tool} {{}}")
         place.approve()
         place.until("the third command runs", lambda: lines(place) == ["first", "second", "third"])
         # The turn waits in a tool: the worker's heart beats on.
         beat = heartbeat(place)
         place.until("a heartbeat while a tool waits", lambda: heartbeat(place) > beat)
-        worker.kill()
+        getattr(worker, leave)()
+        # One that was asked to leave did so by itself: no thread of a tool held it up.
+        assert worker.process.returncode == {"kill": -9, "stop": 0}[leave]
         place.hire()
         release(place)
         place.answer(item)

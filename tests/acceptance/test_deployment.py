@@ -48,10 +48,13 @@ def can_be_apart() -> bool:
 # --- the files ---------------------------------------------------------------------------------------------
 
 
-def answers(argv: list[str]) -> bool:
+def knows_the_compose_specification(argv: list[str]) -> bool:
+    """Whether this is Compose 2 or newer: 1.29, which Debian 12 has, reads an older file format only."""
     if shutil.which(argv[0]) is None:
         return False
-    return subprocess.run([*argv, "version"], check=False, capture_output=True).returncode == 0
+    done = subprocess.run([*argv, "version", "--short"], check=False, capture_output=True, text=True)
+    major = done.stdout.strip().removeprefix("v").partition(".")[0]
+    return done.returncode == 0 and major.isdigit() and int(major) >= 2
 
 
 def compose() -> dict[str, Any]:
@@ -114,6 +117,11 @@ def test_worker_and_supervisor_are_services_of_their_own_that_share_two_places()
     assert seconds(supervisor["stop_grace_period"]) > 12
 
 
+def test_the_logs_of_every_service_have_a_cap() -> None:
+    for service in compose()["services"].values():
+        assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+
+
 def test_the_services_that_run_commands_have_no_secret_and_no_way_to_the_database() -> None:
     services = compose()["services"]
     supervisor = services["supervisor"]
@@ -125,9 +133,10 @@ def test_the_services_that_run_commands_have_no_secret_and_no_way_to_the_databas
         for name, value in service.get("environment", {}).items():
             if "PASSWORD" in name:
                 assert value.startswith("${POSTGRES_PASSWORD:?")
-    # Its own check as well, where there is one; no package of a distribution has a recent one.
+    assert compose()["networks"]["commands"]["internal"] is True
+    # Its own check as well, where there is one.
     for argv in (["docker", "compose"], ["docker-compose"]):
-        if answers(argv):
+        if knows_the_compose_specification(argv):
             environ = {**plain_environment(), "POSTGRES_PASSWORD": "x"}
             subprocess.run([*argv, "--file", ROOT / "docker-compose.yml", "config", "--quiet"], env=environ, check=True)
     # What the worker is given is what settings accept.

@@ -81,6 +81,34 @@ def test_what_cannot_be_done_without_fails_and_says_why(what: str) -> None:
     assert (check.state, f"{what} (Operation not supported)" in check.text) == ("fail", True)
 
 
+@pytest.mark.parametrize("full", [{"missing": {"syncs": os.strerror(28)}}, {"error": os.strerror(28)}])
+def test_a_disk_that_is_full_wants_room_and_no_other_file_system(full: dict[str, Any]) -> None:
+    check = filesystems.judged("state directory", Path("/srv"), {"path": "/srv", "missing": {}, **full}, LOCAL)
+    assert (check.state, check.remedy.startswith("make room")) == ("fail", True)
+
+
+def test_on_the_host_nothing_is_said_to_run_in_a_sandbox(place: Stage) -> None:
+    def said(backend: str) -> str:
+        found = all_checks(place.settings.model_copy(update={"backend": backend}))
+        assert len({(one.name, one.text) for one in found}) == len(found)
+        return next(one.text for one in found if one.name == "classifier")
+
+    assert "a person is asked about every command" in said("host")
+
+
+def test_what_to_do_about_many_leftovers_is_said_once() -> None:
+    many = [
+        leftovers.Serving(
+            pid=pid, name=leftovers.KEEPER, home="/h", gone=True, since=1.0, service=False, parent=1, children=1
+        )
+        for pid in (5, 6)
+    ]
+    check = leftovers.leftovers(many, "/elsewhere")
+    assert check.remedy == (
+        "`kill 5 6` is enough, once nothing runs below; `ps --ppid 5,6` lists what runs below; `kill` what nobody needs"
+    )
+
+
 def let_pass(*_: object) -> None:
     """Be a lock that holds nobody."""
 

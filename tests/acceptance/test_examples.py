@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from app.settings import plain_environment
 from tests.stage import stage
 
@@ -34,6 +36,30 @@ def test_an_agent_of_ones_own_asks_and_runs_without_a_queue() -> None:
     assert "{'command': 'uname -sm'} [y/n]" in done.stdout
     assert "Linux" in done.stdout
     assert "[exit code 0" in done.stdout
+
+
+@pytest.mark.parametrize("example", ["own_agent", "shell_usage"])
+def test_an_example_works_in_a_new_directory_and_says_what_is_wrong_with_another(example: str) -> None:
+    with stage() as place:
+        place.settings = place.settings.model_copy(update={"shellback_home": place.root / "new/state"})
+        there = place.root / "new"
+        there.mkdir(mode=0o755)
+
+        def run() -> subprocess.CompletedProcess[str]:
+            argv = [sys.executable, str(PROJECT / "examples" / f"{example}.py")]
+            env = plain_environment()
+            return subprocess.run(
+                argv, cwd=there, env=env, input="y\n", capture_output=True, text=True, timeout=60, check=False
+            )
+
+        good = run()
+        (there / "workspace").rename(there / "before")
+        (there / "workspace").touch()
+        bad = run()
+    assert (good.returncode, good.stderr) == (0, "")
+    assert bad.returncode == 1
+    assert bad.stderr.startswith(f"{example}: workspace ")
+    assert len(bad.stderr.splitlines()) == 1
 
 
 def test_the_readme_shows_the_example_as_it_is() -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from app.exec.model import Session
+from app.storage import tables
 from tests.stage import Stage, stage
 
 
@@ -108,3 +115,39 @@ def test_a_message_that_waited_behind_an_approval_is_in_the_history_though_the_r
         loop.until("the conversation is at rest", loop.at_rest)
         assert "remember the milk" in loop.history()
         assert "slept" in loop.history()
+
+
+@pytest.mark.parametrize(("hours", "left"), [(None, ["168 hours less"]), ("1", [])])
+def test_a_worker_that_starts_removes_logs_of_the_age_that_is_set_168_hours_by_default(
+    sqlite_url: str, hours: str | None, left: list[str]
+) -> None:
+    with stage(sqlite_url, **({} if hours is None else {"LOG_AGE_HOURS": hours})) as loop:
+        loop.hire()
+        found: dict[str, Path] = {}
+        for name, age in (("168 hours less", 167.9), ("168 hours more", 168.1)):
+            loop.send(f"$ echo {name} &", "c1")
+            loop.approve("c1")
+            session = loop.session(name)
+            loop.ended(f"EXEC_CALLBACK:{session.id}")
+            loop.until(
+                "its directory is noted", lambda session=session: (_folder(loop, session) / "acked.json").exists()
+            )
+            found[name] = _folder(loop, session)
+            loop.write(_aged, session, age)
+            moment = time.time() - age * 3600
+            os.utime(found[name] / "acked.json", (moment, moment))
+        loop.workers[-1].stop()
+        loop.hire()
+        assert [name for name, folder in found.items() if folder.exists()] == left
+
+
+def _folder(loop: Stage, session: Session) -> Path:
+    return loop.home / "sessions" / session.id
+
+
+def _aged(conn: sa.Connection, session: Session, hours: float) -> None:
+    """Let a session have ended that long ago."""
+    row = tables.sessions.c
+    end: dict[str, Any] = dict(conn.execute(sa.select(row.end).where(row.id == session.id)).scalar_one())
+    end["ended_at"] = time.time() - hours * 3600
+    conn.execute(tables.sessions.update().where(row.id == session.id).values(end=end))

@@ -44,7 +44,7 @@ def entries(place: Stage) -> set[str]:
 def test_it_shows_the_backend_the_reason_and_what_was_seen(place: Stage) -> None:
     before = entries(place)
     shown = facts(shellback(place, "sandbox", "--json"))
-    assert (shown["backend"], shown["network"], shown["unreached"]) == ("bubblewrap", "off", 0)
+    assert (shown["backend"], shown["network"], shown["closed"]) == ("bubblewrap", "off", [])
     assert shown["profiles"] == ["read_only", "work"]
     assert shown["why"] == "BACKEND=auto, and a try in it succeeded"
     assert any("no capabilities" in line for line in shown["in_force"])
@@ -165,13 +165,13 @@ def test_the_doctor_warns_of_what_is_not_held(place: Stage, monkeypatch: pytest.
     found = {one.name: one for one in checks(given)}
     assert found["limits"].state == found["readable"].state == found["protected"].state == "warn"
     assert "/srv/no-such-place" in found["readable"].text
-    assert "3 directories" in found["protected"].text
+    assert "/ws/many" in found["protected"].text
     assert "WORKSPACE_ROOT" in found["protected"].remedy
 
 
 class _Large:
     class _Covers:
-        unreached = 3
+        closed = ("/ws/many",)
 
     def covers(self) -> _Covers:
         return self._Covers()

@@ -140,6 +140,13 @@ def test_ctrl_c_in_chat_stops_the_turn_and_a_second_one_leaves(loop: Stage) -> N
         chat.until("You said: still here")
         loop.until("no turn is left that a key could stop", lambda: loop.no_turn("talk"))
         chat.type("\x03")
+        chat.until("Ctrl-C again leaves")
+        chat.type("still there\n")
+        chat.until("You said: still there")
+        loop.until("no turn is left that a key could stop", lambda: loop.no_turn("talk"))
+        chat.type("\x03")
+        chat.until("Ctrl-C again leaves")
+        chat.type("\x03")
         assert chat.ended() == 130
     assert "Traceback" not in chat.shown
 

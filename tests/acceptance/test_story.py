@@ -47,7 +47,7 @@ def _the_transcript_proves_it(made: Stage) -> None:
             "call execute: ",
             "call process_watch: ",
             "agent: The server starts. I go on when it listens.",
-            "person: A watch on a process in the background has fired.",
+            "shellback: A watch on a process in the background has fired.",
             "call execute_pty: ",
             "call process_send_keys: ",
             "result of process_screen: ",

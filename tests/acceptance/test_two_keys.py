@@ -49,7 +49,7 @@ def test_a_command_that_only_reads_runs_at_once_and_in_the_profile_that_holds_it
         "$ touch made.txt",
         "$ cat notes.txt > copy.txt",
         "$ ls; touch made.txt",
-        "$ cat $(echo notes.txt)",
+        "$ cat $(cat notes.txt)",
         '!execute_pty {"command": "cat notes.txt"}',
         '!execute {"command": "cat notes.txt", "env": {"A": "1"}}',
     ],

@@ -71,7 +71,7 @@ def test_reading_passes_and_a_secret_waits(place: Stage) -> None:
     assert "read/notes.txt:2: two" in said
     place.send(call("read_file", path=".env"))
     request = place.pending()
-    assert "is a listed secret" in request.display["reason"]
+    assert "may be a secret" in request.display["reason"]
     item = place.decide(request, "denied")
     assert item.state == "denied"
     place.until("the denial is told", lambda: "Denied" in place.answers()[-1])

@@ -101,3 +101,12 @@ def test_every_named_crash_point_is_reached_somewhere_and_no_other() -> None:
         for call in re.findall(r"\breach\((.*)\)", path.read_text(encoding="utf-8")):
             reached |= set(re.findall(r'"([a-z_]+\.[a-z_]+)"', call))
     assert reached == set(POINTS)
+
+
+def test_make_and_the_readme_say_the_same_of_how_long_something_takes() -> None:
+    takes = dict(
+        re.findall(r"^\| `make ([a-z-]+)` \| (\d+ minutes) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    )
+    made = dict(re.findall(r"^([a-z-]+):.*\((\d+ minutes)\)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"soak", "polls"} <= made.keys()
+    assert {name: takes[name] for name in made} == made

@@ -111,9 +111,25 @@ def test_an_end_reads_back_equal(store: SessionStore, sink: RecordingSink, end: 
     async def run() -> None:
         claimed = await store.claim(a_session())
         ended = await store.finish(claimed.id, end)
-        assert ended == replace(claimed, state=end.state, end=end)
+        assert ended == replace(claimed, state=end.state, end=end, started_at=end.began_at)
         assert await store.get(claimed.id) == ended
         assert sink.told == [ended]
+
+    asyncio.run(run())
+
+
+def test_what_ran_has_a_beginning_also_where_nobody_noted_it_and_what_never_ran_has_none(store: SessionStore) -> None:
+    async def run() -> None:
+        ends = {
+            "s0": SessionEnd(state=SessionState.EXITED, exit_code=0, ended_at=200.0, duration_s=0.5),
+            "s1": SessionEnd(state=SessionState.SIGNALED, signal=9, ended_at=200.0, duration_s=1.5),
+            "s2": SessionEnd(state=SessionState.START_FAILED, errno=2, ended_at=200.0),
+        }
+        for number, (name, end) in enumerate(ends.items()):
+            await store.claim(a_session(number))
+            await store.finish(SessionId(name), end)
+        began = [found.started_at for name in ends if (found := await store.get(SessionId(name)))]
+        assert began == [199.5, 198.5, None]
 
     asyncio.run(run())
 
@@ -292,10 +308,10 @@ def test_a_call_about_no_session_is_found_by_its_key_and_read_without_beginning_
 def test_a_poll_moves_forward_and_a_repeat_returns_its_own_range(store: SessionStore) -> None:
     async def run() -> None:
         session = await store.claim(a_session())
-        assert await store.advance_poll(CallKey("k1"), session.id, 10) == (0, 10)
-        assert await store.advance_poll(CallKey("k2"), session.id, 2**40) == (10, 2**40)
-        assert await store.advance_poll(CallKey("k1"), session.id, 99) == (0, 10)
-        assert await store.advance_poll(CallKey("k3"), session.id, 5) == (2**40, 2**40)
+        assert await store.advance_poll(CallKey("k1"), session.id, 10, 3) == (0, 10, 0, 3)
+        assert await store.advance_poll(CallKey("k2"), session.id, 2**40, 2**41) == (10, 2**40, 3, 2**41)
+        assert await store.advance_poll(CallKey("k1"), session.id, 99, 99) == (0, 10, 0, 3)
+        assert await store.advance_poll(CallKey("k3"), session.id, 5) == (2**40, 2**40, 2**41, 2**41)
         current = await store.get(session.id)
         assert current is not None
         assert current.poll_offset == 2**40

@@ -69,6 +69,8 @@ class TestHostShell(_Shared):
                 shell.execute("ls | cat")
             with pytest.raises(PermissionError, match=r"^Command contains blocked pattern: ls -R$"):
                 shell.execute(["ls", "-R"])
+            assert shell.which("cat").found
+            assert not shell.which("ls -R").found
         with (
             HostShell(a_root()) as shell,
             pytest.raises(PermissionError, match=r"^Command contains blocked pattern: mkfs"),
@@ -94,6 +96,11 @@ class TestBubblewrapShell(_Shared):
 
     def test_it_is_a_sandbox_without_network(self) -> None:
         assert what(self.shell) == ("bubblewrap", True, False, 30.0)
+
+    def test_a_program_that_is_not_listed_or_is_blocked_is_looked_for_all_the_same(self) -> None:
+        with BubblewrapShell(a_root(), frozenset({"ls"}), frozenset({"cat"})) as shell:
+            assert shell.which("cat").path == "/usr/bin/cat"
+            assert not shell.which("mkfs /dev/sda").found
 
     def test_a_directory_that_its_own_tmp_has_not_is_refused(self) -> None:
         with pytest.raises(ValueError, match="does not exist in the sandbox"):

@@ -196,21 +196,22 @@ class Pods:
     python = "python3"
 
     OTHERWISE: Final = {
-        "commondir_made": "nothing stands in for what is missing (docs/sandbox.md, Containers)",
-        "editor_configuration_made": "the same",
-        "shell_start_made": "the same",
-        "agent_configuration": "the same; agent_configuration_changed is tried",
-        "stubs_stay": "there are none",
         "keep_bounding_set": "that of the container's root; without new privileges nobody gets from it",
         "see_files_of_sys": "a container sees its own groups, read-only; open_files_of_sys is tried",
     }
     """What is not tried, because it is no promise of containers."""
+    UNBOUNDED: Final = {"fork_bomb": "without root there are no bounds of cgroups of version 1, and the probe says so"}
 
     def missing(self) -> str | None:
         return images.refusal()
 
     def lacks(self, probe: Probe) -> bool:
-        return probe.backend not in {"", self.name} or probe.name in self.OTHERWISE
+        unbounded = os.geteuid() != 0 and not Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        return (
+            probe.backend not in {"", self.name}
+            or probe.name in self.OTHERWISE
+            or (unbounded and probe.name in self.UNBOUNDED)
+        )
 
     @staticmethod
     def image(root: Path) -> None:
@@ -251,7 +252,7 @@ class Pods:
                 yield engine
         finally:
             for one in containers.homes():
-                await asyncio.to_thread(containers.podman.remove, one.name)
+                await containers.remove(one.name)
             if host := _of_host(made):  # who writes down what was never started
                 await asyncio.to_thread(_wait_for_end, host)
 

@@ -82,6 +82,13 @@ def nested_repository(place: Place) -> object:
     return first_that_works((lambda: _write(f"{nested}/hooks/pre-commit"), lambda: _write(f"{nested}/config")))
 
 
+@probe(GUARDED, seen=_is_changed("nested/repository/.git/commondir", "nested/repository/.git/index"))
+def repository_after_decoys(place: Place) -> object:
+    """Make what is missing in a repository that sixty decoys come before."""
+    nested = f"{place.workspace}/nested/repository/.git"
+    return first_that_works((lambda: _write(f"{nested}/commondir", ".."), lambda: _write(f"{nested}/index")))
+
+
 @probe(GUARDED, seen=_is_changed("nested/bare.git/hooks/update"))
 def bare_repository(place: Place) -> object:
     """Make a hook of a bare repository."""

@@ -23,6 +23,8 @@ HERE: Final = Path(__file__).parent
 UID: Final = 65533
 """Whom sandboxes, decoys and controls run as where we are root: nobody else does, so a kill of all harms nobody."""
 PYTHON: Final = found("python3") or "/usr/bin/python3"
+DECOYS: Final = 60
+"""More repositories than are protected part by part, all of which come before the real one below."""
 PROCESSES, SCRATCH_BYTES, FILE_BYTES = 64, 8 << 20, 2 << 20
 CODE: Final = "escape"
 WORKSPACE: Final = Path("/workspace")
@@ -110,6 +112,8 @@ class Scene:
                 (self.workspace / repository / folder).mkdir(parents=True)
             (self.workspace / repository / "HEAD").write_text("ref: refs/heads/main\n")
             (self.workspace / repository / "config").write_text("[core]\n\trepositoryformatversion = 0\n")
+        for number in range(DECOYS):
+            (self.workspace / f"decoys/a{number}/.git/hooks").mkdir(parents=True)
         (self.workspace / ".git" / "hooks" / "post-merge").write_text("#!/bin/sh\n")
         for folder in ("hidden", ".husky", ".githooks"):
             (self.workspace / folder).mkdir()

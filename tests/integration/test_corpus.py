@@ -25,6 +25,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("bare").resolve()
 
 
+HANDED_ON_AT_MOST = 0.17
+"""Of those that read by way of others: `find -exec`, `xargs`, substitutions, variables, patterns, wrappers."""
+
+
 def every() -> list[Case]:
     return [*cases("commands"), *cases("ours")]
 
@@ -47,6 +51,13 @@ def test_few_read_only_commands_ask(tree: Path, bare: Path, sandboxed: bool, the
         judged = [case.command for case in cases(name) if case.expect == "read_only"]
         asks = asked(judged, lambda command: classify(command, where).verdict)
         assert len(asks) <= ASKED_AT_MOST[sandboxed] * len(judged), (name, asks)
+
+
+@pytest.mark.parametrize("sandboxed", [True, False], ids=["sandbox", "host"])
+def test_few_commands_ask_that_hand_on_what_is_known(tree: Path, sandboxed: bool) -> None:
+    judged = [case.command for case in cases("readers")]
+    asks = asked(judged, lambda command: classify(command, around(tree, sandboxed=sandboxed)).verdict)
+    assert len(asks) <= HANDED_ON_AT_MOST * len(judged), asks
 
 
 def test_what_an_everyday_command_may_not_do_by_itself_is_known(tree: Path) -> None:

@@ -107,7 +107,7 @@ async def test_the_environment_is_built_up(tmp_path: Path, monkeypatch: pytest.M
     async with running_engine(tmp_path) as engine:
         outcome = await run(engine, "env", env={"GIVEN": "1"})
         # A sandbox has a home of its own, the host's is not for commands.
-        home = engine.workspace if each_backend == "host" else "/home/agent"
+        home = engine.backend.private_home("talk")
     lines = set(outcome.output.text.splitlines())
     assert {"GIVEN=1", f"HOME={home}", "TERM=dumb"} <= lines
     assert any(line.startswith(f"SHELLBACK_SESSION={outcome.session.id}@") for line in lines)
@@ -293,7 +293,7 @@ async def test_input_is_written_once_per_call(tmp_path: Path) -> None:
         ended = await engine.wait(session.id, up_to=60)
         assert ended.end is not None
         assert ended.end.exit_code == 0
-        _, shown = await sessions.poll(session.id, origin())
+        _, shown, _ = await sessions.poll(session.id, origin())
         assert shown.text == "once\n"
 
 

@@ -36,6 +36,7 @@ from app.work.deps import TurnDeps
 from app.work.hearing import Hearing
 from app.work.live import LiveBlocks
 from app.work.mailbox import Letter
+from app.work.prompt import notice
 from app.work.stopping import Wish
 from tests.execs import origin, places, unstarted_engine
 from tests.sessions import a_session
@@ -183,10 +184,10 @@ async def test_what_a_result_or_the_news_of_an_end_has_told_is_not_repeated(scen
     assert await scene.turn(calls=1, tool=over) == []
     scene.print(ended, "last words\n")
     await scene.end(ended)
-    payload = callback_payload(await scene.store.get(ended.id) or ended, scene.engine.output(ended))
+    payload = callback_payload(await scene.store.get(ended.id) or ended, *scene.engine.streams(ended))
     scene.letters[1] = [Letter(id=1, kind="exit", payload={**payload, "command": "serve"})]
     assert await scene.turn() == []
-    assert wake_text(payload) in pieces(parts(scene.history))
+    assert notice(wake_text(payload), "exit") in pieces(parts(scene.history))
     assert await scene.turn() == []
 
 

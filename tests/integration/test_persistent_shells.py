@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 from pathlib import Path
 
@@ -93,6 +94,48 @@ async def test_mistakes_are_told_at_once(tmp_path: Path) -> None:
             assert done.duration_ms < 20_000
         assert (await shell.exec("no_such_program")).exit_code == 127
         assert await shell.says("echo fine") == "fine\n"
+
+
+UNFINISHED = (
+    "touch ${x:-ran", "for i in 1 2 3", "for i", "for ((;;))", "function ran", "ran()", "select x in a b",
+    "touch ran\nfor i in 1 2 3", "touch ran\nfi", "case x in", "while true", "[[ a", "((1", "touch ran; echo $((1",
+    "! touch ran |", "touch ran &&", "time touch ran ||", "}; touch ran; {", "touch ran\ncat <<X\nX\nuntil x",
+)  # fmt: skip
+
+
+async def test_of_what_is_not_finished_nothing_runs(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        for options in ("set +ex", "set -ex; trap 'echo failed' ERR"):
+            await shell.exec(options)
+            for line in UNFINISHED:
+                done = await shell.exec(line)
+                assert (done.exit_code, done.waiting, done.alive) == (2, False, True), line
+                assert re.fullmatch(r"(bash: -c: .*(\n|\Z))+", done.output), done.output
+        await shell.exec("set +ex; trap - ERR")
+        assert await shell.says("type -t ran; [ -e ran ] || echo nothing") == "nothing\n"
+        # A heredoc ends with the text, as in a script.
+        assert re.fullmatch(r"bash: warning: here-doc[^\n]*\nmore\n", await shell.says("cat <<X\nmore"))
+
+
+async def test_a_new_shell_has_no_directory_to_go_back_to(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        done = await shell.exec("cd -")
+        assert (done.output, done.exit_code) == ("bash: cd: OLDPWD not set\n", 1)
+        root = done.cwd
+        await shell.says("mkdir sub; cd sub")
+        assert await shell.says("env | grep ^OLDPWD; cd -") == f"OLDPWD={root}\n{root}\n"
+        assert await shell.says("cd - >/dev/null; pwd") == f"{root}/sub\n"
+
+
+async def test_the_history_has_the_commands_that_were_given_and_nothing_else(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        lines = ["echo one", "for i in a b\ndo echo $i\ndone", "HISTCONTROL=", "-n 'no option'"]
+        for line in lines:
+            await shell.exec(line)
+        await shell.write("echo typed\n")
+        await shell.read_until("\ntyped")
+        told = await shell.says("history")
+        assert re.sub(r"^ +\d+  ", "", told, flags=re.MULTILINE) == "\n".join([*lines, "echo typed", "history", ""])
 
 
 CHANGES = {
@@ -242,7 +285,13 @@ async def test_other_shells_inside(tmp_path: Path) -> None:
         left = await shell.exec("exit 4")
         assert left.exit_code == 4
         assert await shell.says("echo $X") == "outer\n"
-        assert (await shell.exec("exec bash --norc")).exit_code == 0
+        for before in (":", "set -a", "alias export=false"):
+            await shell.says(before)
+            replaced = await shell.exec("exec bash --norc")
+            assert (replaced.exit_code, replaced.alive) == (0, True)
+            assert replaced.note.startswith("by exec another shell is in the place of the one that ran the command")
+            assert (await shell.exec("readonly __sq")).note.startswith("the shell left the command before its end")
+            assert (await shell.exec("exec bash --norc")).note.startswith("by exec another shell")
         assert (await shell.exec("echo ${X-none}")).output == "none\n"
         assert (await shell.exec("exit 5")).exit_code == 5
 
@@ -325,6 +374,16 @@ async def test_the_directory_is_the_one_that_the_shell_is_in_whoever_changed_it(
         await shell.write("cd sub; echo typed\n")
         await shell.read_until("\ntyped")
         assert await shell.shells.cwd(shell.id, "talk") == there
+
+
+async def test_no_read_ends_inside_a_mark(tmp_path: Path) -> None:
+    async with a_shell(tmp_path) as shell:
+        mark = "name=${PROMPT_COMMAND#*;P;}; printf 'a\\n\\e]7770;C;%s' ${name%%;*}"
+        begun = await shell.exec(f"{mark}; until [ -e go ]; do sleep 0.02; done; printf '\\ab\\n'", timeout_s=0.5)
+        assert (begun.output, begun.timed_out) == ("a\n", True)
+        assert (await shell.read()).output == ""
+        (shell.engine.workspace / "go").touch()
+        assert (await shell.read_until("b\r\n")).output.startswith("b\r\n")
 
 
 async def test_a_program_that_answers_in_place_of_the_shell_breaks_nothing(tmp_path: Path) -> None:

@@ -45,11 +45,15 @@ def shop() -> Generator[Yard]:
 
 async def test_a_command_runs_in_the_workspace_as_nobody_with_what_it_was_given_and_nothing_else(shop: Yard) -> None:
     (shop.workspace / "deep").mkdir(exist_ok=True)
-    done = await shop.run("pwd; id -u; env; echo $0", cwd=str(shop.workspace / "deep"), env={"GIVEN": "1"})
+    done = await shop.run(
+        "pwd; id -u; id -g; id -G; env; echo $0", cwd=str(shop.workspace / "deep"), env={"GIVEN": "1"}
+    )
     lines = done.output.splitlines()
     assert done.exit_code == 0
-    assert lines[:2] == ["/workspace/deep", str(COMMANDS)]
-    env = dict(line.split("=", 1) for line in lines[2:-1])
+    # Rootless, the first group is ours: see `PodmanBackend.group`.
+    group = "65534" if os.geteuid() == 0 else "0"
+    assert lines[:4] == ["/workspace/deep", "65534", group, group]
+    env = dict(line.split("=", 1) for line in lines[4:-1])
     assert env["GIVEN"] == "1"
     assert env["HOME"] == "/home/agent"
     assert not {"container", "HOSTNAME", "PYTHONPATH", "XDG_RUNTIME_DIR"} & set(env)
@@ -161,7 +165,7 @@ async def test_hooks_and_configuration_that_are_there_cannot_be_changed_nor_move
         (repository / name).mkdir(parents=True)
     (repository / "HEAD").write_text("ref: refs/heads/main\n")
     (repository / "config").write_text("[core]\n")
-    (shop.workspace / ".vscode").mkdir()
+    (shop.workspace / ".vscode").mkdir(exist_ok=True)  # a container of another test has it stood in for
     for path in (shop.workspace / "repo", *(shop.workspace / "repo").rglob("*"), shop.workspace / ".vscode"):
         os.chown(path, COMMANDS if os.geteuid() == 0 else -1, -1)
     done = await shop.run(

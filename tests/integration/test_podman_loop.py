@@ -80,14 +80,14 @@ def test_the_command_line_shows_reads_examines_and_ends_what_runs_in_a_container
     (row,) = json.loads(shellback(loop, "ps", "--json").stdout)["sessions"]
     assert (row["id"], row["state"]) == (session.id, "running")
     loop.until("its output", lambda: "said something" in shellback(loop, "logs", session.id).stdout)
-    checks = examined(loop)
-    assert checks["containers"]["state"] == "ok", checks
+    checks, (name,) = examined(loop), containers(loop)
+    # Other tests come and go beside this one.
+    assert "of 1 run, and their" in checks["containers"]["text"] or name not in checks["containers"]["text"]
     assert checks["unknown processes"]["state"] == "ok", checks
     assert "/run/shellback" not in checks["leftovers"]["text"], "one in a container is none of the host's"
     killed = shellback(loop, "kill", session.id)
     assert killed.returncode == 0, killed.stderr
     assert "SIGTERM" in loop.ended(f"EXEC_CALLBACK:{session.id}")["answer"]
-    (name,) = containers(loop)
     (loop.home / "containers" / name).rename(loop.home / "containers" / ".away")
     try:
         checks = examined(loop)

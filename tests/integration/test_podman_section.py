@@ -29,6 +29,8 @@ from app.exec.memory_store import MemorySessionStore, MemoryWorkspaceStore
 from app.exec.model import Session
 from app.exec.policy import Asked, Policy, TablePolicy, Verdict
 from app.exec.ports import Unwatched
+from app.exec.section import sandbox
+from app.exec.section.changes import DeleteEntry, EvalResult, WriteFile
 from app.exec.section.config import SandboxConfig
 from app.exec.section.sandbox import Make, SandboxSection
 from app.exec.shell import ShellSection, WorkspaceSection, shell_of
@@ -252,7 +254,10 @@ async def test_it_is_a_section_with_shell_and_files_and_exactly_nine_tools(root:
 
         @agent.tool
         async def inside(ctx: RunContext[Any]) -> str:
-            return (await ctx.workspace.run("cat hello.txt", shell=True)).stdout
+            read = (await ctx.workspace.run("cat hello.txt", shell=True)).stdout
+            with pytest.raises(PermissionError, match="nobody approved this call of inside"):
+                await asyncio.to_thread(section.filesystem.write, "unasked", "text")
+            return read
 
         done = await agent.run("go")
         assert "from the host" in str(done.all_messages())
@@ -262,12 +267,67 @@ async def test_it_is_a_section_with_shell_and_files_and_exactly_nine_tools(root:
         assert "/workspace: 2 files, 270 bytes, from project" in told
         ran = await asyncio.to_thread(section.shell.execute, "echo $GREETING >made; id -u; pwd")
         assert ran.stdout.split() == ["65534", "/workspace"]
-        assert await section.filesystem.read_bytes("made") == b"hello there\n"
+        assert await asyncio.to_thread(section.filesystem.read, "made") == "hello there\n"
+        await asyncio.to_thread(section.filesystem.write, "build.sh", "echo built by $0\n")
+        built = await asyncio.to_thread(section.shell.execute, ["bash", "build.sh"])
+        assert built.stdout == "built by build.sh\n"
         assert "hello there" not in podman("inspect", section.workspace.name if section.workspace else "")
         short = await section.run_shell(
             PodmanShellParams(command=("sh", "-c", "echo out; exit 3"), timeout_seconds=500)
         )
         assert (short.exit_code, short.stdout, short.cwd, short.timed_out) == (3, "out\n", "/workspace", False)
+        assert short.note == "timeout_seconds was 500; 1 to 120 are possible, 120 was used"
+
+
+@pytest.mark.parametrize("kind", ["host", "bubblewrap", "podman"])
+async def test_what_was_changed_since_a_section_began_is_listed_whoever_changed_it(root: Path, kind: str) -> None:
+    async with closing(section_of(kind, root)) as section:
+        before = await section.snapshot()
+        assert {path: entry.size for path, entry in before.files.items()} == {"bytes": 256, "hello.txt": 14}
+        assert await section.changes() == []
+        await call(
+            section,
+            ("write_file", {"path": "sub/new", "content": "text"}),
+            sh("echo longer than it was >hello.txt; rm bytes; ln -s /etc away"),
+            ("evaluate_python", {"code": "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"}),
+        )
+        changed = await section.changes()
+        assert changed == [
+            WriteFile(path="away", mode="create", size=None),
+            DeleteEntry(path="bytes"),
+            WriteFile(path="hello.txt", mode="overwrite", size=19),
+            WriteFile(path="sub/new", mode="create", size=4),
+            EvalResult(exit_code=3, stdout="out\n", stderr="err\n", timed_out=False),
+        ]
+        assert (await section.snapshot()).complete
+
+
+async def test_an_idle_container_of_a_section_stops_by_itself_and_the_next_call_starts_it_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images.needed()
+    monkeypatch.setattr(sandbox, "IDLE_LOOK_S", 0.2)
+    async with closing(in_podman(root)) as section:
+        assert isinstance(section, PodmanSandboxSection)
+        (ran,) = await call(section, sh("true"))
+        assert ran.outcome == "success"
+        assert section.workspace is not None
+        name, containers = section.workspace.name, section._containers  # pyright: ignore[reportPrivateUsage]
+        assert containers is not None
+        assert podman("inspect", "--format", "{{.State.Running}}", name).strip() == "true"
+        stopped, tell = asyncio.Event(), section.workspaces.stopped
+
+        async def noted(*args: Any) -> None:
+            await tell(*args)
+            stopped.set()
+
+        monkeypatch.setattr(section.workspaces, "stopped", noted)
+        containers.idle_s = 0.1
+        await asyncio.wait_for(stopped.wait(), 120)
+        containers.idle_s = 3600.0
+        assert podman("inspect", "--format", "{{.State.Running}}", name).strip() == "false"
+        (again,) = await call(section, sh("echo again"))
+        assert "again" in str(again.content)
 
 
 async def test_a_mount_that_cannot_be_copied_is_told_before_anything_is_made(root: Path) -> None:

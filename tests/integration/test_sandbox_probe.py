@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from app.choice import bubblewrap as bubblewrap_of_settings
 from app.choice import choose
 from app.exec.backends import bubblewrap, probe, trial
 from app.exec.backends.bubblewrap import BubblewrapBackend
@@ -150,11 +151,25 @@ def test_with_the_network_on_it_says_so_and_read_only_still_has_none(workspace: 
 
 
 def test_the_model_is_told_the_bounds_that_hold(workspace: Path) -> None:
-    backend = BubblewrapBackend(workspace, bounds=Bounds(processes=200, memory_bytes=512 << 20))
+    backend = BubblewrapBackend(workspace, bounds=Bounds(processes=200, memory_bytes=512 << 20, data_bytes=512 << 20))
     found = probe.probe(backend)
     assert found.ok, found.why
     assert ("At most 200 processes" in backend.description) == ("processes (SANDBOX_PROCESSES)" not in found.unbounded)
     assert "At most 512 MiB of memory for " in backend.description
+
+
+def test_where_nothing_holds_all_commands_to_the_usual_memory_it_says_so(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tried_without_groups(*given: Any, **more: Any) -> Report:
+        return replace(tried(*given, **more), memory_bounded=False)
+
+    monkeypatch.setattr(probe, "tried", tried_without_groups)
+    backend = bubblewrap_of_settings(Settings.load({"WORKSPACE_ROOT": str(workspace)}))
+    found = probe.probe(backend)
+    assert found.ok, found.why
+    assert "memory of all processes together (SANDBOX_MEMORY_BYTES)" in found.unbounded
+    assert "of memory" not in backend.description
 
 
 # -- what does not -----------------------------------------------------------------------------------

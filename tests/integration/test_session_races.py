@@ -15,6 +15,7 @@ from app.exec.errors import LimitReached
 from app.exec.model import (
     CallKey,
     Delivery,
+    Polled,
     Session,
     SessionEnd,
     SessionState,
@@ -205,12 +206,13 @@ def test_an_end_meets_a_transaction_that_holds_the_conversation_without_a_deadlo
 def test_polls_at_the_same_moment_share_the_output_without_overlap(database: Database) -> None:
     session = database.write_now(on_connection.claim, a_session())
 
-    def poll(number: int) -> tuple[int, int]:
-        return database.write_now(on_connection.advance_poll, CallKey(f"k{number}"), session.id, 10 * (number + 1))
+    def poll(number: int) -> Polled:
+        upto = 10 * (number + 1)
+        return database.write_now(on_connection.advance_poll, CallKey(f"k{number}"), session.id, upto, upto)
 
     ranges = sorted(in_two_threads(*(lambda number=number: poll(number) for number in range(6))))
-    assert ranges[-1][1] == 60
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
+    assert (ranges[-1].end, ranges[-1].err_end) == (60, 60)
+    assert all((one.end, one.err_end) == (next_.start, next_.err_start) for one, next_ in itertools.pairwise(ranges))
 
 
 def test_a_call_of_an_overtaken_execution_is_not_begun(database: Database) -> None:

@@ -121,3 +121,10 @@ def test_what_a_stream_was_too_slow_to_read_is_counted_in_its_place(monkeypatch:
     dropped = int(notes[0].split()[0].lstrip("[").replace(",", ""))
     assert kept + dropped == 8_000_004
     assert last.endswith("END\n")
+
+
+def test_the_timeout_of_a_shell_is_that_of_a_call_without_one() -> None:
+    with HostShell(a_root(), default_timeout=0.3) as shell:
+        assert shell.execute("sleep 600").timed_out
+        assert shell.execute_script("sleep 600").timed_out
+        assert not shell.execute("sleep 0.6", timeout_seconds=600).timed_out

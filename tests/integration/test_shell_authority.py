@@ -208,7 +208,7 @@ async def test_a_synchronous_tool_in_its_thread_is_known_by_its_call_too(tmp_pat
 
 def handlers() -> Agent[Deps, str]:
     agent = Agent(
-        calls(*[("run", {"command": line}) for line in ("echo fine", "echo no >&2; exit 3", "mkfs x", "",
+        calls(*[("run", {"command": line}) for line in ("echo fine", "echo no >&2; exit 3", "mkfs /dev/none", "",
                                                          "echo part; sleep 60")]),
         deps_type=Deps,
     )  # fmt: skip

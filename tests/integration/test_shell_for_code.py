@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.secrets import is_secret
 from app.exec.errors import CommandDenied, InvalidCommand, PathOutsideSandbox, TaskCompleted
 from app.exec.judge import Judge
 from app.exec.model import READ_ONLY, WORK
 from app.exec.permit import ByOperator, ByPolicy
+from app.exec.secrets import Secrets
 from app.exec.shell import AsyncShell, CommandValidator
 from tests.execs import running_engine
 
@@ -50,9 +50,26 @@ async def test_it_keeps_what_commands_leave_behind_and_is_ended_with_its_context
             await few.session()
 
 
+async def test_code_gets_every_character_that_is_no_part_of_a_control_sequence(tmp_path: Path) -> None:
+    every = 'for ((i=0;i<256;i++)); do printf "\\x$(printf %x $i)"; done'
+    async with running_engine(tmp_path) as engine:
+        made = AsyncShell(engine, ByOperator(engine))
+        printed = (await made.execute(every)).stdout
+        assert printed == bytes(range(256)).decode("utf-8", "replace")
+        async with await made.session() as shell:
+            assert (await shell.exec(every)).output == printed.replace("\x1b", "")
+            styled = await shell.exec("printf 'a\\rb\\n\\e[31mred\\e[0m\\a\\n\\n'")
+            assert styled.output == "a\rb\nred\a\n\n"
+            assert (await shell.exec("sleep 0.5; printf 'x\\x01y'", timeout_seconds=0.1)).timed_out
+            seen = ""
+            while "y" not in seen:
+                seen += (await shell.read()).output
+            assert seen.startswith("x\x01y")
+
+
 async def test_what_nobody_approved_is_held_to_reading_or_not_started(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
-        judge = Judge(runs=engine.backend, secret=lambda path: is_secret(path, ()))
+        judge = Judge(runs=engine.backend, secret=Secrets())
         made = AsyncShell(engine, ByPolicy(engine, judge))
         if READ_ONLY not in engine.backend.profiles:
             with pytest.raises(CommandDenied, match="nobody approved"):

@@ -57,6 +57,14 @@ async def test_all_of_the_flow_that_the_document_shows(tmp_path: Path) -> None:
         assert gone["alive"] is False
 
 
+async def test_a_shell_has_24_rows_and_80_columns_unless_told_and_the_variables_it_was_given(tmp_path: Path) -> None:
+    async with desk(tmp_path) as here:
+        shell = await started(here, env={"GIVEN": "a b"})
+        command = "stty size; echo $LINES $COLUMNS; printenv GIVEN; bash -c 'echo $GIVEN'"
+        said = await here.approved(TOOL, action="exec", session_id=shell, command=command)
+        assert said.value["output"] == "24 80\n24 80\na b\na b\n"
+
+
 async def test_what_a_command_asks_is_answered_and_its_terminal_resized(tmp_path: Path) -> None:
     async with desk(tmp_path) as here:
         shell = await started(here, rows=30, cols=90)
@@ -128,6 +136,7 @@ async def test_a_person_sees_the_command_and_where_it_runs_and_approves_just_tha
         assert (shown["command"], shown["session_id"], shown["cwd"]) == (
             "bash build.sh", shell, str(here.workspace),
         )  # fmt: skip
+        assert shown["timeout_s"] == 30.0
         assert (shown["tier"], shown["segments"][0]["text"]) == ("read_write", "bash build.sh")
         assert [row["name"] for row in shown["scripts"]] == ["build.sh"]
         here.put("build.sh", "echo swapped\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import pytest
 from pydantic_ai.exceptions import ToolFailed
 
+from app.exec.callback_text import callback_payload, wake_text
 from app.exec.classify.model import Tier
 from app.exec.model import SHELL
 from app.exec.persistent import Executed, PersistentShells
 from app.exec.rules.matching import Tiers
 from app.exec.tool_calls import Granted, ToolCalls
 from tests.desks import Desk, desk
-from tests.execs import GATE, let_go
-from tests.supervisors import SOON
+from tests.execs import GATE, let_go, printed
+from tests.supervisors import SOON, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -60,16 +62,73 @@ async def test_spawn_streams_into_a_block_and_kill_ends_it(tmp_path: Path) -> No
         (row,) = (await here.call("shell", op="status")).value["processes"]
         assert list(row) == ["task_id", "block_label", "command", "cwd", "uptime_seconds"]
         assert (row["task_id"], row["command"]) == (task, command)
+        await until((here.workspace / "up").exists)
+        await printed(here.engine, task, "out")
+        await printed(here.engine, task, "err", err=True)
+        streams = (await here.call("shell", op="output", task_id=task)).value
+        assert (streams["stdout"], streams["stderr"]) == ("out\n", "err\n")
         killed = await here.approved("shell", op="kill", task_id=task)
         assert killed.value == {"success": True}
         assert await here.call("shell", again=True, approved=True, op="kill", task_id=task) == killed
         block = (await here.call("shell", op="output", task_id=task)).value
         assert block.items() >= {"block_label": f"process:{task}", "command": command, "task_id": task}.items()
         assert {"cwd", "started_at", "stdout", "stderr", "exit_code", "ended_at"} <= block.keys()
+        assert (block["stdout"], block["stderr"]) == ("out\n", "err\n")
         with pytest.raises(ToolFailed, match=r"^task already completed: "):
             await here.call("shell", op="kill", task_id=task)
         with pytest.raises(ToolFailed, match=r"^unknown task: x1$"):
             await here.call("shell", op="output", task_id="x1")
+
+
+async def test_a_build_that_fails_shows_its_error_line_wherever_it_is_told_of(tmp_path: Path) -> None:
+    lines = "i=0; while [ $i -lt 3000 ]; do echo compiling $i >&2; i=$((i+1)); done"
+    command = f"echo building; {lines}; echo 'main.c:3: error: no such thing' >&2; exit 2"
+    async with desk(tmp_path, shell=True) as here:
+        task = (await here.approved("shell", op="spawn", command=command)).value["task_id"]
+        ended = await here.engine.wait(task, up_to=60)
+        told = callback_payload(ended, *here.engine.streams(ended))
+        assert told["last_lines"] == ["building"]
+        assert told["err_last_lines"][-1] == "main.c:3: error: no such thing"  # pyright: ignore[reportIndexIssue]
+        text = wake_text(told)
+        assert '"main.c:3: error: no such thing"' in text.splitlines()
+        size = here.engine.output(ended, err=True).size()
+        assert f"On standard error it printed {size:,} bytes, 0 of them dropped for good" in text
+
+        waited = await here.call("process_wait", session_ids=[task])
+        assert waited.value["sessions"][0]["output"] == "building\n"
+        assert waited.value["sessions"][0]["stderr"].endswith("main.c:3: error: no such thing\n")
+        assert waited.metadata["sessions"][0]["err_next_offset"] == size
+        polled = await here.call("process_poll", session_id=task)
+        assert (polled.value["output"], polled.value["stderr"]) == ("", "")
+
+        read = await here.call("process_log", session_id=task, stderr=True, offset=-1)
+        assert str(read.value) == "main.c:3: error: no such thing\n"
+        counts = [read.metadata[name] for name in ("total", "err_bytes_total", "out_bytes_total")]
+        assert counts == [3001, size, 9]
+        out = await here.call("process_log", session_id=task)
+        assert str(out.value) == "building\n"
+        assert (out.metadata["bytes_total"], out.metadata["err_bytes_total"]) == (9, size)
+        for one in (read.metadata, out.metadata, polled.metadata):
+            assert one.get("err_log_path", "").endswith(f"/{task}.err")
+            assert one["log_path"].endswith(f"/{task}.log")
+
+
+async def test_what_was_cut_of_standard_error_is_read_as_the_result_says(tmp_path: Path) -> None:
+    async with desk(tmp_path, shell=True) as here:
+        command = "i=0; while [ $i -lt 9000 ]; do echo warning number $i >&2; i=$((i+1)); done"
+        ran = await here.approved("run_shell", command=command)
+        session_id = ran.metadata["session_id"]
+        assert ran.metadata["err_bytes_total"] > ran.metadata["err_bytes_shown"] > 0
+        hint = re.search(r"stderr=true, byte_offset=(\d+), byte_limit=(\d+)\)", ran.value["stderr"])
+        assert hint is not None
+        start, most = int(hint[1]), int(hint[2])
+        part = await here.call("process_log", session_id=session_id, stderr=True, byte_offset=start, byte_limit=most)
+        log = here.engine.output(await here.engine.registry.get(session_id), err=True)
+        assert str(part.value).encode() == await log.raw(start, start + most)
+        merged = await here.approved("execute", command="echo one")
+        assert "err_log_path" not in merged.metadata
+        with pytest.raises(ToolFailed, match="one log for both streams: leave stderr out"):
+            await here.call("process_log", session_id=merged.metadata["session_id"], stderr=True)
 
 
 async def test_spawn_says_nothing_of_an_end_that_it_does_not_tell(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ async def test_many_live_sessions_are_warned_about(tmp_path: Path, monkeypatch: 
         slow = ("execute", {"command": "sleep 100", "background": True})
         first, second = await converse(engine, Script(slow, slow))
         assert "end some" not in str(first.content)
-        assert "[2 processes of this conversation run; end some]" in str(second.content)
+        assert "2 processes of this conversation run; end some]" in str(second.content)
 
 
 async def test_arguments_of_the_wrong_kind_are_for_the_model_to_correct(tmp_path: Path) -> None:

@@ -161,6 +161,19 @@ async def test_silence_fires_once_and_again_only_after_more_output(tmp_path: Pat
     assert (stored.hits, stored.offset) == (2, len("begun\nmore\n"))
 
 
+async def test_what_is_printed_on_standard_error_breaks_a_silence_and_is_told(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
+        session = await launch(on.engine, "echo begun; echo failed >&2; sleep 600", separate_stderr=True)
+        while not on.engine.output(session, err=True).size():  # noqa: ASYNC110 - a log has nobody to notify us
+            await asyncio.sleep(0.005)
+        watch = await on.place(session, idle=1)
+        (told,) = await on.fired.times(1)
+        stored = await on.watcher.store.get(watch.id)
+    assert told["last_lines"] == ["failed"]
+    assert stored is not None
+    assert stored.offset == len("begun\nfailed\n")
+
+
 async def test_a_silence_that_has_lasted_long_enough_is_told_at_once_by_a_worker_that_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

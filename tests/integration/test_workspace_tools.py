@@ -14,7 +14,6 @@ from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
 from pydantic_ai.messages import ToolReturn
 
-from app.exec.backends.secrets import is_secret
 from app.exec.engine import Engine
 from app.exec.errors import CommandDenied
 from app.exec.file_tools.calls import FileCalls
@@ -24,11 +23,12 @@ from app.exec.model import CallKey
 from app.exec.policy import Approval
 from app.exec.rules.matching import Rules
 from app.exec.rules.rule import Match, Rule
+from app.exec.secrets import Secrets
 from app.exec.tool_calls import FILES, ToolCalls
 from app.exec.toolset import ExecTools
 from app.exec.workspaces.files import files_of
 from tests.desks import context_of
-from tests.execs import running_engine
+from tests.execs import run, running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -108,7 +108,7 @@ async def room(tmp_path: Path, *given: Rule) -> AsyncGenerator[Room]:
         async def of(_conversation_id: str) -> Rules:
             return Rules(rules=tuple(rules))
 
-        judge = Judge(runs=engine.backend, secret=lambda path: is_secret(path, ()), rules=of)
+        judge = Judge(runs=engine.backend, secret=Secrets(), rules=of)
         files = files_of(engine.backend)
         calls = ToolCalls(engine, judge, FileCalls(files, engine.store))
         yield Room(engine, calls, ExecTools(engine, policy=judge, files=files, enabled=True), rules=rules)
@@ -138,14 +138,26 @@ async def test_what_is_approved_is_done_and_belongs_to_whom_commands_run_as(tmp_
         made = await here.approved("write_file", path="new/a.txt", content="one\n")
         assert made.return_value == "[created new/a.txt: 4 bytes]"
         file = here.workspace / "new" / "a.txt"
-        assert file.stat().st_uid == here.engine.backend.uid
+        await run(here.engine, "umask 022; mkdir by-command; touch by-command/b.txt")
+        for ours, theirs in ((file, "by-command/b.txt"), (file.parent, "by-command")):
+            made_by = [os.stat(path) for path in (ours, here.workspace / theirs)]
+            assert len({(one.st_uid, one.st_gid, one.st_mode) for one in made_by}) == 1
         await here.approved("write_file", path="new/a.txt", content="two\n", mode="append")
         await here.approved("edit_file", path="new/a.txt", old_string="one", new_string="1")
         assert file.read_text() == "1\ntwo\n"
         await here.approved("write_file", path="new/a.txt", content="three\n")
         assert file.read_text() == "three\n"
-        assert "2 in all" in str((await here.approved("rm", path="new")).return_value)
+        outside = tmp_path / "outside"
+        outside.mkdir()
+        (outside / "kept").write_text("kept")
+        (here.workspace / "link").symlink_to(outside)
+        (here.workspace / "new/link").symlink_to(outside)
+        (here.workspace / "new/deep").mkdir()
+        os.chown(here.workspace / "new/deep", file.stat().st_uid, file.stat().st_gid)
+        assert "1 in all" in str((await here.approved("rm", path="link")).return_value)
+        assert "4 in all" in str((await here.approved("rm", path="new")).return_value)
         assert not file.parent.exists()
+        assert (outside / "kept").read_text() == "kept"
 
 
 async def test_a_listed_secret_asks_also_behind_a_link_and_searches_leave_it_out(tmp_path: Path) -> None:
@@ -159,9 +171,9 @@ async def test_a_listed_secret_asks_also_behind_a_link_and_searches_leave_it_out
         for tool, pattern in (("grep", "KEY"), ("glob", ".env")):
             found = str((await here.do(tool, pattern=pattern)).return_value)
             assert "value" not in found
-            assert "1 file left out: a listed secret" in found
+            assert "1 file left out: may be a secret" in found
         shown = await here.seen("read_file", path="plain.txt")
-        assert shown["reason"] == f"{here.workspace}/.env is a listed secret"
+        assert shown["reason"] == f"{here.workspace}/.env may be a secret"
         answer = await here.do("read_file", again=True, approved=True, path="plain.txt")
         assert answer.return_value == "KEY=value\n"
 
@@ -369,10 +381,10 @@ async def test_nothing_that_is_said_without_a_person_depends_on_what_is_in_a_lis
             for glob in (".env", None)
         }
         assert answers == {
-            "(nothing matches)\n[1 file left out: a listed secret, or kept by a rule; naming one in read_file asks]"
+            "(nothing matches)\n[1 file left out: may be a secret, or kept by a rule; naming one in read_file asks]"
         }
         for guess in guesses:
-            with pytest.raises(ToolFailed, match="is a listed secret, and whether a text is in it would be told"):
+            with pytest.raises(ToolFailed, match="may be a secret, and whether a text is in it would be told"):
                 await here.do("edit_file", path=".env", old_string=guess, new_string="x")
         here.put("private/a.txt", "KEY=kept by a rule\n")
         here.rules.append(rule("deny", "read_file", paths=(f"{here.workspace}/private/**",)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -25,10 +26,12 @@ from pydantic_ai.workspaces import (
 
 from app.exec.engine import Engine
 from app.exec.errors import CommandDenied
+from app.exec.files import Files
 from app.exec.identity import calling
-from app.exec.model import CallOrigin, CommandSpec, EndedBy
+from app.exec.model import READ_ONLY, WORK, CallOrigin, CommandSpec, EndedBy
 from app.exec.permit import ByOperator
 from app.exec.policy import Grant
+from app.exec.shell import AsyncShell, SyncShell
 from app.exec.toolset import plain_judge
 from app.exec.workspaces.backend import ShellbackWorkspace
 from app.exec.workspaces.capability import WorkspaceCapability
@@ -36,7 +39,6 @@ from app.exec.workspaces.files import files_of
 from app.storage.errors import StaleTurn
 from app.work import equipment
 from app.work.deps import TurnDeps
-from app.work.equipment import equip
 from app.work.hearing import Fenced
 from tests import execs, sandboxes
 
@@ -227,6 +229,102 @@ async def test_an_execution_that_was_overtaken_ends_and_is_no_outcome_of_its_ste
             await here.run(["true"])
 
 
+async def test_a_plain_function_that_was_overtaken_ends_its_execution_too(tmp_path: Path) -> None:
+    async with execs.running_engine(tmp_path) as engine:
+        shell = AsyncShell(engine, Overtaken(), fenced=equipment.fenced)
+        sync = SyncShell(shell, asyncio.get_running_loop())
+        for act in (lambda: sync.execute("true"), lambda: sync.execute_script("true")):
+            with pytest.raises(Fenced):
+                await asyncio.to_thread(act)
+        for start in (shell.spawn("true"), shell.session()):
+            with pytest.raises(Fenced):
+                await start
+
+
+def equipped(engine: Engine, files: Files) -> TurnDeps:
+    """What a turn of the worker has for the code of its tools."""
+    deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=600.0)
+    equipment.equip(deps, engine, plain_judge(engine), files)
+    return deps
+
+
+async def test_commands_of_a_plain_function_and_of_the_workspace_are_numbered_as_one_row_in_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = 0
+
+    async def replayed(ctx: RunContext[Any]) -> None:
+        nonlocal step
+        deps = equipped(engine, files)
+        assert deps.shell is not None
+
+        async def plainly(line: str) -> str:
+            assert deps.shell is not None
+            return (await asyncio.to_thread(deps.shell.execute, line)).stdout
+
+        with calling(ctx):
+            step = 1
+            await plainly("echo first >> ran; cat ran")
+            step = 2
+            second = await ctx.workspace.run("echo second >> ran; cat ran", shell=True)
+            third = await plainly("echo third >> ran; cat ran")
+        with calling(ctx):
+            # As after a crash: the first command's outcome is recorded, so it is not even asked for.
+            assert await ctx.workspace.run("echo second >> ran; cat ran", shell=True) == second
+            assert await plainly("echo third >> ran; cat ran") == third
+            step = 1
+            with pytest.raises(ValueError, match="another command in this place before"):
+                await plainly("echo fourth >> ran")
+
+    monkeypatch.setattr(equipment, "place_in_turn", lambda: step)
+    async with execs.running_engine(tmp_path) as engine:
+        files = files_of(engine.backend)
+        durable = Bare(engine, replayed, place=lambda: step).capability
+        agent = Agent(TestModel(), capabilities=[durable], output_type=DEFERRING)
+        agent.tool(requires_approval=True)(replayed)
+        await approved_run(agent)
+        assert (engine.workspace / "ran").read_text() == "first\nsecond\nthird\n"
+        await files.close()
+
+
+async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread cannot be cancelled: that of a run which was cut off goes on with its next command."""
+    sandboxes.needed()
+    monkeypatch.setattr("tests.execs.KIND", "bubblewrap")
+
+    async def replayed(ctx: RunContext[Any]) -> None:
+        deps = equipped(engine, files)
+        assert deps.shell is not None
+        shell, half, cut_off = deps.shell, threading.Event(), threading.Event()
+
+        def both(*, wait: bool) -> list[str]:
+            first = shell.execute("echo first >> ran; cat ran").stdout
+            half.set()
+            if wait:
+                cut_off.wait(30)
+            return [first, shell.execute("echo second >> ran; cat ran").stdout]
+
+        with calling(ctx):
+            going = asyncio.create_task(asyncio.to_thread(both, wait=True))
+            assert await asyncio.to_thread(half.wait, 30)
+        cut_off.set()
+        # What nobody approved any more is held to reading.
+        assert await going == ["first\n", "first\n"]
+        with calling(ctx):
+            assert await asyncio.to_thread(both, wait=False) == ["first\n", "first\nsecond\n"]
+        profiles = [one.profile for one in await engine.store.list()]
+        assert profiles == [WORK, READ_ONLY, WORK]
+
+    async with execs.running_engine(tmp_path) as engine:
+        files = files_of(engine.backend)
+        agent = Agent(TestModel(), capabilities=[Bare(engine, replayed).capability], output_type=DEFERRING)
+        agent.tool(requires_approval=True)(replayed)
+        await approved_run(agent)
+        await files.close()
+
+
 class Overtaken:
     """What a claim says to an execution that is not the conversation's last."""
 
@@ -336,7 +434,7 @@ async def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
         (engine.workspace / "plain").symlink_to(".env")
         bare = Bare(engine, reads)
         await bare.agent.run("go")
-        assert "listed secret" in bare.got[0]
+        assert "may be a secret" in bare.got[0]
 
 
 async def test_the_next_run_and_the_agent_of_a_tool_are_in_the_same_workspace(tmp_path: Path) -> None:
@@ -385,15 +483,15 @@ async def test_a_turn_has_a_shell_for_as_long_as_it_lasts_and_leaves_it_behind_w
     async with execs.running_engine(tmp_path) as engine:
         deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=1.0)
         files = files_of(engine.backend)
-        equip(deps, engine, plain_judge(engine), files)
+        equipment.equip(deps, engine, plain_judge(engine), files)
         assert deps.shell is not None
         assert deps.filesystem is not None
-        result = await deps.shell.execute("sleep 60")
+        result = await asyncio.to_thread(deps.shell.execute, "sleep 60")
         assert result.timed_out
         assert result.duration_seconds < 30
         with pytest.raises(PermissionError, match="nobody approved code outside of a tool call"):
-            await deps.filesystem.write_text("made", "text")
+            await asyncio.to_thread(deps.filesystem.write, "made", "text")
         carried = pickle.loads(pickle.dumps(deps))
         assert carried == deps
-        assert (carried.shell, carried.filesystem) == (None, None)
+        assert (carried.shell, carried.filesystem, carried.async_shell, carried.async_filesystem) == (None,) * 4
         await files.close()

@@ -12,7 +12,7 @@ from app.exec.errors import SupervisorUnreachable
 from app.exec.ports import SupervisorPort
 from app.exec.supervisor import answers
 from app.exec.supervisor.answers import Grown, Killed, Look, StartAnswer, Written
-from app.exec.supervisor.protocol import ExitRecord, Message, StartRequest
+from app.exec.supervisor.protocol import ExitRecord, Loss, Message, StartRequest
 from tests.model.stillness import Clock
 
 
@@ -151,6 +151,7 @@ class Port(SupervisorPort):
         self.machine = machine
         self.on_exit: Callable[[ExitRecord], None] | None = None
         self.on_reconnect: Callable[[], None] | None = None
+        self.on_losses: Callable[[str, list[Loss]], None] | None = None
         self._point = point
         self._inside = inside
         """Calls a function with its argument as the worker's own doing."""

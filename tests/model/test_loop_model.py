@@ -81,6 +81,7 @@ def test_what_has_failed_once(bench: Bench, name: str) -> None:
     live_through(bench, STORIES[name])
 
 
+@pytest.mark.timeout(300)
 def test_nothing_is_lost_and_nothing_happens_twice(bench: Bench) -> None:
     profile = settings(
         max_examples=40,

@@ -129,7 +129,7 @@ class SimulatedWorker:
         self.retention = Retention(db, client, world.forget, HOST, AGES)
 
     def _payload_of(self, session: Session) -> dict[str, object]:
-        return callback_payload(session, self.engine.output(session))
+        return callback_payload(session, *self.engine.streams(session))
 
     def inside(self, act: Callable[..., object], *args: object) -> None:
         """Do something as this worker, unless it is dead."""

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from app.exec.files import contents
-from app.exec.files.place import Root
+from app.exec.sight import regular
+from app.exec.sight.place import Root
 
 OLD, NEW = b"old" * 20_000, b"new" * 30_000
 WATCHED = ("open", "write", "fsync", "close", "fchmod", "fchown", "rename", "link", "unlink")
@@ -51,7 +52,7 @@ def killed(root: Root, mode: contents.Mode, moment: int) -> bool:
     child = os.fork()
     if child == 0:
         killing = Killing(moment)
-        contents.os = killing
+        contents.os = regular.os = killing
         with root.place("f") as place:
             contents.replace(place, NEW, mode)
         if moment == 10**6:

@@ -22,8 +22,14 @@ def stranger_with(pid: int) -> subprocess.Popen[bytes]:
     """A process of nobody's, leader of its own session, with a number that was somebody else's."""
     for _ in range(100):
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
-        made = subprocess.Popen(["/bin/sh", "-c", "trap '' HUP; sleep 600 & wait"], start_new_session=True)
+        made = subprocess.Popen(
+            ["/bin/sh", "-c", "trap '' HUP; sleep 600 & echo ready; wait"],
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+        )
         if made.pid == pid:
+            assert made.stdout is not None
+            assert made.stdout.readline() == b"ready\n"
             return made
         os.killpg(made.pid, signal.SIGKILL)
         made.wait()

@@ -14,8 +14,11 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, DeferredToolRequests, ModelRetry, PromptedOutput, RunContext, ToolOutput
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.durable_exec.dbos import DBOSDurability
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart
 from pydantic_ai.models import Model
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
@@ -252,6 +255,16 @@ def test_a_tool_of_theirs_with_the_name_of_one_of_ours_is_refused_at_the_start()
 
     with pytest.raises(AgentUnavailable, match="shout"):
         joined(theirs)
+
+
+def test_a_function_for_a_model_that_cannot_stream_is_refused_with_what_to_give_it() -> None:
+    def answers(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        return ModelResponse(parts=[TextPart("hello")])
+
+    for model in (FunctionModel(answers), WrapperModel(FunctionModel(answers))):
+        with pytest.raises(AgentUnavailable, match="stream_function=") as refused:
+            extended(Agent(model), model, [], deps_type=Deps)
+        assert "worker streams" in str(refused.value)
 
 
 def test_an_agent_that_is_durable_already_is_refused() -> None:

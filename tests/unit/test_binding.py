@@ -204,7 +204,7 @@ def test_what_the_line_itself_may_change_is_not_held(ws: Path, command: str, exp
     ("command", "said"),
     [
         ("PATH=.:$PATH; x.sh", "PATH is set"),
-        ("for f in $(ls); do bash $f; done", "$(ls): a command's output becomes part"),
+        ("for f in $(ls); do bash $f; done", "what a variable in it stands for is not bound"),
         ("find . -name '*.sh' -exec bash {} ;", "find: the files that it finds"),
         ("bash big", "big: larger than 16 MiB"),
         ("bash /run/x.sh", "in a directory of the sandbox's own"),

@@ -129,3 +129,16 @@ def test_usual_settings_are_no_objection(tree: Path) -> None:
 )  # fmt: skip
 def test_what_leads_out_of_the_repository_asks(tree: Path, command: str) -> None:
     assert verdict(tree, command) == "needs_approval"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["s3cret = x\n", "s3cret-token\n", '[alias]\n\ts3cret = !x\n', '[filter "s3cret"]\n\tclean = s3cret\n',
+     '[s3cret]\n\ts3cret = s3cret\n', "[core]\n\tfsmonitor = s3cret\n", '[diff "s3cret"]\n\ttextconv = x\n'],
+)  # fmt: skip
+def test_a_reason_holds_nothing_of_what_stands_in_the_file(tree: Path, text: str) -> None:
+    (tree / ".git/config").write_text(text)
+    for sandboxed in (True, False):
+        said = classify("git status", around(tree, sandboxed=sandboxed))
+        assert said.verdict == "needs_approval" or "s3cret" in text.partition("=")[0]
+        assert "s3cret" not in said.reason

@@ -108,6 +108,12 @@ def test_patterns_stand_for_what_is_there(tree: Path) -> None:
     assert verdict(tree, "ls -l -- *.txt") == "read_only"
 
 
+@pytest.mark.parametrize("pattern", ["*/", "*/x", "l*/passwd", "*/*", "lin?/../etc/passwd"])
+def test_a_pattern_stands_for_what_it_leads_out_to_too(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    assert verdict(tmp_path.resolve(), f"cat -- {pattern}") == "needs_approval"
+
+
 def test_cd_is_followed(tree: Path) -> None:
     (tree / "src/up").symlink_to("/etc/passwd")
     assert verdict(tree, "cd src && cat main.py") == "read_only"

@@ -8,14 +8,19 @@ from typing import Any
 
 import click
 import pytest
+from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, UserPromptPart
 
+from app.cli import events, output
 from app.cli.events import KINDS
+from app.cli.logs import OfTerminal
 from app.cli.main import COMMANDS, SECTIONS
 from app.cli.moments import MOMENT
 from app.cli.shared import print_json, table_lines
 from app.cli.transcripts import lines_of
 from app.exec.blocks import MARK
 from app.work import stream
+from app.work.mailbox import Letter
+from app.work.prompt import contents_of
 
 
 @pytest.mark.parametrize(
@@ -49,6 +54,7 @@ def test_every_kind_of_event_can_be_asked_for() -> None:
 
 
 def test_states_have_their_colour_and_columns_stay_in_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "drawn", str)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     rows: list[dict[str, Any]] = [{"s": "running", "x": 1}, {"s": "lost", "x": "\x1b[31m"}]
@@ -81,6 +87,33 @@ def test_a_message_is_shown_without_instructions_its_calls_whole_and_nothing_dri
     assert not any("hidden" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("kind", "payload", "told"),
+    [
+        ("tool_call", {"tool": "execute", "args": {"command": "ls\nrm x", "cwd": "a"}}, r"execute: ls\x0arm x; cwd a"),
+        ("tool_call", {"tool": "process_list", "args": {}}, "process_list"),
+        ("approval", {"id": "a1", "tool": "execute", "command": "rm x", "mounts": {"view": "1"}}, "a1 execute: rm x"),
+        ("approval", {"id": "a1", "tool": "rm", "path": "x", "size": 3}, "a1 rm: path x, size 3"),
+        ("tool_result", {"tool": "execute", "text": "one\ntwo", "outcome": "success"}, "execute: one⏎ two"),
+        ("decision", {"id": "a1", "decision": "approved", "by": "ann"}, "id a1, decision approved, by ann"),
+        ("stopping", {"by": "ann", "reason": None}, "by ann"),
+        ("message", {"text": "hello", "by": "ann"}, "hello"),
+    ],
+)
+def test_an_event_is_told_in_words_and_a_call_whole(kind: str, payload: dict[str, Any], told: str) -> None:
+    event = stream.Event(id=1, conversation_id="c", turn_id="t", epoch=1, kind=kind, payload=payload, created_at=0.0)
+    assert click.unstyle(events.line(event)).split(maxsplit=4)[4] == told
+
+
+def test_a_log_of_a_terminal_is_text_wherever_it_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = b"\x1b[?2004h50 %\r\x1b[K\x1b[32mdone\x1b[0m\r\n\x1b]0;title\x07$ \xc3\xa9"
+    for size in range(1, len(printed) + 1):
+        shown = OfTerminal()
+        for at in range(0, len(printed), size):
+            shown.write(printed[at : at + size])
+        assert capsys.readouterr().out == "50 %\ndone\n$ é", size
+
+
 def test_what_was_shown_of_processes_is_not_said_to_be_a_persons() -> None:
     shown = {"content": "process:s1: running", "metadata": {MARK: {"s1": [0, 0, False]}}, "kind": "text-content"}
     message = {"parts": [{"part_kind": "user-prompt", "content": ["hello", shown, {"url": "x"}]}]}
@@ -93,3 +126,23 @@ def test_json_is_json_also_of_half_a_character_and_has_nothing_but_ascii(
 ) -> None:
     print_json({"said": "\ud83d é\u202e"})
     assert capsysbinary.readouterr().out == b'{"said": "\\ud83d \\u00e9\\u202e"}\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("failed", {"reason": "the model was not reached"}),
+        ("typed", {"session_id": "s1", "bytes": 3, "by": "ann", "over": True}),
+    ],
+)
+def test_what_nobody_said_is_said_to_be_ours_and_what_a_person_said_is_theirs(
+    kind: str, payload: dict[str, Any]
+) -> None:
+    letters = [
+        Letter(id=1, kind="message", payload={"text": "[turn failed: no]", "by": "ann"}),
+        Letter(id=2, kind=kind, payload=payload),
+    ]
+    request = ModelRequest(parts=[UserPromptPart(contents_of(letters))])
+    (message,) = ModelMessagesTypeAdapter.dump_python([request], mode="json")
+    lines = [click.unstyle(line) for line in lines_of(message, cut=None)]
+    assert [line.split(": ")[0] for line in lines if not line.startswith("    ")] == ["person", "shellback"]

@@ -12,13 +12,14 @@ from app.exec.classify.grammar import parse
 from app.exec.classify.model import Surroundings
 from app.exec.classify.syntax import Parsed
 from app.exec.rules.denials import denied
+from app.exec.secrets import Secrets
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "commands.jsonl"
 STATE = Path("/home/op/.local/state/shellback")
 AROUND = Surroundings(
     cwd=Path("/tmp/fx"),
     allowed=(Path("/tmp/fx"),),
-    secret=lambda _: False,
+    secret=Secrets(),
     home=Path("/home/agent"),
     state=STATE,
 )
@@ -105,6 +106,38 @@ shutdown -h now
 sudo reboot
 init 0
 systemctl poweroff
+rm -rf / --help
+mkfs.ext4 disk.img /dev/sda1
+mkfs.ext4 LABEL=root
+mkfs.ext4 ../disk.img
+mkfs.ext4 "$x"
+mkfs.ext4 -d / disk.img
+cd /dev && mkfs.ext4 sda1
+wipefs -a sda /dev/sda
+cryptsetup reencrypt --active-name root
+systemctl reboot now --help
+systemctl poweroff -f --help
+shutdown -h
+cryptsetup luksFormat --header=/dev/sda disk.img
+cryptsetup luksErase --header=/dev/sda disk.img
+cryptsetup erase --header=/dev/sda disk.img
+cryptsetup luksFormat --header=$x disk.img
+cryptsetup reencrypt --active-name=root disk.img
+mkfs.xfs -llogdev=/dev/sda1 disk.img
+mkfs.xfs -rrtdev=/dev/sda1 disk.img
+mkfs.xfs -llogdev=../../dev/sda1,size=9m disk.img
+mkfs.ext4 -Jdevice=/dev/sda1 disk.img
+mkfs.ext4 -Jdevice=UUID=1234 disk.img
+wipefs -a --backup=/dev/sda disk.img
+cd /dev && mkfs.jfs -jsda1 /tmp/fx/disk.img
+cd /dev && bash -c 'mkfs.ext4 sda1'
+builtin cd /; builtin cd dev; mkfs.ext4 sda1
+env -C /dev mkfs.ext4 sda1
+find /dev -name sda1 -exec mkfs.ext4 {} +
+cat list | xargs -I@ mkfs.ext4 @
+cat list | xargs wipefs -a disk.img
+ln -s /dev/sda1 disk.img && mkfs.ext4 disk.img
+mkfs.ext4 *
 """
 
 ATTACKS = r"""
@@ -122,6 +155,41 @@ kill $(pgrep -f shellback)
 pgrep -f supervisor | xargs -r kill -9
 gdb -p $PPID
 strace -p 1
+strace -fp 1
+strace --attach=1
+strace -p 1234,1
+gdb prog 1
+perf record --pid 1
+taskset -p 1 1
+taskset -cp 0 $PPID
+chrt -f -p 10 1
+prlimit --pid 1 --nofile=10
+nsenter -t 1 -m sh
+renice 5 1
+renice -n 5 -p $PPID
+kill -0 -9 1
+kill -s 0 -9 1
+pkill -0 -9 -f shellback
+killall -n 0 shellback
+killall -e -n 0 shellback
+pkill -s 0 shellback
+pkill --queue 0 shellback
+env kill --queue 0 1
+/bin/kill -q 0 1
+pkill -0 --sig 9 shellback
+pkill -0 --sig=KILL -f shellback
+pkill -0 --sign KILL shellback
+killall -0 --sig=KILL shellback
+killall -0 -s9 shellback
+pkill -0 -kill shellback
+pkill -0 $x shellback
+/bin/kill -0 --signa 9 1
+/bin/kill -0 1 -s9
+kill -0 -sKILL 1
+kill -0 $x 1
+echo -s 9 1 | xargs kill -0
+echo -n 1 | xargs kill
+echo --signal=9 shellback | xargs pkill -0
 systemctl stop shellback
 cat /proc/$PPID/environ
 cat /proc/1/mem
@@ -184,7 +252,49 @@ f() { g | h; }; f
 kill 1234
 kill -1 1234
 kill -0 1234
+kill -0 1
+kill -s 0 -- $PPID
+pkill -0 -f shellback
+killall -s 0 shellback
+kill -n 0 1
+kill --signal 0 1
+kill -0 $PPID 1
+kill -0 $(pgrep -f shellback)
+pkill --signal=0 -xf shellback
+pkill -0 --full shellback
+killall --signal 0 -q shellback
+pgrep -f shellback | xargs kill -0
 kill %1
+taskset 1 make
+taskset -c 1 make -j 1
+taskset -p 1 1234
+taskset -p 1
+chrt 1 make
+chrt -f 1 make
+prlimit --nproc=1 make
+strace sleep 1
+strace -o out ./a.out 1
+gdb --args ./a.out 1
+perf stat sleep 1
+renice 1 1234
+renice -n 1 1234
+systemctl reboot --help
+systemctl --version
+cryptsetup luksFormat --help
+shutdown --help
+init --help
+wipefs --help
+lvremove --help
+kexec --help
+mkfs.ext4 disk.img
+mkfs -t ext4 -L label -b 4096 ./disk.img
+truncate -s 1G disk.img && mkfs.ext4 /tmp/fx/disk.img
+mkswap disk.img
+wipefs -a disk.img
+cryptsetup luksFormat disk.img
+cryptsetup -q luksFormat --type=luks2 --key-size=512 disk.img
+dd if=/dev/zero of=disk.img bs=1M count=9 && mkfs.ext4 -F disk.img > /dev/null 2>&1
+cd sub && mkfs.ext4 disk.img
 kill -l
 pkill -f myserver
 pgrep -f shellback
@@ -235,7 +345,7 @@ def test_a_symlink_to_the_state_directory_is_followed(tmp_path: Path) -> None:
     here = tmp_path / "ws"
     here.mkdir()
     (here / "innocent").symlink_to(state)
-    around = Surroundings(cwd=here, allowed=(here,), secret=lambda _: False, home=here, state=state)
+    around = Surroundings(cwd=here, allowed=(here,), secret=Secrets(), home=here, state=state)
     assert verdict("rm innocent/approved", around) is not None
     assert verdict("rm other/approved", around) is None
 
@@ -243,7 +353,7 @@ def test_a_symlink_to_the_state_directory_is_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["rm -rf *", "rm -rf ./*", "rm -rf /home/op/ws/*", "find . -delete"])
 def test_a_workspace_that_is_a_home_can_still_be_cleared_out_with_a_yes(command: str) -> None:
     for path in (Path("/home/op/ws"), Path("/home/op")):
-        around = Surroundings(cwd=path, allowed=(path,), secret=lambda _: False, home=path)
+        around = Surroundings(cwd=path, allowed=(path,), secret=Secrets(), home=path)
         assert verdict(command, around) is None
         assert verdict("rm -rf ~", around) is not None
         assert verdict("rm -rf $HOME/*", around) is not None
@@ -288,6 +398,16 @@ def why(command: str) -> str | None:
 def test_asking_what_a_name_is_runs_nothing() -> None:
     assert why("command -v mkfs") is None
     assert why("command mkfs /dev/sda") is not None
+
+
+def test_a_file_of_the_workspace_may_become_a_file_system_but_nothing_that_it_leads_to(tmp_path: Path) -> None:
+    here = Surroundings(cwd=tmp_path, allowed=(tmp_path,), secret=Secrets(), home=tmp_path)
+    (tmp_path / "disk.img").touch()
+    (tmp_path / "link.img").symlink_to("/dev/null")
+    (tmp_path / "away").symlink_to("/")
+    assert verdict("mkfs.ext4 disk.img", here) is None
+    for name in ("link.img", "away/disk.img"):
+        assert verdict(f"mkfs.ext4 {name}", here) is not None, name
 
 
 def test_cutting_an_irreplaceable_file_off_is_refused() -> None:

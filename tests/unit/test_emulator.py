@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wcwidth import wcswidth
+from wcwidth import wcwidth
 
 from app.exec.terminals.emulator import Emulator
 from app.exec.terminals.screen import drawn
@@ -56,6 +56,19 @@ def shown(data: bytes, rows: int = 6, cols: int = 11, *, piece: int = 1 << 20) -
         (b"abc\x1b[D\x1b[D\x1b[4hX\x1b[4l", ["aXbc"]),
         (b"\x1b7\x1b[2;4r\x1b8\x1b[5Bx", ["", "", "", "x"]),
         (b"lost \xff\xfe found", ["lost \ufffd\ufffd fou", "nd"]),
+        (b"\x1b[4G\x1bH\r\ta\tb\r\n\x1b[10G\x1b[2Zc", ["   a    b", "   c"]),
+        (b"\x1b[4G\x1bH\x1b[9G\x1b[g\r\ta\tb\r\n\x1b[3g\tc", ["   a      b", "          c"]),
+        (b"\x1b[3g\x1bc\ta", ["        a"]),
+        (b"\x1b[2;4r\x1b[?6ha\x1b[2;3Hb\x1b[9;9Hc\x1b[2dd", ["", "a", "  b      d", "        c"]),
+        (b"\x1b[2;4r\x1b[?6h\x1b[2;3Hb\x1b[?6la\x1b[6;1Hc", ["a", "", "  b", "", "", "c"]),
+        (b"\x1b[?6h\x1b[3da", ["", "", "a"]),
+        (b"\x1b[2;4r\x1b[?6h\x1b7\x1b[?6l\x1b8\x1b[1;1Ha", ["", "a"]),
+        (b"\x1b[2;4r\x1b7\x1b[?6h\x1b8\x1b[1;1Ha", ["a"]),
+        (b"\x1b[2;4r\x1b[?6h\x1b[4h\x1b(0\x1b[3;3H\x1b[!pxy\x1b[1;1Hab\x1b[1;1Hc", ["cb", "", "", "  xy"]),
+        (b"one\x1b[?1049h\x1b[!pfull", ["   full"]),
+        (b"ab\x1b[?1048h\x1b[5;5Hc\x1b[?1048ld", ["abd", "", "", "", "    c"]),
+        (b"ab\x1b[2\n;\r5\x7fHc", ["ab", "    c"]),
+        (b"ab\x1b[2\x18Cc\x1b[3\x1b[Dd", ["abCd"]),
     ],
 )
 def test_output_is_shown_as_on_a_terminal(data: bytes, rows: list[str]) -> None:
@@ -88,11 +101,24 @@ PIECES = st.one_of(
     st.builds(
         sequence,
         st.sampled_from(["", "?", ">", "<", "=", " ", "!", "$"]),
-        st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 9, 25, 47, 132, 1049, 9999]), max_size=4),
+        st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 9, 25, 47, 132, 1048, 1049, 9999]), max_size=4),
         st.sampled_from("@ABCDEFGHIJKLMPSTXZ`abcdefghilmnpqrstux$"),
     ),
     st.sampled_from(
-        [b"\x1b7", b"\x1b8", b"\x1bM", b"\x1bD", b"\x1bc", b"\x1b#8", b"\x1b%G", b"\x0e", b"\x0f", b"\n", b"\t"]
+        [
+            b"\x1b7",
+            b"\x1b8",
+            b"\x1bM",
+            b"\x1bD",
+            b"\x1bH",
+            b"\x1bc",
+            b"\x1b#8",
+            b"\x1b%G",
+            b"\x0e",
+            b"\x0f",
+            b"\n",
+            b"\t",
+        ]
     ),
 )
 
@@ -110,7 +136,7 @@ def test_no_output_breaks_it_or_makes_it_larger(
         emulator.feed(piece)
     lines = emulator.lines_of_text()
     assert len(lines) == later
-    assert all(wcswidth(line) <= wider and len(line) <= 3 * wider for line in lines)
+    assert all(sum(map(wcwidth, line)) <= wider and len(line) <= 3 * wider for line in lines)
     assert 0 <= emulator.cursor.y < later
     assert 0 <= emulator.cursor.x <= wider
     assert len(emulator.buffer) <= later + 1
@@ -194,6 +220,10 @@ def sequences(random: random.Random, rows: int, cols: int) -> bytes:
                 f"\x1b[{number(cols)}G",
                 f"\x1b[{number(rows)}d",
                 "\x1b[Z",
+                "\x1bH",
+                f"\x1b[{random.choice('03')}g",
+                f"\x1b[?6{random.choice('hl')}",
+                f"\x1b[{number(rows)}\r;\b{number(cols)}H",
             ]
         )
 

@@ -9,6 +9,7 @@ from app.exec.supervisor.diary import Diary
 from app.exec.supervisor.instances import Instances
 from app.exec.supervisor.link import Held, Line
 from app.exec.supervisor.loop import Loop
+from app.exec.supervisor.losses import Losses
 
 
 class Keeper:
@@ -27,7 +28,8 @@ def held(*names: str) -> Held:
 
 def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
     keeper = Keeper()
-    instances = Instances(Loop(), cast("Line", keeper), cast("Diary", None))
+    loop = Loop()
+    instances = Instances(loop, cast("Line", keeper), cast("Diary", None), Losses(loop, lambda _: None))
     whole, partly = held("mnt", "net", "user"), held("mnt", "user")
     all_held = {"instance.whole": whole, "instance.partly": partly, "session": Held()}
     instances.adopt(all_held)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from app.exec.model import READ_ONLY, WORK, CommandSpec, WindowSize
 from app.exec.policy import Asked, Verdict
 from app.exec.rules.matching import Facts, Rules, Tiers
 from app.exec.rules.rule import Match, Rule
+from app.exec.secrets import Secrets
 
 pytestmark = pytest.mark.anyio
 
@@ -24,10 +28,15 @@ class Place:
     """Where commands would run."""
 
     name = "bubblewrap"
+    uid = os.geteuid() or 65534
 
     def __init__(self, workspace: Path, *profiles: str) -> None:
         self.workspace = workspace
+        workspace.chmod(0o755)
         self.profiles = frozenset(profiles or (WORK, READ_ONLY))
+
+    def private_home(self, scope: str) -> str:
+        return "/home/agent"
 
 
 @pytest.fixture
@@ -36,11 +45,11 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def judge(place: Place, rules: Rules | None = None, **keys: bool) -> Judge:
+def judge(place: Place, rules: Rules | None = None, **keys: Any) -> Judge:
     async def held(_conversation_id: str) -> Rules:
         return rules or Rules()
 
-    return Judge(runs=place, secret=lambda path: path.name == ".env", keys=Keys(**keys), rules=held)
+    return Judge(runs=place, secret=Secrets(), keys=Keys(**keys), rules=held)
 
 
 async def verdict(judge: Judge, command: str, **spec: object) -> Verdict:
@@ -54,7 +63,7 @@ async def test_what_only_reads_runs_in_the_profile_that_holds_it(place: Place) -
 
 
 @pytest.mark.parametrize(
-    "command", ["touch b", "cat a.txt > b", "cat $(ls)", "cat .env", "cat /etc/shadow", "./cat a.txt"]
+    "command", ["touch b", "cat a.txt > b", "cat $(cat a.txt)", "cat .env", "cat /etc/shadow", "./cat a.txt"]
 )
 async def test_whatever_is_not_known_to_only_read_is_asked_for(place: Place, command: str) -> None:
     assert (await verdict(judge(place), command)).decision == "ask"
@@ -105,11 +114,117 @@ async def test_above_the_tier_a_strict_operator_refuses_with_both_tiers(place: P
     assert (await verdict(judge(place, strict), "touch b")).decision == "ask"
 
 
-async def test_enforced_paths_refuse_what_leaves_them(place: Place) -> None:
-    enforced = Rules(tiers=Tiers(strict_path_enforcement=True))
-    said = await verdict(judge(place, enforced), "cat /root/secret")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat /root/secret",
+        "touch b > /etc/x",
+        "touch b 2>>../log",
+        "make < ../in",
+        "{ make; } > ../out",
+        "touch ..",
+        "touch sub/../../b",
+        "cp a.txt link",
+        "cp a.txt link/b",
+        "cat link",
+        "cat passwd",
+        "cd ..",
+        "cd .. && ls",
+        "cd sub/../.. ; touch b",
+        "cd sub && touch ../b",
+        "cd && touch b",
+        "cd ~root",
+        "pushd /etc",
+        "ls ..",
+        "ls /",
+        "cat /etc/os-release",
+        "ls /usr",
+        "ls .*/..",
+        "touch .?/b",
+        "cp --target-directory=/etc a.txt",
+        "make -C/etc",
+        "make -C..",
+        "dd if=a.txt of=/etc/b",
+        "docker run -v /etc:/x image",
+        "scp a.txt host:/x ../b",
+        "bash -c 'cd .. && touch b'",
+        "timeout 5 touch ../b",
+        "sh -c 'touch b > ../c'",
+        "echo $(cat ../x)",
+        "for i in 1 2; do touch ../b; done",
+        "../tool",
+        "/opt/tool a.txt",
+        "touch $HOME/b",
+        "touch ~/b",
+    ],
+)
+@pytest.mark.parametrize("rule", [None, Rule(effect="allow", match=Match(tier=Tier.ADMIN, backend="bubblewrap"))])
+async def test_enforced_paths_refuse_what_leaves_them(place: Place, command: str, rule: Rule | None) -> None:
+    enforced = Rules(tiers=Tiers(strict_path_enforcement=True), rules=() if rule is None else (rule,))
+    (place.workspace / "sub").mkdir()
+    (place.workspace / "link").symlink_to("/etc")
+    (place.workspace / "passwd").symlink_to("/etc/passwd")
+    said = await verdict(judge(place, enforced), command)
     assert isinstance(said.error, PathOutsideSandbox)
-    assert (await verdict(judge(place, enforced), "touch b")).decision == "ask"
+    assert said.decision == "deny"
+
+
+@pytest.mark.parametrize(
+    ("command", "decision"),
+    [
+        ("touch b", "ask"),
+        ("make 2>&1 >/dev/null", "ask"),
+        ("cd sub && touch b", "ask"),
+        ("cd sub && touch ../sub/b", "deny"),
+        ("/usr/bin/touch b", "ask"),
+        ("timeout 5 /usr/bin/touch b", "ask"),
+        ("curl https://example.com/x -o b", "ask"),
+        ("sed -i s/a/b/ a.txt", "ask"),
+        ("python3 -c 'print(1)'", "ask"),
+        ("git commit -m 'a: b/c'", "ask"),
+        ("cat a.txt", "allow"),
+        ("grep /etc/passwd a.txt", "allow"),
+        ("ls sub/..", "allow"),
+        ("cd sub && ls", "allow"),
+        ("cat a.txt 2>/dev/null", "allow"),
+    ],
+)
+async def test_enforced_paths_leave_what_is_inside(place: Place, command: str, decision: str) -> None:
+    (place.workspace / "sub").mkdir()
+    enforced = Rules(tiers=Tiers(strict_path_enforcement=True))
+    assert (await verdict(judge(place, enforced), command)).decision == decision
+    assert (await verdict(judge(place, enforced), f"touch {place.workspace}/b")).decision == "ask"
+    assert (await verdict(judge(place), "touch ../b")).decision == "ask"
+
+
+async def test_enforced_paths_are_those_that_symlinks_lead_to() -> None:
+    # Not below tmp_path, which the user whom commands run as may not enter: nothing is resolved there.
+    with tempfile.TemporaryDirectory() as made:
+        place = Place(Path(made))
+        (place.workspace / "out").symlink_to("/root")
+        (place.workspace / "within").symlink_to(".")
+        enforced = judge(place, Rules(tiers=Tiers(strict_path_enforcement=True)))
+        assert isinstance((await verdict(enforced, "touch out/b")).error, PathOutsideSandbox)
+        assert (await verdict(enforced, "touch within/b")).decision == "ask"
+
+
+async def test_enforced_paths_hold_for_what_a_shell_is_fed_and_for_files(place: Place) -> None:
+    enforced = judge(place, Rules(tiers=Tiers(strict_path_enforcement=True)))
+    assert (await verdict(enforced, "bash", stdin=b"touch ../b")).decision == "deny"
+    for name, decision in (("a.txt", "allow"), ("../a.txt", "deny")):
+        path = (place.workspace / name).resolve()
+        asked = Asked(tool="read_file", conversation_id="c1", words=("read_file", name), files=(path,))
+        assert (await enforced.judge(asked)).decision == decision
+
+
+async def test_a_directory_that_the_operator_allows_is_inside(
+    place: Place, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    more = tmp_path_factory.mktemp("more")
+    enforced = Rules(tiers=Tiers(strict_path_enforcement=True, allowed_paths=(more,)))
+    assert (await verdict(judge(place, enforced), f"touch {more}/b")).decision == "ask"
+    assert (await verdict(judge(place, enforced), f"cd {more} && touch b")).decision == "ask"
+    assert (await verdict(judge(place, enforced), f"touch {more}/../b")).decision == "deny"
 
 
 async def test_input_to_a_session_passes_only_while_an_approval_stands_for_it(place: Place) -> None:
@@ -125,7 +240,8 @@ async def test_input_to_a_session_passes_only_while_an_approval_stands_for_it(pl
         ("x2", "process_write", "ask"),
         ("x1", "process_kill", "ask"),
     ):
-        said = await told.judge(Asked(tool=tool, conversation_id="c1", args={"session_id": session_id}))
+        asked = Asked(tool=tool, conversation_id="c1", args={"session_id": session_id}, typed="y\n")
+        said = await told.judge(asked)
         assert (session_id, tool, said.decision) == (session_id, tool, decision)
 
 
@@ -139,7 +255,7 @@ async def test_a_mistake_of_ours_asks_and_never_lets_pass(place: Place, monkeypa
 
 
 def test_a_rule_that_allows_makes_nothing_read_only(place: Place) -> None:
-    around = judge(place).surroundings(place.workspace)
+    around = judge(place).surroundings(Asked(tool="execute"))
     facts = Facts(command="touch b", backend="bubblewrap", profile=WORK, conversation_id="", cwd=place.workspace)
     allow = Rules(rules=(Rule(effect="allow", match=Match(prefix=("touch",))),))
     assert by_rules(judged("touch b", around), facts, allow).verdict == "needs_approval"
@@ -151,3 +267,24 @@ def test_tiers_are_ordered_and_none_may_less_than_the_one_below() -> None:
     assert all(a <= b for lower, higher in itertools.pairwise(given) for a, b in zip(lower, higher, strict=True))
     assert not given[0].fs_write
     assert not given[0].network
+
+
+async def test_what_nobody_approved_has_an_end_by_itself(place: Place) -> None:
+    said = await verdict(judge(place), "cat a.txt", background=True)
+    assert (said.decision, said.timeout_s) == ("allow", 600.0)
+    assert (await verdict(judge(place, timeout_s=5.0), "cat a.txt", background=True)).timeout_s == 5.0
+
+
+async def test_a_longer_timeout_than_that_is_for_a_person_to_grant(place: Place) -> None:
+    assert (await verdict(judge(place), "cat a.txt", background=True, timeout_s=600.0)).decision == "allow"
+    said = await verdict(judge(place), "cat a.txt", background=True, timeout_s=600.5)
+    assert said.decision == "ask"
+    assert said.reason == "it may run for 600.5 s, and without a person nothing does for more than 600 s"
+    assert (await verdict(judge(place, timeout_s=10.0), "cat a.txt", timeout_s=30.0)).decision == "allow"
+
+
+async def test_a_rule_that_allows_lifts_the_timeout(place: Place) -> None:
+    rules = Rules(rules=(Rule(effect="allow", match=Match(prefix=("cat",))),))
+    said = await verdict(judge(place, rules), "cat a.txt", background=True)
+    assert (said.decision, said.profile, said.timeout_s) == ("allow", READ_ONLY, 0.0)
+    assert (await verdict(judge(place, rules), "cat a.txt", background=True, timeout_s=9e4)).decision == "allow"

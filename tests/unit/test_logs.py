@@ -39,9 +39,17 @@ class Logs:
         self.links = LogLinks(root / "ws", self.sessions)
         self.store = MemorySessionStore()
 
-    def keep(self, name: str, age_hours: float | None, text: str = "x", delivery: Delivery = Delivery.CALLBACK) -> None:
+    def keep(
+        self,
+        name: str,
+        age_hours: float | None,
+        text: str = "x",
+        delivery: Delivery = Delivery.CALLBACK,
+        conversation: str = SESSION.conversation_id,
+    ) -> None:
         """A session whose end was acknowledged so long ago; None is one that runs."""
-        self.run(self.store.claim(replace(SESSION, id=SessionId(name), state=SessionState.CLAIMED, delivery=delivery)))
+        session = replace(SESSION, id=SessionId(name), conversation_id=conversation, delivery=delivery)
+        self.run(self.store.claim(replace(session, state=SessionState.CLAIMED)))
         directory = self.sessions / name
         directory.mkdir(parents=True)
         (directory / "log").write_text(text)
@@ -126,6 +134,33 @@ def test_beyond_the_budget_the_oldest_ended_and_delivered_logs_are_emptied(logs:
     assert logs.clean(undelivered={"untold"}, total_bytes=3 * MB + MB // 2) == []
 
 
+def test_a_conversation_displaces_its_own_logs_before_those_of_others(logs: Logs) -> None:
+    text = "0123456789abcde\n" * (MB // 16)
+    logs.keep("quiet", 9.0, text, conversation="quiet")
+    for number in range(5):
+        logs.keep(f"loud{number}", 8.0 - number, text, conversation="loud")
+    assert logs.clean(total_bytes=4 * MB, conversation_bytes=3 * MB) == ["loud0", "loud1", "loud2"]
+    sizes = {str(one.session_id): one.log_bytes for one in kept_logs(logs.sessions)}
+    assert sizes["quiet"] >= MB
+    assert logs.clean(total_bytes=4 * MB, conversation_bytes=3 * MB) == []
+
+
+def test_what_a_conversation_writes_at_the_moment_displaces_nobody_elses_logs(logs: Logs) -> None:
+    text = "0123456789abcde\n" * (MB // 16)
+    logs.keep("quiet", 9.0, text, conversation="quiet")
+    for number in range(6):
+        logs.keep(f"loud{number}", None, text, conversation="loud")
+    assert logs.clean(total_bytes=4 * MB, conversation_bytes=2 * MB) == []
+    assert logs.clean(total_bytes=4 * MB) == ["quiet"]
+
+
+def test_of_many_conversations_within_their_quota_the_oldest_logs_go(logs: Logs) -> None:
+    text = "0123456789abcde\n" * (MB // 16)
+    for number in range(5):
+        logs.keep(f"log{number}", 9.0 - number, text, conversation=f"talk{number}")
+    assert logs.clean(total_bytes=3 * MB + MB // 2, conversation_bytes=2 * MB) == ["log0", "log1"]
+
+
 def test_a_reader_of_an_emptied_log_is_told_how_much_there_was(logs: Logs) -> None:
     logs.keep("old", 8.0, "line\n" * 100_000)
     assert logs.clean(total_bytes=1) == ["old"]
@@ -143,7 +178,10 @@ def test_a_reader_of_a_log_that_is_gone_for_its_age_is_told_so(logs: Logs) -> No
     def output(session: Session) -> OutputLog:
         return OutputLog(logs.sessions / session.id, session.id)
 
-    engine: Any = SimpleNamespace(registry=ExecRegistry(logs.store), output=output, host_id="h")
+    def streams(session: Session) -> tuple[OutputLog, None]:
+        return output(session), None
+
+    engine: Any = SimpleNamespace(registry=ExecRegistry(logs.store), output=output, streams=streams, host_id="h")
     sessions = Sessions(engine, None)
     for read in (sessions.log_lines("old", 0, 10), sessions.log_bytes("old", 0, 10)):
         with pytest.raises(InvalidCommand, match="gone for its age; it had 500 bytes"):
@@ -204,7 +242,9 @@ def test_what_cannot_be_read_or_removed_stays_and_is_in_nobodys_way(
     }  # fmt: skip
 
 
-def test_a_full_disk_keeps_a_log_and_the_next_one_is_emptied(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_which_nothing_can_be_noted_stays_and_the_next_one_is_emptied(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, age in (("older", 8.0), ("old", 7.0)):
         logs.keep(name, age, "line\n" * 1000)
     write_text = Path.write_text
@@ -214,7 +254,11 @@ def test_a_full_disk_keeps_a_log_and_the_next_one_is_emptied(logs: Logs, monkeyp
             raise OSError(errno.ENOSPC, "No space left on device")
         return write_text(path, *args)
 
+    def no_inode(_text: str, path: str, **_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
     monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "symlink", no_inode)
     assert logs.clean(total_bytes=1) == ["old"]
     assert logs.read("older").bytes_dropped == 0
 

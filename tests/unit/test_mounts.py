@@ -162,6 +162,14 @@ def test_over_budget_nothing_is_copied(root: Path, workspace: Path, limit: int) 
     assert filled(HostMount("project", max_bytes=len(BINARY) + 13), workspace, root).bytes == len(BINARY) + 13
 
 
+def test_a_mount_without_a_budget_may_have_a_gibibyte(root: Path, workspace: Path) -> None:
+    with open(root / "project/large", "wb") as large:
+        large.truncate(2**30 + 1)
+    with pytest.raises(MountUnusable, match="more than 1,073,741,824 bytes"):
+        filled(HostMount("project"), workspace, root)
+    assert nothing_is_left(workspace)
+
+
 def a_fifo(path: Path) -> None:
     os.mkfifo(path)
 
@@ -403,9 +411,9 @@ def test_a_listed_secret_is_refused_by_name(root: Path, workspace: Path) -> None
 
     for globs in ((), (".env",), ("keys",)):
         mount = HostMount("project", exclude_glob=globs, follow_symlinks=True)
-        with pytest.raises(MountUnusable, match=r"(\.env|keys) is a listed secret"):
+        with pytest.raises(MountUnusable, match=r"(\.env|keys) may be a secret"):
             filled(mount, workspace, root, secret=secret)
-        with pytest.raises(MountUnusable, match="is a listed secret"):
+        with pytest.raises(MountUnusable, match="may be a secret"):
             preview([mount], roots=[root], secret=secret)
     assert nothing_is_left(workspace)
     assert filled(HostMount("project", include_glob=("src/*.py",), exclude_glob=("keys",)), workspace, root).files == 1

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.exec import limits
+from app.exec.callback_text import callback_payload, wake_text
 from app.exec.errors import InvalidCommand
+from app.exec.model import SessionEnd, SessionState
 from app.exec.output import OutputLog
 from app.exec.plain_text import harmless, whole_characters
+from app.exec.supervisor import layout
+from tests.sessions import a_session
 
 
 def log_of(tmp_path: Path, data: bytes, holes: list[tuple[int, int, int]] | None = None) -> OutputLog:
@@ -177,3 +182,12 @@ def test_a_sequence_that_never_ends_cannot_swallow_the_rest() -> None:
 )
 def test_where_characters_end(data: bytes, whole: int) -> None:
     assert whole_characters(data) == whole
+
+
+def test_the_end_of_a_process_is_told_though_its_log_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / layout.LOG).mkdir()
+    end = SessionEnd(state=SessionState.EXITED, exit_code=3)
+    text = wake_text(callback_payload(replace(a_session(), end=end, state=end.state), OutputLog(tmp_path, "s1")))
+    assert "exit code 3" in text
+    assert "It printed at least 0 bytes, at least 0 of them dropped for good" in text
+    assert '"[its output cannot be read: Is a directory]"' in text

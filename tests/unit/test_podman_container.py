@@ -30,6 +30,7 @@ def test_every_word_that_holds_a_container_is_there() -> None:
     words = " ".join(WANT.words(Path("/state/containers/name")))
     for needed in (
         "--cap-drop all", "--cap-add CHOWN,KILL,SETGID,SETUID,SYS_PTRACE", "no-new-privileges", "--read-only ",
+        "--sysctl net.ipv4.ping_group_range=1 0",
         "--network none", "--pull never", "--memory 1073741824 --memory-swap 1073741824", "--pids-limit 1024",
         "--cpus 1", "/srv/ws:/workspace:rw", "/srv/ws/.git/hooks:/workspace/.git/hooks:ro",
         "--label shellback.scope=talk", "mode=0700", "core=0:0", "--tmpfs /tmp:rw", "--tmpfs /home/agent:rw",
@@ -72,7 +73,7 @@ def test_containers_that_differ_in_anything_have_different_names(change: dict[st
 
 def test_a_path_that_podman_would_read_otherwise_is_brought_in_another_way_or_refused() -> None:
     odd = replace(WANT, workspace="/srv/a:b")
-    assert "type=bind,source=/srv/a:b,destination=/workspace" in odd.words(Path("/state"))
+    assert "type=bind,source=/srv/a:b,destination=/workspace,nosuid,nodev" in odd.words(Path("/state"))
     with pytest.raises(WorkspaceUnusable, match="rename it"):
         replace(WANT, workspace="/srv/a:b,c").words(Path("/state"))
 

@@ -91,5 +91,13 @@ def test_the_operators_grant_says_so() -> None:
     assert grant_by_operator(PROPOSAL, "bench").reason == "operator: bench"
 
 
-def test_every_tool_of_the_table_has_a_category() -> None:
-    assert {policy.metadata_of(tool)["category"] for tool in policy.TOOLS} == {"exec", "process", "workspace"}
+def test_every_tool_has_the_category_of_its_specification() -> None:
+    """004 names those of `execute*` and `process_*`; the tools of 001 are about a workspace."""
+    found = {tool: policy.metadata_of(tool) for tool in policy.TOOLS}
+    shells = ("execute", "execute_pty", "run_shell", "shell_session", "shell")
+    assert {tool: {"category": "exec"} for tool in shells}.items() <= found.items()
+    files = ("shell_execute", "evaluate_python", "ls", "read_file", "glob", "grep", "write_file", "edit_file", "rm")
+    assert {tool: {"category": "workspace"} for tool in files}.items() <= found.items()
+    rest = found.keys() - {*shells, *files}
+    assert all(tool.startswith("process_") and found[tool] == {"category": "process"} for tool in rest)
+    assert len(rest) == 11

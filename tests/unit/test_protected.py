@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends import protected
-from app.exec.backends.protected import PROTECTED, Covers, Protected
+from app.exec.backends.protected import Covers, Protected
+from app.exec.backends.trusted import PROTECTED
 from app.exec.errors import WorkspaceUnusable
+from app.exec.supervisor.stubs import make
 
 
 @pytest.fixture
@@ -58,26 +59,27 @@ def test_what_is_rare_is_protected_where_it_exists(workspace: Path) -> None:
     assert below(Protected(workspace).covers().readonly, workspace) == {rare}
 
 
-def test_in_an_empty_workspace_all_is_stubs_in_its_root(workspace: Path) -> None:
+def test_in_an_empty_workspace_all_is_stubs_and_placeholders_in_its_root(workspace: Path) -> None:
     covers = Protected(workspace).covers()
+    common = [rule for rule in PROTECTED if rule.where == "root" and not rule.rare]
     assert covers == Covers(
         writable=(),
         readonly=(),
-        stubs=tuple(sorted(f"{workspace}/{rule.name}" for rule in PROTECTED if rule.where == "root" and not rule.rare)),
-        placeholders=(),
-        dotenvs=(),
-        unreached=0,
+        stubs=tuple(sorted(f"{workspace}/{rule.name}" for rule in common if rule.missing is None)),
+        placeholders=tuple(sorted((f"{workspace}/{rule.name}", rule.missing) for rule in common if rule.missing)),
+        masked=(),
+        closed=(),
     )
 
 
 def test_what_exists_in_the_root_is_read_only_and_an_empty_directory_stays_a_stub(workspace: Path) -> None:
     (workspace / ".vscode").mkdir()
     (workspace / ".vscode" / "tasks.json").touch()
-    (workspace / ".bashrc").touch()
+    (workspace / ".bashrc").write_text("true\n")
     (workspace / ".idea").mkdir()
     covers = Protected(workspace).covers()
     assert below(covers.readonly, workspace) == {".vscode", ".bashrc"}
-    assert {".idea", ".git", ".zshrc"} <= below(covers.stubs, workspace)
+    assert {".idea", ".git", ".claude"} <= below(covers.stubs, workspace)
 
 
 def test_a_repository_cannot_be_renamed_and_its_hooks_and_config_are_read_only(workspace: Path) -> None:
@@ -85,7 +87,7 @@ def test_a_repository_cannot_be_renamed_and_its_hooks_and_config_are_read_only(w
     covers = Protected(workspace).covers()
     assert below(covers.writable, workspace) == {".git"}
     assert below(covers.readonly, workspace) == {".git/hooks", ".git/config"}
-    assert covers.placeholders == ((f"{workspace}/.git/commondir", b".\n"),)
+    assert (f"{workspace}/.git/commondir", b".\n") in covers.placeholders
     assert not below(covers.stubs, workspace) & {".git", "HEAD", ".git/hooks"}
 
 
@@ -111,12 +113,11 @@ def test_a_placeholder_that_another_command_has_is_still_one(workspace: Path) ->
     git("config", "extensions.worktreeConfig", "true", cwd=workspace)
     look = Protected(workspace)
     before = look.covers()
-    assert below(tuple(path for path, _ in before.placeholders), workspace) == {
-        ".git/commondir",
-        ".git/config.worktree",
-    }
+    assert {".git/commondir", ".git/config.worktree", ".gitconfig"} <= below(
+        tuple(dict(before.placeholders)), workspace
+    )
     for path, content in before.placeholders:
-        Path(path).write_bytes(content)
+        make(path, content, None)
     assert look.covers() == before
     Path(workspace / ".git/commondir").write_text("../elsewhere")
     assert f"{workspace}/.git/commondir" in look.covers().readonly
@@ -130,11 +131,11 @@ def test_git_works_with_stubs_and_placeholders_in_their_places(workspace: Path) 
     for path in covers.stubs:
         Path(path).mkdir()
     for path, content in covers.placeholders:
-        Path(path).write_bytes(content)
+        make(path, content, None)
     (workspace / "file").touch()
     git("add", "file", cwd=workspace)
     git("commit", "-q", "-m", "second", cwd=workspace)
-    assert git("status", "--short", "--ignore-submodules", "file", cwd=workspace) == ""
+    assert git("status", "--short", "--ignore-submodules", cwd=workspace) == "?? sub/\n"
     assert Path(git("rev-parse", "--git-common-dir", cwd=workspace).strip()) in {Path(".git"), workspace / ".git"}
     assert git("log", "--format=%s", cwd=workspace / "sub") == "first\n"
 
@@ -263,7 +264,7 @@ def test_environments_and_pipes_are_found_and_symlinks_lead_to_what_they_hold(wo
     (workspace / "app/.env.a").symlink_to(tmp_path / "outside")
     (workspace / "app/.env.b").symlink_to("nowhere")
     (workspace / "app/.env.c").mkdir()
-    assert below(Protected(workspace).covers().dotenvs, workspace) == {".env", "app/.env.local", "app/pipe", "plain"}
+    assert below(Protected(workspace).covers().masked, workspace) == {".env", "app/.env.local", "app/pipe", "plain"}
 
 
 def test_every_change_is_seen_by_the_next_look(workspace: Path) -> None:
@@ -330,36 +331,6 @@ class Coarse:
         self.st_ctime_ns = ctime
 
 
-def test_a_flood_of_directories_hides_nothing_that_was_found_before(workspace: Path) -> None:
-    (workspace / "z/y/x/.git").mkdir(parents=True)
-    look = Protected(workspace, directories=20)
-    assert look.covers().unreached == 0
-    for number in range(100):
-        (workspace / f"a{number}").mkdir()
-    covers = look.covers()
-    assert f"{workspace}/z/y/x/.git/hooks" in covers.stubs
-    assert covers.unreached == 85
-    fresh = Protected(workspace, directories=20).covers()
-    assert fresh.unreached > 0
-    assert f"{workspace}/z/y/x/.git/hooks" not in fresh.stubs
-
-
-def test_the_repository_of_the_root_is_protected_however_many_there_are(workspace: Path) -> None:
-    for number in range(protected.PLACES + 1):
-        (workspace / f"a{number}/.git").mkdir(parents=True)
-    look = Protected(workspace)
-    assert look.covers().unreached == 1
-    repository(workspace)
-    assert f"{workspace}/.git/config" in look.covers().readonly
-
-
-def test_more_environments_than_the_bound_are_counted(workspace: Path) -> None:
-    for number in range(protected.DOTENVS + 3):
-        (workspace / f".env.{number}").touch()
-    covers = Protected(workspace).covers()
-    assert (len(covers.dotenvs), covers.unreached) == (protected.DOTENVS, 3)
-
-
 def test_a_path_too_long_to_be_named_stops_nothing(workspace: Path) -> None:
     here = os.open(workspace, os.O_RDONLY)
     for _ in range(30):
@@ -372,20 +343,6 @@ def test_a_path_too_long_to_be_named_stops_nothing(workspace: Path) -> None:
     assert all(len(path) < 4096 for path in all_of(Protected(workspace).covers()))
 
 
-def test_a_flood_of_repositories_takes_no_place_from_those_found_before(workspace: Path) -> None:
-    (workspace / "z/.git").mkdir(parents=True)
-    for number in range(protected.PLACES + 10):
-        (workspace / f"a{number}").mkdir()
-    look = Protected(workspace)
-    look.covers()
-    for number in range(protected.PLACES + 10):
-        (workspace / f"a{number}/.git").mkdir()
-    covers = look.covers()
-    assert f"{workspace}/z/.git/hooks" in covers.stubs
-    assert sum(path.endswith("/hooks") for path in covers.stubs) == protected.PLACES
-    assert covers.unreached == 11
-
-
 def test_five_thousand_directories_with_a_repository_at_the_end(workspace: Path) -> None:
     for number in range(5000):
         (workspace / f"p{number // 500}" / f"m{number // 50 % 10}" / f"d{number % 50}").mkdir(parents=True)
@@ -393,7 +350,7 @@ def test_five_thousand_directories_with_a_repository_at_the_end(workspace: Path)
     look = Protected(workspace)
     covers = look.covers()
     assert f"{workspace}/p9/m9/d49/.git/hooks" in covers.stubs
-    assert covers.unreached == 0
+    assert covers.closed == ()
     assert look.covers() == covers
     assert Protected(workspace).covers() == covers
 

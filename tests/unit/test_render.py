@@ -87,6 +87,12 @@ def test_output_comes_before_the_line_and_silence_is_only_the_line() -> None:
     assert both.startswith("a\n[stderr:]\nbad\n[exit code 0")
 
 
+def test_blank_lines_at_the_end_of_the_output_are_there() -> None:
+    spaced = Outcome(session=ended(), output=Slice(text="a\n\n\n"), err=Slice(text="\nb\n\n"))
+    assert outcome_text(spaced).startswith("a\n\n\n[stderr:]\n\nb\n\n[exit code 0")
+    assert outcome_text(Outcome(session=ended(), output=Slice(text="\n"))).startswith("\n[exit code 0")
+
+
 def test_a_background_start_names_its_session_and_its_log() -> None:
     text = outcome_text(Outcome(session=SESSION, output=EMPTY, handed_over=True))
     assert text.startswith("[started in the background, session xsession, log /ws/.tmp/exec/xsession.log; a callback")

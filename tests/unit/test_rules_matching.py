@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from app.exec.classify import paths
 from app.exec.classify.classify import classify
 from app.exec.classify.model import Surroundings, Tier
 from app.exec.rules.facts import Facts, Hit
 from app.exec.rules.matching import Rules
 from app.exec.rules.rule import Effect, Match, Rule
 from app.exec.rules.tiers import Tiers
+from app.exec.secrets import Secrets
 
 
 def rule(effect: Effect, *prefix: str, **match: Any) -> Rule:
@@ -28,7 +30,7 @@ def here(tmp_path: Path) -> Path:
 
 
 def decide(here: Path, command: str, *rules: Rule, **facts: Any) -> Hit | None:
-    around = Surroundings(cwd=here, allowed=(here,), secret=lambda _: False, home=Path("/nonexistent"))
+    around = Surroundings(cwd=here, allowed=(here,), secret=Secrets(), home=Path("/nonexistent"))
     known = Facts(command=command, backend="host", profile="work", conversation_id="c1", cwd=here, now=100.0)
     return Rules(rules).decide(classify(command, around), replace(known, **facts))
 
@@ -197,6 +199,10 @@ def test_deny_goes_before_ask_and_ask_before_allow(here: Path) -> None:
         'g"i"t pu\\sh',
         "git push *",
         "git push > x",
+        "x=push; git $x",
+        "for x in log push; do git $x; done",
+        "git $(echo push)",
+        "timeout 5 git push",
     ],
 )  # fmt: skip
 def test_a_deny_is_about_whatever_it_could_be(here: Path, command: str) -> None:
@@ -211,14 +217,24 @@ def test_a_deny_is_not_about_a_mention(here: Path, command: str) -> None:
 @pytest.mark.parametrize(
     "command",
     ["cat secret/a", "cp x secret/a", "echo x > secret/a", "cat ./x/../secret/a", "cat link", "dd of=secret/a",
-     "sh -c 'cat secret/a'", "cd secret && cat a"],
+     "sh -c 'cat secret/a'", "cd secret && cat a", "f=secret/a; cat $f", "cat $(echo secret/a)", "cat sec*/a",
+     "for f in secret/*; do cat $f; done", "find . -name a -exec cat {} +", "find secret -type f | xargs cat"],
 )  # fmt: skip
 def test_a_deny_of_a_path_is_about_every_way_to_name_it(here: Path, command: str) -> None:
     (here / "secret").mkdir()
     (here / "secret" / "a").write_text("")
     (here / "link").symlink_to(here / "secret" / "a")
     assert effect(here, command, rule("deny", paths=(f"{here}/secret/**",))) == "deny"
-    assert effect(here, "cat a.txt", rule("deny", paths=(f"{here}/secret/**",))) is None
+    for command in ("cat a.txt", "ls build/", "ls ./", "find . -name '*.txt'"):
+        assert effect(here, command, rule("deny", paths=(f"{here}/secret/**",))) is None
+    assert effect(here, "find . -name a.txt -exec cat {} +", rule("deny", paths=(f"{here}/secret/**",))) is None
+
+
+def test_a_path_rule_holds_for_more_files_than_are_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "MOST_NAMED", 1)
+    (here / "secret").mkdir()
+    (here / "secret" / "a").write_text("")
+    assert effect(here, "find . -type f -exec cat {} +", rule("ask", paths=(f"{here}/secret/**",))) == "ask"
 
 
 def test_a_hit_names_the_rule_and_all_saved_ones_that_it_took(here: Path) -> None:
@@ -233,7 +249,7 @@ def test_a_hit_names_the_rule_and_all_saved_ones_that_it_took(here: Path) -> Non
 
 
 def test_the_pairs_of_globs_and_tiers_raise_and_lower_what_a_command_takes(here: Path) -> None:
-    around = Surroundings(cwd=here, allowed=(here,), secret=lambda _: False, home=Path("/nonexistent"))
+    around = Surroundings(cwd=here, allowed=(here,), secret=Secrets(), home=Path("/nonexistent"))
     rules = Rules(tiers=Tiers(rules=((("terraform", "*ply"), Tier.ADMIN), (("sudo", "ls"), Tier.READ_WRITE))))
 
     def required(command: str) -> Tier:

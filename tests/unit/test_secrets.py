@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.secrets import DEFAULT_SECRETS, is_dotenv, is_secret, secret_paths
+from app.exec.secrets import DEFAULT_SECRETS, Secrets, named, secret_paths
 
 
 @pytest.fixture
@@ -32,17 +32,17 @@ def test_every_default_is_below_the_home_and_named_once(home: Path, secrets: tup
     [".ssh/id_ed25519", ".ssh", ".aws/credentials", ".config/gcloud/x", ".netrc", ".docker/config.json", ".claude/x"],
 )
 def test_a_secret_and_what_is_below_it_is_secret(home: Path, secrets: tuple[Path, ...], name: str) -> None:
-    assert is_secret(home / name, secrets)
+    assert Secrets(secrets)(home / name)
 
 
 @pytest.mark.parametrize("name", [".sshx", ".ssh.txt", ".config", ".config/git/config", ".", "..", "notes"])
 def test_a_name_that_only_begins_alike_is_not(home: Path, secrets: tuple[Path, ...], name: str) -> None:
-    assert not is_secret(home / name, secrets)
+    assert not Secrets(secrets)(home / name)
 
 
 def test_the_state_directory_is_secret(tmp_path: Path, secrets: tuple[Path, ...]) -> None:
-    assert is_secret(tmp_path / "state" / "shellback.db", secrets)
-    assert not is_secret(tmp_path / "state2", secrets)
+    assert Secrets(secrets)(tmp_path / "state" / "shellback.db")
+    assert not Secrets(secrets)(tmp_path / "state2")
 
 
 def test_symlinks_are_resolved_on_both_sides(home: Path, tmp_path: Path) -> None:
@@ -50,17 +50,17 @@ def test_symlinks_are_resolved_on_both_sides(home: Path, tmp_path: Path) -> None
     (home / ".aws").symlink_to(tmp_path / "vault")
     (tmp_path / "innocent").symlink_to(home / ".ssh")
     secrets = secret_paths((), home=home, state=tmp_path / "state")
-    assert is_secret(tmp_path / "vault" / "credentials", secrets)
-    assert is_secret(home / ".aws" / "credentials", secrets)
-    assert is_secret(tmp_path / "innocent" / "id_rsa", secrets)
-    assert is_secret(home / "notes" / ".." / ".ssh" / "id_rsa", secrets)
+    assert Secrets(secrets)(tmp_path / "vault" / "credentials")
+    assert Secrets(secrets)(home / ".aws" / "credentials")
+    assert Secrets(secrets)(tmp_path / "innocent" / "id_rsa")
+    assert Secrets(secrets)(home / "notes" / ".." / ".ssh" / "id_rsa")
 
 
 def test_entries_of_the_operator_are_added(home: Path, tmp_path: Path) -> None:
     secrets = secret_paths(("~/keys", str(tmp_path / "ca")), home=home, state=tmp_path / "state")
-    assert is_secret(home / "keys" / "a", secrets)
-    assert is_secret(tmp_path / "ca", secrets)
-    assert is_secret(home / "a", secret_paths(("~",), home=home, state=tmp_path / "state"))
+    assert Secrets(secrets)(home / "keys" / "a")
+    assert Secrets(secrets)(tmp_path / "ca")
+    assert Secrets(secret_paths(("~",), home=home, state=tmp_path / "state"))(home / "a")
 
 
 @pytest.mark.parametrize("entry", ["keys", "", "~other/keys", "./keys", "~/a\0b"])
@@ -69,18 +69,16 @@ def test_an_entry_that_is_no_path_is_refused(home: Path, tmp_path: Path, entry: 
         secret_paths((entry,), home=home, state=tmp_path / "state")
 
 
-@pytest.mark.parametrize("name", [".env", ".env.local", ".env.production", ".ENV", ".env.example.local"])
+@pytest.mark.parametrize("name", [".env", ".env.local", ".env.production", ".ENV", ".env.example.local", ".envrc"])
 def test_environments_hold_secrets_wherever_they_are(tmp_path: Path, name: str) -> None:
-    assert is_dotenv(name)
-    assert is_secret(tmp_path / "deep" / name, ())
+    assert named(name)
+    assert Secrets()(tmp_path / "deep" / name)
 
 
-@pytest.mark.parametrize(
-    "name", [".env.example", ".env.sample", ".env.template", ".env.dist", ".envrc", "env", "x.env"]
-)
+@pytest.mark.parametrize("name", [".env.example", ".env.sample", ".env.template", ".env.dist", "env", "x.env"])
 def test_templates_of_environments_do_not(tmp_path: Path, name: str) -> None:
-    assert not is_dotenv(name)
-    assert not is_secret(tmp_path / name, ())
+    assert not named(name)
+    assert not Secrets()(tmp_path / name)
 
 
 def test_an_environment_is_known_by_either_of_its_names(tmp_path: Path) -> None:
@@ -88,17 +86,17 @@ def test_an_environment_is_known_by_either_of_its_names(tmp_path: Path) -> None:
     (tmp_path / "settings").symlink_to(tmp_path / ".env")
     (tmp_path / "plain").write_text("KEY=1")
     (tmp_path / ".env.local").symlink_to(tmp_path / "plain")
-    assert is_secret(tmp_path / "settings", ())
-    assert is_secret(tmp_path / ".env.local", ())
+    assert Secrets()(tmp_path / "settings")
+    assert Secrets()(tmp_path / ".env.local")
 
 
 def test_a_directory_of_programs_called_env_is_no_secret(tmp_path: Path) -> None:
     (tmp_path / ".env" / "bin").mkdir(parents=True)
-    assert not is_secret(tmp_path / ".env", ())
-    assert not is_secret(tmp_path / ".env" / "bin" / "python", ())
+    assert not Secrets()(tmp_path / ".env")
+    assert not Secrets()(tmp_path / ".env" / "bin" / "python")
 
 
 def test_what_cannot_be_resolved_counts_as_secret(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert is_secret(tmp_path / "loop" / "x", ())
-    assert is_secret(tmp_path / "a\0b", ())
+    assert Secrets()(tmp_path / "loop" / "x")
+    assert Secrets()(tmp_path / "a\0b")

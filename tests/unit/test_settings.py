@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from app import choice
+from app.exec.supervisor import hierarchies
 from app.settings import Settings, SettingsError, shown_url
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +28,12 @@ def refused(**environ: str) -> SettingsError:
 def test_execution_is_off_unless_switched_on() -> None:
     assert load().enable_execute is False
     assert load(ENABLE_EXECUTE="true").enable_execute is True
+
+
+def test_the_times_that_the_specifications_name_are_the_defaults() -> None:
+    """002: a block for 5 minutes after its end. 003: a shell for 30 minutes. 004: logs for as long as it is set."""
+    found = load()
+    assert (found.unpin_after, found.shell_idle_seconds, found.log_age_hours) == (300.0, 1800.0, 168.0)
 
 
 def test_the_state_directory_follows_xdg_and_ignores_a_relative_one() -> None:
@@ -217,3 +225,40 @@ def test_the_example_names_every_setting_with_its_default() -> None:
             shown[found[1]] = found[2]
     assert shown.keys() == {name.upper() for name in Settings.model_fields}
     assert Settings.load({"HOME": "/h", **shown}) == Settings.load({"HOME": "/h"})
+
+
+@pytest.mark.parametrize(
+    ("given", "together", "apart"),
+    [
+        ({}, 3 << 30, 0),
+        ({"SANDBOX_MEMORY_BYTES": "0"}, 0, 0),
+        ({"SANDBOX_MEMORY_BYTES": "67108864"}, 2**26, 2**26),
+    ],
+)
+def test_the_memory_of_a_sandbox_is_half_of_the_machines_unless_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], together: int, apart: int
+) -> None:
+    monkeypatch.setattr(hierarchies, "memory_bytes", lambda: (6 << 30) + 12345)
+    bounds = choice.bubblewrap(Settings.load({"WORKSPACE_ROOT": str(tmp_path), **given})).bounds
+    assert (bounds.memory_bytes, bounds.data_bytes) == (together, apart)
+
+
+def test_what_a_cgroup_leaves_is_all_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 1048576 kB\n",
+        "/proc/self/cgroup": "3:memory:/a/b\n0::/c\n",
+        "/proc/self/mountinfo": "1 2 0:1 / /one rw - cgroup cgroup rw,memory\n3 2 0:2 / /two rw - cgroup2 none rw\n",
+        "/one/a/b/memory.limit_in_bytes": "9223372036854771712\n",
+        "/two/c/memory.max": "max\n",
+        "/two/memory.max": "4096\n",
+    }
+
+    def read(path: str) -> str:
+        if path not in files:
+            raise FileNotFoundError(path)
+        return files[path]
+
+    monkeypatch.setattr(hierarchies, "read", read)
+    assert hierarchies.memory_bytes() == 4096
+    del files["/two/memory.max"]
+    assert hierarchies.memory_bytes() == 1 << 30

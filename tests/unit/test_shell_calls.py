@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends.shell_words import home_of, shell_argv, shell_env
+from app.exec.backends.shell_words import shell_argv, shell_env
+from app.exec.environment import home_of
 from app.exec.errors import (
     CommandDenied,
     InvalidCommand,
@@ -99,16 +100,17 @@ def test_errors_of_shell_are_those_of_its_specification() -> None:
 
 def test_a_login_shell_reads_no_file_of_a_home_and_becomes_one_that_reads_none() -> None:
     spec = CommandSpec(command="ls", cwd="/ws", login=True)
-    argv = shell_argv("/bin/bash", spec, "/ws")
+    argv = shell_argv("/bin/bash", spec, "/ws", "/home/agent")
     assert argv[:2] == ("/bin/bash", "-lc")
-    assert argv[3:] == ("/bin/bash", "/ws", "/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
+    assert argv[3:] == ("/bin/bash", "/home/agent", "/ws", "/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
     assert shell_env(spec) == {"HOME": "/proc"}
-    assert shell_argv("/bin/sh", spec, "/ws")[3:] == ("/bin/sh", "/ws", "/bin/sh", "-c", "--", "ls")
+    sh = shell_argv("/bin/sh", spec, "/ws", "/home/agent")
+    assert sh[3:] == ("/bin/sh", "/home/agent", "/ws", "/bin/sh", "-c", "--", "ls")
 
 
 def test_what_only_reads_is_run_without_any_start_up_file() -> None:
     spec = CommandSpec(command="ls", cwd="/ws", login=True, profile=READ_ONLY)
-    assert shell_argv("/bin/bash", spec, "/ws") == ("/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
+    assert shell_argv("/bin/bash", spec, "/ws", "/ws") == ("/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
     assert shell_env(spec) == {}
 
 

@@ -18,11 +18,13 @@ from app.exec.output import OutputLog
 from app.exec.shell import (
     DEFAULT_BLOCKED,
     AsyncShell,
+    BubblewrapShell,
     CommandValidator,
     EnvironmentSnapshot,
     ExecutionResult,
     HostShell,
     MockShell,
+    PodmanShell,
     Shell,
     ShellSection,
     WhichResult,
@@ -113,7 +115,10 @@ def test_an_empty_list_allows_nothing() -> None:
 # -- words ----------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1))
+WORD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+@given(st.lists(WORD, min_size=1).filter(lambda words: words[0] != ""))
 def test_any_sequence_is_quoted_into_the_same_words(words: list[str]) -> None:
     split = shlex.split(line_of(words))
     assert split in (words, ["exec", "--", *words])
@@ -206,14 +211,24 @@ def test_a_section_is_known_by_what_it_has() -> None:
     assert not isinstance(Plain(), ShellSection)
 
 
-def test_every_shell_takes_what_the_protocol_says() -> None:
-    for name in ("execute", "execute_script"):
-        wanted = [one.name for one in inspect.signature(getattr(Shell, name)).parameters.values()]
-        for shell in (HostShell, AsyncShell):
-            assert [one.name for one in inspect.signature(getattr(shell, name)).parameters.values()] == wanted
-    defaults = {one.name: one.default for one in inspect.signature(Shell.execute).parameters.values()}
-    assert (defaults["env_mode"], defaults["timeout_seconds"], defaults["capture_output"]) == ("extend", 30.0, True)
-    assert inspect.signature(Shell.execute_script).parameters["interpreter"].default == "/bin/bash"
+@pytest.mark.parametrize("shell", [Shell, HostShell, BubblewrapShell, PodmanShell, AsyncShell])
+def test_every_shell_takes_what_the_protocol_says(shell: type) -> None:
+    # What the specification says, not what our protocol does: both could be changed together.
+    common = {"cwd": None, "env": None, "env_mode": "extend", "timeout_seconds": 30.0, "capture_output": True}
+    for name, more in (("execute", {"stdin": None}), ("execute_script", {"interpreter": "/bin/bash"})):
+        _, what, *options = inspect.signature(getattr(shell, name)).parameters.values()
+        assert what.default is inspect.Parameter.empty
+        assert {one.kind for one in options} == {inspect.Parameter.KEYWORD_ONLY}
+        # Where a shell has a timeout of its own, None means that one.
+        takes = {
+            one.name: 30.0 if one.name == "timeout_seconds" and not one.default else one.default for one in options
+        }
+        assert takes == {**common, **more}
+
+
+@pytest.mark.parametrize("shell", [HostShell, BubblewrapShell, PodmanShell, AsyncShell])
+def test_a_command_has_30_seconds_unless_a_shell_or_a_call_says_otherwise(shell: type) -> None:
+    assert inspect.signature(shell).parameters["default_timeout"].default == 30.0
 
 
 def _run(work: Any) -> Any:

@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.exec.supervisor import launch, layout, link, linux, procfs, spawn
+from app.exec.output import OutputLog
+from app.exec.supervisor import gaps, launch, layout, link, linux, namespaces, procfs, spawn, stubs
 from app.exec.supervisor.kill import Killer, Target, members
 from app.exec.supervisor.logfile import LogFile
 from app.exec.supervisor.loop import Loop
@@ -38,7 +39,7 @@ def test_the_daemon_loads_the_standard_library_and_itself_only() -> None:
     modules = set(run.stdout.split())
     own = {name for name in modules if name.split(".")[0] == "app"}
     assert {name.split(".")[0] for name in modules - own} <= set(sys.stdlib_module_names) | {"__main__"}
-    allowed = {"app", "app.exec", "app.exec.pty_spawn", "app.exec.supervisor"}
+    allowed = {"app", "app.exec", "app.exec.gitconfig", "app.exec.pty_spawn", "app.exec.supervisor"}
     assert {name for name in own if not name.startswith("app.exec.supervisor.")} <= allowed
     assert not {f"app.exec.supervisor.{name}" for name in ("answers", "client", "connection", "launch")} & own
 
@@ -266,8 +267,59 @@ def test_a_full_disk_drops_and_says_so_and_goes_on_when_there_is_room(
     fill(log, b"four\n")
     log.close()
     rows = json.loads((Path(f"/proc/self/fd/{records.fd}") / "a" / layout.HOLES).read_text())
-    assert rows == [{"start": 4, "end": 14, "newlines": 2}]
+    assert rows == [{"start": 4, "end": 14, "newlines": 2, "errno": errno.ENOSPC}]
     assert (Path(f"/proc/self/fd/{records.fd}") / "a" / layout.LOG).read_bytes() == b"one\n" + b"\0" * 10 + b"four\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG])
+@pytest.mark.parametrize("splices", [True, False])
+def test_whatever_error_a_log_meets_it_counts_what_that_cost_and_names_it(
+    records: Records, number: int, splices: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(number, "no")
+
+    def unknown(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSYS, "no")
+
+    log = LogFile(records, "a", (layout.LOG, layout.HOLES), 0)
+    named: list[int] = []
+    log.losing = named.append
+    monkeypatch.setattr(os, "splice", refuse if splices else unknown)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(Records, "write", refuse)
+    fill(log, b"two\nthree\n")
+    log.close()
+    assert (log.size, log.dropped, log.errno, log.uncounted, named) == (10, 10, number, False, [number])
+    shown = OutputLog(f"/proc/self/fd/{records.fd}/a", "a").last_lines(5, 100)
+    assert (shown.bytes_total, shown.bytes_dropped, shown.errno) == (10, 10, number)
+    assert shown.text == f"\n[10 bytes with 2 line ends were dropped here, not readable: {gaps.why(number)}]\n"
+    again = LogFile(records, "a", (layout.LOG, layout.HOLES), 0)
+    again.resume()
+    assert (again.size, again.dropped, again.uncounted) == (10, 10, True), "it may have been at more when it died"
+    again.close()
+
+
+def test_writes_that_take_a_part_go_on_to_the_end(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = os.write
+
+    def takes_three(fd: int, data: bytes) -> int:
+        return really(fd, bytes(data)[:3])
+
+    monkeypatch.setattr(os, "write", takes_three)
+    claim = records.claim("b", b"a claim\n")
+    assert claim is not None
+    os.close(claim)
+    assert records.claimed_by("b") == b"a claim\n"
+    records.write("b", "one.json", {"key": "value"})
+    assert records.read("b", "one.json") == {"key": "value"}
+    stubs.make(str(tmp_path / "stub"), b"a stub\n", None)
+    assert (tmp_path / "stub").read_bytes() == b"a stub\n"
+    fd = namespaces.text_in_memory("text", b"in memory")
+    assert os.read(fd, 100) == b"in memory"
+    os.close(fd)
 
 
 def test_a_claim_is_given_once(records: Records) -> None:

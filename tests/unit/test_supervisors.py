@@ -346,7 +346,7 @@ async def test_clients_are_bounded_and_those_of_removed_homes_are_let_go(tmp_pat
     async with town(tmp_path) as made:
         made.router = made.another(clients=2)
         homes = [made.home(name) for name in ("one", "two", "three")]
-        await made.start("a", homes[0], "sleep 30", background=True)
+        await made.start("a", homes[0], "sleep 600", background=True)
         await made.start("b", homes[1])
         await made.ended("b")
         with pytest.raises(LimitReached, match="2 containers"):

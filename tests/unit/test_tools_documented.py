@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.tools import ToolDefinition
 
 from app.exec.policy import TOOLS, asks
 from app.exec.toolset import ExecTools
@@ -18,7 +19,8 @@ from tests.execs import unstarted_engine
 DOCUMENT = Path(__file__).parents[2] / "docs" / "agents.md"
 
 
-def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> None:
+def tools_of(tmp_path: Path) -> list[ToolDefinition]:
+    """All tools, as a model sees them."""
     workspace, home = tmp_path / "workspace", tmp_path / "home"
     workspace.mkdir()
     home.mkdir(mode=0o700)
@@ -28,9 +30,28 @@ def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> No
     model = TestModel(call_tools=[])
     asyncio.run(Agent(model, toolsets=[tools], output_type=[str, DeferredToolRequests]).run("look"))
     assert model.last_model_request_parameters is not None
+    return model.last_model_request_parameters.function_tools
+
+
+def test_calls_have_the_defaults_that_the_specifications_name(tmp_path: Path) -> None:
+    named = {
+        ("shell_execute", "timeout_seconds"): 30.0,
+        ("shell_execute", "capture_output"): True,
+        ("run_shell", "timeout_ms"): 60_000,
+        ("execute", "background"): False,
+    }
+    seen = {
+        (tool.name, name): about.get("default")
+        for tool in tools_of(tmp_path)
+        for name, about in tool.parameters_json_schema["properties"].items()
+    }
+    assert named.items() <= seen.items()
+
+
+def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> None:
     seen: dict[str, tuple[list[str], str]] = {}
     required: set[str] = set()
-    for tool in model.last_model_request_parameters.function_tools:
+    for tool in tools_of(tmp_path):
         properties = tool.parameters_json_schema["properties"]
         required |= set(tool.parameters_json_schema.get("required", []))
         shown = [

@@ -86,6 +86,10 @@ class Backend(Protocol):
         """
         ...
 
+    def private_home(self, scope: str) -> str:
+        """The home of commands of this scope that have none of their own, as they see it; `plan` makes it."""
+        ...
+
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
         """Say what to spawn for the command; commands of one `scope` and profile share a sandbox.
 

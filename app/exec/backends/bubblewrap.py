@@ -15,11 +15,12 @@ from app.exec.backends import causes, seccomp, view
 from app.exec.backends.base import Plan
 from app.exec.backends.protected import Covers, Protected
 from app.exec.backends.runner import EXEC_UID, Runner, found
-from app.exec.backends.shell_words import home_of, shell_argv, shell_env
-from app.exec.environment import child_env
+from app.exec.backends.shell_words import shell_argv, shell_env
+from app.exec.environment import child_env, home_of
 from app.exec.errors import BackendUnavailable, WorkspaceUnusable
 from app.exec.model import READ_ONLY, WORK, CommandSpec
 from app.exec.supervisor.sandbox import Bounds, Sandbox
+from app.exec.supervisor.stubs import SOCKET
 
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"
@@ -116,16 +117,28 @@ class BubblewrapBackend:
             raise WorkspaceUnusable(f"workspace {self._given} cannot be used in a sandbox: {why}; set WORKSPACE_ROOT")
         self.protected.covers()
 
+    def private_home(self, scope: str) -> str:  # noqa: ARG002 - each sandbox has its own at the same path
+        """See `Backend.private_home`."""
+        return view.HOME
+
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
         """See `Backend.plan`."""
         if spec.profile not in self.profiles:
             raise BackendUnavailable(f"there is no profile {spec.profile}")
         covers = await asyncio.to_thread(self.protected.covers)
         uid, gid = self.runner.dropped
-        home = home_of(spec, workspace=self.inner, private=view.HOME)
-        env = child_env(spec.env, home=home, user=self.runner.user, pty=spec.pty is not None, mode=spec.env_mode)
+        private = self.private_home(scope)
+        home = home_of(spec, workspace=self.inner, private=private)
+        env = child_env(
+            spec.env,
+            home=home,
+            private=private,
+            user=self.runner.user,
+            pty=spec.pty is not None,
+            mode=spec.env_mode,
+        )
         return Plan(
-            argv=shell_argv(_BASH, spec, home),
+            argv=shell_argv(_BASH, spec, home, private),
             cwd=spec.cwd,
             env={**env, **shell_env(spec)},
             uid=uid,
@@ -147,7 +160,8 @@ class BubblewrapBackend:
             workspace=str(self.workspace),
             fixed=covers.writable if work else (),
             readonly=(*covers.readonly, *(path for path, _ in covers.placeholders)) if work else (),
-            masked=() if work else covers.dotenvs,
+            masked=() if work else (*covers.masked, *_sockets(covers)),
+            hidden=tuple(str(path) for path in view.masked(self.workspace, self.readable, self.hidden)),
             # A socket in the workspace leads to who listens there, and that it is read-only changes nothing.
             seccomp=_filter(unix=work),
             stubs=covers.stubs if work else (),
@@ -167,3 +181,8 @@ class BubblewrapBackend:
             scratch_bytes=self.scratch_bytes,
             links=self.links,
         )
+
+
+def _sockets(covers: Covers) -> list[str]:
+    """What stands in the workspace in place of files, for commands that may write it."""
+    return [path for path, text in covers.placeholders if text == SOCKET and os.path.lexists(path)]

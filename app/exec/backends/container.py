@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.exec.errors import WorkspaceUnusable
+from app.exec.supervisor import contained
 
 IMAGE: Final = "docker.io/library/python:3.12-bookworm"
 IDLE_S: Final = 1800.0
 """After so long without use, and with nothing that runs, a container is stopped."""
-WORKSPACE: Final = "/workspace"
+WORKSPACE: Final = contained.WORKSPACE
 """Where commands find the workspace."""
 HOME: Final = "/home/agent"
 COMMANDS: Final = 65534
@@ -38,6 +39,8 @@ _RUN_BYTES: Final = 16 * 1024**2
 _SHARED_BYTES: Final = 64 * 1024**2
 _DESCRIPTORS: Final = 20_000
 _CONSOLE_BYTES: Final = 65_536
+_NO_PINGS: Final = "net.ipv4.ping_group_range=1 0"
+"""No group may have sockets that ping; podman lets group 0 have them, which commands are in without root (icmp(7))."""
 
 _RIGHTS: Final = ("CHOWN", "KILL", "SETGID", "SETUID", "SYS_PTRACE")
 """What a supervisor needs: to become the user of commands, give them terminals, end them and see their trees."""
@@ -104,7 +107,9 @@ class Container:
     """All that makes a container: two that differ in anything are two.
 
     `image` is a name, and `image_id` what it stood for; or a directory, without an id. `place` is the device and inode
-    of the workspace. `user` and `group` are those of its commands, as they are numbered in there. `env` has names.
+    of the workspace. `stands` are paths in it where something has to stand as long as the container is there, so that
+    commands make nothing there: a file with this text, or an empty directory (None). `user` and `group` are those of
+    its commands, as they are numbered in there. `env` has names.
     """
 
     scope: str
@@ -115,6 +120,7 @@ class Container:
     place: str
     writable: bool
     mounts: tuple[Mount, ...] = ()
+    stands: tuple[tuple[str, str | None], ...] = ()
     network: bool = False
     limits: ContainerLimits = ContainerLimits()
     user: int = COMMANDS
@@ -140,6 +146,7 @@ class Container:
         try:
             row: dict[str, Any] = json.loads(text)
             row["mounts"] = tuple(Mount(**one) for one in row["mounts"])
+            row["stands"] = tuple((path, text) for path, text in row.get("stands", ()))
             row["limits"] = ContainerLimits(**row["limits"])
             row["env"] = tuple(row["env"])
             return cls(**row)
@@ -152,7 +159,7 @@ class Container:
         found = [
             "--user", "0:0", "--workdir", "/", "--hostname", "sandbox", "--pull", "never", "--read-only",
             "--read-only-tmpfs=false", "--cap-drop", "all", "--cap-add", ",".join(_RIGHTS),
-            "--security-opt", "no-new-privileges", "--cpus", f"{limits.cpus:g}",
+            "--security-opt", "no-new-privileges", "--sysctl", _NO_PINGS, "--cpus", f"{limits.cpus:g}",
             "--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes),
             "--pids-limit", str(limits.processes), "--shm-size", str(_SHARED_BYTES), "--stop-timeout", "10",
             "--log-driver", "k8s-file", "--log-opt", f"path={home / CONSOLE}",
@@ -203,7 +210,7 @@ def _ulimits(limits: ContainerLimits) -> Iterable[str]:
 
 def _mounted(mount: Mount) -> list[str]:
     # What is mounted below it is not made read-only with it, so that stays outside.
-    mode = "rw" if mount.writable else "ro,bind"
+    mode = "rw,nosuid,nodev" if mount.writable else "ro,bind,nosuid,nodev"
     if ":" not in mount.source and ":" not in mount.target:
         return ["--volume", f"{mount.source}:{mount.target}:{mode}"]
     if "," in mount.source or "," in mount.target or '"' in mount.source or '"' in mount.target:
@@ -212,4 +219,4 @@ def _mounted(mount: Mount) -> list[str]:
             " it"
         )
     read = "" if mount.writable else ",ro=true,bind-nonrecursive=true"
-    return ["--mount", f"type=bind,source={mount.source},destination={mount.target}{read}"]
+    return ["--mount", f"type=bind,source={mount.source},destination={mount.target},nosuid,nodev{read}"]

@@ -21,6 +21,7 @@ from app.exec.backends import homes
 from app.exec.backends.container import Container
 from app.exec.backends.mounted import Unseen, check_mounts
 from app.exec.backends.podman_cli import Podman
+from app.exec.backends.stand_ins import StandIns
 from app.exec.errors import BackendUnavailable, SupervisorAbsent, SupervisorUnreachable
 from app.exec.model import WORK, PodmanWorkspace
 from app.exec.ports import WorkspaceStore
@@ -32,7 +33,6 @@ STOP_S: Final = 10.0
 _UP_S: Final = 15.0
 _LOOK_S: Final = 0.5
 _TRIES: Final = 3
-_EMPTY: Final = "empty"
 
 log = logging.LoggerAdapter(logging.getLogger(__name__), {"component": "tools.podman"})
 
@@ -40,7 +40,8 @@ log = logging.LoggerAdapter(logging.getLogger(__name__), {"component": "tools.po
 class Containers:
     """One container for each description that is wanted; `root` has a directory for each, by its name.
 
-    `log` is told what becomes of them. `crash_dir` is handed to their supervisors, for tests.
+    `log` is told what becomes of them. `stands` knows what stands in workspaces for them, for all who have some of the
+    same workspace. `crash_dir` is handed to their supervisors, for tests.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class Containers:
         *,
         idle_s: float = made_of.IDLE_S,
         log: WorkspaceStore | None = None,
+        stands: StandIns | None = None,
         crash_dir: Path | None = None,
     ) -> None:
         self.root = root
+        self.stands = stands or StandIns(root / "stand-ins")
         self.podman = podman
         self.idle_s = idle_s
         self.log = log
@@ -77,7 +80,7 @@ class Containers:
     def masks(self) -> tuple[Path, Path]:
         """An empty file and an empty directory, to be mounted over what is not to be seen."""
         self._make_root()
-        file, folder = self.root / _EMPTY, self.root / f"{_EMPTY}.d"
+        file, folder = self.root / "empty", self.root / "empty.d"
         file.touch(mode=0o444)
         folder.mkdir(mode=0o555, exist_ok=True)
         return file, folder
@@ -136,6 +139,7 @@ class Containers:
                 await self._tell_stopped(home)
             elif what == "removed" and self.log is not None:
                 await self.log.removed(home.name, time.time())
+        await asyncio.to_thread(self.stands.tidy, self.podman.state)
         return stopped
 
     async def stop(self, home: Path) -> None:
@@ -145,6 +149,7 @@ class Containers:
             BackendUnavailable: Podman does not do it.
         """
         await asyncio.to_thread(self._stop, home)
+        await asyncio.to_thread(self.stands.tidy, self.podman.state)
         await self._tell_stopped(home)
 
     async def remove(self, name: str, *, grace_s: float = STOP_S) -> bool:
@@ -156,6 +161,7 @@ class Containers:
             BackendUnavailable: Podman does not do it.
         """
         there = await asyncio.to_thread(self._remove, self.root / name, grace_s)
+        await asyncio.to_thread(self.stands.tidy, self.podman.state)
         if self.log is not None:
             await self.log.removed(name, time.time())
         return there
@@ -204,6 +210,7 @@ class Containers:
                 return state[1], "found"  # its supervisor is just being replaced
             if state is not None and state[0] == "paused":
                 raise BackendUnavailable(f"the container {home.name} is paused: `podman unpause {home.name}`")
+            self.stands.make(home, want)
             if state is not None:
                 try:
                     self.podman.start(home.name)

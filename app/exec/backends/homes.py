@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.exec.backends.container import CONSOLE, SURROUNDINGS, Container
-from app.exec.supervisor import launch, layout
+from app.exec.supervisor import launch, layout, linux
 
-DESCRIPTION: Final = "container.json"
+DESCRIPTION: Final = layout.CONTAINER
 
 
 def known(home: Path) -> Container | None:
@@ -92,7 +92,7 @@ def _write(path: Path, text: str) -> None:
     aside = path.with_suffix(".new")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, text.encode())
+        linux.write_all(fd, text.encode())
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from app.exec.backends.base import Plan
+from app.exec.backends.private_homes import PrivateHomes
 from app.exec.backends.runner import EXEC_UID, Runner, found
 from app.exec.backends.shell_words import shell_argv, shell_env
-from app.exec.environment import CHILD_PATH, child_env
+from app.exec.environment import CHILD_PATH, child_env, home_of
 from app.exec.errors import BackendUnavailable
 from app.exec.model import WORK, CommandSpec
 from app.exec.supervisor import landlock
@@ -22,7 +24,8 @@ _SCRATCH: Final = "/tmp"  # noqa: S108 - what programs take for scratch
 class HostBackend:
     """Runs commands on the host, as ourselves, or as an unprivileged user where we are root.
 
-    With `fence` they write nothing but the workspace and /tmp; all else is as without it.
+    With `fence` they write nothing but the workspace, /tmp and their home; all else is as without it. `state` is the
+    state directory that homes are kept by; without it they go with this object.
     """
 
     name = "host"
@@ -36,6 +39,7 @@ class HostBackend:
         exec_uid: int = EXEC_UID,
         euid: Callable[[], int] = os.geteuid,
         fence: bool = False,
+        state: Path | None = None,
     ) -> None:
         self._given = Path(workspace)
         self.workspace = self._given.resolve()
@@ -43,12 +47,13 @@ class HostBackend:
         self._runner = Runner(exec_uid=exec_uid, euid=euid)
         self.uid = self._runner.uid
         self._bash = found("bash")
+        self.homes = PrivateHomes(state, uid=self.uid)
         self._fence = tuple(sorted({str(self.workspace), os.path.realpath(_SCRATCH)})) if fence else None
 
     @property
     def description(self) -> str:
         """Where commands run and what that does not protect from."""
-        fenced = "" if self._fence is None else f" They can write {' and '.join(self._fence)} only."
+        fenced = "" if self._fence is None else f" They can write {', '.join(self._fence)} and their home only."
         return (
             f"Commands run in bash on the host itself as user {self._runner.user}, without a sandbox, with its network."
             f"{fenced}"
@@ -74,18 +79,30 @@ class HostBackend:
                 f"HOST_WRITE_FENCE=on cannot be had: {why}; turn it off, or take BACKEND=bubblewrap"
             )
 
-    async def plan(self, spec: CommandSpec, scope: str) -> Plan:  # noqa: ARG002 - all share the host
-        """See `Backend.plan`: HOME is the workspace."""
+    def private_home(self, scope: str) -> str:
+        """See `Backend.private_home`."""
+        return str(self.homes.path(scope))
+
+    async def plan(self, spec: CommandSpec, scope: str) -> Plan:
+        """See `Backend.plan`."""
         if spec.profile not in self.profiles:
             raise BackendUnavailable(f"the host backend isolates nothing, so it has no profile {spec.profile}")
         uid, gid = self._runner.dropped
-        home = str(self.workspace)
-        env = child_env(spec.env, home=home, user=self._runner.user, pty=spec.pty is not None, mode=spec.env_mode)
+        private = str(await asyncio.to_thread(self.homes.make, scope))
+        home = home_of(spec, workspace=self.inner, private=private)
+        env = child_env(
+            spec.env,
+            home=home,
+            private=private,
+            user=self._runner.user,
+            pty=spec.pty is not None,
+            mode=spec.env_mode,
+        )
         return Plan(
-            argv=shell_argv(self._bash or _BASH, spec, home),
+            argv=shell_argv(self._bash or _BASH, spec, home, private),
             cwd=spec.cwd,
             env={**env, **shell_env(spec)},
             uid=uid,
             gid=gid,
-            fence=self._fence,
+            fence=None if self._fence is None else (*self._fence, private),
         )

@@ -29,10 +29,11 @@ from app.exec.backends.container import (
 from app.exec.backends.containers import Containers
 from app.exec.backends.protected import Covers, Protected
 from app.exec.backends.runner import EXEC_UID, Runner
-from app.exec.backends.shell_words import home_of, shell_argv, shell_env
-from app.exec.environment import CHILD_PATH, child_env
+from app.exec.backends.shell_words import shell_argv, shell_env
+from app.exec.environment import CHILD_PATH, child_env, home_of
 from app.exec.errors import BackendUnavailable, WorkspaceUnusable
 from app.exec.model import READ_ONLY, WORK, CommandSpec
+from app.exec.supervisor.stubs import SOCKET
 
 _BASH: Final = "/bin/bash"
 _TRIES: Final = 3
@@ -164,6 +165,10 @@ class PodmanBackend:
                     )
                 return
 
+    def private_home(self, scope: str) -> str:  # noqa: ARG002 - each container has its own at the same path
+        """See `Backend.private_home`."""
+        return HOME
+
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
         """See `Backend.plan`: the container of this scope and profile runs when this returns.
 
@@ -176,11 +181,14 @@ class PodmanBackend:
         home = await self._home(spec.profile, scope)
         base = {name: value for name, value in self._env.items() if spec.env_mode == "extend"}
         ours = {"PATH": self._env.get("PATH", CHILD_PATH), "SHELL": self.shell}
-        of_command = home_of(spec, workspace=WORKSPACE, private=HOME)
-        made = child_env({}, home=of_command, user=self._name, pty=spec.pty is not None, mode=spec.env_mode)
+        private = self.private_home(scope)
+        of_command = home_of(spec, workspace=WORKSPACE, private=private)
+        made = child_env(
+            {}, home=of_command, private=private, user=self._name, pty=spec.pty is not None, mode=spec.env_mode
+        )
         env = {**base, **made, **{name: ours[name] for name in ours if name in made}, **spec.env, **shell_env(spec)}
         return Plan(
-            argv=shell_argv(self.shell, spec, of_command),
+            argv=shell_argv(self.shell, spec, of_command, private),
             cwd=self.inside(spec.cwd),
             env=env,
             uid=self.user,
@@ -232,6 +240,8 @@ class PodmanBackend:
         """
         work = profile == WORK
         place = os.stat(self.workspace)
+        covers = self.protected.covers()
+        missing = {**dict.fromkeys(covers.stubs), **{path: text.decode() for path, text in covers.placeholders}}
         return Container(
             scope=scope,
             profile=profile,
@@ -240,7 +250,8 @@ class PodmanBackend:
             workspace=str(self.workspace),
             place=f"{place.st_dev}:{place.st_ino}",
             writable=work,
-            mounts=tuple(self._mounts(self.protected.covers(), work=work)),
+            mounts=tuple(self._mounts(covers, work=work)),
+            stands=tuple(sorted(missing.items())) if work else (),
             network=self.network and work,
             limits=self.limits,
             user=self.user,
@@ -253,9 +264,13 @@ class PodmanBackend:
         found: dict[str, Mount] = {}
         for path in covers.writable if work else ():
             self._cover(found, path, path, writable=True)
-        for path in (*covers.readonly, *(path for path, _ in covers.placeholders), *covers.stubs) if work else ():
+        for path in covers.readonly if work else ():
             self._cover(found, path, path)
-        for path in (*(str(path) for path in self.hidden), *(() if work else covers.dotenvs)):
+        for path, text in (*dict.fromkeys(covers.stubs).items(), *covers.placeholders) if work else ():
+            # Whether it stands there yet, and since when, makes no other container.
+            source = file if text == SOCKET else path
+            found[self.inside(path)] = Mount(source=source, target=self.inside(path))
+        for path in (*(str(path) for path in self.hidden), *(() if work else covers.masked)):
             self._cover(found, path, folder if os.path.isdir(path) else file)
         return [found[path] for path in sorted(found)]
 

@@ -84,11 +84,11 @@ class Podman:
 
     def check(self) -> None:
         """Find out whether there is a podman on this machine that is new enough; its engine has to be here too."""
-        if self._program is None:
-            raise BackendUnavailable(MISSING)
         if self._url:
             # Before anything is asked of it: it may be far away, and not even answer.
             self._refuse_remote(_URL, self._url)
+        if self._program is None:
+            raise BackendUnavailable(MISSING)
         text = self._asked("version", "--format", "{{.Client.Version}}")
         version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
         if version < NEEDED:

@@ -140,7 +140,7 @@ _NAMES: Final = {
 
 async def _looks(backend: PodmanBackend) -> list[_Look]:
     root = Path(tempfile.mkdtemp(prefix="shellback-probe-", dir="/tmp"))
-    containers = Containers(root / "containers", backend.containers.podman)
+    containers = Containers(root / "containers", backend.containers.podman, stands=backend.containers.stands)
     apart = backend.apart(containers)
     try:
         return list(await asyncio.gather(*(_look(apart, profile, root) for profile in (WORK, READ_ONLY))))

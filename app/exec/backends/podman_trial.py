@@ -32,7 +32,7 @@ def tried_in_container(backend: PodmanBackend, spec: CommandSpec, *, terminal: b
     backend.check()
     root = Path(tempfile.mkdtemp(prefix="shellback-trial-", dir="/tmp"))
     podman = backend.containers.podman
-    apart = backend.apart(Containers(root / "containers", podman))
+    apart = backend.apart(Containers(root / "containers", podman, stands=backend.containers.stands))
     try:
         began = time.perf_counter()
         plan = asyncio.run(apart.plan(spec, "trial"))
@@ -63,4 +63,5 @@ def tried_in_container(backend: PodmanBackend, spec: CommandSpec, *, terminal: b
     finally:
         for home in apart.containers.homes():
             podman.remove(home.name)
+        apart.containers.stands.tidy(podman.state)
         shutil.rmtree(root, ignore_errors=True)

@@ -160,9 +160,10 @@ def _limits(bounds: Bounds, report: Report) -> str:
     words = ""
     if bounds.processes and report.processes_bounded:
         words += f" At most {bounds.processes} processes at a time."
-    if bounds.memory_bytes:
-        whose = "all commands of the sandbox together" if report.memory_bounded else "each process"
-        words += f" At most {bounds.memory_bytes >> 20} MiB of memory for {whose}."
+    if bounds.memory_bytes and report.memory_bounded:
+        words += f" At most {bounds.memory_bytes >> 20} MiB of memory for all commands of the sandbox together."
+    elif bounds.data_bytes:
+        words += f" At most {bounds.data_bytes >> 20} MiB of memory for each process."
     return words
 
 

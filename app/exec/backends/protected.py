@@ -1,121 +1,52 @@
 """What stays read-only in a writable workspace, because somebody outside runs it or trusts it without being asked.
 
-The test for a row of `PROTECTED`: a program of the person's runs what stands there merely because they enter the
-directory, open it in an editor, start a shell or another agent, or use git. Files that run when somebody asks for it
-(`Makefile`, `package.json`, pipelines that run after a push) are work, and texts that tell an agent what to do are not
-run: both stay writable. Rows for the root are not repeated below it: editors and agents take them from the directory
-that is opened.
+`app.exec.backends.trusted` has the names.
 
 Every directory on the way to a protected path is bound onto itself: a mountpoint cannot be renamed, so nothing can be
 put in the place of what was protected. Not covered: symlinks below the root, other file systems inside the workspace,
 and repositories that commands make themselves, until the next command.
+
+Everything is bounded, and what is beyond a bound is closed as a whole, or the workspace refused: whoever makes a great
+many of something takes the protection from nothing by that, also where nobody remembers what was there before.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Lock
-from typing import Final, Literal
+from threading import RLock
+from typing import Final
 
-from app.exec.backends.secrets import is_dotenv
 from app.exec.backends.tree import Directory, Tree
+from app.exec.backends.trusted import HEAD, PROTECTED, Rule, Where
 from app.exec.errors import WorkspaceUnusable
-
-Where = Literal["root", "repository", "worktree"]
+from app.exec.secrets import named
+from app.exec.sight import regular
+from app.exec.supervisor.stubs import SOCKET
 
 PLACES: Final = 50
-"""Repositories and worktrees that are protected: each costs five mounts for every command."""
-DOTENVS: Final = 200
+"""Repositories and worktrees that are protected part by part: each costs five mounts for every command."""
+DOTENVS: Final = 300
+_TRIES: Final = 3
+CLOSED: Final = 50
+"""Directories that are closed for one reason; where there were more, those are that hold them."""
+DIRECTORIES: Final = 50_000
+"""Each costs every command an lstat."""
 _CONFIG_BYTES: Final = 65_536
 _HOOKS_PATH: Final = re.compile(r"^\s*(?:\[core\]\s*)?hookspath\s*=\s*\"?([^\"\n;#]+)", re.IGNORECASE | re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One name that is protected and why: in the workspace's root, in every repository, or in every linked worktree.
-
-    `missing`: what stands there while commands run if there is nothing: an empty directory (None), or a file with
-    these bytes where git would refuse a directory. What is `rare` is only protected where it exists: each that stands
-    in for nothing is in everybody's listings while commands run.
-    """
-
-    where: Where
-    name: str
-    why: str
-    missing: bytes | None = None
-    rare: bool = False
-
-
-_DOT_GIT: Final = Rule("root", ".git", "a repository of a command's making has hooks and configuration of its making")
-_HEAD: Final = Rule("root", "HEAD", "without a .git, HEAD, objects and refs would make the root itself a repository")
-
-PROTECTED: Final[tuple[Rule, ...]] = (
-    _DOT_GIT,
-    _HEAD,
-    Rule("repository", "hooks", "programs that git runs at commit, checkout, merge and push"),
-    Rule("repository", "config", "names programs that git runs, also for git status: fsmonitor, pager, filters", b""),
-    Rule("repository", "config.worktree", "the same as config, where worktreeConfig is on", b""),
-    Rule("repository", "commondir", "tells git to take hooks and config from another directory", b".\n"),
-    Rule("worktree", "commondir", "tells git to take hooks and config from another directory", b""),
-    Rule("worktree", "config.worktree", "the same as config, where worktreeConfig is on", b""),
-    Rule("root", ".husky", "git hooks, by core.hooksPath"),
-    Rule("root", ".githooks", "git hooks, by core.hooksPath"),
-    Rule("root", ".gitconfig", "configuration of git where the workspace is a home; often included by a repository's"),
-    Rule("root", ".shellback", "configuration of Shellback"),
-    Rule("root", ".vscode", "tasks that run when the folder is opened; paths of interpreters and tools"),
-    Rule("root", ".idea", "run configurations and start-up tasks"),
-    Rule("root", ".zed", "tasks, and paths of language servers", rare=True),
-    Rule("root", ".fleet", "run configurations", rare=True),
-    Rule("root", ".devcontainer", "commands that run on the machine before the container starts"),
-    Rule("root", ".devcontainer.json", "commands that run on the machine before the container starts"),
-    Rule("root", ".exrc", "commands that vi runs when it starts here", rare=True),
-    Rule("root", ".vimrc", "commands that Vim runs when it starts, with exrc on or in a home", rare=True),
-    Rule("root", ".nvimrc", "commands that Neovim runs when it starts here", rare=True),
-    Rule("root", ".nvim.lua", "code that Neovim runs when it starts here", rare=True),
-    Rule("root", ".dir-locals.el", "code that Emacs runs when a file is opened", rare=True),
-    Rule("root", ".mcp.json", "programs that agents start as servers"),
-    Rule("root", ".claude", "hooks, permissions and servers of an agent"),
-    Rule("root", ".codex", "permissions and servers of an agent"),
-    Rule("root", ".gemini", "permissions and servers of an agent"),
-    Rule("root", ".cursor", "servers and hooks of an agent"),
-    Rule("root", ".windsurf", "servers and workflows of an agent", rare=True),
-    Rule("root", ".kiro", "servers and hooks of an agent", rare=True),
-    Rule("root", ".qwen", "permissions and servers of an agent", rare=True),
-    Rule("root", ".opencode", "plugins that an agent loads", rare=True),
-    Rule("root", "opencode.json", "permissions and servers of an agent", rare=True),
-    Rule("root", ".continue", "servers of an agent", rare=True),
-    Rule("root", ".roo", "servers of an agent", rare=True),
-    Rule("root", ".aider.conf.yml", "commands that an agent runs after each edit", rare=True),
-    Rule("root", ".envrc", "shell code that direnv runs on entering the directory"),
-    Rule("root", ".direnv", "shell code that direnv loads from its cache without asking", rare=True),
-    Rule("root", ".bashrc", "runs when a shell starts, where the workspace is a home"),
-    Rule("root", ".bash_profile", "runs at login, where the workspace is a home"),
-    Rule("root", ".bash_login", "runs at login, where the workspace is a home"),
-    Rule("root", ".bash_logout", "runs at logout, where the workspace is a home", rare=True),
-    Rule("root", ".bash_aliases", "runs when a shell starts, where the workspace is a home"),
-    Rule("root", ".profile", "runs at login, where the workspace is a home"),
-    Rule("root", ".zshrc", "runs when a shell starts, where the workspace is a home"),
-    Rule("root", ".zshenv", "runs when a shell starts, where the workspace is a home"),
-    Rule("root", ".zprofile", "runs at login, where the workspace is a home"),
-    Rule("root", ".zlogin", "runs at login, where the workspace is a home", rare=True),
-    Rule("root", ".zlogout", "runs at logout, where the workspace is a home", rare=True),
-    Rule("root", ".inputrc", "keys bound to commands, where the workspace is a home", rare=True),
-    Rule("root", ".ssh", "keys that let somebody in, where the workspace is a home"),
-)
-"""In `.git` directories and files, bare repositories, submodules' directories (`repository`) and linked worktrees'
-(`worktree`), wherever they are in the workspace; all else in its root only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Covers:
     """What to lay over the workspace, in this order: absolute, without symlinks, sorted, so parents come first.
 
-    Nothing of it lies below a path of `readonly`, `stubs` or `placeholders`, but for `dotenvs`.
+    Nothing of it lies below a path of `readonly`, `stubs` or `placeholders`, but for what is `masked`.
     """
 
     writable: tuple[str, ...]
@@ -125,17 +56,21 @@ class Covers:
     stubs: tuple[str, ...]
     """Missing, or an empty directory: an empty read-only directory while commands run."""
     placeholders: tuple[tuple[str, bytes], ...]
-    """Missing, or exactly this: a read-only file with these bytes while commands run, all of which git takes well.
+    """Missing, or exactly this: a read-only file with these bytes while commands run, all of which git takes well; or
+    a `SOCKET`, which commands see as nothing.
 
     It has to be made whole before it is bound onto itself: git outside sees it too, and an empty `commondir` stops it.
     """
-    dotenvs: tuple[str, ...]
-    """Files with secrets by their names; for a symlink what it leads to, if that is in the workspace.
+    masked: tuple[str, ...]
+    """What may be a secret by its name, but for git's configuration; of a symlink what it leads to, in the workspace;
+    and directories of which nobody knows what is in them.
 
     Pipes and sockets too: a mount that is read-only keeps nobody from writing into them.
     """
-    unreached: int
-    """Directories, repositories and `dotenvs` left out because of the bounds. Above 0: what is listed is not all."""
+    closed: tuple[str, ...]
+    """What of `readonly` and `masked` is there as a whole, because it cannot be looked into or is beyond a bound."""
+    places: tuple[str, ...] = field(default=(), compare=False)
+    """No cover: all that git may take for a git directory or a pointer to one, also what is beyond a bound."""
 
 
 class Protected:
@@ -146,77 +81,145 @@ class Protected:
     """
 
     def __init__(
-        self, workspace: Path, *, orders: Sequence[Path] = (), hidden: Sequence[Path] = (), directories: int = 20_000
+        self,
+        workspace: Path,
+        *,
+        orders: Sequence[Path] = (),
+        hidden: Sequence[Path] = (),
+        directories: int = DIRECTORIES,
     ) -> None:
         self._root = os.fspath(workspace)
         self._hidden = [os.fspath(path) for path in hidden if path.is_relative_to(workspace)]
         self._orders = [os.fspath(path) for path in orders]
-        self._lock = Lock()
+        self._most = directories
+        self._lock = RLock()
         self._tree = Tree(self._root, most=directories, marked=_marked, entered=self._entered)
         self._places: dict[str, Where] = {}
+        self.seen: Callable[[Covers], bool] = lambda _: False
+        """Is given what each look found, in its thread and one at a time; True: it changed that, so look again."""
 
     def covers(self) -> Covers:
         """What is there to cover right now. Blocks for some microseconds per directory; any thread may call it.
 
+        Raises:
+            WorkspaceUnusable: As `_look`.
+        """
+        with self._lock:
+            covers = self._look()
+            for _ in range(_TRIES):
+                if not self.seen(covers):
+                    break
+                covers = self._look()
+            return covers
+
+    def _look(self) -> Covers:
+        """One look.
+
         What was found before keeps its place when there is more than the bounds allow.
 
         Raises:
-            WorkspaceUnusable: The workspace cannot be read, or a protected path in its root, or in the repository
-                there, is a symlink.
+            WorkspaceUnusable: The workspace cannot be read, has more than the bounds allow all over it, or a protected
+                path in its root, or in the repository there, is a symlink.
         """
         with self._lock:
             try:
-                found, unreached = self._tree.look()
+                found = self._tree.look()
             except OSError as error:
+                if error.errno == errno.E2BIG:
+                    raise self._too_many(self._directories) from None
                 raise WorkspaceUnusable(
                     f"the workspace {self._root} cannot be read ({error.strerror}); it has to be a directory that "
                     "Shellback can read"
                 ) from None
-            left_out = self._settle(found)
+            surplus = self._settle(found)
             draft = _Draft(self._root)
             for rule in PROTECTED:
-                if rule.where == "root" and rule is not _HEAD:
+                if rule.where == "root" and rule is not HEAD:
                     draft.add(self._root, rule)
             if f"{self._root}/.git" in draft.stubs and self._root not in self._places:
-                draft.add(self._root, _HEAD)
+                draft.add(self._root, HEAD)
             for place, where in self._places.items():
                 draft.place(place, where)
             for path in self._orders:
                 draft.cover(path, b"", strict=True)
             draft.pinned.update(path for path in self._hidden if os.path.lexists(path))
-            draft.readonly.update(directory.path for directory in found if directory.closed)
-            dotenvs = sorted(set(self._dotenvs(found)))
-            left_out += max(0, len(dotenvs) - DOTENVS)
-            return draft.covers(tuple(dotenvs[:DOTENVS]), unreached + left_out)
+            unknown = self._holding((one.path for one in found if one.closed), self._directories)
+            if len(surplus) <= CLOSED:
+                for place in surplus:
+                    draft.whole(place)
+            else:
+                draft.closed |= self._holding(map(_top, surplus), f"it has more than {PLACES} repositories")
+            too_long = f"git's configuration there has more than {_CONFIG_BYTES >> 10} KiB"
+            draft.closed |= self._holding(draft.unread, too_long)
+            secrets = (path for path in self._dotenvs(found) if path not in draft.placeholders)
+            covers = draft.covers(unknown, *self._masked(secrets, unknown))
+            return replace(covers, places=tuple(dict(self._found(found))))
 
-    def _settle(self, found: list[Directory]) -> int:
-        places: dict[str, Where] = dict(self._found(found))
-        order = dict.fromkeys((f"{self._root}/.git", self._root, *self._places))
-        kept: dict[str, Where] = {place: places.pop(place) for place in order if place in places}
-        room = max(0, PLACES - len(kept))
-        kept.update(list(places.items())[:room])
-        self._places = kept
-        return max(0, len(places) - room)
+    @property
+    def _directories(self) -> str:
+        return f"it has more than {self._most} directories, or some that cannot be read"
+
+    def _settle(self, found: list[Directory]) -> list[str]:
+        """Choose the places that are protected part by part; those that are not."""
+        places: dict[str, Where] = dict(sorted(self._found(found), key=lambda one: (one[0].count("/"), one[0])))
+        order = dict.fromkeys((f"{self._root}/.git", self._root, *self._places, *places))
+        there = [place for place in order if place in places]
+        self._places = {place: places[place] for place in there[:PLACES]}
+        return there[PLACES:]
+
+    def _masked(self, secrets: Iterable[str], unknown: Collection[str]) -> tuple[set[str], set[str]]:
+        """What `read_only` does not see: files, and directories."""
+        files = _outermost(secrets)
+        surplus = (path.rpartition("/")[0] for path in files[DOTENVS:])
+        folders = self._holding(surplus, f"it has more than {DOTENVS} files that may be secrets, pipes and sockets") | {
+            *unknown
+        }
+        return {path for path in files[:DOTENVS] if folders.isdisjoint(_above(self._root, path))}, folders
+
+    def _holding(self, paths: Iterable[str], why: str) -> set[str]:
+        """At most `CLOSED` directories that hold all of these: themselves, or the nearest above the deepest of them.
+
+        Raises:
+            WorkspaceUnusable: Only the workspace itself would do.
+        """
+        levels: defaultdict[int, set[str]] = defaultdict(set)
+        for path in paths:
+            levels[path.count("/")].add(path)
+        while sum(map(len, levels.values())) > CLOSED:
+            deepest = max(levels)
+            levels[deepest - 1] |= {path.rpartition("/")[0] for path in levels.pop(deepest)}
+        found = set[str]().union(*levels.values())
+        if self._root in found:
+            raise self._too_many(why)
+        return found
+
+    def _too_many(self, why: str) -> WorkspaceUnusable:
+        return WorkspaceUnusable(
+            f"what is protected in the workspace {self._root} cannot be told from the rest: {why}; remove what nobody"
+            " needs, or give agents a smaller workspace: WORKSPACE_ROOT"
+        )
 
     def _found(self, found: list[Directory]) -> Iterator[tuple[str, Where]]:
         for directory in found:
             marks = directory.marks
             if not marks:
                 continue
-            if marks.get(".git") == "d" or (marks.get(".git") == "f" and directory.path != self._root):
+            if marks.get(".git") == "d" or (".git" in marks and directory.path != self._root):
                 yield f"{directory.path}/.git", "repository"
             if marks.get("HEAD", "d") != "d":
                 if marks.get("objects", "f") != "f" and marks.get("refs", "f") != "f":
                     yield directory.path, "repository"
-                elif marks.get("commondir") == "f":
+                elif marks.get("commondir", "d") != "d":
                     yield directory.path, "worktree"
 
     def _dotenvs(self, found: list[Directory]) -> Iterator[str]:
         for directory in found:
             for name, kind in directory.marks.items():
-                if kind == "d" or not (kind == "s" or is_dotenv(name)):
-                    continue
                 path = f"{directory.path}/{name}"
+                if kind != "s" and not named(f"{path}/." if kind == "d" else path):
+                    continue
+                if kind == "d" and _is_empty(path):
+                    continue  # what stands in for nothing while another command runs
                 if kind == "l":
                     path = os.path.realpath(path)
                     if not path.startswith(f"{self._root}/") or not os.path.isfile(path):
@@ -241,6 +244,9 @@ class _Draft:
         self.stubs: set[str] = set()
         self.placeholders: dict[str, bytes] = {}
         self.pinned: set[str] = set()
+        self.closed: set[str] = set()
+        self.unread: set[str] = set()
+        """What has a configuration that is too long to be read."""
 
     def add(self, place: str, rule: Rule) -> None:
         path = f"{place}/{rule.name}"
@@ -265,39 +271,52 @@ class _Draft:
         if where == "repository" and place.endswith("/.git"):
             self._named_hooks(place)
 
-    def covers(self, dotenvs: tuple[str, ...], unreached: int) -> Covers:
-        tops = self.readonly | self.stubs | self.placeholders.keys()
-        nested = {path for path in tops if not tops.isdisjoint(self._above(path))}
+    def whole(self, place: str) -> None:
+        """Close a repository or worktree, with the hooks that its configuration names."""
+        self.closed.add(place)
+        if place.endswith("/.git"):
+            self._named_hooks(place)
+
+    def covers(self, unknown: set[str], files: set[str], folders: set[str]) -> Covers:
+        """All that was put together; `unknown` is closed too, `files` and `folders` are masked."""
+        closed = self.closed | unknown
+        readonly = self.readonly | closed
+        tops = readonly | self.stubs | self.placeholders.keys()
+        nested = {path for path in tops if not tops.isdisjoint(_above(self._root, path))}
         return Covers(
-            writable=tuple(sorted({above for path in self._pins(tops) - nested for above in self._above(path)})),
-            readonly=tuple(sorted(self.readonly - nested)),
+            writable=tuple(sorted({above for path in self._pins(tops) - nested for above in _above(self._root, path)})),
+            readonly=tuple(sorted(readonly - nested)),
             stubs=tuple(sorted(self.stubs - nested)),
             placeholders=tuple(sorted((p, c) for p, c in self.placeholders.items() if p not in nested)),
-            dotenvs=dotenvs,
-            unreached=unreached,
+            masked=tuple(sorted(files | {path for path in folders if folders.isdisjoint(_above(self._root, path))})),
+            closed=tuple(sorted(closed | folders)),
         )
 
     def _pins(self, tops: set[str]) -> set[str]:
-        return tops | {path for path in self.pinned if tops.isdisjoint(self._above(path))}
-
-    def _above(self, path: str) -> Iterator[str]:
-        while len(path := path[: path.rindex("/")]) > len(self._root):
-            yield path
+        return tops | {path for path in self.pinned if tops.isdisjoint(_above(self._root, path))}
 
     def _wanted(self, place: str, rule: Rule) -> bool:
         """Whether a file that is missing would mean anything to git, or is there."""
         if rule.name == "config.worktree":
             common = os.path.dirname(os.path.dirname(place)) if rule.where == "worktree" else place
-            return "worktreeconfig" in _text(f"{common}/config").lower() or os.path.lexists(f"{place}/{rule.name}")
+            text = _text(f"{common}/config")
+            return (
+                "worktreeconfig" in text.lower()
+                or len(text) == _CONFIG_BYTES
+                or os.path.lexists(f"{place}/{rule.name}")
+            )
         return True
 
     def _named_hooks(self, place: str) -> None:
         top = os.path.dirname(place)
-        for given in _HOOKS_PATH.findall(_text(f"{place}/config")):
+        texts = [_text(f"{place}/{name}", most=_CONFIG_BYTES + 1) for name in ("config", "config.worktree")]
+        if max(map(len, texts)) > _CONFIG_BYTES:
+            self.unread.add(top)
+        for given in _HOOKS_PATH.findall("\n".join(texts)):
             path = os.path.normpath(os.path.join(top, given.strip()))
             if not path.startswith(f"{top}/") or os.path.realpath(path) != path:
                 continue
-            missing = [above for above in self._above(path) if not os.path.lexists(above)]
+            missing = [above for above in _above(self._root, path) if not os.path.lexists(above)]
             self.cover(missing[-1] if missing else path, None, strict=False)
 
     def cover(self, path: str, missing: bytes | None, *, strict: bool) -> None:
@@ -324,30 +343,54 @@ class _Draft:
             )
 
 
+def _is_empty(path: str) -> bool:
+    try:
+        return regular.empty(path)
+    except OSError:
+        return False
+
+
+def _outermost(paths: Iterable[str]) -> list[str]:
+    """Without what lies below another of them; the root's first, then environments, for there is a bound."""
+    kept: list[str] = []
+    for path in sorted(set(paths), key=lambda path: path.split("/")):
+        if not kept or not path.startswith(f"{kept[-1]}/"):
+            kept.append(path)
+    return sorted(kept, key=lambda path: (path.count("/"), ".env" not in path, path))
+
+
+def _above(root: str, path: str) -> Iterator[str]:
+    """The directories on the way to it, below the root, the nearest first."""
+    while len(path := path[: path.rindex("/")]) > len(root):
+        yield path
+
+
+def _top(place: str) -> str:
+    """The directory of a repository, with its files."""
+    return place.removesuffix("/.git")
+
+
 def _marked(name: str) -> bool:
-    return name in {".git", "HEAD", "objects", "refs", "commondir"} or (name[0] == "." and is_dotenv(name))
+    return name in {".git", "HEAD", "objects", "refs", "commondir"} or name == "config.json" or named(name)
 
 
 def _stands_in(path: str, status: os.stat_result, missing: bytes | None) -> bool:
     """Whether what is there is what another command, still running, has there in place of nothing."""
     try:
         if missing is None:
-            return stat.S_ISDIR(status.st_mode) and not os.listdir(path)
+            return stat.S_ISDIR(status.st_mode) and regular.empty(path)
+        if missing == SOCKET:
+            return status.st_size == 0 and (stat.S_ISSOCK(status.st_mode) or stat.S_ISREG(status.st_mode))
         return status.st_size == len(missing) and stat.S_ISREG(status.st_mode) and _text(path) == missing.decode()
     except OSError:
         return False
 
 
-def _text(path: str) -> str:
+def _text(path: str, most: int = _CONFIG_BYTES) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return regular.head(path, most).decode(errors="surrogateescape")
     except OSError:
         return ""
-    with os.fdopen(descriptor, errors="surrogateescape", newline="") as file:
-        try:
-            return file.read(_CONFIG_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
-        except OSError:
-            return ""
 
 
 def _target(path: str) -> str:

@@ -73,6 +73,20 @@ class Runner:
         return stat.S_IMODE(status.st_mode) >> shift & bits == bits
 
 
+def make_workspace(path: str | Path, *, uid: int = EXEC_UID) -> None:
+    """Make a directory that commands can use; as root it belongs to `uid`, whom they run as. One that is there stays.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    try:
+        Path(path).mkdir(mode=0o755)
+    except FileExistsError:
+        return
+    if os.geteuid() == 0:
+        os.chown(path, uid, uid)
+
+
 def found(program: str) -> str | None:
     """Where a command would find this program, None where it would not."""
     for directory in CHILD_PATH.split(":"):

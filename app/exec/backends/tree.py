@@ -25,10 +25,11 @@ class Directory:
     """One directory: what its names were when it was last read.
 
     `marks` are the names that matter, each with `d`, `f` or `l` for what it is, and all of pipes, sockets and devices,
-    with `s`. `closed`: it is there and cannot be read, so that nobody knows what is in it.
+    with `s`. `closed`: it is there and nobody knows what is in it, as it cannot be read, or has more directories in it
+    than there was room for. `need` is how many it has, at least: all of them are in `children` where it is `whole`.
     """
 
-    __slots__ = ("children", "closed", "marks", "more", "path", "settled", "stamp")
+    __slots__ = ("children", "closed", "marks", "need", "path", "settled", "stamp", "whole")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -37,7 +38,8 @@ class Directory:
         self.closed = False
         self.marks: dict[str, str] = {}
         self.children: dict[str, Directory] = {}
-        self.more = 0
+        self.need = 0
+        self.whole = False
 
 
 class Tree:
@@ -56,49 +58,53 @@ class Tree:
         self._entered = entered
         self._device = 0
 
-    def look(self) -> tuple[list[Directory], int]:
-        """Every directory that is there, the root first, and how many were left out because of the bound.
+    def look(self) -> list[Directory]:
+        """Every directory that is there, the root first; of one that is `closed`, none of those in it.
 
-        What was looked at before comes before what is new, so that a flood of new directories hides no old one.
+        What was looked at before comes before what is new, so that a flood of new directories closes no old one.
 
         Raises:
-            OSError: The root cannot be read.
+            OSError: The root cannot be read: E2BIG if it has more directories than there is room for.
         """
         self._device = os.lstat(self._root.path).st_dev
         found: list[Directory] = []
-        unreached = 0
+        room = self._most - 1
         known, new = deque([self._root]), deque[Directory]()
         while known or new:
-            if len(found) >= self._most:
-                unreached += len(known) + len(new)
-                break
             directory = known.popleft() if known else new.popleft()
-            if not self._there(directory):
+            if not self._there(directory, room):
                 continue
             found.append(directory)
-            unreached += directory.more
+            if directory.closed:
+                continue
+            room -= len(directory.children)
             for child in directory.children.values():
                 (new if child.stamp is None else known).append(child)
         if not found or self._root.closed:
-            raise OSError(errno.EACCES, "cannot be read", self._root.path)
-        return found, unreached
+            number = errno.E2BIG if self._root.need else errno.EACCES
+            raise OSError(number, "cannot be read", self._root.path)
+        return found
 
-    def _there(self, directory: Directory) -> bool:
+    def _there(self, directory: Directory, room: int) -> bool:
         try:
             status = os.lstat(directory.path)
             if directory.settled and directory.stamp == (status.st_ino, status.st_ctime_ns):
-                return status.st_dev == self._device
+                if status.st_dev != self._device:
+                    return False
+                directory.closed = directory.need > room
+                if directory.closed or directory.whole:
+                    return True
             if not stat.S_ISDIR(status.st_mode) or status.st_dev != self._device:
                 return False
-            return self._read(directory)
+            return self._read(directory, room)
         except OSError as error:
             if error.errno in _GONE:
                 return False
         directory.closed, directory.settled, directory.stamp = True, False, (0, 0)
-        directory.marks, directory.children, directory.more = {}, {}, 0
+        directory.marks, directory.children, directory.need = {}, {}, 0
         return True
 
-    def _read(self, directory: Directory) -> bool:
+    def _read(self, directory: Directory, room: int) -> bool:
         descriptor = os.open(directory.path, _OPEN)
         try:
             if os.readlink(f"/proc/self/fd/{descriptor}") != directory.path:
@@ -107,19 +113,18 @@ class Tree:
             status = os.stat(".", dir_fd=descriptor)  # unlike fstat it fails where the names lead nowhere
             if status.st_dev != self._device:
                 return False
-            self._take(directory, descriptor)
+            self._take(directory, descriptor, room)
         finally:
             os.close(descriptor)
         directory.stamp = (status.st_ino, status.st_ctime_ns)
         directory.settled = now - status.st_ctime_ns > _SETTLED_NS
-        directory.closed = False
+        directory.closed = directory.need > room
         return True
 
-    def _take(self, directory: Directory, descriptor: int) -> None:
-        before = directory.children
-        names: list[str] = []
+    def _take(self, directory: Directory, descriptor: int, room: int) -> None:
+        before, names = directory.children, list[str]()
         marks: dict[str, str] = {}
-        more = 0
+        directory.whole = True
         with os.scandir(descriptor) as entries:
             for entry in entries:
                 folder = entry.is_dir(follow_symlinks=False)
@@ -127,14 +132,15 @@ class Tree:
                     marks[entry.name] = "d" if folder else "l" if entry.is_symlink() else "f"
                 elif not (folder or entry.is_file(follow_symlinks=False) or entry.is_symlink()):
                     marks[entry.name] = "s"
-                if folder and (entry.name in before or len(names) < self._most):
+                if folder:
                     names.append(entry.name)
-                elif folder:
-                    more += 1
+                    if len(names) > room:
+                        directory.whole = False
+                        break
         directory.marks = marks
         directory.children = {
             name: before.get(name) or Directory(f"{directory.path}/{name}")
             for name in sorted(names)
-            if self._entered(directory, name)
+            if directory.whole and self._entered(directory, name)
         }
-        directory.more = more
+        directory.need = len(directory.children) if directory.whole else len(names)

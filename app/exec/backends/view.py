@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from app.exec.supervisor.sandbox import COPY, EMPTY, PROC, TERMINALS
+from app.exec.supervisor.sandbox import COPY, EMPTY, NOTHING, NOWHERE, PROC, TERMINALS
 
 HOME: Final = "/home/agent"
 """The private home of an instance."""
@@ -87,12 +87,22 @@ def instance(
     words += ["--perms", "1777", "--size", size, "--tmpfs", _TMP, "--size", size, "--tmpfs", "/home"]
     words += ["--perms", "0700", "--dir", HOME, "--symlink", "../tmp", _VAR_TMP, "--symlink", "../run", "/var/run"]
     words += ["--size", str(RUN_BYTES), "--tmpfs", "/run", "--dir", PROC, "--perms", "0555", "--dir", EMPTY]
+    words += ["--symlink", NOWHERE, NOTHING]
     for path in readable:
         words += ["--ro-bind-try", str(path), str(path)]
     words += ["--bind" if writable else "--ro-bind", str(workspace), str(workspace)]
-    seen = tuple(f"{place}/" for place in (workspace, *readable, *_PROGRAMS, "/etc"))
-    words += [*_masks(hidden, seen), *_links(links, seen)]
+    seen = _seen(workspace, readable)
+    for path in masked(workspace, readable, hidden):
+        words += _masked(path)
+    words += _links(links, seen)
     return (*words, "--remount-ro", "/")
+
+
+def masked(workspace: Path, readable: Sequence[Path], hidden: Sequence[Path]) -> list[Path]:
+    """What of the `hidden` an instance would show, and so covers."""
+    found = {path for path in hidden if f"{path}/".startswith(_seen(workspace, readable))}
+    # What is below another one is out of sight already, and there is nothing there to mount on.
+    return [path for path in hidden if path in found and found.isdisjoint(path.parents) and path.exists()]
 
 
 def command() -> tuple[str, ...]:
@@ -104,12 +114,8 @@ def command() -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _masks(hidden: Sequence[Path], seen: tuple[str, ...]) -> Iterator[str]:
-    masked = {path for path in hidden if f"{path}/".startswith(seen)}
-    for path in hidden:
-        # What is below another one is out of sight already, and there is nothing there to mount on.
-        if path in masked and masked.isdisjoint(path.parents):
-            yield from _masked(path)
+def _seen(workspace: Path, readable: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(f"{place}/" for place in (workspace, *readable, *_PROGRAMS, "/etc"))
 
 
 def _links(links: Sequence[tuple[Path, Path]], seen: tuple[str, ...]) -> Iterator[str]:
@@ -122,4 +128,4 @@ def _links(links: Sequence[tuple[Path, Path]], seen: tuple[str, ...]) -> Iterato
 def _masked(path: Path) -> list[str]:
     if path.is_dir():
         return ["--size", "4096", "--tmpfs", str(path), "--remount-ro", str(path)]
-    return ["--ro-bind", "/dev/null", str(path)] if path.exists() else []
+    return ["--ro-bind", "/dev/null", str(path)]

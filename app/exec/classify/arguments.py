@@ -3,65 +3,125 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from app.exec.classify.asking import Asks
-from app.exec.classify.options import ALWAYS, Argument, Call, Invocation, Kind, Program, is_number
+from app.exec.classify.options import (
+    ALWAYS,
+    COUNTED,
+    HOLE,
+    Argument,
+    Call,
+    Invocation,
+    Kind,
+    Open,
+    Pieces,
+    Program,
+    is_number,
+)
 from app.exec.classify.paths import Files
-from app.exec.classify.syntax import Simple, Word
+from app.exec.classify.syntax import STATUS, Output, Simple, Values, Word
+from app.exec.label import label
 
 MOST_VALUES: Final = 64
-"""Combinations of loop variables' values that are looked at for one command."""
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+"""Combinations of variables' values that are looked at for one command."""
+MOST_JOINED: Final = 8192
+"""Characters of a word with the values of its variables in it."""
+Bound = Mapping[str, Pieces]
+"""What each variable stands for."""
+Printed = Callable[[int | None, Files], list[Pieces]]
+"""Tells what the command that begins at a place can print."""
+Looked = dict[tuple[str, Values, Path], list[Pieces] | None]
+"""The values of variables that were looked up in a line, by name, binding and directory; None while one is."""
+_FILES: Final = frozenset({Kind.READ, Kind.LOOK, Kind.LINK})
+_VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _PLAIN: Final = re.compile(r"[\w@%+=:,./-]+")
 _PATTERN: Final = re.compile(r"[\w@%+=:,./*?-]+")
 _DIGITS: Final = re.compile(r"-[0-9]+")
+_COUNTING: Final = frozenset({"head", "tail"})
 
 
-def bindings(simple: Simple, files: Files) -> Iterator[Mapping[str, str]]:
-    """Each combination of values that the loop variables of a command can have; one empty one without variables.
+def bindings(simple: Simple, files: Files, printed: Printed, looked: Looked) -> Iterator[Bound]:
+    """Each combination of values that the variables of a command can have; one empty one without variables.
 
     Raises:
         Asks: They are not known, or too many.
     """
-    used = {name for word in _all_words(simple) for name in word.variables}
-    known = dict(simple.loops)
-    if not used <= known.keys():
-        raise Asks(f"${min(used - known.keys())} is known only when it runs")
-    ordered = sorted(used)
-    values: list[list[str]] = []
-    for name in ordered:
-        words = known[name]
-        if words is None or any(word.variables for word in words):
+    return _Variables(dict(simple.loops), files, printed, looked).bindings(_all_words(simple))
+
+
+@dataclass(frozen=True, slots=True)
+class _Variables:
+    """What the variables of one command are."""
+
+    known: Mapping[str, Values]
+    files: Files
+    printed: Printed
+    looked: Looked
+
+    def bindings(self, words: Iterable[Word]) -> Iterator[Bound]:
+        used = sorted({name for word in words for name in word.variables})
+        values = [self._values(name) for name in used]
+        if math.prod(map(len, values)) > MOST_VALUES:
+            raise Asks("its variables have too many values to look at each")
+        for chosen in itertools.product(*values):
+            yield dict(zip(used, chosen, strict=True))
+
+    def _values(self, name: str) -> list[Pieces]:
+        values = self.known.get(name)
+        if values is None:
             raise Asks(f"${name} is known only when it runs")
-        expanded = [argument for word in words for argument in expand(word, {}, files)]
-        if any(argument.hidden for argument in expanded):
-            raise Asks(f"${name} stands for hidden files")
-        values.append([argument.text for argument in expanded])
-    count = 1
-    for choices in values:
-        count *= len(choices)
-    if count > MOST_VALUES:
-        raise Asks("the loop has too many values to look at each")
-    for chosen in itertools.product(*values):
-        yield dict(zip(ordered, chosen, strict=True))
+        if isinstance(values, Output):
+            return self.printed(values.of, self.files)
+        key = (name, values, self.files.around.cwd)
+        if key not in self.looked:
+            self.looked[key] = None
+            self.looked[key] = self._one_of(name, values)
+        found = self.looked[key]
+        if found is None:
+            raise Asks(f"${name} could not be told")
+        return found
+
+    def _one_of(self, name: str, values: Iterable[Word]) -> list[Pieces]:
+        found: dict[Pieces, None] = {}
+        for word in values:
+            for bound in self.bindings((word,)):
+                for argument in expand(word, bound, self.files):
+                    if argument.hidden:
+                        raise Asks(f"${name} stands for hidden files")
+                    one = argument.open and replace(argument.open, many=False)
+                    found[(Argument(argument.text, open=one),)] = None
+            if len(found) > MOST_VALUES:
+                raise Asks(f"${name} has too many values to look at each")
+        return list(found)
 
 
-def expand(word: Word, bound: Mapping[str, str], files: Files) -> list[Argument]:
-    """What one word becomes, with these values of loop variables.
+def expand(word: Word, bound: Bound, files: Files) -> list[Argument]:
+    """What one word becomes, with these values of variables.
 
     Raises:
         Asks: It cannot be told, or a pattern stands for what may not be read.
     """
     if word.unknown:
-        raise Asks(f"{word.raw} is known only when it runs")
+        raise Asks(f"{label(word.raw)} is known only when it runs")
     if word.variables and (word.globs or word.tilde):
-        raise Asks(f"{word.raw} mixes a variable with other signs")
-    text = _VARIABLE.sub(lambda found: bound[found[1]], word.text) if word.variables else word.text
-    if word.splits:
-        return _again(word, text, files)
+        raise Asks(f"{label(word.raw)} mixes a variable with other signs")
+    if word.variables:
+        pieces = bound[word.variables[0]]
+        if word.splits and word.text == f"${{{word.variables[0]}}}" and pieces is not None:
+            return [argument for piece in pieces for argument in _split(word, piece, files)]
+        whole = _joined(word, bound)
+        if not word.splits:
+            return [whole]
+        if whole.matched:
+            raise Asks(f"{label(word.raw)} stands without quotes for what is known only when it runs")
+        return _again(word, whole.text, files)
+    text = word.text
     if word.tilde:
         text = f"{files.around.home}{text[1:]}"
     return _matched(text, files) if word.globs else [Argument(text)]
@@ -72,13 +132,47 @@ def _matched(pattern: str, files: Files) -> list[Argument]:
     return [Argument(name, pattern) for name in found or [pattern]]
 
 
+def _joined(word: Word, bound: Bound) -> Argument:
+    """A word with the values of its variables in it, as one argument."""
+    single = {name: _single(bound[name]) for name in word.variables}
+    if len(word.text) + sum(len(single[name].text) for name in word.variables) > MOST_JOINED:
+        raise Asks(f"{label(word.raw)} becomes too long to look at")
+    text = _VARIABLE.sub(lambda found: single[found[1]].text, word.text)
+    if len(single) == 1 and word.text == f"${{{word.variables[0]}}}":
+        return single[word.variables[0]]
+    return Argument(text, open=Open() if any(one.open is not None for one in single.values()) else None)
+
+
+def _single(pieces: Pieces) -> Argument:
+    """A value in quotes."""
+    if pieces == ():
+        return Argument("")
+    if pieces is None or len(pieces) != 1 or pieces[0].several:
+        return Argument(HOLE, open=Open())
+    return pieces[0]
+
+
+def _split(word: Word, piece: Argument, files: Files) -> list[Argument]:
+    """A piece of a value without quotes: the shell expands patterns in it."""
+    if piece.open is None:
+        if piece.pattern and not (_PLAIN.fullmatch(piece.text) or piece.text == piece.pattern):
+            raise Asks(f"{label(word.raw)} stands without quotes for names that the shell would take apart")
+        return [piece] if piece.pattern else _again(word, piece.text, files)
+    below = piece.open.below
+    if not (piece.open.number or piece.open.words or (below is not None and files.tidy(below))):
+        raise Asks(f"{label(word.raw)} stands without quotes for what is known only when it runs")
+    if word.variables == (STATUS,):
+        return [piece]
+    return [replace(piece, open=replace(piece.open, many=True))]  # or none
+
+
 def _again(word: Word, text: str, files: Files) -> list[Argument]:
     """A variable without quotes: the shell takes its value apart, and expands patterns in it."""
     if _PLAIN.fullmatch(text):
         return [Argument(text)]
     if _PATTERN.fullmatch(text):
         return _matched(text, files)
-    raise Asks(f"{word.raw} stands without quotes for {text!r}, which the shell would take apart")
+    raise Asks(f"{label(word.raw)} stands without quotes for {text!r}, which the shell would take apart")
 
 
 def _all_words(simple: Simple) -> Iterator[Word]:
@@ -94,6 +188,8 @@ def match(table: Program, call: Call) -> Invocation:
         Asks: An option is not in the table, a value has not its form, or a file may not be read.
     """
     options, operands = _apart(table, call)
+    if any(operand.unbound for operand in operands):
+        raise Asks(f"{call.name} is given what is known only when it runs")
     for name, value in options:
         if value is not None:
             _judge(table.valued.get(name, Kind.TEXT), value, call.files, f"{call.name} {name}")
@@ -105,6 +201,7 @@ def match(table: Program, call: Call) -> Invocation:
         operands=tuple(operand.text for operand in operands),
         files=call.files,
         piped=call.piped,
+        taken=tuple(operands),
     )
     if table.check is not None:
         table.check(found)
@@ -124,7 +221,7 @@ def _apart(table: Program, call: Call) -> tuple[list[tuple[str, str | None]], li
                 operands += reversed(waiting)
                 break
             continue
-        if argument.matched and not _stays(table, argument.pattern):
+        if argument.open is not None or (argument.pattern and not _stays(table, argument.pattern)):
             raise Asks(f"a pattern stands for {text}, which {call.name} takes for an option")
         if text == "--":
             operands += reversed(waiting)
@@ -173,6 +270,8 @@ def _next(table: Program, program: str, name: str, waiting: list[Argument]) -> s
     if not waiting:
         raise Asks(f"{program} {name} lacks its value")
     value = waiting.pop()
+    if value == COUNTED and program in _COUNTING and name == "-n":
+        return "1"  # no number of lines does any harm
     if value.matched:
         raise Asks(f"a pattern stands for the value of {program} {name}")
     if value.text.startswith("-") and len(value.text) > 1 and not is_number(value.text):
@@ -184,21 +283,21 @@ def _judge_operands(table: Program, given: set[str], operands: list[Argument], c
     _count(table, operands, call.name)
     rest = operands
     if table.first is not None and not given & table.first_unless and operands:
-        if operands[0].matched:
+        if operands[0].several or (operands[0].matched and table.check is not None):
             raise Asks(f"a pattern stands for the first operand of {call.name}")
         _judge(table.first, operands[0].text, call.files, call.name)
         rest = operands[1:]
     if table.operands is Kind.READ and any(operand.hidden for operand in rest):
         raise Asks("a pattern stands for hidden files")
     walks = _under(table.walks, given)
-    texts = [operand.text for operand in rest]
-    if table.here and not texts and (walks or not call.piped):
-        texts = ["."]
-    for text in texts:
-        _judge(table.operands, text, call.files, call.name)
+    if table.here and not rest and (walks or not call.piped):
+        rest = [Argument(".")]
+    for operand in rest:
+        _judge_one(table.operands, operand, call)
         if walks:
+            below = operand.open and operand.open.below
             call.files.descend(
-                text,
+                below.top if below else operand.text,
                 follows=_under(table.follows, given),
                 reads=table.operands is Kind.READ,
                 hidden=_under(table.hidden, given),
@@ -211,12 +310,23 @@ def _under(options: frozenset[str], given: set[str]) -> bool:
 
 def _count(table: Program, operands: list[Argument], name: str) -> None:
     counted = table.most is not None or table.least > 0
-    if counted and any(operand.matched for operand in operands):
+    if counted and any(operand.several for operand in operands):
         raise Asks(f"{name} takes what a pattern matches, which may be another number of files when it runs")
     if len(operands) < table.least:
         raise Asks(f"{name} lacks an operand")
     if table.most is not None and len(operands) > table.most:
         raise Asks(f"{name} with {len(operands)} operands is not known to only read")
+
+
+def _judge_one(kind: Kind, operand: Argument, call: Call) -> None:
+    """Judge an operand, or each file that it can stand for."""
+    below = operand.open and operand.open.below
+    if below is None:
+        _judge(kind, operand.text, call.files, call.name)
+    elif kind in _FILES:
+        call.files.every(below, lambda path: _judge(kind, path, call.files, call.name))
+    else:
+        _judge(kind, operand.text, call.files, call.name)
 
 
 def _judge(kind: Kind, text: str, files: Files, what: str) -> None:

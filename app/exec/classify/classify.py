@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from app.exec.classify.arguments import bindings, expand
+from app.exec.classify.arguments import Bound, Looked, bindings, expand
 from app.exec.classify.asking import Asks
 from app.exec.classify.grammar import parse
 from app.exec.classify.model import Judgement, Segment, Surroundings, Tier
-from app.exec.classify.options import Call, words
-from app.exec.classify.paths import Files, Known
+from app.exec.classify.options import COUNTED, HOLE, Argument, Call, Pieces
+from app.exec.classify.outputs import printed
+from app.exec.classify.paths import Files, Known, seen_from
+from app.exec.classify.places import MAY_MOVE, Places
 from app.exec.classify.programs import Trust, judge
-from app.exec.classify.syntax import Parsed, Redirect, Simple, Unparsable
+from app.exec.classify.syntax import NUMBER, Parsed, Redirect, Simple, Unparsable
+from app.exec.classify.tables.variables import harmless
+from app.exec.label import label
+from app.exec.sight.sight import Sight, TooMuch, Unseen
 
-MOST_PLACES: Final = 6
-"""Directories in which a command after `cd` may run; it is judged for each."""
+_PATH: Final = re.compile(r"[^\s;|&$`<>(){}]*/[^\s;|&$`<>(){}]*|(?:\.{0,2}|~)/[^\n]*|\.\.")
+"""A word that reads like a path, and like no script."""
 _LOOPS: Final = re.compile(r"\b(for|while|until)\b")
-_SAFE_VALUES: Final[Mapping[str, re.Pattern[str]]] = {
-    **dict.fromkeys(
-        ("LANG", "LANGUAGE", *(f"LC_{part}" for part in words("ALL COLLATE CTYPE MESSAGES MONETARY NUMERIC TIME"))),
-        re.compile(r"(C|POSIX|[a-z]{2,3}_[A-Z]{2})(\.[A-Za-z0-9-]+)?|"),
-    ),
-    "TZ": re.compile(r"[A-Z][A-Za-z0-9_+-]*(/[A-Z][A-Za-z0-9_+-]*)*|"),
-    "NO_COLOR": re.compile(r"1?"),
-    "TERM": re.compile(r"dumb|xterm(-256color)?"),
-    "COLUMNS": re.compile(r"[0-9]{1,4}"),
-    "LINES": re.compile(r"[0-9]{1,4}"),
-    "PAGER": re.compile(r"cat|"),
-    "GIT_PAGER": re.compile(r"cat|"),
-    "GIT_OPTIONAL_LOCKS": re.compile(r"0"),
-    "GIT_TERMINAL_PROMPT": re.compile(r"0"),
-}
 
 
 def classify(command: str, around: Surroundings) -> Judgement:
-    """Judge a command line from its text and the directories it would run in; nothing is started, no file is opened.
+    """Judge a command line from its text and the directories it would run in; nothing is started.
 
     `read_only` only where every command in it is known to only read allowed files. What bash would refuse, or cannot
     be shown to a person, is `deny`, with the place in the reason; all else is `needs_approval`.
@@ -69,63 +61,151 @@ class _Line:
     def __init__(self, parsed: Parsed, around: Surroundings) -> None:
         self.parsed = parsed
         self.around = around
-        self.places: list[Path] = [around.cwd]
+        self.places = Places(parsed.source, around.cwd)
+        self.commands = {simple.start: simple for simple in parsed.commands}
         self.trust = Trust(around.search)
-        self.known = Known()
+        self.known = Known(seen_from(around))
+        self._everything = Sight(("/",), held=around.held)
+        self.looked: Looked = {}
+        self.outputs: dict[tuple[int, Path], list[Pieces]] = {}
 
     def segments(self) -> list[Segment]:
         """Each command, judged."""
         return [self._segment(simple) for simple in self.parsed.commands]
 
     def _segment(self, simple: Simple) -> Segment:
+        self.places.reach(simple)
         words: set[tuple[str, ...]] = set()
-        named: dict[str, None] = {}
+        looked: list[Files] = []
+        entered: list[Path | None] = []
         tier, reason = Tier.READ_ONLY, "it only reads"
         try:
-            for place in list(self.places):
-                for given, files in self._variants(simple, place):
+            for place in self.places.here:
+                for given in self._variants(simple, place, looked):
                     words.add(given)
-                    named.update(dict.fromkeys(files.named))
-                    if files.entered is not None:
-                        self._enter(files.entered)
-        except Asks as asks:
-            tier, reason = asks.tier, asks.reason
+                    entered += [looked[-1].entered] if looked[-1].entered is not None else []
+            self._enter(entered)
+        except (Asks, TooMuch) as asks:
+            tier, reason = (asks.tier, asks.reason) if isinstance(asks, Asks) else (Tier.READ_WRITE, str(asks))
             words = {_plain(simple)}
+        named = dict.fromkeys(path for files in looked for path in files.named)
+        if tier is not Tier.READ_ONLY:
+            named |= dict.fromkeys(self._reads_like(simple))
+            self._leads(simple)
+        given = words.pop() if len(words) == 1 else ()
         return Segment(
             text=simple.text,
-            words=words.pop() if len(words) == 1 else (),
+            words=() if any(HOLE in word for word in given) else given,
             tier=tier,
             reason=reason,
             paths=tuple(named),
         )
 
-    def _enter(self, directory: Path) -> None:
+    def _enter(self, directories: list[Path | None]) -> None:
         """From now on commands run there, or where they ran before: `cd` may fail, or be in a subshell."""
-        if _LOOPS.search(self.parsed.source):
-            raise Asks("cd in a loop leads to more than one place")
-        if directory not in self.places:
-            self.places.append(directory)
-        if len(self.places) > MOST_PLACES:
-            raise Asks("it changes the directory too often to be followed")
+        if directories:
+            if _LOOPS.search(self.parsed.source):
+                raise Asks("cd in a loop leads to more than one place")
+            self.places.move(directories)
 
-    def _variants(self, simple: Simple, place: Path) -> Iterator[tuple[tuple[str, ...], Files]]:
-        """Judge a command for one directory and each value of its loop variables."""
+    def _leads(self, simple: Simple) -> None:
+        """Follow a command that changes the directory and that a person is asked about."""
+        words = list(_plain(simple)) or [*(word.text for word in simple.words[:1]), "-"]
+        while words[0] in {"builtin", "command"} and len(words) > 1:
+            del words[0]
+        name = words[0]
+        operands = [word for word in words[1:] if word not in {"-L", "-P", "-n", "--"}]
+        known = len(operands) == 1 and operands[0][:1] not in {"-", "+"} and not _LOOPS.search(self.parsed.source)
+        if name in MAY_MOVE or (name in {"cd", "pushd"} and not known):
+            self.places.move([None])
+        elif name in {"cd", "pushd"}:
+            there = [place and Path(_joined(place, operands[0])) for place in self.places.here]
+            with contextlib.suppress(Asks):
+                self.places.move(there)
+
+    def _reads_like(self, simple: Simple) -> Iterator[str]:
+        """What a command that is asked about names: words like paths, where it writes, and what is there."""
+        targets = [one.target.text for one in simple.redirects if one.target and one.op not in {"<<<", ">&", "<&"}]
+        words = [word for word in simple.words[1:] if word.text and not (word.globs or word.variables or word.unknown)]
+        for place in self.places.here:
+            yield from (_joined(place, target) for target in targets)
+            for word in words:
+                path = f"{self.around.home}{word.text[1:]}" if word.tilde else _joined(place, word.text)
+                if _PATH.fullmatch(word.text) or (place and word.text[0] != "-" and self._stands(path)):
+                    yield path
+
+    def _stands(self, path: str) -> bool:
+        with contextlib.suppress(OSError, TooMuch, Unseen):
+            return self._everything.stands(path)
+        return False
+
+    def _variants(self, simple: Simple, place: Path | None, looked: list[Files]) -> Iterator[tuple[str, ...]]:
+        """Judge a command for one directory and each value of its variables; `looked` has the files of each."""
+        if place is None:
+            raise Asks("it is known only when it runs in which directory it does")
         around = self.around if place == self.around.cwd else replace(self.around, cwd=place)
-        for bound in bindings(simple, Files(around, self.known)):
+        for bound in bindings(simple, Files(around, self.known), self._printed, self.looked):
             files = Files(around, self.known)
-            for name, value in simple.assignments:
-                _assign(name, [argument.text for argument in expand(value, bound, files)], alone=not simple.words)
+            looked.append(files)
+            for name, value in simple.assignments if not simple.sets else ():
+                _assign(name, expand(value, bound, files), alone=not simple.words)
             for redirect in simple.redirects:
                 _redirect(redirect, bound, files)
-            arguments = [argument for word in simple.words for argument in expand(word, bound, files)]
-            if arguments:
-                first = arguments[0]
-                if first.matched or simple.words[0].variables:
-                    raise Asks(f"{simple.words[0].raw} is no plain name of a program")
-                name = self.trust.name(first.text)
-                call = Call(name=name, arguments=tuple(arguments[1:]), files=files, piped=simple.piped)
-                judge(call, by_path="/" in first.text)
-            yield tuple(argument.text for argument in arguments), files
+            call = self._call(simple, bound, files)
+            if call is not None:
+                name = self.trust.name(call.name)
+                judge(replace(call, name=name), by_path="/" in call.name)
+            yield () if call is None else tuple(one.text for one in (Argument(call.name), *call.arguments))
+
+    def _call(self, simple: Simple, bound: Bound, files: Files) -> Call | None:
+        words = simple.words
+        if words and words[0].text == "[[":  # where nothing is taken apart
+            words = tuple(word._replace(splits=False) for word in words)
+        arguments = [argument for word in words for argument in expand(word, bound, files)]
+        if not arguments:
+            return None
+        if arguments[0].matched or words[0].variables:
+            raise Asks(f"{label(words[0].raw)} is no plain name of a program")
+        return Call(
+            name=arguments[0].text,
+            arguments=tuple(arguments[1:]),
+            files=files,
+            piped=simple.piped and not any(redirect.feeds for redirect in simple.redirects),
+            fed=lambda: self._printed(simple.fed_by, files),
+            carry=self._carried,
+        )
+
+    def _carried(self, call: Call) -> None:
+        judge(replace(call, name=self.trust.name(call.name, builtin=False)), by_path=True)
+
+    def _printed(self, at: int | None, files: Files) -> list[Pieces]:
+        """What the command that begins there can print, in the directory of these files."""
+        if at == NUMBER:
+            return [(COUNTED,)]
+        simple = self.commands.get(at) if at is not None else None
+        if simple is None:
+            return [None]
+        key = (simple.start, files.around.cwd)
+        if key not in self.outputs:
+            self.outputs[key] = [None]
+            self.outputs[key] = self._output(simple, files)
+        return self.outputs[key]
+
+    def _output(self, simple: Simple, files: Files) -> list[Pieces]:
+        counts = bool(simple.words) and simple.words[0].text == "wc"  # a number, whatever its input is
+        if not all(_only_errors(redirect) or (counts and redirect.feeds) for redirect in simple.redirects):
+            return [None]
+        try:
+            values = bindings(simple, files, self._printed, self.looked)
+            calls = [self._call(simple, bound, files) for bound in values]
+            return [None if call is None else printed(call, self.trust) for call in calls]
+        except Asks:  # then it is asked about anyway
+            return [None]
+
+
+def _joined(place: Path | None, word: str) -> str:
+    """A path as the shell would take it, symlinks aside; as it is written where nobody knows the directory."""
+    return os.path.normpath(os.path.join(place or "", word))
 
 
 def _plain(simple: Simple) -> tuple[str, ...]:
@@ -134,13 +214,19 @@ def _plain(simple: Simple) -> tuple[str, ...]:
     return () if looked_up else tuple(word.text for word in simple.words)
 
 
-def _assign(name: str, values: list[str], *, alone: bool) -> None:
-    pattern = _SAFE_VALUES.get(name)
-    if alone or pattern is None or not pattern.fullmatch(" ".join(values)):
+def _assign(name: str, values: list[Argument], *, alone: bool) -> None:
+    exact = all(value.open is None for value in values)
+    if alone or not exact or not harmless(name, " ".join(value.text for value in values)):
         raise Asks(f"{name} is set, which may steer what runs")
 
 
-def _redirect(redirect: Redirect, bound: Mapping[str, str], files: Files) -> None:
+def _only_errors(redirect: Redirect) -> bool:
+    """Whether a redirection only throws errors away."""
+    target = redirect.target
+    return redirect.fd == 2 and redirect.op in {">", ">>"} and target is not None and target.raw == "/dev/null"
+
+
+def _redirect(redirect: Redirect, bound: Bound, files: Files) -> None:
     if redirect.fd is not None and redirect.fd > 2:
         raise Asks(f"descriptor {redirect.fd} is redirected")
     if redirect.op in {"<<", "<<-"} and redirect.body is not None:
@@ -149,7 +235,7 @@ def _redirect(redirect: Redirect, bound: Mapping[str, str], files: Files) -> Non
         raise Asks("a redirection is not known")
     if redirect.op == "<<<":
         if redirect.target.unknown:
-            raise Asks(f"{redirect.target.raw} is known only when it runs")
+            raise Asks(f"{label(redirect.target.raw)} is known only when it runs")
         return
     targets = expand(redirect.target, bound, files)
     if len(targets) != 1 or targets[0].matched:

@@ -11,7 +11,7 @@ from app.exec.classify.pieces import Refused
 from app.exec.classify.simples import Simples
 from app.exec.classify.syntax import Redirect, Word
 
-_LOOPED: Final = re.compile(r"(?!histchars\Z|auto_resume\Z)[a-z][a-z0-9_]*(?<!_proxy)\Z")
+LOOPED: Final = re.compile(r"(?!histchars\Z|auto_resume\Z)[a-z][a-z0-9_]*(?<!_proxy)\Z")
 _ENDS_CASE: Final = frozenset({";;", ";&", ";;&", "esac"})
 _COMPOUND: Final = frozenset({"{", "if", "while", "until", "for", "case", "select", "[["})
 _TESTS: Final = frozenset(f"-{letter}" for letter in "abcdefghkprstuwxGLNOSnz")
@@ -113,22 +113,20 @@ class Compounds(Simples):
         else:
             self.leave("a loop over arguments is not read", start, named)
             self._semicolon()
-        if (reason := self._unlike(mark, name.raw, values)) is not None:
+        if (reason := self._unlike(mark, name.raw)) is not None:
             self.leave(reason, start, named)
         before = self.loops
         self.loops = {**before, name.raw: values}
         self._body(start, mark)
         self.loops = before
 
-    def _unlike(self, mark: str, name: str, values: tuple[Word, ...] | None) -> str | None:
+    def _unlike(self, mark: str, name: str) -> str | None:
         if mark == "select":
             return "a menu is not read"
-        if not _LOOPED.match(name):
+        if not LOOPED.match(name):
             return f"the loop variable {name} has a name that programs may know"
         if name in self.loops:
             return f"the loop variable {name} is used twice"
-        if values and any(value.variables for value in values):
-            return "a loop over a loop variable is not read"
         return None
 
     def _semicolon(self) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 
 from app.exec.classify.arguments import match
 from app.exec.classify.asking import Asks
+from app.exec.classify.committed import no_secret, no_token, wanted
 from app.exec.classify.options import Argument, Call, Invocation
 from app.exec.classify.paths import Files
 from app.exec.classify.repository import objection, running
@@ -22,7 +23,17 @@ _ALONE: Final = frozenset(
 )
 _GLOBAL: Final = frozenset({"--no-pager", "-P", "--no-optional-locks", "--no-replace-objects", "--literal-pathspecs"})
 _READS_FILES: Final = frozenset({"diff", "range-diff", "diff-files", "diff-index", "blame"})
-_SHOWS: Final = _READS_FILES | {"show", "cat-file", "log", "whatchanged", "grep", "diff-tree", "rev-list"}
+_SHOWS: Final = _READS_FILES | {
+    "show",
+    "cat-file",
+    "log",
+    "whatchanged",
+    "grep",
+    "diff-tree",
+    "rev-list",
+    "stash",
+    "reflog",
+}
 _PARTED: Final = frozenset({"stash", "reflog", "worktree", "notes", "bisect", "submodule", "remote"})
 """What they do is said by the word behind them; an option in its place would be another thing (`git stash -- list`)."""
 
@@ -33,7 +44,7 @@ def git(call: Call) -> None:
     Raises:
         Asks: It may write, run a program, use the network, or read what lies outside.
     """
-    waiting = list(call.arguments)
+    waiting = _known(call)
     files = call.files
     while waiting and waiting[0].text.startswith("-"):
         option = _plain(waiting.pop(0))
@@ -52,13 +63,22 @@ def git(call: Call) -> None:
     found = match(table, replace(call, name=name, arguments=tuple(waiting), files=files))
     if name in _PARTED and found.operands and waiting[0].text != found.operands[0]:
         raise Asks(f"git {name} has an option where it is told what to do")
-    _operands(name, found, files)
+    texts = [argument.text for argument in waiting]
+    behind = texts[texts.index("--") + 1 :] if "--" in texts else []
+    _operands(name, [*found.operands[: len(found.operands) - len(behind)], *wanted(behind)], found, files)
+    no_secret(name, found, behind, files)
     call.files.named += files.named if files is not call.files else []
     if name != "version":
         around = files.around
-        reason = running(around.cwd) if around.sandboxed else objection(around.cwd, around.home)
+        reason = running(around.cwd, files.sight) if around.sandboxed else objection(around.cwd, around.home)
         if reason is not None:
             raise Asks(reason)
+
+
+def _known(call: Call) -> list[Argument]:
+    if any(argument.open is not None for argument in call.arguments):
+        raise Asks("git is given what is known only when it runs")
+    return list(call.arguments)
 
 
 def _plain(argument: Argument) -> str:
@@ -69,17 +89,20 @@ def _plain(argument: Argument) -> str:
 
 def _elsewhere(files: Files, directory: str) -> Files:
     files.read(f"{directory}/")
-    return Files(replace(files.around, cwd=files.resolve(directory)))
+    return files.within(files.resolve(directory))
 
 
-def _operands(name: str, found: Invocation, files: Files) -> None:
+def _operands(name: str, operands: list[str], found: Invocation, files: Files) -> None:
     """A path that leads out of the repository is read as a file; a revision is none."""
-    for operand in found.operands:
+    for operand in operands:
         outwards = operand.startswith("/") or ".." in operand.split("/")
-        exists = os.path.lexists(os.path.join(files.around.cwd, operand.split("/", maxsplit=1)[0]))
+        exists = files.stands(operand.split("/", maxsplit=1)[0])
         if outwards or (exists and name in _READS_FILES):
             files.read(operand)
         elif name in _SHOWS and any(files.private(os.path.normpath(path)) for path in operand.split(":") if path):
             raise Asks(f"{operand} is a secret")
+    addresses = name == "remote" and (found.operands or found.given("-v", "--verbose"))
+    if addresses or (name == "config" and operands[0].lower().endswith("url")):
+        no_token(files)
     if found.given("--untracked"):
         files.descend(".", follows=False, reads=True)

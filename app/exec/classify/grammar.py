@@ -22,6 +22,17 @@ WORDS: Final = 1_000
 """Likewise: so many are read twice in some milliseconds."""
 
 
+def unfinished(command: str) -> bool:
+    """Whether bash would refuse the text or read on, as our reader has it; costs a tenth of what `parse` does."""
+    try:
+        Reader(command).listed()
+    except Refused:
+        return True
+    except Unread:
+        pass
+    return False
+
+
 @functools.lru_cache(maxsize=32)
 def parse(command: str) -> Parsed | Unparsable:
     """Take a command line apart. Nothing of it is run; the same text is always the same answer.

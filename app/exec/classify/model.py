@@ -8,6 +8,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
+from app.exec.secrets import Secrets
+
 
 class Tier(IntEnum):
     """How much a command may do; ordered (spec 002)."""
@@ -22,7 +24,7 @@ class Tier(IntEnum):
 
 
 class Capabilities(NamedTuple):
-    """What a command of a tier is let do, as far as the profile that it runs in can hold it to that (spec 002)."""
+    """What a command of a tier is thought to need, in words for people. It holds nothing: the profile does that."""
 
     fs_read: bool
     fs_write: bool
@@ -35,25 +37,27 @@ CAPABILITIES: Final[Mapping[Tier, Capabilities]] = {
     Tier.READ_WRITE: Capabilities(fs_read=True, fs_write=True, network=False, process_spawn=True),
     Tier.ADMIN: Capabilities(fs_read=True, fs_write=True, network=True, process_spawn=True),
 }
-"""Of the tiers. Network is the operator's beside that: `NETWORK=off` takes it from all, in a sandbox."""
+"""An explanation of the tiers. What a command can do is what its profile lets it do: `read_only` neither writes nor
+connects, `work` writes the workspace and connects if `NETWORK` says so, of whatever tier the command was thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Where a command would run. Paths are absolute.
 
-    `allowed` are the directories that it may name, symlinks resolved; `secret` says whether a path is a listed
+    `allowed` are the directories that it may name, symlinks resolved; `secret` says whether a path may be a
     secret. `sandboxed` is False on the host, where a repository's own configuration could run programs. `home` is what
-    `~` stands for. `state` is our own state directory, which no command may name. `search` is the PATH that a program's
-    name is looked up in.
+    `~` stands for. `state` is our own state directory, which no command may name. `held` opens a directory that whoever
+    looks cannot reach by its path. `search` is the PATH that a program's name is looked up in.
     """
 
     cwd: Path
     allowed: tuple[Path, ...]
-    secret: Callable[[Path], bool]
+    secret: Secrets
     home: Path
     sandboxed: bool = True
     state: Path | None = None
+    held: Callable[[str], int] | None = None
     search: tuple[str, ...] = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
 
 
@@ -62,7 +66,8 @@ class Segment:
     """One command of the line, with what is known of it.
 
     `words` are what the program gets, its name first; empty where that is not known. `paths` are the files that it
-    names. `reason` says why it has its tier, in words that follow "because".
+    names; one with a slash at its end stands for all below it. `reason` says why it has its tier, in words that follow
+    "because".
     """
 
     text: str

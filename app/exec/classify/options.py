@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
 from app.exec.classify.asking import Asks
-from app.exec.classify.paths import Files
+from app.exec.classify.paths import Below, Files
 
 
 class Kind(Enum):
@@ -27,17 +27,54 @@ class Kind(Enum):
     """As LOOK, and a symlink is not followed."""
 
 
+HOLE: Final = "\0"
+"""Stands in a text for what is known only when it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What the HOLE of an argument can be; anything, if nothing else is said. `many`: there are any number of them.
+
+    `number`: digits. `words`: letters, digits and marks that no shell
+    expands. `below`: what comes behind the directory that the text begins with.
+    """
+
+    number: bool = False
+    words: bool = False
+    below: Below | None = None
+    many: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument as the program gets it. `pattern` is the glob that made it: there may be others when it runs."""
+    """One argument as the program gets it. `pattern` is the glob that made it: there may be others when it runs.
+
+    `open`: some of it is known only then, and what it can be.
+    """
 
     text: str
     pattern: str = ""
+    open: Open | None = None
 
     @property
     def matched(self) -> bool:
-        """Whether a glob made it."""
-        return bool(self.pattern)
+        """Whether it may be another text, or another number of arguments, when it runs."""
+        return bool(self.pattern) or self.open is not None
+
+    @property
+    def below(self) -> Below | None:
+        """The directory that it is a file of."""
+        return self.open and self.open.below
+
+    @property
+    def several(self) -> bool:
+        """Whether it may be another number of arguments."""
+        return bool(self.pattern) or (self.open is not None and self.open.many)
+
+    @property
+    def unbound(self) -> bool:
+        """Whether it may be anything but a file that is known."""
+        return self.open is not None and self.open.below is None
 
     @property
     def hidden(self) -> bool:
@@ -45,21 +82,52 @@ class Argument:
         return any(part.startswith(".") and part.strip(".") for part in self.pattern.split("/"))
 
 
+COUNTED: Final = Argument(HOLE, open=Open(number=True))
+"""One argument that is a number."""
+Pieces = tuple[Argument, ...] | None
+"""What text becomes when it is cut at blanks; None is anything."""
+
+
+DEPTH: Final = 4
+"""So many wrappers in one another are followed."""
+
+
+def _unknown() -> list[Pieces]:
+    return [None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A program and what it is given, before its table has been looked at."""
+    """A program and what it is given, before its table has been looked at.
+
+    `piped` says that its input is a pipe, and `fed` what that can be. `carry` judges a command that it runs in turn.
+    """
 
     name: str
     arguments: tuple[Argument, ...]
     files: Files
     piped: bool = False
+    fed: Callable[[], list[Pieces]] = _unknown
+    carry: Callable[[Call], None] | None = None
+    depth: int = 0
+
+    def run(self, arguments: tuple[Argument, ...], *, fed: bool = False) -> None:
+        """Accept a command that this one runs, its name first; with `fed` it gets this one's input.
+
+        Raises:
+            Asks: It is not known to only read.
+        """
+        if not arguments or arguments[0].matched or self.carry is None or self.depth == DEPTH:
+            raise Asks(f"it is not known what {self.name} runs")
+        inner = replace(self, name=arguments[0].text, arguments=arguments[1:], depth=self.depth + 1)
+        self.carry(inner if fed else replace(inner, piped=False, fed=_unknown))
 
     @property
     def texts(self) -> tuple[str, ...]:
         """The arguments; for programs to which it matters how many there are, or which comes first.
 
         Raises:
-            Asks: A glob made some of them.
+            Asks: Some of them may be others when it runs.
         """
         if any(argument.matched for argument in self.arguments):
             raise Asks(f"{self.name} takes what a pattern matches, which may be other things when it runs")
@@ -75,6 +143,16 @@ class Invocation:
     operands: tuple[str, ...]
     files: Files
     piped: bool = False
+    taken: tuple[Argument, ...] = ()
+    """The operands as arguments."""
+
+    def each(self, judge: Callable[[str], None]) -> None:
+        """Judge each operand, and each file that one can stand for."""
+        for operand in self.taken:
+            if operand.open is not None and operand.open.below is not None:
+                self.files.every(operand.open.below, judge)
+            else:
+                judge(operand.text)
 
     def given(self, *names: str) -> bool:
         """Whether any of these options is there."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from app.exec.classify.asking import Asks
 from app.exec.classify.model import Surroundings
+from app.exec.sight.patterns import expanded
+from app.exec.sight.sight import PUBLIC_TREES, Name, Sight, Unseen
 
-PUBLIC_TREES: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_TIDY: Final = re.compile(r"[^\s'\"\\*?\[\]]*")
 _IN_PUBLIC: Final = tuple(f"{tree}/" for tree in PUBLIC_TREES)
 PUBLIC_FILES: Final = frozenset(
     {
@@ -25,36 +28,55 @@ PUBLIC_FILES: Final = frozenset(
         *(f"/proc/sys/kernel/{name}" for name in ("ostype", "osrelease", "hostname", "version", "pid_max")),
     }
 )
-_UNSTEADY: Final = frozenset({"/proc", "/dev", "/sys"})
-"""What is in there is another thing for each process."""
-MOST_LINKS: Final = 40
+MOST_NAMED: Final = 200
+"""Files that a judgement names one by one; more are named by their directory, with a slash at its end."""
 MOST_SEEN: Final = 5_000
 """Entries of directories that are looked at for one operand; a tree with more asks where it has to be known."""
-_PRIVATE: Final = re.compile(
-    r"\.(ssh|gnupg|aws|azure|kube|docker|netrc|pgpass|npmrc|pypirc|git-credentials|htpasswd|vault-token|my\.cnf)"
-    r"|\.\w*_history|id_(rsa|dsa|ecdsa|ed25519)(\..*)?|.*\.(pem|key|p12|pfx|jks|kdbx|keystore)",
-    re.IGNORECASE,
-)
-"""Names under which credentials are kept, wherever they lie."""
 
 
 @dataclass(slots=True)
 class Known:
-    """What has been found out for one command line, so that it is found out once."""
+    """What has been found out for one command line, so that it is found out once; `sight` bounds all of it."""
 
+    sight: Sight
+    plain: dict[str, bool] = field(default_factory=dict[str, bool])
     real: dict[tuple[Path, str], Path] = field(default_factory=dict[tuple[Path, str], Path])
     private: dict[str, bool] = field(default_factory=dict[str, bool])
     allowed: set[str] = field(default_factory=set[str])
 
 
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Files below a directory, that one included: with `plain` only regular ones, with `names` only those like each.
+
+    `depth`: no further down. `nul`: they are told apart by NUL, so that any name may be one of them.
+    """
+
+    top: str
+    names: tuple[str, ...] = ()
+    plain: bool = False
+    depth: int | None = None
+    nul: bool = False
+
+
 class Files:
-    """The files that one command names, judged one by one. Reads directories and symlinks, never a file."""
+    """The files that one command names, judged one by one. Looks at directories and symlinks, never into a file."""
 
     def __init__(self, around: Surroundings, known: Known | None = None) -> None:
         self.around = around
-        self._known = known or Known()
+        self._known = known or Known(seen_from(around))
+        self.sight = self._known.sight
         self.named: list[str] = []
         self.entered: Path | None = None
+
+    def within(self, directory: Path) -> Files:
+        """The files of a command that runs in another directory."""
+        return Files(replace(self.around, cwd=directory), self._known)
+
+    @property
+    def repositories(self) -> Sight:
+        """What is looked at to know a repository: on the host git takes those above the workspace too."""
+        return self.sight if self.around.sandboxed else Sight(("/",))
 
     def read(self, text: str) -> None:
         """Let a file or directory be read.
@@ -67,7 +89,9 @@ class Files:
     def look(self, text: str) -> None:
         """Let facts of a path be told, and a directory's names; see `read`."""
         real = self.resolve(text)
-        if real not in self._above():
+        if real in self._above():
+            self.named.append(str(real))
+        else:
             self._allow(text, real)
 
     def link(self, text: str) -> None:
@@ -97,58 +121,110 @@ class Files:
             Asks: As `read`, or the tree holds such a thing, or is too large to know.
         """
         path = os.path.join(self.around.cwd, text)
-        if not follows and os.path.islink(path):
+        if not follows and self._is_link(path):
             self.link(text)
             return
         self.read(text)
         real = self.resolve(text)
         if not follows and (self.around.sandboxed or not reads):
             return
-        for seen, entry in enumerate(_below(real, hidden=hidden)):
+        for seen, (inner, entry) in enumerate(self.sight.below(str(real), hidden=hidden)):
             if seen > MOST_SEEN:
                 raise Asks(f"{text} holds too much to know that no secret is in it")
-            if follows and entry.is_symlink():
-                self._allow(entry.path, self.resolve(entry.path))
-            elif reads and not self.around.sandboxed and self.private(entry.path):
-                raise Asks(f"{entry.path} is a secret, and {text} would be read with all that is in it")
+            if follows and entry.kind == "l":
+                self._allow(inner, self.resolve(inner))
+            elif reads and not self.around.sandboxed and self.private(inner):
+                raise Asks(f"{inner} is a secret, and {text} would be read with all that is in it")
+
+    def every(self, below: Below, judge: Callable[[str], None]) -> None:
+        """Let each file that is below a directory be judged; see `Below`.
+
+        Raises:
+            Asks: One may not be named, a name in it asks for secrets, or there are too many to know.
+        """
+        for name in below.names:
+            if name.startswith((".", "[")) or self.private(os.path.join(below.top, name)):
+                raise Asks(f"{name} may stand for secrets")
+        judge(below.top)
+        kept = len(self.named)
+        for path in self._under(below):
+            judge(path)
+        if len(self.named) - kept > MOST_NAMED:
+            self.named[kept:] = [f"{self.resolve(below.top)}/"]
+
+    def tidy(self, below: Below) -> bool:
+        """Whether no name below a directory has in it what a shell, or what reads names from text, takes apart."""
+        top = str(self.resolve(below.top))
+        return not below.nul and all(_TIDY.fullmatch(path) for path in (below.top, *self._under(below, above=top)))
+
+    def _under(self, below: Below, above: str = "") -> Iterator[str]:
+        patterns = [_like(name) for name in below.names]
+        top = str(self.resolve(below.top))
+        for seen, (inner, entry) in enumerate(self._entries(top)):
+            if seen > MOST_SEEN:
+                raise Asks(f"{below.top} holds too much to know all that is in it")
+            if below.depth is not None and inner.count("/") - top.rstrip("/").count("/") > below.depth:
+                continue
+            if (not below.plain or entry.kind == "f") and all(like.fullmatch(entry.name) for like in patterns):
+                yield inner.removeprefix(above)
+
+    def _entries(self, top: str) -> Iterator[tuple[str, Name]]:
+        try:
+            yield from self.sight.below(top)
+        except Unseen:
+            raise Asks(f"{top} is outside the directories that may be read") from None
 
     def expand(self, pattern: str) -> list[str]:
         """The names that a pattern stands for, or more of them; empty where there are none.
 
         Raises:
-            Asks: They are too many, or lie outside.
+            Asks: They lie outside.
+            TooMuch: They are too many.
         """
-        absolute = pattern.startswith("/")
-        found = ["/"] if absolute else [""]
-        parts = [part for part in pattern.split("/") if part]
-        for index, part in enumerate(parts):
-            last = index == len(parts) - 1
-            if not _is_glob(part):
-                found = [os.path.join(base, part) for base in found]
-                continue
-            matching = _glob(part)
-            grown: list[str] = []
-            for base in found:
-                names = self._names(base or ".", hidden=part.startswith("."))
-                grown += [os.path.join(base, name) for name in names if matching.fullmatch(name)]
-                if len(grown) > MOST_SEEN:
-                    raise Asks(f"{pattern} stands for too many files")
-            found = grown if last else [path for path in grown if os.path.isdir(os.path.join(self.around.cwd, path))]
-        if pattern.endswith("/"):
-            found = [f"{path}/" for path in found if os.path.isdir(os.path.join(self.around.cwd, path))]
-        return sorted(path for path in found if os.path.lexists(os.path.join(self.around.cwd, path)))
+        return expanded(pattern, self, wide=True)
 
-    def _names(self, directory: str, *, hidden: bool) -> list[str]:
-        self._allow(directory, self.resolve(directory))
+    def listed(self, path: str, *, hidden: bool) -> list[Name]:
+        """The names in a directory that are, or are not, hidden; see `read`."""
+        real = self.resolve(path)
+        self._allow(path, real)
         self.named.pop()
         try:
-            with os.scandir(os.path.join(self.around.cwd, directory)) as entries:
-                names = [entry.name for _, entry in zip(range(MOST_SEEN + 1), entries, strict=False)]
-        except OSError:
+            names = self.sight.names(str(real))
+        except (OSError, Unseen):
             return []
         if len(names) > MOST_SEEN:
-            raise Asks(f"{directory} holds too many files for a pattern")
-        return [name for name in names if name.startswith(".") == hidden]
+            raise Asks(f"{path} holds too many files for a pattern")
+        return [one for one in names if one.name.startswith(".") == hidden]
+
+    def enters(self, path: str) -> bool:
+        """The same, or that it leads where nothing may be looked at: a shell will find what is there."""
+        return self._maybe(path, follow=True, is_one=lambda status: stat.S_ISDIR(status.st_mode))
+
+    def meets(self, path: str) -> bool:
+        """Whether anything stands at a path, or it leads where nothing may be looked at."""
+        return self._maybe(path, follow=False, is_one=lambda _: True)
+
+    def _maybe(self, path: str, *, follow: bool, is_one: Callable[[os.stat_result], bool]) -> bool:
+        try:
+            _, found = self.sight.place(os.path.join(self.around.cwd, path), follow=follow)
+        except Unseen:
+            return True
+        except OSError:
+            return False
+        found.close()
+        return found.status is not None and is_one(found.status)
+
+    def stands(self, path: str) -> bool:
+        """Whether anything that may be looked at stands at a path, a symlink itself."""
+        return self.sight.stands(os.path.join(self.around.cwd, path))
+
+    def _is_link(self, path: str) -> bool:
+        status = self.sight.status(path, follow=False)
+        return status is not None and stat.S_ISLNK(status.st_mode)
+
+    def is_directory(self, path: str) -> bool:
+        """Whether a path leads to a directory that may be looked at."""
+        return self.sight.is_directory(os.path.join(self.around.cwd, path))
 
     def resolve(self, text: str) -> Path:
         """Where a path leads. Its last component may be missing; what is on the way may not.
@@ -166,41 +242,33 @@ class Files:
             raise Asks("a path is no path")
         if os.path.normpath(text) in PUBLIC_FILES:
             return Path(os.path.normpath(text))
-        real = "/" if text.startswith("/") else str(self.around.cwd)
-        waiting = text.split("/")[::-1]
-        links = 0
-        while waiting:
-            part = waiting.pop()
-            if part in {"", "."}:
-                continue
-            if part == "..":
-                _directory(real, text)
-                real = os.path.dirname(real)
-                continue
-            real = os.path.join(real, part)
-            if real in _UNSTEADY:
-                raise Asks(f"{text} is what it is only while it runs")
-            target = _link(real, text, last=not waiting)
-            if target is None:
-                continue
-            links += 1
-            if links > MOST_LINKS:
-                raise Asks(f"{text} is a loop of symlinks")
-            real = "/" if target.startswith("/") else os.path.dirname(real)
-            waiting += target.split("/")[::-1]
-        if text.endswith("/"):
-            _directory(real, text)
+        path = text if text.startswith("/") else f"{self.around.cwd}/{text}"
+        try:
+            real, found = self.sight.place(path)
+        except Unseen as unseen:
+            if unseen.above:
+                return Path(unseen.above)
+            self.named.append(os.path.normpath(path))
+            raise Asks(f"{text} is outside the directories that may be read") from None
+        except OSError as error:
+            self.named.append(os.path.normpath(path))
+            if error.errno == errno.ELOOP:
+                raise Asks(f"{text} is a loop of symlinks") from None
+            raise Asks(f"a directory on the way to {text} is not there, so where it leads is not known") from None
+        found.close()
+        mode = None if found.status is None else found.status.st_mode
+        self._known.plain[real] = mode is None or stat.S_ISREG(mode) or stat.S_ISDIR(mode)
         return Path(real)
 
     def _allow(self, text: str, real: Path) -> None:
         plain = str(real)
+        self.named.append(plain)
         if plain not in self._known.allowed:
             self._judge(text, plain)
             self._known.allowed.add(plain)
         written = os.path.normpath(os.path.join(self.around.cwd, text))
         if written != plain and self.private(written):
             raise Asks(f"{text} is a secret")
-        self.named.append(plain)
 
     def _judge(self, text: str, real: str) -> None:
         if self.private(real):
@@ -209,16 +277,14 @@ class Files:
             return
         if not any(_inside(real, str(directory)) for directory in self.around.allowed):
             raise Asks(f"{text} is outside the directories that may be read")
-        if _special(real):
+        if not self._known.plain.get(real, True):
             raise Asks(f"{text} is no plain file or directory")
 
     def private(self, path: str) -> bool:
-        """Whether it is a secret, listed or by its name."""
+        """Whether it may be a secret: see `Secrets`."""
         path = os.path.join(self.around.cwd, path)
         if path not in self._known.private:
-            parts = path.split("/")
-            named = any(_PRIVATE.fullmatch(part) for part in parts) or parts[-2:] == [".git", "config"]
-            self._known.private[path] = named or self.around.secret(Path(path))
+            self._known.private[path] = self.around.secret(Path(path))
         return self._known.private[path]
 
     def _above(self) -> set[Path]:
@@ -228,55 +294,15 @@ class Files:
         return {parent for directory in self.around.allowed for parent in directory.parents} | {Path("/")}
 
 
-def _link(path: str, text: str, *, last: bool) -> str | None:
-    """Where a symlink leads, None of anything else; only the last part of a path may be missing."""
-    try:
-        mode = os.lstat(path).st_mode
-        return os.readlink(path) if stat.S_ISLNK(mode) else None
-    except OSError:
-        if not last:
-            raise Asks(f"a directory on the way to {text} is not there, so where it leads is not known") from None
-        _directory(os.path.dirname(path), text)
-        return None
+def seen_from(around: Surroundings) -> Sight:
+    """What is looked at to judge one command line."""
+    return Sight((*map(str, around.allowed), *PUBLIC_TREES), held=around.held)
 
 
-def _directory(path: str, text: str) -> None:
-    if not os.path.isdir(path):
-        raise Asks(f"a directory on the way to {text} is not there, so where it leads is not known")
+def _like(pattern: str) -> re.Pattern[str]:
+    """A pattern of `find`, or a wider one: what is in brackets or behind a backslash is not read."""
+    return re.compile(".*" if set(pattern) & set("[\\") else fnmatch.translate(pattern), re.DOTALL | re.IGNORECASE)
 
 
 def _inside(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory if directory == "/" else f"{directory}/")
-
-
-def _special(real: str) -> bool:
-    try:
-        mode = os.stat(real).st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _below(top: Path, *, hidden: bool) -> Iterator[os.DirEntry[str]]:
-    waiting = [str(top)]
-    while waiting:
-        try:
-            with os.scandir(waiting.pop()) as entries:
-                for entry in entries:
-                    if entry.name.startswith(".") and not hidden:
-                        continue
-                    yield entry
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-        except OSError:
-            continue
-
-
-def _is_glob(part: str) -> bool:
-    return any(sign in part for sign in "*?[")
-
-
-def _glob(part: str) -> re.Pattern[str]:
-    """A pattern of names, as bash has it or wider: a bracket stands for any character. Matches in no long time."""
-    # What is in brackets depends on the locale, and an unclosed bracket is plain text: all that it can be.
-    return re.compile(".*" if "[" in part else fnmatch.translate(part), re.DOTALL)

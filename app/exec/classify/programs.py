@@ -21,6 +21,7 @@ from app.exec.classify.tables.system import SYSTEM
 from app.exec.classify.tables.text import TEXT
 from app.exec.classify.tables.tiers import needs_more
 from app.exec.classify.tables.versions import VERSIONS
+from app.exec.classify.tables.wrappers import WRAPPERS
 
 TABLES: Final[Mapping[str, Program | Judge]] = {
     **VERSIONS,
@@ -31,6 +32,7 @@ TABLES: Final[Mapping[str, Program | Judge]] = {
     **SYSTEM,
     **ARCHIVES,
     **LIKE_BUILTINS,
+    **WRAPPERS,
     "git": git,
 }
 """Programs that are files."""
@@ -46,8 +48,12 @@ class Trust:
         self._search = search
         self._known: dict[str, Asks | None] = {}
 
-    def name(self, given: str) -> str:
-        """The name in the tables of what a command's first word runs.
+    def where(self, name: str) -> str | None:
+        """The path of the program that a name stands for; None where none is there."""
+        return next((path for path in (os.path.join(one, name) for one in self._search) if os.path.isfile(path)), None)
+
+    def name(self, given: str, *, builtin: bool = True) -> str:
+        """The name in the tables of what a command's first word runs; no `builtin` where a program runs it.
 
         Raises:
             Asks: It is not a plain name, or leads to a file that others than root can change.
@@ -57,7 +63,7 @@ class Trust:
             directory, name = os.path.split(given)
             if directory not in self._search:
                 raise Asks(f"{given} is not in a directory of trusted programs")
-        elif given in BUILTINS:
+        elif builtin and given in BUILTINS:
             return given
         if given not in self._known:
             self._known[given] = self._objection(given, name)
@@ -102,7 +108,7 @@ def judge(call: Call, *, by_path: bool) -> None:
     table = TABLES.get(call.name)
     if call.name in BUILTINS and (not by_path or call.name in _AS_FILES):
         table = BUILTINS[call.name]
-    elif arguments in _ASKED_OF_ALL and table is not None and call.name not in VERSIONS:
+    elif arguments in _ASKED_OF_ALL and table is not None and table is not VERSIONS.get(call.name):
         return
     if table is None:
         raise Asks(f"{call.name} is not known to only read", _tier(call.name, arguments))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from app.exec.classify.compounds import Compounds
+from app.exec.classify.compounds import LOOPED, Compounds
 from app.exec.classify.pieces import Refused
 
 _RESERVED: Final = re.compile(
@@ -56,6 +56,8 @@ class Reader(Compounds):
         """Read commands up to one of `closers`, and that too; returns it."""
         self.deeper()
         separated = empty_so_far = True
+        printers: list[int | None] = []
+        before = self.loops
         while True:
             separated |= self.lines()
             at, mark = self.at, self.mark_here()
@@ -64,12 +66,14 @@ class Reader(Compounds):
                     raise Refused(at, f"a command is missing before {mark}")
                 self.at += len(mark)
                 self.depth -= 1
+                self.loops = before  # what is set in here may not be set behind it
+                self.printer = printers[0] if len(printers) == 1 else None
                 return mark
             if not mark:
                 raise Refused(opened, f"{what} is not closed")
             if not separated or mark in _CLOSING:
                 raise Refused(at, f"{self.shown()} is not expected here")
-            self._and_or()
+            printers.append(self._and_or())
             empty_so_far = False
             separated = self._separator()
 
@@ -112,14 +116,31 @@ class Reader(Compounds):
             self.skip()
         return crossed
 
-    def _and_or(self) -> None:
-        self._pipeline()
+    def _and_or(self) -> int | None:
+        """Read pipelines; returns where the command begins that prints the output, if it is a single one."""
+        start = self.at
+        printer = self._pipeline()
+        self._set(start)
         self.skip()
         while self.source.startswith(_AND_OR, self.at):
             self.at += 2
             self._needed()
             self._pipeline()
+            printer = None
             self.skip()
+        return printer
+
+    def _set(self, start: int) -> None:
+        """Let the commands that follow know what the variables are that were just set, if nothing else was done."""
+        done = self.commands[-1] if self.commands else None
+        if done is None or done.start != start or done.words or done.redirects or not done.assignments:
+            return
+        names = [name for name, _ in done.assignments]
+        if len({*names, *self.loops}) == len(names) + len(self.loops) and all(map(LOOPED.match, names)):
+            self.commands[-1] = done._replace(sets=True)
+            # Neither a pattern nor a blank in a value means anything here.
+            known = {name: (value._replace(globs=False, splits=False),) for name, value in done.assignments}
+            self.loops = {**self.loops, **known}
 
     def _needed(self) -> None:
         at = self.at - 1
@@ -127,31 +148,46 @@ class Reader(Compounds):
         if self.at >= self.end:
             raise Refused(at, f"a command is missing after {self.source[at]}")
 
-    def _pipeline(self) -> None:
+    def _pipeline(self) -> int | None:
+        """Read a pipeline; returns where its last command begins, if that is a simple one."""
         outer = self.piped
         start = self.at
         negated = 0
         while (mark := self.mark_here()) in {"!", "time"}:
+            if mark == "time":
+                self.spans.append((self.at, self.at + 4))
             self.at += len(mark)
-            if mark == "time" or negated == 1:
+            if negated == 1:
                 self.leave(f"{mark} is not read", start)
             negated += 1
             self.skip()
             if mark == "time" and (option := _TIME_OPTION.match(self.source, self.at)):
+                self.spans.append(option.span())
                 self.at = option.end()
                 self.skip()
             if self.here() in {"", "\n", ";"}:  # bash takes them alone
                 self.leave(f"{mark} stands alone", start)
-                return
-        self.command()
-        self.skip()
+                return None
+        last = self._stage(None)
         while self.here() == "|" and self.here(1) != "|":
-            self.at += 2 if self.here(1) == "&" else 1
+            errors = self.here(1) == "&"
+            self.at += 2 if errors else 1
             self._needed()
             self.piped = True
-            self.command()
-            self.skip()
+            last = self._stage(None if errors else last)
         self.piped = outer
+        return last
+
+    def _stage(self, before: int | None) -> int | None:
+        """Read a command of a pipeline; returns where it begins, if it is a simple one."""
+        start = self.at
+        self.command()
+        self.skip()
+        if not self.commands or self.commands[-1].start != start:
+            return None
+        fed = any(redirect.feeds for redirect in self.commands[-1].redirects)
+        self.commands[-1] = self.commands[-1]._replace(fed_by=None if fed else before)
+        return start
 
     def command(self) -> None:
         """Read one command, compound or simple."""

@@ -21,7 +21,7 @@ KNOWN: Final = frozenset(
         "heredoc_body", "heredoc_end", "herestring_redirect", "variable_assignment",
         # Words and what they are made of.
         "word", "number", "string", "string_content", "raw_string", "concatenation", "simple_expansion", "expansion",
-        "variable_name", "test_operator", "extglob_pattern",
+        "command_substitution", "$(", "`", "variable_name", "test_operator", "extglob_pattern",
         # Marks and reserved words.
         "&&", "||", "|", "|&", ";", "\n", "{", "}", "(", ")", "[", "]", "[[", "]]", "!", '"', "$", "${", "=", "==",
         "!=", "<", ">", ">>", "<&", ">&", "<&-", ">&-", "&>", "&>>", ">|", "<>", "<<", "<<-", "<<<",
@@ -30,6 +30,7 @@ KNOWN: Final = frozenset(
 )  # fmt: skip
 _WORDS: Final = frozenset(
     {"word", "number", "string", "raw_string", "concatenation", "simple_expansion", "expansion", "heredoc_start"}
+    | {"command_substitution"}
     | {"variable_name", "test_operator", "extglob_pattern"}
 )
 _PARTS: Final = frozenset({"string", "concatenation"})
@@ -61,6 +62,11 @@ def disagreement(source: str, spans: Sequence[tuple[int, int]]) -> tuple[int, st
     return found and (len(text[: found[0]].decode(errors="ignore")), found[1])
 
 
+def whole(source: str) -> bool:
+    """Whether it reads the text to its end, nothing being open."""
+    return not _parsed(source.encode("utf-8", "replace")).has_error
+
+
 def _offsets(source: str) -> list[int]:
     offsets, at = [0], 0
     for character in source:
@@ -82,8 +88,10 @@ def _compared(root: Node, ours: Sequence[tuple[int, int]]) -> tuple[int, str] | 
             return node.start_byte, f"{kind.replace('_', ' ')} is not known"
         if kind in _WORDS:
             theirs.append((node.start_byte, node.end_byte))
-            if kind in _PARTS and (strange := _strange(node)) is not None:
+            inner, strange = _inside(node)
+            if strange is not None:
                 return strange
+            waiting.extend([(child, False) for child in inner])
             continue
         children = node.children
         if children:
@@ -98,14 +106,16 @@ def _compared(root: Node, ours: Sequence[tuple[int, int]]) -> tuple[int, str] | 
     return None
 
 
-def _strange(word: Node) -> tuple[int, str] | None:
-    waiting = word.children
+def _inside(word: Node) -> tuple[list[Node], tuple[int, str] | None]:
+    """The commands in a word that are substituted; and what in it is not known."""
+    waiting = [word] if word.type == "command_substitution" else word.children if word.type in _PARTS else []
+    found: list[Node] = []
     while waiting:
         node = waiting.pop()
         if node.type not in KNOWN:
-            return node.start_byte, f"{node.type.replace('_', ' ')} is not known"
-        waiting.extend(node.children)
-    return None
+            return [], (node.start_byte, f"{node.type.replace('_', ' ')} is not known")
+        (found if node.type == "command_substitution" else waiting).extend(node.children)
+    return found, None
 
 
 def _first_error(root: Node) -> int:

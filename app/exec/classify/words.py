@@ -9,7 +9,7 @@ from typing import Final
 from app.exec.classify.characters import named
 from app.exec.classify.lookalikes import misleading
 from app.exec.classify.pieces import Misread, Pieces, Refused, Unread
-from app.exec.classify.syntax import Outside, Simple, Word
+from app.exec.classify.syntax import KNOWN, STATUS, Output, Outside, Simple, Values, Word
 
 DEPTH: Final = 20
 """How deep commands may stand in one another, substitutions counted."""
@@ -42,13 +42,14 @@ class Words(ABC):
         self.outside: list[Outside] = []
         self.commands: list[Simple] = []
         self.spans: list[tuple[int, int]] = []
-        self.loops: dict[str, tuple[Word, ...] | None] = {}
+        self.loops: dict[str, Values] = {}
+        self.printer: int | None = None
         self.depth = 0
         self.levels = 0
 
     @abstractmethod
     def nested(self, opened: int) -> None:
-        """Read commands up to the `)` that ends them, and that too."""
+        """Read commands up to the `)` that ends them, and that too; `printer` is then what prints their output."""
 
     @abstractmethod
     def part(self, upto: int, at: int) -> Words:
@@ -116,8 +117,7 @@ class Words(ABC):
             case "$":
                 self._dollar(pieces, quoted=False)
             case "`":
-                self._backquoted()
-                pieces.expansion(source[at : self.at])
+                self._backquoted(pieces, quoted=False)
             case "<" | ">" if self.here(1) == "(":
                 self.at += 2
                 self.nested(at)
@@ -211,8 +211,7 @@ class Words(ABC):
         elif source[at] == "$":
             self._dollar(pieces, quoted=True)
         elif source[at] == "`":
-            self._backquoted()
-            pieces.expansion(source[at : self.at])
+            self._backquoted(pieces, quoted=True)
         else:
             following = self.here(1)
             self.at = min(at + 2, self.end)
@@ -225,10 +224,14 @@ class Words(ABC):
         source, at = self.source, self.at
         name = _NAME.match(source, at + 1)
         braced = _BRACED_NAME.match(source, at + 1)
-        known = braced[1] if braced else name[0] if name else ""
+        known = braced[1] if braced else name[0] if name else STATUS if self.here(1) == "?" else ""
+        if known in KNOWN:
+            self.loops = {**self.loops, known: KNOWN[known]}
         if known and known in self.loops:
-            self.at = braced.end() if braced else at + 1 + len(known)
+            self.at = braced.end() if braced else at + 1 + len(name[0] if name else "?")
             pieces.variable(known, quoted=quoted)
+        elif self.here(1) == "(":
+            self._parenthesis_after_dollar(pieces, at, quoted=quoted)
         elif self._expansion(at, name, quoted=quoted):
             pieces.expansion(source[at : self.at])
         else:
@@ -243,8 +246,6 @@ class Words(ABC):
         if name:
             self.at = name.end()
             self.leave("a variable has a value that is known only when it runs", at)
-        elif following == "(":
-            self._substituted(at)
         elif following and following in "{[":
             self.at += 1
             self.matched(following, at, quoted=quoted)
@@ -268,13 +269,19 @@ class Words(ABC):
             return False
         return True
 
-    def _substituted(self, at: int) -> None:
+    def _parenthesis_after_dollar(self, pieces: Pieces, at: int, *, quoted: bool) -> None:
         if self.here(2) == "(" and self.arithmetic(at + 1):
             self.leave("arithmetic can run commands", at)
+            pieces.expansion(self.source[at : self.at])
             return
         self.at = at + 2
         self.nested(at)
-        self.leave(SUBSTITUTED, at)
+        self._substituted(pieces, at, quoted=quoted)
+
+    def _substituted(self, pieces: Pieces, at: int, *, quoted: bool) -> None:
+        """Note the substitution that begins at a place: a variable whose name is that place."""
+        self.loops = {**self.loops, str(at): Output(self.printer)}
+        pieces.variable(str(at), quoted=quoted)
 
     def arithmetic(self, opened: int, *, command: bool = False) -> bool:
         """Read `((...))`, which `opened` is the beginning of; False, and nothing read, where it is not one.
@@ -316,18 +323,20 @@ class Words(ABC):
             at += 1
         return -1
 
-    def _backquoted(self) -> None:
+    def _backquoted(self, pieces: Pieces, *, quoted: bool) -> None:
         opened = at = self.at
         while (at := at + 1) < self.end and self.source[at] != "`":
             at += self.source[at] == "\\"
         if at >= self.end:
             raise Refused(opened, "the ` is not closed")
-        if "\\" not in self.source[opened:at]:
-            self._apart(opened + 1, at)
         self.at = at + 1
-        self.leave(SUBSTITUTED, opened)
+        if "\\" not in self.source[opened:at] and self._apart(opened + 1, at):
+            self._substituted(pieces, opened, quoted=quoted)
+        else:
+            pieces.expansion(self.source[opened : self.at])
+            self.leave(SUBSTITUTED, opened)
 
-    def _apart(self, start: int, end: int) -> None:
+    def _apart(self, start: int, end: int) -> bool:
         """Read commands that bash reads only when it comes to them: what is wrong with them is no error here."""
         inner = self.part(end, start)
         try:
@@ -335,7 +344,9 @@ class Words(ABC):
         except Misread:
             raise
         except Refused:
-            pass
+            return False
+        self.printer = inner.printer
+        return True
 
     def expanding(self, start: int, end: int) -> None:
         """Read text that bash expands like a quoted one when it comes to it."""
@@ -371,7 +382,7 @@ class Words(ABC):
             elif character == "$":
                 self._dollar(ignored, quoted=quoted)
             elif character == "`":
-                self._backquoted()
+                self._backquoted(ignored, quoted=quoted)
             else:
                 self.at += 1
         self.at += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import shlex
 from collections.abc import Callable, Mapping
@@ -81,6 +80,9 @@ class Looks:
         inner = self.files.inner.rstrip("/")
         return "." if path == inner else path.removeprefix(f"{inner}/")
 
+    async def _off(self, work: Callable[..., T], *args: Any) -> T:
+        return await self.files.look(partial(work, *args))
+
     async def _reading(self, tool: str, args: Mapping[str, Any]) -> Look:
         given = args.get("path", ".")
         path, real, found = await self.at(given, named)
@@ -117,7 +119,7 @@ class Looks:
             did, does = "overwritten", f"puts {counted(data)} in the place of {many(was.size, 'byte')}"
             written = shown_text(text)
             change = partial(shown_change, instead=written)
-            shown = dict(written if was.data is None else await _off(change, was.data, data))
+            shown = dict(written if was.data is None else await self._off(change, was.data, data))
         words = ("write_file", str(real))
         # What is appended to may grow meanwhile, as logs do: only that it is there is bound.
         bound = was.kind if did == "appended" else was.mark
@@ -136,7 +138,7 @@ class Looks:
     async def _editing(self, args: Mapping[str, Any], withheld: Withheld) -> Look:
         given = args["path"]
         path, real, was = await self.at(given, lambda fd: marked(fd, data_most=EDIT_BYTES))
-        if (why := await _off(withheld, real)) is not None:
+        if (why := await self._off(withheld, real)) is not None:
             raise CommandDenied(
                 f"{given} is not edited: {why}, and whether a text is in it would be told. Read it with read_file,"
                 " which asks, and write all of it with write_file"
@@ -148,14 +150,14 @@ class Looks:
             raise InvalidCommand(
                 f"{given} has {was.size:,} bytes; at most {EDIT_BYTES:,} are edited. Use a command such as sed"
             )
-        data, lines = await _off(
+        data, lines = await self._off(
             partial(replaced, every=args["replace_all"]), given, was.data, args["old_string"], args["new_string"]
         )
         words = ("edit_file", str(real))
         where = f"{many(len(lines), 'place')}, line {_few(lines)}"
         facts = {"target": str(real), "was": was.mark, "becomes": hashlib.sha256(data).hexdigest()}
         instead = {"old text": args["old_string"], "new text": args["new_string"] or "(empty)"}
-        shown = await _off(partial(shown_change, instead=instead), was.data, data)
+        shown = await self._off(partial(shown_change, instead=instead), was.data, data)
         return Look(
             words=words,
             files=(real,),
@@ -193,10 +195,6 @@ class Looks:
             was=was,
             did="removed",
         )
-
-
-async def _off(work: Callable[..., T], *args: Any) -> T:
-    return await asyncio.to_thread(work, *args)
 
 
 def _line(words: tuple[str, ...]) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -100,7 +99,7 @@ class Reads:
         def look() -> frozenset[str]:
             return frozenset(path for path in paths if withheld(workspace / short(path)) is not None)
 
-        return await asyncio.to_thread(look)
+        return await self._files.look(look)
 
     def _found(self, lines: list[str], look: Look, notes: list[str], more: Mapping[str, Any]) -> Told:
         shown, text = _page(lines)
@@ -157,4 +156,4 @@ def _skipped(names: tuple[str, ...]) -> str:
 
 def _left_out(hidden: int) -> str:
     files = f"{hidden:,} file{'' if hidden == 1 else 's'}"
-    return f"{files} left out: a listed secret, or kept by a rule; naming one in read_file asks" if hidden else ""
+    return f"{files} left out: may be a secret, or kept by a rule; naming one in read_file asks" if hidden else ""

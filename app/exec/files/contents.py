@@ -11,11 +11,11 @@ from collections.abc import Generator
 from typing import Final, Literal
 
 from app.exec.files.errors import FileTooLarge
-from app.exec.files.place import Place
+from app.exec.sight.place import Place
+from app.exec.sight.regular import made, opened, regular
 
 READ_MOST: Final = 64 * 1024 * 1024
 _LEAST: Final = 4096
-_SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 NOTHING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """Errors that say of a path that nothing stands there."""
@@ -27,36 +27,6 @@ class OwnerLost(PermissionError):
     """Raised when a new file could not have the owner and group of the one whose place it was to take."""
 
 
-def regular(status: os.stat_result) -> None:
-    """Pass for a regular file.
-
-    Raises:
-        IsADirectoryError: It is a directory.
-        OSError: ENOTSUP: a pipe, a socket or a device, which could block whoever opens it.
-    """
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.ENOTSUP, "not a regular file")
-
-
-def opened(place: Place, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of the file at `place`; never waits, and never opens what is not a regular file.
-
-    Raises:
-        OSError: As `regular`, and what the kernel says.
-    """
-    if place.status is not None:
-        regular(place.status)
-    descriptor = os.open(place.name, flags | _SAFE, mode, dir_fd=place.directory)
-    try:
-        regular(os.fstat(descriptor))
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 @contextlib.contextmanager
 def reading(place: Place) -> Generator[int]:
     """A descriptor to read the file at `place`.
@@ -66,7 +36,7 @@ def reading(place: Place) -> Generator[int]:
         OSError: As `opened`.
     """
     place.there  # noqa: B018 - raises where nothing is
-    descriptor = opened(place, os.O_RDONLY)
+    descriptor = opened(place.name, place.directory)
     try:
         yield descriptor
     finally:
@@ -113,9 +83,11 @@ def looked_at(place: Place) -> Generator[int | None]:
     if place.status is None:
         yield None
         return
-    kind = stat.S_IFMT(place.status.st_mode)
-    flags = {stat.S_IFREG: os.O_RDONLY, stat.S_IFDIR: os.O_RDONLY | os.O_DIRECTORY}.get(kind, os.O_PATH)
-    descriptor = os.open(place.name, flags | _SAFE, dir_fd=place.directory)
+    if stat.S_ISREG(place.status.st_mode):
+        descriptor = opened(place.name, place.directory)
+    else:
+        flags = os.O_RDONLY | os.O_DIRECTORY if stat.S_ISDIR(place.status.st_mode) else os.O_PATH
+        descriptor = os.open(place.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.directory)
     try:
         yield descriptor
     finally:
@@ -133,14 +105,13 @@ def write(place: Place, data: bytes, mode: Mode) -> int:
         FileExistsError: `mode` is `create`, and something is there.
         OSError: As `opened`; on a full disk a part may be written.
     """
-    flags = os.O_WRONLY | os.O_CREAT
-    if mode == "create":
-        flags |= os.O_EXCL
-        if place.status is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    elif mode == "append":
-        flags |= os.O_APPEND
-    descriptor = opened(place, flags)
+    flags = os.O_WRONLY | (os.O_APPEND if mode == "append" else 0)
+    if place.status is None:
+        descriptor = made(place.name, place.directory, flags | (os.O_EXCL if mode == "create" else 0))
+    elif mode == "create":
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    else:
+        descriptor = opened(place.name, place.directory, flags)
     try:
         if mode == "overwrite" and place.status is not None:
             os.ftruncate(descriptor, 0)
@@ -183,13 +154,13 @@ def replace(place: Place, data: bytes, mode: Mode) -> int:
     if place.status is not None:
         if mode == "create":
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        old = opened(place, os.O_WRONLY)  # whether it may be written is the kernel's to say
+        old = opened(place.name, place.directory, os.O_WRONLY)  # whether it may be written is the kernel's to say
         try:
             kept = os.fstat(old)
         finally:
             os.close(old)
     name = f".shellback-{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666, dir_fd=place.directory)
+    descriptor = made(name, place.directory, os.O_WRONLY | os.O_EXCL)
     try:
         try:
             if kept is not None:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from app.exec.files import scan
 from app.exec.files.errors import FileTooLarge
-from app.exec.files.place import Place, Root
+from app.exec.sight.place import Place, Root
 
 LIST_MOST: Final = 100_000
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -15,14 +14,15 @@ from app.exec.files.contents import READ_MOST, Mode
 from app.exec.files.entries import Entry, entry_of, listed
 from app.exec.files.grep import Grep, Hits
 from app.exec.files.locks import Locks
-from app.exec.files.place import Names, Place, Root, held
 from app.exec.files.search import Found, Glob
 from app.exec.files.text import Edited, Text, lines_of, replaced
-from app.exec.files.threads import FileThreads, settled
+from app.exec.files.threads import CHECK_S, FileThreads, Threads
+from app.exec.sight.place import Names, Place, Root
 
 TEXT_MOST: Final = 262_144
 LINES_MOST: Final = 2000
-
+LOOK_S: Final = 30.0
+"""Of what only reads: a thread that hangs in the kernel is left to itself."""
 T = TypeVar("T")
 Check = Callable[[str, int | None], None]
 """Called with a path as commands see it, and a descriptor of what stands there; it raises to prevent what follows."""
@@ -42,10 +42,11 @@ class Files:
 
     Everything raises, besides what is named there: InvalidCommand for a path that can be none, PathOutsideSandbox for
     one that leaves the workspace, WorkspaceUnusable if that is gone, BackendUnavailable if we may not become `uid`,
-    OSError as Python does, with the path as it was given: FileNotFoundError, NotADirectoryError, IsADirectoryError,
+    CheckTimedOut where reading takes longer than `LOOK_S`, OSError as Python does, with the path as it was given:
+    FileNotFoundError, NotADirectoryError, IsADirectoryError,
     FileExistsError, PermissionError, ELOOP for symlinks that go round in a circle, ENOTSUP for no regular file.
 
-    Cancelled, an operation is not begun, or comes to its end before the cancellation goes on; searches end at once.
+    Cancelled, a change is not begun, or comes to its end before the cancellation goes on; what reads ends at once.
     One of these is enough for a workspace, and writes to one file through it come one after another. Nothing is opened
     and no thread started when it is made.
 
@@ -67,20 +68,19 @@ class Files:
         self.inner = str(workspace) if inner is None else inner
         self._forbidden = forbidden
         self._threads = FileThreads(uid, gid, umask)
-        self._outside = ThreadPoolExecutor(1, thread_name_prefix="workspace")
         mounted = self._threads.identity is not None and self.inner != str(workspace)
         if mounted and forbidden is not None:
             # It looks at the workspace by its path, which the user of commands may not be able to go.
-            self._forbidden = partial(self._asked_outside, forbidden)
-        self._root = Root(str(workspace), self.inner, self._held if mounted else None)
-        self._searches = ThreadPoolExecutor(2, thread_name_prefix="grep")
+            self._forbidden = partial(self._threads.asked_outside, forbidden)
+        held = partial(self._threads.held, str(workspace)) if mounted else None
+        self._root = Root(str(workspace), self.inner, held)
+        self._searches = Threads(2, "grep")
         self._locks = Locks()
 
     async def close(self) -> None:
         """Let what was begun come to its end; nothing can be done with it afterwards."""
-        self._searches.shutdown(wait=False, cancel_futures=True)
         await self._threads.close()
-        self._outside.shutdown(wait=False)
+        await self._searches.close(0.0)
 
     async def read_bytes(
         self, path: str, *, offset: int = 0, limit: int | None = None, check: Check | None = None
@@ -105,7 +105,7 @@ class Files:
                     check(self._root.shown(place.names), descriptor)
                 return contents.read(place, descriptor, offset, limit)
 
-        return await self._run(path, read)
+        return await self._seen(path, read)
 
     async def read_text(self, path: str, *, offset: int = 0, limit: int = LINES_MOST, most: int = TEXT_MOST) -> Text:
         """At most `limit` lines of a file from line `offset` on (0 is the first), and at most `most` characters.
@@ -122,7 +122,7 @@ class Files:
                 data = contents.read_all(place.again())
             return lines_of(self._root.shown(place.names), data, offset, limit, most)
 
-        return await self._run(path, read)
+        return await self._seen(path, read)
 
     async def inspect(self, path: str, look: Callable[[str, int | None], T], *, follow: bool = True) -> T:
         """What `look` returns, called in a thread with a path as commands see it, without symlinks, and a descriptor.
@@ -139,7 +139,7 @@ class Files:
             ):
                 return look(self._root.shown(place.names), descriptor)
 
-        return await self._run(path, work)
+        return await self._seen(path, work)
 
     async def write_bytes(
         self,
@@ -219,7 +219,7 @@ class Files:
             with self._root.place(path) as place:
                 return entry_of(self._root, path, place)
 
-        return await self._run(path, look)
+        return await self._seen(path, look)
 
     async def lstat(self, path: str) -> Entry:
         """What stands at `path`, a symlink itself."""
@@ -228,7 +228,7 @@ class Files:
             with self._root.place(path, follow=False) as place:
                 return entry_of(self._root, path, place)
 
-        return await self._run(path, look)
+        return await self._seen(path, look)
 
     async def list_dir(self, path: str = ".") -> list[Entry]:
         """The entries of a directory, sorted by name.
@@ -241,7 +241,7 @@ class Files:
             with self._root.place(path) as place:
                 return listed(self._root, path, place)
 
-        return await self._run(path, look)
+        return await self._seen(path, look)
 
     async def make_dir(self, path: str) -> bool:
         """Make a directory and those on the way; False if it was there.
@@ -282,15 +282,15 @@ class Files:
                     return False
                 raise
 
-        return await self._run(path, look)
+        return await self._seen(path, look)
 
     async def realpath(self, path: str) -> str:
         """`path` without symlinks, as commands see it; from where nothing is to be seen it is kept as written."""
-        return await self._run(path, lambda: self._root.shown(self._root.real(path)))
+        return await self._seen(path, lambda: self._root.shown(self._root.real(path)))
 
     async def resolve(self, path: str) -> Path:
         """The same as `realpath`, as this machine sees it; nothing has to be there."""
-        return await self._run(path, lambda: self.workspace.joinpath(*self._root.real(path)))
+        return await self._seen(path, lambda: self.workspace.joinpath(*self._root.real(path)))
 
     async def glob(self, pattern: str, *, path: str = ".", limit: int = 1000, seconds: float = 10.0) -> Found:
         """Files and directories below `path` that match: `**`, `*`, `?`, `[...]` and `{a,b}`; dotfiles do too.
@@ -302,7 +302,7 @@ class Files:
             InvalidCommand: The pattern or a bound is not acceptable.
         """
         search = Glob(self._root, pattern, path, limit, seconds)
-        return await self._run(path, search.run, stop=search.stop)
+        return await self._seen(path, search.run, search.stop, seconds + LOOK_S)
 
     async def grep(
         self,
@@ -331,20 +331,21 @@ class Files:
         )  # fmt: skip
         await self.stat(path)
         with _said(path):
-            return await settled(self._searches.submit(search.run), search.stop)
+            return await self._searches.run(search.run, search.stop)
 
-    def _asked_outside(self, forbidden: Callable[[Path], str | None], path: Path) -> str | None:
-        return self._outside.submit(forbidden, path).result()
-
-    def _held(self) -> int:
-        """The workspace, opened by a thread that may do all that we may."""
-        return self._outside.submit(held, str(self.workspace)).result()
+    async def look(self, work: Callable[[], T]) -> T:
+        """What `work`, which changes nothing, returns in a thread; CheckTimedOut after `CHECK_S`."""
+        return await self._threads.run(work, seconds=CHECK_S)
 
     async def _run(self, path: str, work: Callable[[], T], stop: Callable[[], object] | None = None) -> T:
         with _said(path):
-            # A thread has the rights of the one that made it, so it is not one for files that makes this one.
-            self._outside.submit(int)
             return await self._threads.run(work, stop)
+
+    async def _seen(
+        self, path: str, work: Callable[[], T], stop: Callable[[], object] | None = None, seconds: float = LOOK_S
+    ) -> T:
+        with _said(path):
+            return await self._threads.run(work, stop, seconds=seconds)
 
     async def forbids(self, path: str) -> str | None:
         """Why what stands at `path`, a symlink itself, is not written, made or removed; None where it may be."""
@@ -357,7 +358,7 @@ class Files:
                 names = self._root.real(path)
             return None if self._forbidden is None else self._forbidden(Path(self._root.shown(names)))
 
-        return await self._run(path, look)
+        return await self._seen(path, look)
 
     def _check(self, place: Place, check: Check | None) -> None:
         if check is not None:

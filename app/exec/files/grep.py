@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from app.exec.errors import InvalidCommand
-from app.exec.files.place import Root
 from app.exec.files.search import bounded
+from app.exec.sight.place import Root
 
 HITS_MOST: Final = 1000
 PATTERN_MOST: Final = 1000

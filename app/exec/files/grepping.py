@@ -22,8 +22,9 @@ from typing import Any, Final
 from app.exec.errors import ExecError
 from app.exec.files import scan
 from app.exec.files.patterns import Pattern, State, alternatives
-from app.exec.files.place import Root, held
 from app.exec.files.scan import Scan
+from app.exec.sight.place import Root, held
+from app.exec.sight.regular import opened
 
 FILE_MOST: Final = 16 * 1024 * 1024
 FILE_S: Final = 1.0
@@ -34,7 +35,6 @@ _MEMORY: Final = 1 << 30
 _ASKED: Final = 64
 """So many files are asked about at once."""
 _SNIFFED: Final = 8192
-_OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 class _TooSlow(Exception):
@@ -139,7 +139,7 @@ class _Search:
 
     def _take(self, name: str, directory: int, path: str) -> None:
         try:
-            self._held.append((path, os.open(name, _OPEN, dir_fd=directory)))
+            self._held.append((path, opened(name, directory)))
         except OSError:
             self._unreadable += 1
         if len(self._held) >= (_ASKED if self._asks else 1):
@@ -184,8 +184,6 @@ class _Search:
 
     def _read(self, descriptor: int) -> bytes:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("not a regular file")
         if status.st_size > FILE_MOST:
             self._large += 1
             return b""

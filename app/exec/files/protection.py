@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends.protected import PROTECTED, Covers, Protected
+from app.exec.backends.protected import Covers, Protected
+from app.exec.backends.trusted import PROTECTED
 
 _WHY: Final = {rule.name: rule.why for rule in PROTECTED}
 
@@ -32,6 +33,8 @@ class Protection:
         covers = self._protected.covers()
         covered = _covered(covers, where)
         if covered is not None:
+            if covered in covers.closed:
+                return f"{self._shown(covered)} is closed as a whole: it cannot be told what in it is protected"
             name = covered.rpartition("/")[2]
             return f"{self._shown(covered)} is protected: {_WHY.get(name, 'programs outside trust what stands there')}"
         if where in covers.writable:

@@ -13,8 +13,8 @@ from app.exec.errors import InvalidCommand
 from app.exec.files import scan
 from app.exec.files.entries import Entry, entry
 from app.exec.files.patterns import Pattern, State, alternatives, split
-from app.exec.files.place import Root
 from app.exec.files.scan import Scan
+from app.exec.sight.place import Root
 
 FOUND_MOST: Final = 1000
 SECONDS_MOST: Final = 60.0

@@ -184,7 +184,7 @@ class _Walk:
 
     def _no_secret(self, source: str) -> None:
         if self._roots.secret(Path(source)):
-            raise self._refused(f"{source} is a listed secret (SECRET_PATHS): leave it out with exclude_glob")
+            raise self._refused(f"{source} may be a secret (name or SECRET_PATHS): leave it out with exclude_glob")
 
     def _target(self, path: str) -> str:
         return posixpath.join(self._mount.target, path).rstrip("/") if path else self._mount.target

@@ -11,7 +11,7 @@ from app.exec.errors import ExecError
 from app.exec.following import Follower
 from app.exec.model import Session
 from app.exec.persistent.marks import Mark, ended, without
-from app.exec.persistent.payload import Frame
+from app.exec.persistent.payload import KNOWN, Frame
 from app.exec.persistent.readiness import prompts
 from app.exec.persistent.reading import Reader
 from app.exec.plain_text import decoded
@@ -31,7 +31,7 @@ _REST_S: Final = 0.02
 _END_S: Final = 10.0
 _SHOWN: Final = 2_000
 
-How = Literal["ended", "interrupted", "inside", "gone", "waiting", "timeout", "unheard", "outer"]
+How = Literal["ended", "interrupted", "inside", "gone", "waiting", "timeout", "unheard", "outer", "replaced"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Outcome:
     `ended`: it told its status itself. `interrupted`: the shell has left it, and prompts; `inside`: another shell
     prompts, which it has started. `gone`: the shell has ended. `waiting` for input, and at the `timeout`: it runs on.
     `unheard`: the shell prompts, and has not begun it. `outer`: it has ended a shell inside, and the one around
-    that prompts.
+    that prompts. `replaced`: by `exec` another shell is in its place, and prompts.
     """
 
     how: How
@@ -130,7 +130,7 @@ class Course:
         if self._start is None:
             return self._so_far("unheard")
         inside = look is not None and look.reader not in {0, look.pid}
-        left = "interrupted" if self._outer is None else "outer"
+        left = "outer" if self._outer is not None else "interrupted" if _is_known(self._prompt) else "replaced"
         return Outcome(
             how="inside" if inside else left,
             start=self._start,
@@ -174,6 +174,10 @@ class Course:
 
     async def _look(self) -> Look | None:
         return await look_at(self._engine, self._session)
+
+
+def _is_known(prompt: Mark) -> bool:
+    return prompt.said.endswith(b";" + KNOWN)
 
 
 async def look_at(engine: Engine, session: Session) -> Look | None:

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from app.exec.model import CallKey, SessionId
 from app.exec.persistent.quoting import unquoted
+from app.exec.supervisor import linux
 
 KEY_FILE: Final = "shell.key"
 _KEY_BYTES: Final = 32
@@ -120,7 +121,7 @@ def _key_in(home: Path) -> bytes:
     draft = home / f"{KEY_FILE}.{secrets.token_hex(8)}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        os.write(fd, secrets.token_bytes(_KEY_BYTES))
+        linux.write_all(fd, secrets.token_bytes(_KEY_BYTES))
         os.fsync(fd)
     finally:
         os.close(fd)

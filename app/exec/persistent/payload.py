@@ -4,26 +4,36 @@ The line makes bash read on without showing what it reads (`read -s` switches th
 rest, which has the names of marks, is seen nowhere. It is one text without control characters. All words that an alias
 could change are quoted, all output of ours goes to the terminal whatever the shell's own goes to, and what traps and
 `set -x` would print about us goes nowhere. The command itself runs where it would have, had it been typed: in no
-function, with the status of the one before.
+function, with the status of the one before. What is not finished as it stands would go on into words of ours, so bash
+is asked about it first, and runs nothing of what it would refuse.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from app.exec.classify.grammar import unfinished
 from app.exec.persistent.quoting import quoted
 
 END: Final = b"\x01"
 """Ends what the line asked for; a terminal that reads single characters lets it through."""
+KNOWN: Final = b"k"
 _HOOK: Final = "#7770"
 _AS_IT_WAS: Final = b'case $PWD in "$__sl"/.|"$__sl"/./*)PWD=$__sl;;esac'
 """For a directory that has been removed: `cd -P .` makes up another name for it each time."""
-_UNFINISHED: Final = re.compile(r"<<|[&|)!]\s*\Z")
+_BEFORE: Final = b'case $__so in "")\\builtin unset OLDPWD;\\builtin declare -gx OLDPWD;;*)OLDPWD=$__so;;esac'
+"""A shell that has been in one directory only has no other to go back to."""
+_CHECKED: Final = b'(BASH_ENV= \\builtin exec -a bash /proc/self/exe -nO extglob -c -- "$__sb")'
+"""What is in `__sb` as another bash reads it, of the same program; nothing of it is run."""
+_REMEMBERED: Final = (
+    b"{ case :$SHELLOPTS:${HISTCONTROL-}:${HISTIGNORE:+ignored} in *ignore[sb]*|*:ignored);;"
+    b'*:history:*)\\builtin history -d -1||:;;esac;\\builtin history -s -- "$__sb"||:;} >/dev/null 2>&1;'
+)
+"""`history` has the command as if it had been typed, and not the line that asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +64,18 @@ def trigger(ready: str) -> bytes:
 
 def payload(command: str, frame: Frame, bounds: Bounds, *, status: int, options: str) -> bytes:
     """What the line asked for. `status` and `options` are what R said: the command finds both as they were."""
-    inner = _begun(frame.start, status, options) + b"\n" + command.encode("utf-8", "surrogateescape")
-    if "v" not in options and not _UNFINISHED.search(command):
-        # Else `set -e` and a trap on ERR would hold against us what the command was allowed to say.
-        inner += b"\n\n{ __sq=$?;} >/dev/null 2>&1"
-    return b"\\builtin unset __sb __sq;%b\\builtin eval %b;%b%b" % (
+    before = b"\\builtin unset __sb;" + _begun(frame.start, status, options) + b"\n"
+    # Else `set -e` and a trap on ERR would hold against us what the command was allowed to say.
+    after = b"" if "v" in options or "<<" in command else b"\n\n{ __sq=$?;} >/dev/null 2>&1"
+    run = b'\\builtin eval %b"$__sb"%b' % (quoted(before), quoted(after))
+    if unfinished(command):
+        refused = b"%b;%b||__sq=2;\\builtin unset __sb" % (_mark("S", frame.start), _CHECKED)
+        run = b"if %b 2>/dev/null;then %b;else %b;fi" % (_CHECKED, run, refused)
+    return b"__sb=%b;\\builtin unset __sq;%b%b%b;%b%b" % (
+        quoted(command.encode("utf-8", "surrogateescape")),
         _hooked(frame.prompt),
-        quoted(inner),
+        _REMEMBERED,
+        run,
         _ended(frame, bounds),
         END,
     )
@@ -99,14 +114,18 @@ def _begun(name: str, status: int, options: str) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _hooked(name: str) -> bytes:
-    """Have P printed before each prompt and C before each line is run, also in a shell inside, beside what is there."""
-    prompt = f"{{ \\builtin printf '\\e]7770;P;{name};%s\\a' \"$?\">/dev/tty;}} 2>/dev/null {_HOOK}\n".encode("ascii")
+    """Have P printed before each prompt and C before each line is run, also in a shell inside, beside what is there.
+
+    P tells the status, and `KNOWN` where the shell is one that has had a command of ours: after `exec` it is not.
+    """
+    said = f'\'\\e]7770;P;{name};%s;%s\\a\' "$?" "${{__sh-}}"'
+    prompt = f"{{ \\builtin printf {said}>/dev/tty;}} 2>/dev/null {_HOOK}\n".encode("ascii")
     line = f"\x1b]7770;C;{name}\a".encode("ascii")
     variables = ((b"PROMPT_COMMAND", prompt, f"{_HOOK}?".encode("ascii")), (b"PS0", line, b"$'\\a'"))
     set_each = b"".join(
         b'%b=%b"${%b#*%b}";' % (variable, quoted(text), variable, end) for variable, text, end in variables
     )
-    return b"%b\\builtin export PROMPT_COMMAND PS0;" % set_each
+    return b"%b\\builtin export PROMPT_COMMAND PS0;__sh=%b;\\builtin export -n __sh;" % (set_each, KNOWN)
 
 
 def _ended(frame: Frame, bounds: Bounds) -> bytes:
@@ -118,9 +137,9 @@ def _ended(frame: Frame, bounds: Bounds) -> bytes:
     back, root = quoted(os.fsencode(bounds.back)), quoted(os.fsencode(bounds.roots[0]))
     return b"".join(
         [
-            b"{ __sq=${__sq-$?} __sl=${PWD-} __so=${OLDPWD-${PWD-}};",
+            b"{ __sq=${__sq-$?} __sl=${PWD-} __so=${OLDPWD-};",
             b'if \\builtin cd -P .;then case $PWD in %b) \\builtin cd -L "$__sl"||' % inside,
-            b"%b;OLDPWD=$__so;__sl=;;" % _AS_IT_WAS,
+            b"%b;%b;__sl=;;" % (_AS_IT_WAS, _BEFORE),
             b"*) __sl=$PWD;\\builtin cd %b||\\builtin cd %b||:;OLDPWD=$PWD;;esac;else __sl=;fi;" % (back, root),
             # A directory with a longer name than the kernel takes is not told.
             b"__so=$PWD;case $((${#__so}>4095)) in 1)__so=;;esac;case $((${#__sl}>4095)) in 1)__sl=...;;esac;",

@@ -46,6 +46,13 @@ class Reader:
         return found
 
 
+def before_unfinished(log: OutputLog, end: int) -> int:
+    """Where the log can be read to, at most `end`: not into a mark whose rest has yet to come. Blocks shortly."""
+    start = max(0, end - LONGEST)
+    unfinished = _OPENED.search(log.piece(start, end - start))
+    return end if unfinished is None else start + unfinished.start()
+
+
 def last_mark(log: OutputLog, kinds: str) -> Mark | None:
     """The last mark of one of these kinds, of the last MiB of a log; None where there is none. Blocks shortly."""
     end = log.size()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from app.exec.engine import Engine
@@ -23,6 +24,7 @@ from app.exec.persistent.expiry import Expiry
 from app.exec.persistent.known import Known
 from app.exec.persistent.marks import Names
 from app.exec.persistent.payload import Bounds
+from app.exec.persistent.reading import before_unfinished
 from app.exec.persistent.results import Executed, Read, ShellBusy, Started
 from app.exec.policy import Grant
 from app.exec.sessions import Listed, Sessions
@@ -115,7 +117,9 @@ class PersistentShells:
             raise (InputUnknown if recorded["unknown"] else ShellBusy)(str(recorded["refused"]))
         if recorded["how"] == "gone":
             session = await self._engine.registry.get(session.id)
-        return await telling.executed(self._engine, session, recorded, command, raw=raw)
+        executed = await telling.executed(self._engine, session, recorded, command, raw=raw)
+        found = () if self._engine.inspector is None else await self._engine.inspector.look(session.id)
+        return replace(executed, note=" ".join((*(f"{one}." for one in found), executed.note))) if found else executed
 
     async def read(self, session_id: str, origin: CallOrigin, *, raw: bool = True) -> Read:
         """What the shell printed since it was read last; a repeat of the call returns the same.
@@ -127,7 +131,9 @@ class PersistentShells:
         session = await self.get(session_id, origin.conversation_id, ended=True)
         known = self._of(session)
         upto = await known.log.readable_end(ended=session.end is not None)
-        start, end = await self._engine.store.advance_poll(call_key(origin), session.id, upto)
+        if session.end is None:
+            upto = before_unfinished(known.log, upto)
+        start, end, *_ = await self._engine.store.advance_poll(call_key(origin), session.id, upto)
         start = max(start, min(end, known.told()))
         known.told(end)
         running, status = await known.pending(session)

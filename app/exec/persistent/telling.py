@@ -13,8 +13,9 @@ from app.exec.output import OutputLog
 from app.exec.persistent.course import Outcome
 from app.exec.persistent.marks import without
 from app.exec.persistent.results import Executed
-from app.exec.plain_text import continuation_bytes, whole_characters
+from app.exec.plain_text import continuation_bytes, masked, whole_characters
 from app.exec.render import how_it_ended
+from app.exec.typed_lines import UNFINISHED
 
 BUSY: Final = (
     "a command runs in shell {0}, so this one was not run: read what it prints, answer or interrupt it with write "
@@ -35,6 +36,7 @@ def facts(done: Outcome, cwd: str, *, took_s: float) -> dict[str, object]:
         "status": done.status,
         "cwd": cwd,
         "left": done.left,
+        UNFINISHED: "",
         "took_ms": round(took_s * 1000),
     }
 
@@ -84,15 +86,15 @@ async def shown(log: OutputLog, start: int, end: int, *, raw: bool) -> str:
     if not raw:
         return (await log.ends(start, end)).text
     if end - start <= limits.RESULT_CHARS:
-        return without(await log.raw(start, end)).decode("utf-8", "replace")
+        return masked(without(await log.raw(start, end)).decode("utf-8", "replace"))
     half = limits.RESULT_CHARS // 2
     head, tail = await log.raw(start, start + half), await log.raw(end - half, end)
     head, tail = head[: whole_characters(head)], tail[continuation_bytes(tail) :]
     left = f"\r\n[{end - start - len(head) - len(tail):,} bytes left out here; process_log has them from byte "
     return (
-        without(head).decode("utf-8", "replace")
+        masked(without(head).decode("utf-8", "replace"))
         + f"{left}{start + len(head)}]\r\n"
-        + without(tail).decode("utf-8", "replace")
+        + masked(without(tail).decode("utf-8", "replace"))
     )
 
 
@@ -132,6 +134,11 @@ def _note(session: Session, how: str, recorded: Mapping[str, Any]) -> str:
             )
         case "inside":
             notes.append("another shell runs inside and prompts: exec runs commands in it until it exits")
+        case "replaced":
+            notes.append(
+                "by exec another shell is in the place of the one that ran the command: what that one had beside its "
+                "environment and directory (variables, functions, options) is gone"
+            )
         case "interrupted" if recorded["status"] != INTERRUPTED:
             notes.append(
                 "the shell left the command before its end, for an error of its own: exit_code is what its prompt tells"

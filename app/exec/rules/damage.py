@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from app.exec.classify.model import Surroundings
+from app.exec.paths import inside
 from app.exec.rules import protected
 from app.exec.rules.carriers import name_of, names
 
 _HELP: Final = frozenset(("--help", "--version", "-V", "-h"))
+_VERB: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
+_PLAIN: Final = re.compile(r"[^-=*?\[\0][^=*?\[\0]*|-[^=/\0]*(?:=[A-Za-z0-9_.-]+)?")
+"""An operand that stands for itself, or an option whose value, if it has one, leads nowhere."""
 _ENDLESS: Final = frozenset(("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"))
 
 
@@ -20,6 +28,8 @@ class Where:
 
     around: Surroundings
     cwds: tuple[str, ...]
+    plain: bool = False
+    """Whether the command is in the line itself, gets nothing but what is written there, and no device is mentioned."""
 
     def tree(self, words: Sequence[str]) -> str | None:
         """The first irreplaceable tree among words."""
@@ -29,12 +39,48 @@ class Where:
         """The first device among words, or values behind `=` in them."""
         return next((found for word in words if (found := protected.device(word, self.around, self.cwds))), None)
 
+    def only_files(self, words: Sequence[str], skip: int = 0) -> bool:
+        """Whether the operands of a command, but for so many, are plain files and directories of the workspace.
+
+        They may be missing. Nothing else of the command may lead anywhere either.
+        """
+        operands = _taken_apart(words)[1][skip:]
+        values = [word.partition("=")[2] for word in words[1:] if "=" in word]
+        places = [place for word in operands for place in protected.places(word, self.around, self.cwds)]
+        return (
+            self.plain
+            and bool(places)
+            and all(map(_PLAIN.fullmatch, words[1:]))
+            and self.device(values) is None
+            and all(map(self._is_file, (*self.cwds, *places)))
+        )
+
+    def _is_file(self, place: str) -> bool:
+        real = os.path.realpath(place)
+        if "\1" in real or not any(inside(Path(real), directory) for directory in self.around.allowed):
+            return False
+        try:
+            mode = os.stat(real).st_mode
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def asks_for_help(words: Sequence[str]) -> bool:
+    """Whether a program is only asked what it is or does: nothing but a verb at most goes with it."""
+    verbs = [word for word in words[1:] if word not in ("--help", "--version")]
+    return len(verbs) < len(words) - 1 and len(verbs) <= 1 and all(map(_VERB.fullmatch, verbs))
+
 
 def damage(words: Sequence[str], where: Where) -> str | None:
     """Why this one command must not run; None where it may be asked for."""
     name = name_of(words[0])
     if name == "mkfs" or name.startswith(("mkfs.", "mke2fs", "newfs")):
-        return None if words[1:] and set(words[1:]) <= _HELP else f"{name} formats a file system"
+        asked = words[1:] and set(words[1:]) <= _HELP
+        on_files = name.startswith(("mkfs", "mke2fs")) and where.only_files(words)
+        return None if asked or on_files else f"{name} formats a file system"
     check = _CHECKS.get(name)
     return check(words, where) if check is not None else None
 
@@ -162,10 +208,11 @@ def _partitions(words: Sequence[str], where: Where) -> str | None:
     return None if set(words[1:]) & reads else _any_device(words, where)
 
 
-def _wipefs(words: Sequence[str], _: Where) -> str | None:
-    options = _taken_apart(words)[0]
+def _wipefs(words: Sequence[str], where: Where) -> str | None:
+    options, _ = _taken_apart(words)
     wipes = _has(options, "ao", "--all") or _has(options, "", "--offset")
-    return "wipefs erases a file system's signature" if wipes and not set(options) & {"-n", "--no-act"} else None
+    harmless = set(options) & {"-n", "--no-act"} or where.only_files(words)
+    return "wipefs erases a file system's signature" if wipes and not harmless else None
 
 
 def _badblocks(words: Sequence[str], where: Where) -> str | None:
@@ -206,7 +253,10 @@ def _rsync(words: Sequence[str], where: Where) -> str | None:
     return f"it would remove what is in {found}" if found and deletes else None
 
 
-def _cryptsetup(words: Sequence[str], _: Where) -> str | None:
+def _cryptsetup(words: Sequence[str], where: Where) -> str | None:
+    active = any(word.startswith("--active-name") for word in words)
+    if name_of(words[0]) == "cryptsetup" and not active and where.only_files(words, skip=1):
+        return None
     wipes = {"luksFormat", "erase", "luksErase", "format", "sanitize", "reencrypt", "--zero-superblock"}
     return f"{name_of(words[0])} {' '.join(set(words) & wipes)} erases a device" if set(words) & wipes else None
 

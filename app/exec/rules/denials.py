@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -30,6 +31,11 @@ _KNOWN: Final = (damage.NAMES | ours.NAMES | CARRIERS | _FETCHES) - {"."}
 _TELLING: Final = re.compile(
     r"\$'|\{[^{}\s]*,|\(\)|function|mkfs|mke2fs|newfs|EXEC_|SHELLBACK_|DBOS_|PPID|/proc|sock|>(?!&[0-9]|\s?/dev/null)"
 )
+_ELSEWHERE: Final = re.compile(
+    r"/dev(?!/(?:null|zero|u?random|std(?:in|out|err)|tty)(?![\w./]))"
+    r"|\b(?:builtin|command|eval|source|popd|CDPATH|mknod)\b|(?:^|[\s;&|])\.\s"
+)
+"""What may make a file of the workspace a device, or leave the workspace unseen."""
 _PATHS: Final = re.compile(r"\.\.|~|(?:^|[\s\"'=:])/(?!dev/null)|\$\{?(?:HOME|PWD|OLDPWD)")
 
 
@@ -45,7 +51,7 @@ def denial(source: str, around: Surroundings) -> str | None:
 
 def _worth_reading(source: str, around: Surroundings) -> bool:
     """Whether anything of it could be denied: most of what runs is quickly seen to be harmless."""
-    flat = re.sub(r"\\\n|[\"'\\]", "", source)
+    flat = _flat(source)
     return (
         _TELLING.search(source) is not None
         or _TELLING.search(flat) is not None
@@ -54,17 +60,26 @@ def _worth_reading(source: str, around: Surroundings) -> bool:
     )
 
 
+def _flat(source: str) -> str:
+    """A line without its quotes and escapes."""
+    return re.sub(r"\\\n|[\"'\\]", "", source)
+
+
 def _line(source: str, around: Surroundings, depth: int) -> str | None:
     line = read(source)
     if line.bombs:
         return f"{line.bombs[0]} starts itself over and over (a fork bomb)"
     cwds = [str(around.cwd)]
+    plain = depth == _DEPTH and _ELSEWHERE.search(_flat(source)) is None
     hunted = any(ours.finds_us(command.words) for command in line.commands if command.words)
     for command in line.commands:
-        where = Where(around, tuple(cwds))
+        around_it = Where(around, tuple(cwds))
         for words in _with_carried(command, around, depth):
             if isinstance(words, str):
                 return words
+            where = replace(around_it, plain=plain and words is command.words)
+            if damage.asks_for_help(words):
+                continue
             if hunted and ours.ends_others(words):
                 return "it would signal the program that runs it"
             reason = (
@@ -74,7 +89,7 @@ def _line(source: str, around: Surroundings, depth: int) -> str | None:
             )
             if reason is not None:
                 return reason
-        reason = _around_it(command, where)
+        reason = _around_it(command, around_it)
         if reason is not None:
             return reason
         if command.words[:1] in (("cd",), ("pushd",)):
@@ -120,6 +135,8 @@ def _handed(inner: tuple[str, ...], before: tuple[str, ...]) -> Iterator[tuple[s
     """What `xargs` would run, as far as what it reads can be seen."""
     if not before or not inner:
         return
+    if name_of(before[0]) in ("echo", "printf"):
+        yield (*inner, *before[1:])
     if name_of(before[0]) in ("echo", "printf", "ls"):
         yield (*inner, *(word for word in before[1:] if not word.startswith("-")))
     elif name_of(before[0]) == "find" and name_of(inner[0]) in ("rm", "shred", "unlink"):

@@ -10,6 +10,7 @@ from app.exec.classify.model import Surroundings
 from app.exec.rules.facts import Facts
 from app.exec.rules.matching import Rules
 from app.exec.rules.rule import Rule
+from app.exec.secrets import Secrets
 
 EXAMPLES: Final = 50
 
@@ -32,7 +33,7 @@ def matches(rule: Rule, command: str, base: Path) -> bool:
     """Whether this rule alone decides on a command that runs where the rule is about."""
     match = rule.match
     cwd = Path(match.cwd) if match.cwd is not None else base.resolve()
-    around = Surroundings(cwd=cwd, allowed=(cwd,), secret=lambda _: False, home=Path("/nonexistent"))
+    around = Surroundings(cwd=cwd, allowed=(cwd,), secret=Secrets(), home=Path("/nonexistent"))
     facts = Facts(
         command=command,
         backend=match.backend or "host",

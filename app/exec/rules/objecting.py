@@ -7,7 +7,9 @@ the subset that is understood.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from app.exec.classify.model import Judgement
 from app.exec.classify.syntax import Parsed, Simple
@@ -17,6 +19,8 @@ from app.exec.rules.commands import MOVES, commands_in, tier_of, words_of
 from app.exec.rules.facts import Facts
 from app.exec.rules.loose import read
 from app.exec.rules.rule import Match, fits
+
+_VARIABLE: Final = re.compile(r"\$\{\w+\}")
 
 
 def objects(match: Match, parsed: Parsed, judgement: Judgement, facts: Facts) -> bool:
@@ -29,7 +33,15 @@ def objects(match: Match, parsed: Parsed, judgement: Judgement, facts: Facts) ->
         if words and name_of(words[0]) in MOVES and len(words) > 1:
             cwds = [*cwds[-3:], os.path.join(cwds[-1], words[-1])]
         tier = tier_of(simple, judgement) or judgement.tier
-        if (match.tier is None or tier >= match.tier) and _about(match, commands_in(words), _targets(simple), cwds):
+        known = [one for one in judgement.segments if one.text == simple.text]
+        commands = [*commands_in(words), *(one.words for one in known if one.words)]
+        paths = [path for one in known for path in one.paths]
+        # One with a slash at its end is all below it, so what a pattern there stands for too.
+        below = [
+            pattern for pattern in match.paths if any(pattern.startswith(path) for path in paths if path[-1] == "/")
+        ]
+        targets = [*_targets(simple), *paths, *below]
+        if (match.tier is None or tier >= match.tier) and _about(match, commands, targets, cwds):
             return True
     if not parsed.outside or (match.tier is not None and judgement.tier < match.tier):
         return False
@@ -50,16 +62,20 @@ def _could_be(prefix: Sequence[str], words: Sequence[str], *, exact: bool) -> bo
     if not (fits(prefix[0], words[0]) or fits(prefix[0], name_of(words[0]))):
         return False
     if exact:
-        return len(prefix) == len(words) and all(map(fits, prefix[1:], words[1:]))
+        return len(prefix) == len(words) and all(map(_may_fit, prefix[1:], words[1:]))
     wanted = 1
     for at in range(1, len(words)):
         if wanted == len(prefix):
             break
-        if fits(prefix[wanted], words[at]):
+        if _may_fit(prefix[wanted], words[at]):
             wanted += 1
         elif not (words[at].startswith("-") or words[at - 1].startswith("-")):
             return False  # neither an option nor what one may take
     return wanted == len(prefix)
+
+
+def _may_fit(pattern: str, word: str) -> bool:
+    return fits(pattern, word) or _VARIABLE.search(word) is not None
 
 
 def _targets(simple: Simple) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from app.exec.rules import protected
-from app.exec.rules.carriers import name_of, names
+from app.exec.rules.carriers import Text, carried, name_of, names
 from app.exec.rules.damage import Where
 from app.exec.rules.spelling import HOLE
 
@@ -19,12 +19,27 @@ _NAMES: Final = re.compile(
 )
 _EVERYBODY: Final = frozenset(("", ".", ".*", "^", "$", "^.*", ".+", ".*$", "^.*$", ".?", "[a-z]", "\\w", "*"))
 _SETTERS: Final = names("export declare typeset readonly local unset read printenv getopts mapfile readarray")
-_TRACERS: Final = names(
-    "gdb lldb strace ltrace perf reptyr gcore jstack nsenter criu injcode renice prlimit taskset chrt"
-)
+_TRACERS: Final = {
+    **dict.fromkeys(names("gdb lldb strace ltrace perf prlimit"), "-p --pid --attach --attach-pid"),
+    **dict.fromkeys(names("nsenter criu"), "-t --target --tree"),
+    **dict.fromkeys(names("taskset chrt"), "-p --pid"),
+    **dict.fromkeys(names("reptyr gcore jstack injcode renice"), "-p --pid"),
+}
+"""Programs that take hold of a process, with the options that say which one."""
+_OPERANDS: Final = {"gdb": 1, "renice": 1, "reptyr": 0, "gcore": 0, "jstack": 0, "injcode": 0}
+"""Those whose operands say it too, but for so many."""
+_ZERO: Final = {
+    "kill": (("-0",), ("-s", "0"), ("-n", "0"), ("--signal", "0"), ("--signal=0",)),
+    "pkill": (("-0",), ("--signal", "0"), ("--signal=0",)),
+    "killall": (("-0",), ("-s", "0"), ("--signal", "0"), ("--signal=0",)),
+}
+"""How each is told, first of all, to send the signal 0; to others these letters mean other things (`pkill -s`)."""
+_OPERAND: Final = rf"[^-*?\[{HOLE}][^{HOLE}]*"
+_HARMLESS: Final = re.compile(rf"-[efioqruvx]+|--(?![sq])[a-z-]*|{_OPERAND}")
+_HARMLESS_TO_KILL: Final = re.compile(rf"--|{_OPERAND}")
 _KILLS: Final = names("kill pkill killall skill snice pgrep pidof fuser killall5")
 _SERVICES: Final = names("systemctl service initctl supervisorctl sv rc-service")
-NAMES: Final = _TRACERS | _KILLS | _SERVICES | _SETTERS | {"shellback", "app", "ps", "lsof"}
+NAMES: Final = frozenset(_TRACERS) | _KILLS | _SERVICES | _SETTERS | {"shellback", "app", "ps", "lsof"}
 _DECIDES: Final = {
     "approvals": frozenset(("approve", "deny")),
     "rules": frozenset(("add", "revoke")),
@@ -64,13 +79,9 @@ def attack(words: Sequence[str], assigned: Iterable[str], redirects: Iterable[st
 
 def _by_name(words: Sequence[str]) -> str | None:
     name = name_of(words[0])
-    if name == "kill":
-        return _kill(words[1:])
-    if name == "killall5":
-        return "it ends every process"
     if name in _KILLS:
-        return _kill_by_name(name, words[1:])
-    if name in _TRACERS and any(_is_ours(word) for word in words[1:]):
+        return None if _only_tries(words) else _kill_by_name(name, words[1:])
+    if name in _TRACERS and any(_is_ours(word) for word in _held(name, words)):
         return f"{name} takes hold of the process that runs it"
     if name in _SERVICES:
         verbs = {
@@ -89,6 +100,41 @@ def _by_name(words: Sequence[str]) -> str | None:
         if set(words[1:]) & verbs and any(_NAMES.search(word) for word in words[1:]):
             return "it stops or changes the program that runs it"
     return _decides(words)
+
+
+def _held(name: str, words: Sequence[str]) -> Iterator[str]:
+    """The processes that a tracer is told to take hold of: not its other numbers, nor those of what it runs."""
+    run = next((one for one in carried(words) if not isinstance(one, Text)), ())
+    own = list(words[1 : len(words) - len(run)])
+    if "--args" in own:
+        del own[own.index("--args") :]
+    short, *long = _TRACERS[name].split()
+    told = [at for at, word in enumerate(own) if re.match(rf"-[a-zA-Z]*{short[1]}", word)]
+    told += [at for at, word in enumerate(own) if len(word) > 3 and any(one.startswith(word[:4]) for one in long)]
+    if name in ("taskset", "chrt"):
+        # Behind a mask or priority; alone it is only told of.
+        yield from [word for word in words[1:] if not word.startswith("-")][1:] if told else ()
+        return
+    for at in told:
+        attached = own[at].partition("=" if own[at].startswith("--") else short[1])[2]
+        yield from re.split(r"[,\s]+", attached or " ".join(words[at + 2 : at + 3]))
+    valued = {at + 1 for at, word in enumerate(own) if word in ("-n", "--priority")} if name == "renice" else set[int]()
+    operands = [word for at, word in enumerate(own) if not word.startswith("-") and at not in valued]
+    if name in _OPERANDS:
+        yield from operands[0 if valued else _OPERANDS[name] :]
+
+
+def _only_tries(words: Sequence[str]) -> bool:
+    """Whether the one signal that is sent is 0, which tells if a process is there and does nothing to it."""
+    name = name_of(words[0])
+    told = next((form for form in _ZERO.get(name, ()) if tuple(words[1 : 1 + len(form)]) == form), None)
+    if told is None:
+        return False
+    rest = [word.replace(f"{HOLE}PPID{HOLE}", "1") for word in words[1 + len(told) :]]
+    if name != "kill":
+        return all(map(_HARMLESS.fullmatch, rest))
+    # What cannot be told may be an option, which one process alone is not given.
+    return all(map(_HARMLESS_TO_KILL.fullmatch, rest)) or (len(rest) == 1 and rest[0].startswith(HOLE))
 
 
 def _kill(words: Sequence[str]) -> str | None:
@@ -112,6 +158,10 @@ def _kill(words: Sequence[str]) -> str | None:
 
 
 def _kill_by_name(name: str, words: Sequence[str]) -> str | None:
+    if name == "kill":
+        return _kill(words)
+    if name == "killall5":
+        return "it ends every process"
     for at, word in enumerate(words):
         if _NAMES.search(word) and not word.startswith("--"):
             # Also only looking for us: what is found is what another command of the line ends.
@@ -134,7 +184,7 @@ def finds_us(words: Sequence[str]) -> bool:
 
 def ends_others(words: Sequence[str]) -> bool:
     """Whether a command ends processes that it is told of."""
-    return name_of(words[0]) in ("kill", "pkill", "killall") and "-0" not in words[1:2]
+    return name_of(words[0]) in ("kill", "pkill", "killall") and not _only_tries(words)
 
 
 def _is_ours(word: str) -> bool:
@@ -170,9 +220,13 @@ def _record(word: str, where: Where) -> str | None:
     if state is None:
         return None
     roots = {os.path.normpath(state), os.path.realpath(state)}
+    home = str(where.around.home)  # on the host that of a conversation may be in there, and is not ours
+    own = home if any(home.startswith(f"{root}/") for root in roots) else "\0"
     for value in {word, word.rpartition("=")[2], word.partition(":")[2]}:
         for place in protected.places(value, where.around, where.cwds):
             for one in (place, os.path.realpath(place)):
+                if f"{one}/".startswith(f"{own}/"):
+                    continue
                 if any(one == root or one.startswith(root + "/") for root in roots):
                     return "it names the state directory, where records and approvals are kept"
     return None

@@ -30,6 +30,9 @@ class Pinned:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
+    def private_home(self, scope: str) -> str:  # noqa: ARG002
+        return self._backend.private_home(self._scope)
+
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:  # noqa: ARG002
         return await self._backend.plan(spec, self._scope)
 

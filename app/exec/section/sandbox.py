@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ToolCallPart, WorkspaceRef
@@ -26,30 +27,40 @@ from app.exec.backends.base import Backend
 from app.exec.backends.containers import Containers
 from app.exec.backends.podman_cli import Podman
 from app.exec.backends.runner import Runner
-from app.exec.backends.secrets import is_secret, secret_paths
 from app.exec.capability import ExecCapability
 from app.exec.errors import BackendUnavailable, ExecError
-from app.exec.files import Files
+from app.exec.last_acts import at_the_end
 from app.exec.memory_store import MemorySessionStore
-from app.exec.model import EndedBy
+from app.exec.model import EndedBy, Session
 from app.exec.mounts.copying import Owner
 from app.exec.mounts.hydration import forget, hydrated, overlay
 from app.exec.mounts.preview import preview
+from app.exec.output import both_ends
 from app.exec.ports import SessionStore, SessionWatch
+from app.exec.secrets import Secrets, secret_paths
+from app.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile, changes, snapshot
 from app.exec.section.config import SandboxConfig
 from app.exec.section.parts import Filled, Owners, Pinned, Started
 from app.exec.section.short import PodmanShellParams, PodmanShellResult, run_shell
 from app.exec.sessions import Sessions
 from app.exec.shell.async_shell import AsyncShell
-from app.exec.shell.facade import SyncShell
-from app.exec.shell.own import Made, Unlinked, at_the_end, stop_host
+from app.exec.shell.facade import SyncFiles, SyncShell
+from app.exec.shell.own import Made, Unlinked, stop_host
+from app.exec.short_commands import OUTPUT_BYTES, PYTHON, result
 from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisors import Supervisors
 from app.exec.toolset import ExecTools
 from app.exec.workspaces.capability import WorkspaceCapability
-from app.exec.workspaces.files import files_of
+from app.exec.workspaces.files import files_of, guarded
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SCOPE: Final = "section-"
 """So begins the scope of a section that was given none; its workspace goes with it."""
+IDLE_LOOK_S: Final = 60.0
+"""How often it is looked whether its container is idle: nobody tells."""
 Make = Callable[[Path, Path, SupervisorClient], Made]
 """What runs commands in a workspace: (workspace, state directory, supervisor of this machine)."""
 
@@ -81,27 +92,30 @@ class SandboxSection(ExecCapability):
         self._kind = kind
         self._make = make
         self._temporary = scope is None
+        self._began = VirtualFileSystem()
+        self._idle: asyncio.Task[None] | None = None
         self.overlay = overlay(config.cache, kind, self.scope).absolute()
         shown = preview(config.mounts, roots=config.allowed_roots, secret=_secret, workdir=self._workdir)
         self._state = Path(tempfile.mkdtemp(prefix="shellback-")).resolve()
         made = make(self.overlay, self._state, SupervisorClient(self._state))
-        self._containers = made.containers
+        self._containers, self._host = made.containers, made.supervisor
         backend = cast("Backend", Pinned(made.backend, self.scope))
         self.store = store or MemorySessionStore()
         self.engine = Filled(self._fill, self.store, made.supervisor, backend, home=self._state, watch=watch)
         self.engine.links = Unlinked(backend.workspace, self.engine.links.sessions)
         policy = config.policy(self.engine)
-        self.filesystem: Files = files_of(backend)
+        self._files = files_of(backend)
         self._shell = SyncShell(AsyncShell(self.engine, Owners(self.engine, policy), scope=self.scope), None)
+        self.filesystem = SyncFiles(guarded(self._files, policy, self.scope, owned=True), self._started)
         self._place = WorkspaceCapability(
-            self.engine, policy, self.filesystem, enabled=config.enabled, made=self.engine.start
+            self.engine, policy, self._files, enabled=config.enabled, made=self.engine.start
         )
         tools = ExecTools(
             self.engine,
             policy=policy,
             enabled=config.enabled,
             commands=False,
-            files=self.filesystem,
+            files=self._files,
             touched=self._touched,
         )
         super().__init__(tools, instructions=config.instructions, preview=shown)
@@ -153,6 +167,21 @@ class SandboxSection(ExecCapability):
         """
         return await run_shell(self.engine, params, self.scope)
 
+    async def snapshot(self) -> VirtualFileSystem:
+        """The files of its workspace as they are now; made first, if nothing was."""
+        await self.engine.start()
+        return await snapshot(self._files)
+
+    async def changes(self) -> Sequence[WriteFile | DeleteEntry | EvalResult]:
+        """What was written and deleted since this section began, whoever did it, and what `evaluate_python` has told.
+
+        Files are compared with those that were there when the workspace had been filled, so one that was written and
+        deleted again is not told of.
+        """
+        now = await self.snapshot()
+        evaluated = [one for one in await self.store.list() if one.command == PYTHON]
+        return [*changes(self._began, now), *[await self._evaluated(one) for one in evaluated]]
+
     async def close(self) -> None:
         """End what runs, remove container and state; of a section without a given scope the workspace too.
 
@@ -165,7 +194,7 @@ class SandboxSection(ExecCapability):
                 await self._end()
         finally:
             await asyncio.to_thread(self._rest)
-        await self.filesystem.close()
+        await self._files.close()
         if self._temporary:
             await asyncio.to_thread(self._remove_overlay)
 
@@ -179,6 +208,30 @@ class SandboxSection(ExecCapability):
     ) -> None:
         """Close."""
         await self.close()
+
+    def _started(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run `work()` as the shell does, once there is a workspace."""
+
+        async def begun() -> T:
+            await self.engine.start()
+            return await work()
+
+        return self._shell.run(begun)
+
+    async def _evaluated(self, session: Session) -> EvalResult:
+        out, err = self.engine.output(session), self.engine.output(session, err=True)
+        said = result(session, *await both_ends(out, err, OUTPUT_BYTES))
+        return EvalResult(**{key: said[key] for key in ("exit_code", "stdout", "stderr", "timed_out")})
+
+    async def _stop_idle(self, containers: Containers) -> None:
+        """Stop a container that nobody has used for `idle_s`: no worker is there to do it."""
+        assert isinstance(self._host, Supervisors)
+        while True:
+            await asyncio.sleep(min(containers.idle_s, IDLE_LOOK_S))
+            try:
+                await containers.sweep(self._host.starting)
+            except ExecError as error:
+                log.warning("an idle container could not be stopped: %s", error)
 
     async def _fill(self) -> None:
         if not self._rest.alive:
@@ -194,12 +247,18 @@ class SandboxSection(ExecCapability):
             # Podman's root mounts it; elsewhere the user of commands has to get there.
             parents=0o711 if uid is not None and self._containers is None else 0o700,
         )
+        self._began = await snapshot(self._files)
+        if self._containers is not None:
+            self._idle = asyncio.create_task(self._stop_idle(self._containers), name=f"idle {self.scope}")
 
     async def _touched(self, _conversation_id: str) -> None:
         if self._containers is not None:
             await self._containers.touch(self.scope)
 
     async def _end(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            await asyncio.gather(self._idle, return_exceptions=True)
         sessions = Sessions(self.engine, None)
         for session in await self.store.list(live=True):
             with contextlib.suppress(ExecError):
@@ -219,7 +278,7 @@ class SandboxSection(ExecCapability):
 
 
 def _secret(path: Path) -> bool:
-    return is_secret(path, secret_paths((), home=Path.home(), state=Path("/nonexistent")))
+    return Secrets(secret_paths((), home=Path.home(), state=Path("/nonexistent")))(path)
 
 
 def _forgotten(podman: Podman | None, containers: Containers | None, state: Path) -> None:

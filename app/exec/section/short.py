@@ -9,7 +9,7 @@ from app.exec.engine import Engine
 from app.exec.identity import a_call
 from app.exec.output import both_ends
 from app.exec.permit import ByOperator, run_permitted
-from app.exec.short_commands import OUTPUT_BYTES, TIMEOUT_S, result, shell_spec
+from app.exec.short_commands import OUTPUT_BYTES, TIMEOUT_S, clamp_note, result, shell_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,10 @@ class PodmanShellParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodmanShellResult:
-    """How a short command ended; 124 says that it was out of time. `exit_code` None: a signal, or nobody knows."""
+    """How a short command ended; 124 says that it was out of time. `exit_code` None: a signal, or nobody knows.
+
+    `note` says what was made of a timeout that is not possible.
+    """
 
     command: tuple[str, ...]
     cwd: str
@@ -35,6 +38,7 @@ class PodmanShellResult:
     stderr: str
     duration_ms: int
     timed_out: bool
+    note: str = ""
 
 
 async def run_shell(engine: Engine, params: PodmanShellParams, scope: str) -> PodmanShellResult:
@@ -60,5 +64,6 @@ async def run_shell(engine: Engine, params: PodmanShellParams, scope: str) -> Po
     out, err = engine.output(outcome.session), engine.output(outcome.session, err=True)
     said = result(outcome.session, *await both_ends(out, err, OUTPUT_BYTES), captured=params.capture_output)
     cwd = f"{backend.inner}{outcome.session.cwd.removeprefix(str(engine.workspace))}"
+    note = clamp_note(params.timeout_seconds, engine.limits)
     known = {key: said[key] for key in ("exit_code", "stdout", "stderr", "duration_ms", "timed_out")}
-    return PodmanShellResult(command=tuple(params.command), cwd=cwd, **known)
+    return PodmanShellResult(command=tuple(params.command), cwd=cwd, note=note, **known)

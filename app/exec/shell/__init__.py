@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from app.exec.shell.async_shell import AsyncShell
-    from app.exec.shell.facade import SyncShell
-    from app.exec.shell.mock import MockShell
-    from app.exec.shell.protocol import Shell, ShellSection, WorkspaceSection, shell_of
+    from app.exec.shell.facade import SyncFiles, SyncShell
+    from app.exec.shell.handling import ToolContext, ToolResult
+    from app.exec.shell.mock import MockAsyncShell, MockFilesystem, MockShell
+    from app.exec.shell.protocol import Filesystem, Shell, ShellSection, WorkspaceSection, shell_of
     from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
     from app.exec.shell.running import Chunk, Running
     from app.exec.shell.shell_session import ShellSession
@@ -25,7 +26,10 @@ __all__ = (
     "CommandValidator",
     "EnvironmentSnapshot",
     "ExecutionResult",
+    "Filesystem",
     "HostShell",
+    "MockAsyncShell",
+    "MockFilesystem",
     "MockShell",
     "PodmanShell",
     "Running",
@@ -34,7 +38,10 @@ __all__ = (
     "ShellSection",
     "ShellSession",
     "ShellShapeTests",
+    "SyncFiles",
     "SyncShell",
+    "ToolContext",
+    "ToolResult",
     "WhichResult",
     "WorkspaceSection",
     "shell_of",
@@ -42,9 +49,10 @@ __all__ = (
 
 _HOMES = {
     "async_shell": ("AsyncShell",),
-    "facade": ("SyncShell",),
-    "mock": ("MockShell",),
-    "protocol": ("Shell", "ShellSection", "WorkspaceSection", "shell_of"),
+    "facade": ("SyncFiles", "SyncShell"),
+    "handling": ("ToolContext", "ToolResult"),
+    "mock": ("MockAsyncShell", "MockFilesystem", "MockShell"),
+    "protocol": ("Filesystem", "Shell", "ShellSection", "WorkspaceSection", "shell_of"),
     "results": ("EnvironmentSnapshot", "ExecutionResult", "WhichResult"),
     "running": ("Chunk", "Running"),
     "shell_session": ("ShellSession",),

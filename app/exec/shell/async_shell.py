@@ -41,7 +41,8 @@ class AsyncShell:
     """The shell protocol for code on an event loop, and more: commands in the background, their output as it comes.
 
     `authority` lets commands run, `origin` names them: a command of a tool call's code is the same one on a replay.
-    Waits are cut to the seconds that `deadline` says are left. `tidy` is called after each command.
+    Waits are cut to the seconds that `deadline` says are left. `tidy` is called after each command, `fenced` is entered
+    around each.
     Everything it raises is a ValueError, a PermissionError or a RuntimeError.
     """
 
@@ -59,6 +60,7 @@ class AsyncShell:
         env_names: Collection[str] = (),
         allowed_paths: Sequence[str | Path] = (),
         tidy: Callable[[], None] = lambda: None,
+        fenced: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.engine = engine
         self.default_timeout = foreground_seconds(default_timeout, engine.limits)
@@ -70,6 +72,7 @@ class AsyncShell:
         self._deadline = deadline or (lambda: None)
         self._requests = Requests(engine.backend, engine.limits, env_names=env_names, allowed_paths=allowed_paths)
         self._tidy = tidy
+        self._fenced = fenced
         self._starting = asyncio.Lock()
         self._shells = PersistentShells(engine, allowed=tuple(map(str, allowed_paths)))
 
@@ -107,7 +110,7 @@ class AsyncShell:
         spec = self._requests.spec(
             line, cwd=cwd, env=env, env_mode=env_mode, timeout=self._seconds(timeout_seconds), stdin=stdin_bytes(stdin)
         )
-        with _as_documented():
+        with self._as_documented():
             return await self._run(spec, _words(command), capture=capture_output)
 
     async def execute_script(
@@ -130,7 +133,7 @@ class AsyncShell:
             cwd=cwd, env=env, env_mode=env_mode, timeout=self._seconds(timeout_seconds), stdin=data,
         )  # fmt: skip
         shell = os.path.basename(interpreter) in _SHELLS
-        with _as_documented():
+        with self._as_documented():
             # Whether there was an interpreter is seen in what was printed, wanted or not.
             result = await self._run(
                 spec,
@@ -143,12 +146,20 @@ class AsyncShell:
         return result if capture_output else replace(result, stdout="", stderr="", truncated=False)
 
     async def which(self, command: str) -> WhichResult:
-        """See `Shell.which`."""
-        if not command or "\0" in command or len(command) > _NAME_CHARS:
+        """See `Shell.which`. Nothing of that name is run, so it is no question whether it may be."""
+        if not _is_name(command):
             return WhichResult(command, None)
-        if not self.sandboxed and "/" not in command:
-            return WhichResult(command, found(command))
-        result = await self.execute(f"type -P -- {words.quoted(command)}")
+        if not self.sandboxed:
+            return WhichResult(command, _here(self.engine.workspace, command))
+        # Past the validator: the name is an argument here. What policy refuses all the same is not found.
+        spec = self._requests.spec(
+            f"type -P -- {words.quoted(command)}", cwd=None, env=None, env_mode="extend", timeout=self._seconds(None)
+        )
+        with self._as_documented():
+            try:
+                result = await self._run(spec, (command,), capture=True)
+            except PermissionError:
+                return WhichResult(command, None)
         path = result.stdout.removesuffix("\n")
         return WhichResult(command, str(PurePosixPath(result.cwd, path)) if result.success and path else None)
 
@@ -156,7 +167,7 @@ class AsyncShell:
         """See `Shell.env`."""
         backend = self.engine.backend
         spec = self._requests.spec(":", cwd=None, env=None, env_mode="extend", timeout=self.default_timeout)
-        with _as_documented():
+        with self._as_documented():
             await self._ready()
             plan = await backend.plan(spec, self._scope)
         shell: str = backend.facts(spec.profile)["shell"]
@@ -188,7 +199,7 @@ class AsyncShell:
         spec = replace(
             spec, background=True, keep_stdin_open=keep_stdin_open and pty is None, pty=pty, separate_stderr=pty is None
         )
-        with _as_documented():
+        with self._as_documented():
             await self._ready()
             session = await launch_permitted(self.engine, self._authority, spec, self._scope, self._origin())
         self._tidy()
@@ -218,7 +229,7 @@ class AsyncShell:
         check_size(size := WindowSize(rows, cols))
         spec = self._requests.spec(SHELL_COMMAND, cwd=cwd, env=env, env_mode="extend", timeout=0.0)
         spec = replace(spec, background=True, pty=size, separate_stderr=False, kind=SHELL, on_exit="never")
-        with _as_documented():
+        with self._as_documented():
             await self._ready()
             origin = self._origin()
             found = await permitted_or_before(self.engine, self._authority, spec, self._scope, origin)
@@ -274,6 +285,15 @@ class AsyncShell:
         left = self._deadline()
         return seconds if left is None else max(bounds.FOREGROUND_TIMEOUT_MIN_S, min(seconds, left))
 
+    @contextlib.contextmanager
+    def _as_documented(self) -> Generator[None]:
+        """A bound that is used up is no error of the command's: it is one of running it."""
+        with self._fenced():
+            try:
+                yield
+            except LimitReached as error:
+                raise SpawnFailed(str(error)) from error
+
     async def _ready(self) -> None:
         async with self._starting:
             await self.engine.start()
@@ -306,14 +326,20 @@ class _OfScript:
         return await self.inner.permit(spec, scope)
 
 
+def _here(workspace: Path, command: str) -> str | None:
+    if "/" not in command:
+        return found(command)
+    path = os.path.normpath(workspace / command)
+    return path if os.path.isfile(path) and os.access(path, os.X_OK) else None
+
+
+def _is_name(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return bool(text) and "\0" not in text and len(text) <= _NAME_CHARS
+
+
 def _words(command: str | Sequence[str]) -> tuple[str, ...]:
     return (command,) if isinstance(command, str) else tuple(command)
-
-
-@contextlib.contextmanager
-def _as_documented() -> Generator[None]:
-    """A bound that is used up is no error of the command's: it is one of running it."""
-    try:
-        yield
-    except LimitReached as error:
-        raise SpawnFailed(str(error)) from error

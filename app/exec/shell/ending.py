@@ -41,9 +41,8 @@ async def result_of(
     said = _said(session, end, command, timeout_s)
     stdout, stderr, truncated = "", "", False
     if capture:
-        err = engine.output(session, err=True) if session.separate_stderr else None
         room = most - len(said.encode()) - 1
-        stdout, stderr, truncated = await captured(engine.output(session), err, max(0, room if said else most))
+        stdout, stderr, truncated = await captured(*engine.streams(session), max(0, room if said else most))
         if said:
             stderr += f"\n{said}" if stderr and not stderr.endswith("\n") else said
     timed_out = end.state is SessionState.TIMED_OUT

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from app.exec.shell.async_shell import AsyncShell
-from app.exec.shell.protocol import EnvMode
+from app.exec.shell.protocol import AsyncFilesystem, EnvMode, Stat
 from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class SyncShell:
         else:
             raise RuntimeError(
                 "a synchronous shell was called on a running event loop, which it would stop: "
-                "use AsyncShell, or `await asyncio.to_thread(shell.execute, ...)`"
+                "use AsyncShell, or `await asyncio.to_thread(shell.execute, ...)`; in a tool, ctx.deps.async_shell"
             )
         if os.getpid() != self._pid:
             raise RuntimeError("this shell is that of the process which this one was forked from; make another one")
@@ -146,3 +146,52 @@ class SyncShell:
     def env(self) -> EnvironmentSnapshot:
         """See `Shell.env`."""
         return self.run(self._shell.env)
+
+
+class SyncFiles:
+    """A `Filesystem` over an asynchronous one; `run` is that of the shell which works on the same files."""
+
+    def __init__(self, files: AsyncFilesystem, run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]) -> None:
+        self._files = files
+        self._run = run
+
+    @property
+    def asynchronous(self) -> AsyncFilesystem:
+        """The files underneath, for coroutines."""
+        return self._files
+
+    def read(self, path: str) -> str:
+        """See `Filesystem.read`."""
+        return self.read_bytes(path).decode()
+
+    def write(self, path: str, content: str) -> object:
+        """See `Filesystem.write`."""
+        return self.write_bytes(path, content.encode())
+
+    def read_bytes(self, path: str) -> bytes:
+        """See `Filesystem.read_bytes`."""
+        return self._run(lambda: self._files.read_bytes(path))
+
+    def write_bytes(self, path: str, data: bytes) -> object:
+        """See `Filesystem.write_bytes`."""
+        return self._run(lambda: self._files.write_bytes(path, data))
+
+    def stat(self, path: str) -> Stat:
+        """See `Filesystem.stat`."""
+        return self._run(lambda: self._files.stat(path))
+
+    def list_dir(self, path: str = ".") -> Sequence[Stat]:
+        """See `Filesystem.list_dir`."""
+        return self._run(lambda: self._files.list_dir(path))
+
+    def exists(self, path: str) -> bool:
+        """See `Filesystem.exists`."""
+        return self._run(lambda: self._files.exists(path))
+
+    def make_dir(self, path: str) -> object:
+        """See `Filesystem.make_dir`."""
+        return self._run(lambda: self._files.make_dir(path))
+
+    def remove(self, path: str) -> object:
+        """See `Filesystem.remove`."""
+        return self._run(lambda: self._files.remove(path))

@@ -1,13 +1,22 @@
-"""A shell that runs nothing: answers that a test has registered, and a record of what was asked."""
+"""Shells and files for tests, which run nothing and touch no disk: registered answers, a record of what was asked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import os
+import posixpath
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from app.exec.errors import PathOutsideSandbox
 from app.exec.limits import FOREGROUND_TIMEOUT_S
+from app.exec.model import Delivery, Session, SessionEnd, SessionId, SessionState
+from app.exec.persistent import Executed, Read
+from app.exec.shell.async_shell import AsyncShell
 from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from app.exec.shell.running import Chunk, Running
+from app.exec.shell.shell_session import ShellSession
 
 
 @dataclass(slots=True)
@@ -60,3 +69,256 @@ class MockShell:
         if self.default_result is not None:
             return self.default_result
         return ExecutionResult(0, "", "", (text,), "/", 0.0, truncated=False, timed_out=False, signal=None)
+
+
+class MockAsyncShell(AsyncShell):
+    """The same for code on the event loop: it answers and records as `mock`, which may be the shell of threads too.
+
+    What is started in the background has ended at once, and what a shell that stays is given is answered as a command;
+    `calls` of both has what was done to them.
+    """
+
+    def __init__(self, mock: MockShell | None = None) -> None:
+        self.mock = mock or MockShell()
+        self.default_timeout = FOREGROUND_TIMEOUT_S
+
+    @property
+    def backend_name(self) -> str:
+        """See `Shell.backend_name`."""
+        return self.mock.backend_name
+
+    @property
+    def sandboxed(self) -> bool:
+        """See `Shell.sandboxed`."""
+        return self.mock.sandboxed
+
+    @property
+    def network_enabled(self) -> bool:
+        """See `Shell.network_enabled`."""
+        return self.mock.network_enabled
+
+    async def execute(self, command: str | Sequence[str], **kwargs: Any) -> ExecutionResult:
+        """Record the call and answer it."""
+        return self.mock.execute(command, **kwargs)
+
+    async def execute_script(self, script: str, **kwargs: Any) -> ExecutionResult:
+        """Record the call, the script as its command, and answer it."""
+        return self.mock.execute_script(script, **kwargs)
+
+    async def which(self, command: str) -> WhichResult:
+        """Find what `programs` has."""
+        return self.mock.which(command)
+
+    async def env(self) -> EnvironmentSnapshot:
+        """What `variables` has."""
+        return self.mock.env()
+
+    async def spawn(self, command: str | Sequence[str], **kwargs: Any) -> MockRunning:
+        """Record the call; its answer is how the command has ended."""
+        return MockRunning(self.mock.execute(command, **kwargs))
+
+    async def session(self, **kwargs: Any) -> MockShellSession:  # noqa: ARG002 - the protocol's
+        """A shell that stays, whose commands are answered as any other."""
+        return MockShellSession(self.mock)
+
+    async def stream(self, command: str | Sequence[str], **kwargs: Any) -> AsyncGenerator[Chunk]:
+        """Record the call and give its answer, each stream in one piece."""
+        async for chunk in MockRunning(self.mock.execute(command, **kwargs)).stream():
+            yield chunk
+
+
+class MockRunning(Running):
+    """A command that has ended as it was answered."""
+
+    def __init__(self, result: ExecutionResult) -> None:
+        self.id = SessionId("mock")
+        self.command = result.command
+        self.cwd = result.cwd
+        self.calls: list[tuple[str, Any]] = []
+        self._answer = result
+
+    async def session(self) -> Session:
+        """A session that nobody has started."""
+        return _session(" ".join(self.command), self._answer)
+
+    async def wait(self, timeout_seconds: float | None = None) -> ExecutionResult:  # noqa: ARG002
+        """The answer."""
+        return self._answer
+
+    async def output(self) -> tuple[str, str]:
+        """Both streams of the answer."""
+        return self._answer.stdout, self._answer.stderr
+
+    async def stream(self) -> AsyncGenerator[Chunk]:
+        """Each stream of the answer in one piece."""
+        for chunk in (Chunk("stdout", self._answer.stdout), Chunk("stderr", self._answer.stderr)):
+            if chunk.text:
+                yield chunk
+
+    async def write(self, data: str | bytes) -> int:
+        """Record it."""
+        self.calls.append(("write", data))
+        return len(data.encode() if isinstance(data, str) else data)
+
+    async def close_stdin(self) -> None:
+        """Record it."""
+        self.calls.append(("close_stdin", None))
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Record it."""
+        self.calls.append(("resize", (rows, cols)))
+
+    async def send_signal(self, number: int) -> None:
+        """Record it."""
+        self.calls.append(("send_signal", number))
+
+    async def kill(self) -> ExecutionResult:
+        """Record it, and give the answer."""
+        self.calls.append(("kill", None))
+        return self._answer
+
+
+class MockShellSession(ShellSession):
+    """A shell that stays and runs nothing."""
+
+    def __init__(self, mock: MockShell) -> None:
+        self.id = SessionId("mock")
+        self.prompt = "$ "
+        self.calls: list[tuple[str, Any]] = []
+        self._mock = mock
+
+    async def session(self) -> Session:
+        """A session that nobody has started."""
+        return _session("bash")
+
+    async def exec(self, command: str, *, timeout_seconds: float = 30.0, raw: bool = False) -> Executed:
+        """Record the call as one of the shell, and answer it; both streams are one."""
+        result = self._mock.execute(command, timeout_seconds=timeout_seconds, raw=raw)
+        code = None if result.timed_out else result.exit_code
+        return Executed(
+            session=_session("bash"),
+            output=result.stdout + result.stderr,
+            exit_code=code,
+            cwd=result.cwd,
+            timed_out=result.timed_out,
+        )
+
+    async def write(self, data: str | bytes) -> int:
+        """Record it."""
+        self.calls.append(("write", data))
+        return len(data.encode() if isinstance(data, str) else data)
+
+    async def read(self, *, raw: bool = False) -> Read:  # noqa: ARG002
+        """Nothing was printed."""
+        return Read(session=_session("bash"), output="", alive=True)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Record it."""
+        self.calls.append(("resize", (rows, cols)))
+
+    async def close(self) -> None:
+        """Record it."""
+        self.calls.append(("close", None))
+
+
+class MockEntry(NamedTuple):
+    """What `MockFilesystem` knows of a name."""
+
+    name: str
+    path: str
+    is_dir: bool
+    size: int | None
+
+
+@dataclass(slots=True)
+class MockFilesystem:
+    """Files in memory, by their paths relative to `root`; a directory is there as long as something is in it."""
+
+    files: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    root: str = "/workspace"
+
+    def read(self, path: str) -> str:
+        """See `Filesystem.read`."""
+        return self.read_bytes(path).decode()
+
+    def write(self, path: str, content: str) -> None:
+        """See `Filesystem.write`."""
+        self.write_bytes(path, content.encode())
+
+    def read_bytes(self, path: str) -> bytes:
+        """See `Filesystem.read_bytes`."""
+        if self.stat(path).is_dir:
+            raise _error(errno.EISDIR, path)
+        return self.files[self._name(path)]
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """See `Filesystem.write_bytes`."""
+        if self.exists(path) and self.stat(path).is_dir:
+            raise _error(errno.EISDIR, path)
+        self.files[self._name(path)] = bytes(data)
+
+    def stat(self, path: str) -> MockEntry:
+        """See `Filesystem.stat`."""
+        name = self._name(path)
+        data = self.files.get(name)
+        if data is None and name and not self._below(name):
+            raise _error(errno.ENOENT, path)
+        size = None if data is None else len(data)
+        return MockEntry(posixpath.basename(name), posixpath.join(self.root, name), data is None, size)
+
+    def list_dir(self, path: str = ".") -> list[MockEntry]:
+        """See `Filesystem.list_dir`."""
+        if not self.stat(path).is_dir:
+            raise _error(errno.ENOTDIR, path)
+        at = self._name(path)
+        start = len(at) + 1 if at else 0
+        names = {name[start:].partition("/")[0] for name in self._below(at)}
+        return [self.stat(posixpath.join(at, name)) for name in sorted(names)]
+
+    def exists(self, path: str) -> bool:
+        """See `Filesystem.exists`."""
+        try:
+            self.stat(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def make_dir(self, path: str) -> None:
+        """Nothing, unless a file is there: files need no directories here."""
+        if self.exists(path) and not self.stat(path).is_dir:
+            raise _error(errno.EEXIST, path)
+
+    def remove(self, path: str) -> None:
+        """See `Filesystem.remove`."""
+        self.stat(path)
+        name = self._name(path)
+        if not name:
+            raise _error(errno.EBUSY, path)
+        for one in [name, *self._below(name)]:
+            self.files.pop(one, None)
+
+    def _below(self, name: str) -> list[str]:
+        return [one for one in self.files if not name or one.startswith(f"{name}/")]
+
+    def _name(self, path: str) -> str:
+        found = posixpath.relpath(posixpath.join(self.root, path), self.root)
+        if found == ".." or found.startswith("../"):
+            raise PathOutsideSandbox(f"{path!r} is outside of {self.root}")
+        return "" if found == "." else found
+
+
+def _error(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+def _session(command: str, result: ExecutionResult | None = None) -> Session:
+    end = None
+    if result is not None:
+        state = SessionState.TIMED_OUT if result.timed_out else SessionState.EXITED
+        end = SessionEnd(state=state, exit_code=None if result.timed_out else result.exit_code, duration_s=0.0)
+    return Session(
+        id=SessionId("mock"), conversation_id="", tool_call_id="", turn_id="", epoch=0, host_id="", boot_id="", uid=0,
+        backend="mock", profile="work", command=command, cwd="/", workspace="/", pty=False, background=False,
+        separate_stderr=True, stdin_open=False, lifetime="conversation", delivery=Delivery.SETTLED,
+        state=SessionState.RUNNING if end is None else end.state, log_path="", end=end,
+    )  # fmt: skip

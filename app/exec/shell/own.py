@@ -10,15 +10,16 @@ import shutil
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from app.exec.backends.base import Backend
+from app.exec.backends.private_homes import PrivateHomes
 from app.exec.engine import Engine
 from app.exec.errors import ExecError, SupervisorUnreachable
+from app.exec.last_acts import at_the_end
 from app.exec.limits import Limits
 from app.exec.links import LogLinks
 from app.exec.logs import remove_session
@@ -138,20 +139,6 @@ class Unlinked(LogLinks):
         """There is none."""
 
 
-def at_the_end(owner: object, act: Callable[..., object], *args: object) -> weakref.finalize[[], Any]:
-    """Have `act(*args)` called when `owner` has gone or the interpreter ends; not by a process that is forked from it.
-
-    What a forked process has is a copy: what it names is still in use.
-    """
-    pid = os.getpid()
-
-    def acted() -> None:
-        if os.getpid() == pid:
-            act(*args)
-
-    return weakref.finalize(owner, acted)
-
-
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
@@ -169,6 +156,7 @@ def _forgotten(loop: asyncio.AbstractEventLoop, state: Path) -> None:
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(loop.stop)
     until = time.monotonic() + _LAST_S
+    PrivateHomes(state, uid=os.geteuid()).close()
     shutil.rmtree(state, ignore_errors=True)
     # Where nobody closed it, a supervisor may write there once more before it sees that its directory has gone.
     while state.exists() and time.monotonic() < until:

@@ -65,7 +65,7 @@ class Shell(Protocol):
         ...
 
     def which(self, command: str) -> WhichResult:
-        """Find the program of a name, where commands run."""
+        """Find the program of a name, where commands run; never an error, whether it may be run or not."""
         ...
 
     def env(self) -> EnvironmentSnapshot:
@@ -93,6 +93,77 @@ class Shell(Protocol):
         ...
 
 
+class Stat(Protocol):
+    """What is known of a file or directory."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def is_dir(self) -> bool: ...
+    @property
+    def size(self) -> int | None: ...
+
+
+@runtime_checkable
+class Filesystem(Protocol):
+    """The files of a workspace, for code in threads.
+
+    Paths are as commands see them, or relative to the workspace. Everything raises what Python's own calls do
+    (`FileNotFoundError`, `PermissionError`, ...), and ValueError for a path that leads out of the workspace.
+    """
+
+    def read(self, path: str) -> str:
+        """All of a file as UTF-8."""
+        ...
+
+    def write(self, path: str, content: str) -> object:
+        """Write all of a file as UTF-8, and make the directories that it is in."""
+        ...
+
+    def read_bytes(self, path: str) -> bytes:
+        """All of a file."""
+        ...
+
+    def write_bytes(self, path: str, data: bytes) -> object:
+        """As `write`, bytes as they are."""
+        ...
+
+    def stat(self, path: str) -> Stat:
+        """What is there, links followed."""
+        ...
+
+    def list_dir(self, path: str = ".") -> Sequence[Stat]:
+        """What a directory holds, sorted by name."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is something."""
+        ...
+
+    def make_dir(self, path: str) -> object:
+        """Make a directory and those that it is in."""
+        ...
+
+    def remove(self, path: str) -> object:
+        """Remove a file, or a directory with all that it holds."""
+        ...
+
+
+class AsyncFilesystem(Protocol):
+    """The same for code on the event loop; `app.exec.files.Files` is one, and what guards it."""
+
+    async def read_bytes(self, path: str) -> bytes: ...
+    async def write_bytes(self, path: str, data: bytes) -> object: ...
+    async def stat(self, path: str) -> Stat: ...
+    async def list_dir(self, path: str = ".") -> Sequence[Stat]: ...
+    async def make_dir(self, path: str) -> object: ...
+    async def remove(self, path: str) -> object: ...
+    async def exists(self, path: str) -> bool: ...
+    async def realpath(self, path: str) -> str: ...
+
+
 @runtime_checkable
 class ShellSection(Protocol):
     """A part of an agent that has a shell: a capability with this property."""
@@ -108,7 +179,7 @@ class WorkspaceSection(Protocol):
     """A part of an agent that has a shell and the files that it works on."""
 
     @property
-    def filesystem(self) -> Any:
+    def filesystem(self) -> Filesystem:
         """The files that it manages."""
         ...
 

@@ -55,7 +55,6 @@ class Running:
         self.cwd = cwd
         self._engine = engine
         self._sessions = Sessions(engine, session.conversation_id)
-        self._separate = session.separate_stderr
         self._timeout = timeout_s
         self._most = most
         self._origin = origin
@@ -80,7 +79,7 @@ class Running:
     async def output(self) -> tuple[str, str]:
         """What it has printed so far, (stdout, stderr), within the bytes that a result may have."""
         session = await self.session()
-        out, err = self._logs(session)
+        out, err = self._engine.streams(session)
         seen = await captured(out, err, self._most)
         return seen.stdout, seen.stderr
 
@@ -90,7 +89,7 @@ class Running:
         What its log had no room for before it was read here is missing, and a line in its place says how much.
         """
         session = await self.session()
-        out, err = self._logs(session)
+        out, err = self._engine.streams(session)
         readers = [_Reader("stdout", out), *([_Reader("stderr", err)] if err is not None else [])]
         follower = Follower(self._engine, session)
         ended = False
@@ -156,9 +155,6 @@ class Running:
             self._engine, session, command=self.command, cwd=self.cwd, timeout_s=self._timeout, most=self._most,
             capture=True,
         )  # fmt: skip
-
-    def _logs(self, session: Session) -> tuple[OutputLog, OutputLog | None]:
-        return self._engine.output(session), self._engine.output(session, err=True) if self._separate else None
 
 
 class _Reader:

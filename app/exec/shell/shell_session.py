@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -10,6 +11,7 @@ from app.exec.engine import Engine
 from app.exec.errors import CommandDenied, TaskCompleted
 from app.exec.identity import call_key
 from app.exec.model import SHELL, CallOrigin, CommandSpec, Session, SessionId, WindowSize
+from app.exec.output import Slice
 from app.exec.permit import Authority
 from app.exec.persistent import Executed, PersistentShells, Read
 from app.exec.shell.validator import CommandValidator
@@ -67,9 +69,11 @@ class ShellSession:
             if permitted.profile != self._session.profile:
                 raise CommandDenied(f"nobody approved this command, and shell {self.id} could not hold it to reading")
             by, digest = grant.by, grant.digest
-        return await self._shells.exec(
+        done = await self._shells.exec(
             self.id, command, origin, timeout_s=timeout_seconds, raw=raw, tool=_TOOL, granted_by=by, digest=digest
         )
+        seen = await self._printed(done.slice)
+        return replace(done, output=seen.text, slice=seen)
 
     async def write(self, data: str | bytes) -> int:
         """Type into what runs in the shell, once for this call; the number of bytes it took. Raises what `exec` does.
@@ -80,8 +84,9 @@ class ShellSession:
         return await self._shells.write(self.id, given, self._origin(), tool=_TOOL, by_model=False)
 
     async def read(self, *, raw: bool = False) -> Read:
-        """What was printed since it was read, or a command returned, last."""
-        return await self._shells.read(self.id, self._origin(), raw=raw)
+        """What was printed since it was read, or a command returned, last; with `raw` as a terminal gets it."""
+        found = await self._shells.read(self.id, self._origin(), raw=raw)
+        return found if raw else replace(found, output=(await self._printed(found.slice)).text)
 
     async def resize(self, rows: int, cols: int) -> None:
         """Change the size of the terminal.
@@ -98,6 +103,10 @@ class ShellSession:
             await self._shells.kill(self.id, self._origin())
         except TaskCompleted:
             return
+
+    async def _printed(self, told: Slice) -> Slice:
+        """The same range for code, which gets every character that is no part of a control sequence."""
+        return await self._engine.output(self._session).with_controls().ends(told.start, told.end)
 
     async def __aenter__(self) -> Self:
         """Nothing: it runs."""

@@ -96,7 +96,7 @@ class HostShell(Standalone):
         max_output_bytes: int = OUTPUT_BYTES,
     ) -> None:
         super().__init__(
-            Own(lambda _state, host: Made(HostBackend(root), host)),
+            Own(lambda state, host: Made(HostBackend(root, state=state), host)),
             allowed_commands=allowed_commands,
             blocked_commands=blocked_commands,
             allowed_paths=allowed_paths,

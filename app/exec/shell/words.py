@@ -45,6 +45,8 @@ def line_of(command: str | Sequence[str]) -> str:
             raise InvalidCommand(f"command holds {word!r}, which is no text; every word has to be a str")
         _check(word)
         texts.append(word)
+    if not texts[0]:
+        raise InvalidCommand("command begins with an empty word; give a program and its arguments")
     line = " ".join(quoted(word) for word in texts)
     return f"exec -- {line}" if texts[0] in _BUILTINS else line
 

@@ -115,6 +115,10 @@ class Ahead:
     def drop(self, key: str) -> None:
         """The instance ends."""
         self._wanted.pop(key, None)
+        self.discard(key)
+
+    def discard(self, key: str) -> None:
+        """What was made is of no use any more: it has mounts of its own, and the instance's have changed."""
         self._end(key)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from app.exec import pty_spawn
-from app.exec.supervisor import spawn
+from app.exec.supervisor import linux, spawn
 from app.exec.supervisor.protocol import Refused, StartRequest
 
 OUT: Final = "out"
@@ -111,7 +111,7 @@ def _stdin(channels: Channels, request: StartRequest, owner: tuple[int, int] | N
 
 def _file_of(text: bytes) -> int:
     fd = os.memfd_create("stdin")
-    os.write(fd, text)
+    linux.write_all(fd, text)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
 

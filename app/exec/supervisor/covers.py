@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import stat
 import struct
 from collections.abc import Generator
 from typing import Final
 
-from app.exec.supervisor.sandbox import EMPTY, PROC, Sandbox
+from app.exec.supervisor.sandbox import EMPTY, NOTHING, PROC, Sandbox
 
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
 _STATX: Final = 332 if os.uname().machine == "x86_64" else 291
@@ -53,23 +54,31 @@ def over_workspace(sandbox: Sandbox) -> None:
     Raises:
         OSError: With the path that was in the way: ELOOP for a symlink.
     """
-    with opened(sandbox.workspace) as root, opened(EMPTY) as empty, opened(os.devnull) as null:
+    with (
+        opened(sandbox.workspace) as root,
+        opened(EMPTY) as empty,
+        opened(os.devnull) as null,
+        opened(NOTHING, _PATH | os.O_NOFOLLOW) as nothing,
+    ):
         start = len(sandbox.workspace) + 1
         for path in sandbox.fixed:
             _cover(root, path[start:], read_only=False)
         for path in sandbox.readonly:
-            _cover(root, path[start:])
+            with beneath(root, path[start:]) as place:
+                lay(nothing if _is_socket(place) else place, place, path[start:])
         for path in sandbox.stubs:
             _make(root, path[start:])
             _cover(root, path[start:], empty)
         for path in sandbox.masked:
-            _cover(root, path[start:], null)
+            with contextlib.suppress(FileNotFoundError), beneath(root, path[start:]) as place:
+                folder = stat.S_ISDIR(os.fstat(place).st_mode)
+                lay(empty if folder else nothing if _is_socket(place) else null, place, path[start:])
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Generator[int]:
+def opened(path: str, flags: int = _PATH) -> Generator[int]:
     """A descriptor that only names a file."""
-    fd = os.open(path, _PATH)
+    fd = os.open(path, flags)
     try:
         yield fd
     finally:
@@ -85,6 +94,10 @@ def beneath(root: int, name: str, flags: int = _PATH) -> Generator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _is_socket(place: int) -> bool:
+    return stat.S_ISSOCK(os.fstat(place).st_mode)
 
 
 def _make(root: int, name: str) -> None:

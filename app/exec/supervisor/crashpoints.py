@@ -40,6 +40,8 @@ POINTS: Final = (
     "supervisor.forked",
     "supervisor.recorded_pid",
     "supervisor.output",
+    "supervisor.asked",
+    "supervisor.answered",
     "supervisor.exit_seen",
     "supervisor.record_written",
     "supervisor.record_renamed",

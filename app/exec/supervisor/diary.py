@@ -10,6 +10,11 @@ from typing import Final
 MAX_BYTES: Final = 1 << 20
 
 
+def plain(text: str) -> str:
+    """The text on one line, in visible ASCII: what is neither stands there as Python writes it."""
+    return "".join(char if char.isascii() and char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 class Diary:
     """Appends lines; at 1 MiB the file is renamed to `<name>.1` and begun anew."""
 
@@ -19,7 +24,7 @@ class Diary:
     def note(self, who: str, what: str) -> None:
         """Append one line; a diary that cannot be written stops nothing."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = f"{stamp} {who}[{os.getpid()}] {what}"[:1000].replace("\n", " ") + "\n"
+        line = plain(f"{stamp} {who}[{os.getpid()}] {what}")[:1000] + "\n"
         with contextlib.suppress(OSError):
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             try:

@@ -67,7 +67,7 @@ class Groups:
         return replace(
             bounds,
             processes=bounds.processes if self._counted_alone(who) else 0,
-            memory_bytes=0 if self._memory else bounds.memory_bytes,
+            data_bytes=0 if self._memory else bounds.data_bytes,
         )
 
     def drop(self, key: str) -> None:

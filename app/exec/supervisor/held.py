@@ -17,7 +17,7 @@ import stat
 import struct
 from typing import Final
 
-from app.exec.supervisor import covers
+from app.exec.supervisor import covers, linux
 from app.exec.supervisor.protocol import StartRequest
 from app.exec.supervisor.sandbox import EMPTY, Sandbox
 
@@ -96,7 +96,7 @@ def _copy(file: int, copy: str, path: str, content: str) -> None:
         while total <= FILE_BYTES and (data := os.read(file, _CHUNK)):
             total += len(data)
             digest.update(data)
-            os.write(made, data)
+            linux.write_all(made, data)
         if digest.hexdigest() != content:
             raise OSError(errno.ESTALE, CHANGED, path)
         os.fchmod(made, stat.S_IMODE(before.st_mode) & 0o777)

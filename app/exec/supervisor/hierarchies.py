@@ -102,6 +102,31 @@ def hierarchies(reasons: list[str], leaf: str, ours: set[int]) -> Iterator[Hiera
                 reasons.append(f"cgroup v2: {error.strerror}")
 
 
+def memory_bytes() -> int:
+    """How much memory there is for us: the machine's, or what the cgroup that we are in allows where that is less."""
+    found = [int(line.split()[1]) << 10 for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
+    with contextlib.suppress(OSError, ValueError):
+        own = [line.split(":", 2) for line in _lines("/proc/self/cgroup")]
+        for left, _, right in (line.partition(" - ") for line in _lines("/proc/self/mountinfo")):
+            kind, _, options = right.split(" ", 2)
+            root, mount = left.split(" ")[3:5]
+            name = {"cgroup2": "", "cgroup": MEMORY}.get(kind)
+            if name is None or name not in ("", *options.rpartition(" ")[2].split(",")):
+                continue
+            for folder in (_below(mount, root, path) for _, names, path in own if name in names.split(",")):
+                found += _limits_of(folder, mount)
+    return min(found)
+
+
+def _limits_of(folder: str | None, top: str) -> Iterator[int]:
+    """What bounds the memory of a group and of those above it, as far as they are seen."""
+    while folder is not None and folder.startswith(top):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):
+                yield int(read(os.path.join(folder, name)))  # not of `max`
+        folder = os.path.dirname(folder) if folder != "/" else None
+
+
 def _below(mount: str, root: str, path: str) -> str | None:
     """Where the cgroup `path` is seen, in a mount that shows the hierarchy from `root` on; None if it is not."""
     if not path.startswith("/") or path.startswith("/.."):

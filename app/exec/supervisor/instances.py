@@ -19,17 +19,21 @@ from app.exec.supervisor import link, namespaces, procfs
 from app.exec.supervisor.ahead import Ahead
 from app.exec.supervisor.bwrap import Said, child_of, give_up
 from app.exec.supervisor.diary import Diary
-from app.exec.supervisor.fields import Refused
+from app.exec.supervisor.fields import Message, Refused
 from app.exec.supervisor.groups import Groups
 from app.exec.supervisor.loop import Loop, Timer
-from app.exec.supervisor.sandbox import COPY, Bounds, Sandbox
+from app.exec.supervisor.losses import Losses, Place, Watch
+from app.exec.supervisor.protocol import Loss
+from app.exec.supervisor.restoring import Who
+from app.exec.supervisor.sandbox import COPY, MASKED, Bounds, Sandbox
 
 MOST: Final = 128
-"""Instances at a time; each takes six descriptors, and memory for what is in its /tmp."""
+"""Instances at a time; each takes up to nine descriptors, and memory for what is in its /tmp."""
 IDLE_S: Final = 900.0
 MAKE_S: Final = 20.0
 _HELD: Final = "instance."
 _WHOLE: Final = "whole"
+_TABLE: Final = "table"
 _COPIED_BYTES: Final = 1 << 20
 _ABOVE: Final = 64
 _READY: Final = "echo ready; read -r _"
@@ -46,13 +50,15 @@ class Instance:
     waiting: list[Then] = field(default_factory=list[Then])
     used: int = 0
     idle: Timer | None = None
+    watch: Watch | None = None
 
 
 class Instances:
     """All of its methods run on the loop's thread."""
 
-    def __init__(self, loop: Loop, keeper: link.Line, diary: Diary, *, idle_s: float = IDLE_S) -> None:
+    def __init__(self, loop: Loop, keeper: link.Line, diary: Diary, losses: Losses, *, idle_s: float = IDLE_S) -> None:
         self._loop = loop
+        self._losses = losses
         self._keeper = keeper
         self._diary = diary
         self._idle_s = idle_s
@@ -70,6 +76,7 @@ class Instances:
             self._all[key] = Instance(one.fds)
             if one.notes.get(_WHOLE) == sorted(one.fds):
                 self._rest(key)
+                self._watch(key, one.notes)
             else:
                 # The keeper had no room for all of them: what lacks one isolates nothing.
                 self._end(key)
@@ -153,17 +160,18 @@ class Instances:
             raise
         finally:
             give_up(0, out_write, stdin)
-        said.then = partial(self._made, sandbox, instance, said, stop)
+        said.then = partial(self._made, sandbox, who, instance, said, stop)
 
-    def _made(self, sandbox: Sandbox, instance: Instance, said: Said, stop: int) -> None:
+    def _made(self, sandbox: Sandbox, who: Who, instance: Instance, said: Said, stop: int) -> None:
         found: dict[str, int] = {}
+        notes: Message = {"hidden": sandbox.hidden, "root": sandbox.workspace, "who": who}
         number = said.errno
         try:
             if said.ready:
-                found = _opened(child_of(said.text), said.pid, private_net=sandbox.private_net)
-                names = sorted(found)
+                found = _opened(child_of(said.text), said.pid, sandbox)
+                names = notes[_WHOLE] = sorted(found)
                 self._keeper.send(
-                    {"op": "hold", "session": _HELD + sandbox.key, "names": names, "notes": {_WHOLE: names}},
+                    {"op": "hold", "session": _HELD + sandbox.key, "names": names, "notes": notes},
                     [found[name] for name in names],
                 )
         except (OSError, ValueError) as error:
@@ -176,9 +184,33 @@ class Instances:
         if not found:
             self._diary.note("supervisor", f"sandbox {sandbox.key}: not made: errno {number}")
         instance.namespaces = found
+        if found:
+            self._watch(sandbox.key, notes)
         waiting, instance.waiting = instance.waiting, []
         for then in waiting:
             then(found or None, number, said.text)
+
+    def _watch(self, key: str, notes: Message) -> None:
+        """Keep what the instance hides covered: what it has not, commands that come later would not have either."""
+        instance, hidden, who = self._all[key], notes.get("hidden"), notes.get("who")
+        if not hidden:
+            return
+
+        def told(loss: Loss) -> None:
+            # Made before it was covered again, it has mounts as they were then.
+            self.ahead.discard(key)
+            self._diary.note("supervisor", f"sandbox {key}: lost a cover, {loss['how']}")
+
+        place = Place(
+            covered=dict.fromkeys(hidden, MASKED),
+            root=notes["root"],
+            who=None if who is None else (who[0], who[1]),
+            enter=lambda: {name: os.dup(fd) for name, fd in instance.namespaces.items() if name != _TABLE},
+            told=told,
+            end=lambda: self._end(key),
+        )
+        instance.watch = self._losses.watch(place, table=instance.namespaces[_TABLE])
+        self._loop.after(0.0, instance.watch.look)
 
     def _rest(self, key: str) -> None:
         instance = self._all[key]
@@ -191,6 +223,8 @@ class Instances:
 
     def _end(self, key: str) -> None:
         instance = self._all.pop(key)
+        if instance.watch is not None:
+            instance.watch.close()
         self.ahead.drop(key)
         if instance.idle is not None:
             instance.idle.cancel()
@@ -225,12 +259,14 @@ def _small_file(path: str) -> int | None:
         os.close(fd)
 
 
-def _opened(pid: int, parent: int, *, private_net: bool) -> dict[str, int]:
+def _opened(pid: int, parent: int, sandbox: Sandbox) -> dict[str, int]:
     found: dict[str, int] = {}
     try:
         for name in namespaces.ALL:
-            if name != namespaces.NET or private_net:
+            if name != namespaces.NET or sandbox.private_net:
                 found[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        if sandbox.hidden:
+            found[_TABLE] = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         # Had it gone before, these might be a stranger's.
         procfs.child(pid, parent)
     except BaseException:

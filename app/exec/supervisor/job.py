@@ -18,6 +18,9 @@ from app.exec.supervisor.streams import Pipe
 
 TIMEOUT = "timeout"
 ITSELF = "itself"
+LOSSES = "losses"
+COVERED = "covered"
+"""What has to stay covered: on record in a file of its own."""
 
 
 def target_of(record: ExitRecord) -> Target:
@@ -86,7 +89,7 @@ class Job:
     def running(self, boot_id: str, container_id: str) -> Message:
         """Content of `running.json`."""
         return {
-            **self.notes,
+            **{name: note for name, note in self.notes.items() if name != COVERED},
             "version": RECORDS,
             "session_id": self.session_id,
             "pid": self.pid,
@@ -109,7 +112,16 @@ class Job:
             "pty": self.notes["pty"] is not None,
             "adopted": self.adopted,
             "bytes_total": sum(log.size for log in self.logs),
+            **self._lost(),
         }
+
+    def _lost(self) -> Message:
+        return {LOSSES: self.notes[LOSSES]} if LOSSES in self.notes else {}
+
+    def _unwritten(self) -> Message:
+        number = max((log.errno for log in self.logs), default=0)
+        found: Message = {"log_errno": number} if number else {}
+        return found | ({"uncounted": True} if any(log.uncounted for log in self.logs) else {})
 
     def end(self, boot_id: str, **how: Any) -> ExitRecord:
         """The record of the end; `how` has the state and what else is known."""
@@ -136,6 +148,8 @@ class Job:
             "survivors": [],
             "known": self.known,
             "init": None if self.init is None else list(self.init),
+            **self._lost(),
+            **self._unwritten(),
             **how,
         }
         return ExitRecord(**record)

@@ -20,8 +20,8 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Final
 
-from app.exec.supervisor import crashpoints, daemon, layout, link, linux, procfs, spawn
-from app.exec.supervisor.diary import Diary
+from app.exec.supervisor import channels, crashpoints, daemon, layout, link, linux, procfs, queries, spawn
+from app.exec.supervisor.diary import Diary, plain
 from app.exec.supervisor.protocol import Message
 
 _MAX_DEAD: Final = 10_000
@@ -64,9 +64,7 @@ class Keeper:
         linux.become_subreaper()
         signal.signal(signal.SIGCHLD, self._ring)
         for number in _ORDERS if self._config.service else ():
-            # What `nohup` or a shell script's `&` had ignored, it wants ignored.
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, self._ordered)
+            signal.signal(number, self._ordered)
         signal.set_wakeup_fd(self._bell_in, warn_on_full_buffer=False)
         failures, status = 0, 1
         while status != 0:
@@ -104,7 +102,7 @@ class Keeper:
         self._diary.note("keeper", what)
         if self._config.service:
             with contextlib.suppress(OSError):
-                os.write(2, f"shellback supervisor: {what}\n".encode())
+                os.write(2, f"shellback supervisor: {plain(what)}\n".encode())
 
     def _fork(self, ready: int, failures: int) -> bool:
         """Start a supervisor; False where the machine has no room for one now."""
@@ -182,6 +180,10 @@ class Keeper:
                     crashpoints.reach("keeper.held")
                 case "drop":
                     self._drop(message["session"], message["names"])
+                case "answer":
+                    held = self._held.get(message["session"])
+                    if held is not None and channels.MASTER in held.fds:
+                        held.answered = queries.given(held.fds[channels.MASTER], message["answers"], held.answered)
                 case "forget":
                     numbers = set(message["numbers"])
                     self._dead = deque((dead for dead in self._dead if dead.number not in numbers), _MAX_DEAD)
@@ -283,7 +285,7 @@ def main() -> None:
     lock = os.open(os.path.join(folder, layout.KEEPER_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not _taken(lock):
         if given.service:
-            os.write(2, _BUSY.format(home=given.home).encode())
+            os.write(2, _BUSY.format(home=plain(given.home)).encode())
             os._exit(2)
         os.write(1, b"busy\n")
         os._exit(0)
@@ -294,9 +296,10 @@ def main() -> None:
     os.close(null)
     os.chdir("/")
     os.umask(0o077)
-    for name in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE}:
-        if not (given.service and name in _ORDERS and signal.getsignal(name) is signal.SIG_IGN):
-            signal.signal(name, signal.SIG_DFL)
+    # Also what `nohup` or a script's `&` left ignored: a service that ignores its orders can only be killed.
+    # Not the one of a file that may not grow: a write fails then, and costs output, not the supervisor.
+    for name in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        signal.signal(name, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     spawn.raise_descriptor_limit()
     crashpoints.arm_from(given.crash_dir)

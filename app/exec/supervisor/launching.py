@@ -49,6 +49,8 @@ class Launch:
         self._pinned = pinned
         self.started: Callable[[Launched], None] = lambda _launched: None
         self.failed: Failed = lambda _errno, _text: None
+        self.standing: Callable[[int], None] = lambda _pid: None
+        """Gets the process before it is told to go; may raise OSError, and then it is not."""
         self._instances: Instances | None = None
         self._elsewhere: list[dict[str, int]] = []
         self._loop = loop
@@ -169,6 +171,7 @@ class Launch:
         if not number:
             try:
                 ends.check(request, text)
+                self.standing(ends.pid)
                 os.write(ends.go, f"{layout.MARKER}={procfs.mark(request.session_id)}\n".encode())
             except OSError as error:
                 number = error.errno or errno.EIO
@@ -188,6 +191,12 @@ class _Ends:
         self.go = go
         self._main: Launched | None = None
         self._init: tuple[int, int, int] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process that waits to be the command."""
+        assert self._main is not None
+        return self._main.pid
 
     def hold(self, talk: Said, orphans: Orphans) -> None:
         """Take hold of both processes while bubblewrap, their parent, has not been reaped.

@@ -10,6 +10,7 @@ running.json               the same where it changed since: somebody began to en
 laid.json                  what its sandbox puts into the workspace, until that is taken out again
 log, err                   output; err only where the streams are apart
 holes.json                 ranges that were dropped, with their newlines
+holes.json.last            a symlink whose target says the same of the last one, until there is room for that
 log.times, err.times       when what was printed, to the second
 exit.json                  exit record: written aside, then renamed
 acked.json                 the same after the worker acknowledged it
@@ -28,6 +29,9 @@ SPARE: Final = "spare"
 DIARY: Final = "supervisor.log"
 STUBS: Final = "stubs.json"
 """What sandboxes have put into workspaces and is still to be removed."""
+
+CONTAINER: Final = "container.json"
+"""What the container of this state directory was made of, where it is one's."""
 
 STARTED: Final = "started"
 RUNNING: Final = "running.json"

@@ -1,8 +1,8 @@
 """Messages between keeper and supervisor, with descriptors, over one sequenced-packet socket.
 
 To the keeper: `hold` (session, names of the descriptors that come along, notes), `drop` (session,
-names, or all), `forget` (numbers of wait statuses), `ping`. From it: `ended`,
-`pong`, and the orders of whoever runs it as a service: `end` and `retire`.
+names, or all), `answer` (session, answers to what its terminal was asked), `forget` (numbers of wait statuses),
+`ping`. From it: `ended`, `pong`, and the orders of whoever runs it as a service: `end` and `retire`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Held:
 
     fds: dict[str, int] = field(default_factory=dict[str, int])
     notes: Message = field(default_factory=dict[str, object])
+    answered: int = 0
+    """Up to where in its output the questions to its terminal have been answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,19 @@ def file_identity(uid: int, gid: int) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
+@contextlib.contextmanager
+def own_file_identity() -> Generator[None]:
+    """Reach and make files as the process does, also in a thread that was given another `file_identity`."""
+    uid, gid = _libc.setfsuid(-1), _libc.setfsgid(-1)
+    _libc.setfsuid(os.geteuid())
+    _libc.setfsgid(os.getegid())
+    try:
+        yield
+    finally:
+        _libc.setfsgid(gid)
+        _libc.setfsuid(uid)
+
+
 def own_umask(mask: int) -> None:
     """Give this thread, for good, a umask that no other has; where the kernel refuses that, leave it the process's."""
     with contextlib.suppress(OSError):
@@ -172,3 +185,10 @@ def container_id() -> str:
         return f"{os.stat('/proc/self/ns/pid').st_ino}:{start}"
     except (FileNotFoundError, PermissionError):
         return ""
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write the whole of it: a disk or a limit that ends within takes a part, and says so only at the next write."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

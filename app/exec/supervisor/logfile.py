@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
+from collections.abc import Callable
 from typing import Final
 
-from app.exec.supervisor import layout, linux
+from app.exec.supervisor import gaps, layout, linux
+from app.exec.supervisor.gaps import Hole
 from app.exec.supervisor.loop import now
-from app.exec.supervisor.protocol import Message
 from app.exec.supervisor.records import Records
 from app.exec.supervisor.times import Times
 
@@ -21,8 +23,8 @@ _RETRY_S: Final = 0.5
 class LogFile:
     """Takes bytes from a pipe at an offset of its own.
 
-    `size` counts every byte that arrived, `dropped` those that are in a hole. A hole is written to
-    the table before its bytes are given up, so that nobody has to guess from zeroes.
+    `size` counts every byte that arrived, `dropped` those that are in a hole. A hole is on disk before its bytes are
+    given up, so that nobody has to guess from zeroes: in the table, or beside it where there is no room for that.
     """
 
     def __init__(self, records: Records, session_id: str, names: tuple[str, str], cap: int) -> None:
@@ -31,15 +33,18 @@ class LogFile:
         self._name, self._table = names
         self._cap = cap
         self._slack = min(cap // 16, 4 << 20)
+        self._path = f"{session_id}/{self._table}"
         self._splices = True
         self._punches = True
-        self._dirty = 0
+        self._unsaved = False
         self._retry_at = 0.0
         self._fd = os.open(
             f"{session_id}/{self._name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600,
             dir_fd=records.fd,
         )  # fmt: skip
-        self.holes: list[tuple[int, int, int]] = []
+        self.holes: list[Hole] = []
+        self.losing: Callable[[int], None] = lambda _number: None
+        """Called with the reason, an errno, when output is dropped that could not be written."""
         found = os.fstat(self._fd)
         self.size = found.st_size
         self.dropped = 0
@@ -49,22 +54,40 @@ class LogFile:
 
     def resume(self) -> None:
         """Take up where an earlier process stopped."""
+        last = gaps.read_last(self._path, self._records.fd)
         self.holes = self._on_record()
+        if last is not None:
+            self.holes[-1] = self.holes[-1]._replace(uncounted=True)
         self.grown_at = now() - max(0.0, time.time() - os.fstat(self._fd).st_mtime)
-        self.dropped = sum(end - start for start, end, _ in self.holes)
-        self.size = max([self.size, *(end for _, end, _ in self.holes)])
-        for start, end, _ in self.holes:
-            self._punch(start, end)
+        self.dropped = sum(hole.end - hole.start for hole in self.holes)
+        self.size = max([self.size, *(hole.end for hole in self.holes)])
+        for hole in self.holes:
+            self._punch(hole.start, hole.end)
+        if last is not None:
+            self._unsaved = True
+            self._note_last()
 
-    def _on_record(self) -> list[tuple[int, int, int]]:
-        rows = self._records.read_list(self._session_id, self._table)
-        # One damaged row is no reason to lose the process behind it, or to count what cannot be.
-        holes = [_hole(row) for row in rows if all(_counts(row.get(name)) for name in ("start", "end", "newlines"))]
-        return sorted(hole for hole in holes if hole[0] <= hole[1])
+    @property
+    def errno(self) -> int:
+        """Why some of it could not be written; 0 where all could."""
+        return max((hole.errno for hole in self.holes), default=0)
+
+    @property
+    def uncounted(self) -> bool:
+        """Whether more was dropped than is counted."""
+        return any(hole.uncounted for hole in self.holes)
+
+    def _on_record(self) -> list[Hole]:
+        holes: list[Hole] = []
+        for row in self._records.read_list(self._session_id, self._table):
+            # One damaged row is no reason to lose the process behind it, or to count what cannot be.
+            with contextlib.suppress(ValueError):
+                holes.append(gaps.hole_of(row))
+        return gaps.with_last(sorted(holes), gaps.read_last(self._path, self._records.fd))
 
     def take(self, pipe: int, limit: int) -> int:
         """Move at most `limit` bytes out of `pipe`; 0 at its end, WOULD_BLOCK when it is empty."""
-        if self._dirty or (self._cap and not self._punches and self.size - self.dropped >= self._cap):
+        if self._unsaved or (self._cap and not self._punches and self.size - self.dropped >= self._cap):
             return self._take_or_drop(pipe, limit)
         if self._cap and self._punches:
             if self.size - self.dropped >= self._cap:
@@ -74,8 +97,8 @@ class LogFile:
             moved = self._splice(pipe, limit) if self._splices else self._copy(pipe, limit)
         except BlockingIOError:
             return WOULD_BLOCK
-        except OSError:
-            return self._drop(pipe, limit)
+        except OSError as error:
+            return self._drop(pipe, limit, error.errno or errno.EIO)
         return moved
 
     def _splice(self, pipe: int, limit: int) -> int:
@@ -93,7 +116,8 @@ class LogFile:
         data = os.read(pipe, min(limit, 1 << 16))
         try:
             self._write(data)
-        except OSError:
+        except OSError as error:
+            self._begin_hole(error.errno or errno.EIO)
             self._lose(data)
             self._retry_at = time.monotonic() + _RETRY_S
         else:
@@ -110,9 +134,10 @@ class LogFile:
         full = bool(self._cap) and not self._punches and self.size - self.dropped >= self._cap
         if not full and time.monotonic() >= self._retry_at and self.save():
             return self.take(pipe, limit)
-        return self._drop(pipe, limit)
+        return self._drop(pipe, limit, 0)
 
-    def _drop(self, pipe: int, limit: int) -> int:
+    def _drop(self, pipe: int, limit: int, number: int) -> int:
+        self._begin_hole(number)
         try:
             data = os.read(pipe, min(limit, _CHUNK))
         except BlockingIOError:
@@ -121,27 +146,41 @@ class LogFile:
             self._retry_at = time.monotonic() + _RETRY_S
         if data:
             self._lose(data)
-            if self._dirty >= self._slack and not self._punches:
-                self.save()
         return len(data)
 
+    def _begin_hole(self, number: int) -> None:
+        """See to it that what is dropped from here on is known to be, also if we die while we drop it."""
+        if self._unsaved and not number:
+            return
+        if number and number != self.errno:
+            self.losing(number)
+        if not self.holes or self.holes[-1].end != self.size:
+            self.holes.append(Hole(self.size, self.size, 0, number))
+        self.holes[-1] = self.holes[-1]._replace(errno=number or self.holes[-1].errno)
+        self._unsaved = True
+        self._note_last()
+
     def _lose(self, data: bytes) -> None:
-        start, end, lines = self.size, self.size + len(data), data.count(b"\n")
-        if self.holes and self.holes[-1][1] == start:
-            first, _, before = self.holes.pop()
-            start, lines = first, before + lines
-        self.holes.append((start, end, lines))
-        self._dirty += len(data)
-        self.size = end
+        last = self.holes[-1]
+        self.size += len(data)
         self.dropped += len(data)
+        self.holes[-1] = last._replace(end=self.size, newlines=last.newlines + data.count(b"\n"))
+        self._note_last()
+
+    def _note_last(self) -> None:
+        # A file that is longer than what is known of it would be taken for what was printed.
+        with contextlib.suppress(OSError):
+            gaps.write_last(self._path, self.holes[-1], self._records.fd)
+            os.ftruncate(self._fd, self.size)
 
     def _take_over(self) -> None:
         """Know of it when the worker has emptied the log of an ended session, of which something still writes on."""
-        start, after, newlines = next(iter(self._on_record()), (0, 0, 0))
-        if start == 0 < after and not any(start == 0 and end >= after for start, end, _ in self.holes):
-            later = [(max(start, after), end, lines) for start, end, lines in self.holes if end > after]
-            self.holes = [(0, after, newlines), *later]
-            self.dropped = sum(end - start for start, end, _ in self.holes)
+        first = next(iter(self._on_record()), Hole(0, 0, 0))
+        after = first.end
+        if first.start == 0 < after and not any(hole.start == 0 and hole.end >= after for hole in self.holes):
+            later = [hole._replace(start=max(hole.start, after)) for hole in self.holes if hole.end > after]
+            self.holes = [first, *later]
+            self.dropped = sum(hole.end - hole.start for hole in self.holes)
 
     def _trim(self) -> None:
         self._take_over()
@@ -149,28 +188,35 @@ class LogFile:
             return
         start, end = self._cap // 2, self.size - (self._cap // 2 - self._slack)
         lines, at = 0, start
-        before: list[tuple[int, int, int]] = []
-        after: list[tuple[int, int, int]] = []
+        before: list[Hole] = []
+        within: list[Hole] = []
+        after: list[Hole] = []
         for hole in self.holes:
-            if hole[1] < start:
+            if hole.end < start:
                 before.append(hole)
-            elif hole[0] > end:
+            elif hole.start > end:
                 after.append(hole)
             else:
-                start = min(start, hole[0])
-                lines += self._newlines(at, hole[0]) + hole[2]
-                at = hole[1]
+                start = min(start, hole.start)
+                lines += self._newlines(at, hole.start) + hole.newlines
+                at = hole.end
+                within.append(hole)
         end = max(end, at)
         lines += self._newlines(at, end)
         kept = self.holes, self.dropped
-        self.holes = [*before, (start, end, lines), *after]
-        self.dropped = sum(last - first for first, last, _ in self.holes)
+        number, uncounted = max((hole.errno for hole in within), default=0), any(hole.uncounted for hole in within)
+        self.holes = [*before, Hole(start, end, lines, number, uncounted), *after]
+        self.dropped = sum(hole.end - hole.start for hole in self.holes)
         if not self.save():
             self.holes, self.dropped = kept
             self._punches = False
         elif not self._punch(start, end):
             # The bytes are still there, and said to be gone: right, only not smaller.
             self._punches = False
+
+    def read(self, start: int, end: int) -> bytes:
+        """What there is of it between two places; zeroes where it has lost something."""
+        return os.pread(self._fd, end - start, start)
 
     def _newlines(self, start: int, end: int) -> int:
         lines = 0
@@ -192,26 +238,21 @@ class LogFile:
     def save(self) -> bool:
         """Write the table of holes; False when there is no room for it now."""
         self._take_over()
-        rows = [{"start": start, "end": end, "newlines": lines} for start, end, lines in self.holes]
+        rows = [gaps.row_of(hole) for hole in self.holes if hole.end > hole.start or hole.uncounted]
         try:
             self._records.write(self._session_id, self._table, rows)
-            # A hole at the end is part of the size that the next process finds.
-            os.ftruncate(self._fd, self.size)
         except OSError:
             self._retry_at = time.monotonic() + _RETRY_S
             return False
-        self._dirty = 0
+        # A hole at the end is part of the size that others find.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self.size)
+        if self._unsaved:
+            gaps.remove_last(self._path, self._records.fd)
+        self._unsaved = False
         return True
 
     def close(self) -> None:
-        if self._dirty:
+        if self._unsaved:
             self.save()
         os.close(self._fd)
-
-
-def _hole(row: Message) -> tuple[int, int, int]:
-    return row["start"], row["end"], row["newlines"]
-
-
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < 1 << 62

@@ -60,7 +60,14 @@ class Looks:
             told(_with(look, Reader(how="unknown")))
             return
         roots = [job.pid] if job.init is None else [job.pid, job.init[0]]
-        self._ask(lambda: readers.reader(roots, source, group), lambda reader: told(_with(look, reader)))
+
+        def found(reader: Reader) -> None:
+            # A program that asks for a password switches echo off before it reads: what it waits with comes after.
+            if isinstance(screen, Screen) and screen.open and (terminal := _terminal(screen.fd)) is not None:
+                look["terminal"] = terminal
+            told(_with(look, reader))
+
+        self._ask(lambda: readers.reader(roots, source, group), found)
 
     def _ask(self, work: Callable[[], Reader], told: Callable[[Reader], None]) -> None:
         timer: list[Timer] = []

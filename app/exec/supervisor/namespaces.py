@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NoReturn
 
-from app.exec.supervisor import layout, rlimits, spawn
+from app.exec.supervisor import layout, linux, rlimits, spawn
 from app.exec.supervisor import sandbox as places
 from app.exec.supervisor.sandbox import Bounds
 
@@ -98,11 +98,12 @@ def where(error: OSError) -> str:
 
 
 def prepare(who: tuple[int, int] | None, bounds: Bounds, join: Callable[[], object] | None = None) -> None:
-    """Be what a command may be: its limits, its user, no signal ignored or blocked."""
+    """Be what a command may be: its limits, its user, no signal ignored or blocked, the first that memory ends."""
     if join is not None:
         join()
+    spawn.be_expendable()
     spawn.plain_signals()
-    rlimits.set_limits(processes=bounds.processes, file_bytes=bounds.file_bytes, data_bytes=bounds.memory_bytes)
+    rlimits.set_limits(processes=bounds.processes, file_bytes=bounds.file_bytes, data_bytes=bounds.data_bytes)
     if who is not None:
         os.setgroups([])
         os.setresgid(who[1], who[1], who[1])
@@ -212,7 +213,7 @@ def text_in_memory(name: str, text: bytes) -> int:
     """A descriptor from which `text` can be read."""
     fd = os.memfd_create(name)
     try:
-        os.write(fd, text)
+        linux.write_all(fd, text)
         os.lseek(fd, 0, os.SEEK_SET)
     except BaseException:
         os.close(fd)

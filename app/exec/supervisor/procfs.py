@@ -12,14 +12,16 @@ from typing import Final, NamedTuple
 from app.exec.supervisor import layout
 
 TICKS: Final = os.sysconf("SC_CLK_TCK")
-_TERM, _HUP = (1 << number - 1 for number in (signal.SIGTERM, signal.SIGHUP))
+_TERM, _HUP, _KILL = (1 << number - 1 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
+_EXITING: Final = 0x4  # PF_EXITING of linux/sched.h
 _MARK: Final = b"\0" + layout.MARKER.encode() + b"="
 
 
 class Proc(NamedTuple):
     """One process; `start` is in ticks since boot. `state` is its first thread's, and `threads` counts that one too.
 
-    `hangs_up` says that it has a terminal, ignores SIGTERM and handles SIGHUP, as interactive shells do.
+    `hangs_up` says that it has a terminal, ignores SIGTERM and handles SIGHUP, as interactive shells do. `doomed` says
+    that SIGKILL is on its way to its first thread or that this one exits: it runs no instruction of its program again.
     """
 
     pid: int
@@ -30,6 +32,7 @@ class Proc(NamedTuple):
     start: int
     threads: int = 1
     hangs_up: bool = False
+    doomed: bool = False
 
     @property
     def alive(self) -> bool:
@@ -37,10 +40,10 @@ class Proc(NamedTuple):
         return self.state not in "ZX" or self.threads > 1
 
 
-def read(pid: int) -> Proc | None:
-    """The process, a zombie included, or None when there is none."""
+def read(pid: int, thread: int | None = None) -> Proc | None:
+    """The process, a zombie included, or one of its threads; None when there is none."""
     try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        with open(f"/proc/{pid}/{'' if thread is None else f'task/{thread}/'}stat", "rb", buffering=0) as file:
             fields = file.read(1024).rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         # The last: another user's, where /proc hides those.
@@ -57,6 +60,7 @@ def read(pid: int) -> Proc | None:
         int(fields[19]),
         int(fields[17]),
         hangs_up,
+        bool(int(fields[6]) & _EXITING or int(fields[28]) & _KILL),
     )
 
 
@@ -80,6 +84,24 @@ def ticks() -> int:
 def alive(pid: int, start: int) -> bool:
     found = read(pid)
     return found is not None and found.alive and found.start == start
+
+
+def survives(pid: int) -> bool:
+    """Whether it is alive and nothing has decided its end yet, that of each of its threads."""
+    found = read(pid)
+    if found is None or not found.alive:
+        return False
+    if found.threads == 1 or not found.doomed:
+        return not found.doomed
+    threads = (read(pid, int(name)) for name in _listed(f"/proc/{pid}/task"))
+    return any(one is not None and not one.doomed for one in threads)
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 _home = ""

@@ -49,13 +49,29 @@ class ProtocolError(Exception):
     """Raised for bytes that are not a frame, or a frame that is too long."""
 
 
+class Loss(TypedDict):
+    """A cover that was lost while a command ran: of which file, when (seconds since the epoch), for how long.
+
+    `how`: restored, ended (the commands were ended for it), or changed (a file that had been covered again was). `keys`
+    are names of settings of a git configuration that are others than before, never values.
+    """
+
+    path: str
+    at: float
+    ms: float
+    how: str
+    keys: list[str]
+
+
 class ExitRecord(TypedDict):
     """How a session ended; `state` is one of exited, signaled, timed_out, start_failed, lost.
 
     Exactly one of `exit_code` and `signal` is set after an end that the kernel reported, else
     neither, and `errno` or `evidence` says why. Byte counts of `err` are 0 where streams are one.
     `known` is the last tick since boot at which the number `pid` was the process's for certain; `init` is pid and
-    start of the first process of its PID namespace, if it had one of its own.
+    start of the first process of its PID namespace, if it had one of its own. `losses` are of covers; without it there
+    were none. `log_errno` is why some output could not be written; with `uncounted` the counts are the least that it
+    was.
     """
 
     version: int
@@ -79,6 +95,9 @@ class ExitRecord(TypedDict):
     survivors: list[int]
     known: NotRequired[int]
     init: NotRequired[list[int] | None]
+    losses: NotRequired[list[Loss]]
+    log_errno: NotRequired[int]
+    uncounted: NotRequired[bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ from typing import Final
 from app.exec.errors import InvalidCommand, SupervisorAbsent, SupervisorUnreachable
 from app.exec.supervisor import answers, launch
 from app.exec.supervisor.connection import Connection, Lost
-from app.exec.supervisor.protocol import OLDEST, VERSION, ExitRecord, Message, ProtocolError
+from app.exec.supervisor.protocol import OLDEST, VERSION, ExitRecord, Loss, Message, ProtocolError
+from app.exec.supervisor.shapes import losses
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class Reaching:
         self._idle_s = idle_s
         self.on_exit = on_exit
         self.on_reconnect = on_reconnect
+        self.on_losses: Callable[[str, list[Loss]], None] | None = None
         self._folder = -1
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
@@ -153,10 +155,12 @@ class Reaching:
         return connection
 
     def _event(self, message: Message) -> None:
-        if self.on_exit is None or message["event"] != "exit":
-            return
-        for record in answers.named([message.get("record")]):
-            self.on_exit(record)
+        name = message.get("session_id")
+        if message["event"] == "losses" and self.on_losses is not None and isinstance(name, str):
+            self.on_losses(name, losses(message.get("losses")))
+        elif message["event"] == "exit" and self.on_exit is not None:
+            for record in answers.named([message.get("record")]):
+                self.on_exit(record)
 
     def _lost(self, connection: Connection) -> None:
         if connection.garbled:

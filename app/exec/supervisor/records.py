@@ -10,7 +10,7 @@ import stat
 import time
 from typing import Any, Final, cast
 
-from app.exec.supervisor import layout, shapes
+from app.exec.supervisor import layout, linux, shapes
 from app.exec.supervisor.protocol import ExitRecord, Message
 from app.exec.supervisor.spare import Spares
 
@@ -60,7 +60,7 @@ class Records:
         except FileExistsError:
             return None
         try:
-            os.write(fd, content)
+            linux.write_all(fd, content)
         except BaseException:
             # Nothing has been begun, and whoever is refused may ask again.
             os.close(fd)
@@ -120,9 +120,7 @@ class Records:
             self.keep_aside(session_id, f"{name}.new")
             fd = self._create(f"{session_id}/{name}.new")
         try:
-            data = memoryview(json.dumps(value, separators=(",", ":")).encode())
-            while data:
-                data = data[os.write(fd, data) :]
+            linux.write_all(fd, json.dumps(value, separators=(",", ":")).encode())
         finally:
             os.close(fd)
 

@@ -44,6 +44,7 @@ def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
     recovery.close_rest()
     recovery.keep_laid()
     supervisor.sandboxes.recovered()
+    supervisor.watch_container()
     supervisor.loop.after(_STRAYS_S, recovery.settle_strays)
 
 
@@ -135,6 +136,7 @@ class _Recovery:
         if job.init is not None or any(stream.open for stream in job.streams):
             self._sup.jobs[job.session_id] = job
             self._sup.follow(job)
+            self._sup.sandboxes.watch(job)
             self._sup.vacate(job)
         else:
             self._sup.stream_ended(job)
@@ -196,6 +198,7 @@ class _Recovery:
             self._sup.expect_end(job)
             return
         job.look()
+        self._sup.sandboxes.watch(job)
         self._sup.diary.note("supervisor", f"{job.session_id}: adopted")
         if job.ended_by != ITSELF:
             # Whoever began to end it is not there any more to finish.

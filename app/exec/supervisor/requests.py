@@ -16,7 +16,7 @@ from app.exec import pty_spawn
 from app.exec.supervisor import growth, peers
 from app.exec.supervisor.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
 from app.exec.supervisor.inputs import Told
-from app.exec.supervisor.job import Job, target_of
+from app.exec.supervisor.job import LOSSES, Job, target_of
 from app.exec.supervisor.lifetimes import CONVERSATION, TURN
 from app.exec.supervisor.looks import Looks
 from app.exec.supervisor.loop import IN, Timer
@@ -32,6 +32,8 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _GONE: Final = "the state directory was removed; nothing starts before what runs there has ended"
 _MOMENT_S: Final = 0.05
+_HEARD_S: Final = 1.0
+"""How long a supervisor that was told to end waits until clients acknowledge: after that only the next one tells."""
 _END_GRACE_S: Final = 5.0
 _END_S: Final = 12.0
 """Whatever has not ended that long after a service was told to end is left to whoever told it."""
@@ -60,7 +62,7 @@ class Requests:
             "resize": self._resize,
             "kill": self._kill,
             "signal": self._signal,
-            "ack": lambda _peer, message: {"acknowledged": supervisor.ledger.acknowledge(session_id(message))},
+            "ack": self._acknowledge,
             "abandon": self._abandon,
             "stop": self._stop,
             "grown": self._grown,
@@ -69,6 +71,7 @@ class Requests:
             "withdraw": self._withdraw,
         }
         supervisor.ended = self._ring
+        supervisor.uncovering = lambda job: self._tell(_losses(job))
         supervisor.changed = self._rest
         supervisor.keeper.ordered = self._ordered
         self._listener: socket.socket = peers.listen(folder_fd)
@@ -80,7 +83,9 @@ class Requests:
         self._loop.run()
 
     def _ring(self, record: ExitRecord) -> None:
-        event: Message = {"event": "exit", "record": record}
+        self._tell({"event": "exit", "record": record})
+
+    def _tell(self, event: Message) -> None:
         for peer in list(self._peers):
             if peer.watches:
                 peer.send(event)
@@ -147,6 +152,9 @@ class Requests:
             peer.send({"id": message.get("id"), "ok": True, **self._info()})
             for record in list(self._sup.ledger.ended.values()):
                 peer.send({"event": "exit", "record": record})
+            for job in self._sup.jobs.values():
+                if job.record is None and LOSSES in job.notes:
+                    peer.send(_losses(job))
             peer.watches = True
             return None
         return self._info()
@@ -301,6 +309,12 @@ class Requests:
         status = self._sup.status(name)
         return {"abandoned": status["state"] == "abandoned", "status": status}
 
+    def _acknowledge(self, _peer: Peer, message: Message) -> Message:
+        done = self._sup.ledger.acknowledge(session_id(message))
+        if self._ending:
+            self._rest()
+        return {"acknowledged": done}
+
     def _stop(self, _peer: Peer, _message: Message) -> Message:
         self._sup.stopping = True
         self._loop.after(0.0, self._rest)
@@ -328,7 +342,8 @@ class Requests:
             self._idle = None
         # Without a keeper there is no background work: clients that stay are better off with a new pair.
         if not needed and (self._sup.stopping or self._retiring or self._sup.keeper.pid is None):
-            self._idle = self._loop.after(_MOMENT_S, self._leave)
+            unheard = self._ending and self._sup.ledger.ended and any(peer.watches for peer in self._peers)
+            self._idle = self._loop.after(_HEARD_S if unheard else _MOMENT_S, self._leave)
         elif not wanted and self._idle_s > 0:
             self._idle = self._loop.after(self._idle_s, self._leave)
 
@@ -344,6 +359,10 @@ class Requests:
         self._listener.close()
         self._sup.diary.note("supervisor", "ends: nobody needs it")
         self._loop.stop()
+
+
+def _losses(job: Job) -> Message:
+    return {"event": "losses", "session_id": job.session_id, "losses": job.notes[LOSSES]}
 
 
 def _telling(peer: Peer, message: Message) -> Told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -13,12 +14,13 @@ from app.exec.supervisor.bwrap import words_in
 from app.exec.supervisor.diary import Diary
 from app.exec.supervisor.fields import Refused
 from app.exec.supervisor.instances import Instances
-from app.exec.supervisor.job import Job
+from app.exec.supervisor.job import COVERED, Job
 from app.exec.supervisor.launching import Launch, Launched
 from app.exec.supervisor.loop import IN, Loop
+from app.exec.supervisor.losses import Losses, Place, Watch
 from app.exec.supervisor.orphans import Orphans
 from app.exec.supervisor.pins import Pins
-from app.exec.supervisor.protocol import StartRequest
+from app.exec.supervisor.protocol import Loss, StartRequest
 from app.exec.supervisor.records import Records
 from app.exec.supervisor.stubs import Stubs
 
@@ -26,8 +28,10 @@ INSTANCE: Final = "instance"
 STUBS: Final = "stubs"
 PLACEHOLDERS: Final = "placeholders"
 PINNED: Final = "pinned"
+WHO: Final = "who"
+_LAID: Final = (INSTANCE, STUBS, PLACEHOLDERS, PINNED, COVERED, WHO)
+"""Notes of a job that are kept in a file of their own: there may be many."""
 _AGAIN_S: Final = 0.05
-_EAGAIN: Final = 11
 
 
 class Sandboxes:
@@ -39,8 +43,13 @@ class Sandboxes:
         self._records = records
         self._loop = loop
         self._orphans = orphans
+        self.losses = Losses(loop, lambda why: diary.note("supervisor", why))
+        self.lost: Callable[[Job, Loss], None] = lambda _job, _loss: None
+        self.uncovered: Callable[[Job], None] = lambda _job: None
+        """Called for a job of which a cover was lost, and for one that cannot be covered again: it has to end."""
+        self._watches: dict[str, Watch] = {}
         self._stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
-        self.instances = Instances(loop, keeper, diary)
+        self.instances = Instances(loop, keeper, diary, self.losses)
         self._pins = Pins()
 
     def launch(
@@ -59,6 +68,8 @@ class Sandboxes:
         files = dict(request.sandbox.placeholders)
         job.notes[PLACEHOLDERS] = [(path, files[path]) for path in self._stubs.ours(files)]
         job.notes[PINNED] = [request.sandbox.workspace, *request.sandbox.pinned]
+        job.notes[COVERED] = request.sandbox.covered()
+        job.notes[WHO] = spawn.owner(request)
         launch = Launch(self._loop, request, streams, self._orphans, self._pins.all())
 
         def over() -> None:
@@ -80,10 +91,10 @@ class Sandboxes:
             failed(number)
 
         launch.started, launch.failed = gone_well, gone_wrong
+        launch.standing = lambda pid: self._standing(job, pid)
         try:
             # Before anything of it is there: else nobody would take it out again after us.
-            laid = {name: job.notes[name] for name in (INSTANCE, STUBS, PLACEHOLDERS, PINNED)}
-            self._records.write(job.session_id, layout.LAID, laid)
+            self._note(job)
         except OSError as error:
             del job.notes[INSTANCE]
             gone_wrong(error.errno or 5, f"{error.strerror}\n")
@@ -92,7 +103,7 @@ class Sandboxes:
             self.adopt(job, spawn.owner(request))
             launch.begin(self.instances)
         except Refused as refusal:
-            gone_wrong(_EAGAIN, f"{refusal}\n")
+            gone_wrong(errno.EAGAIN, f"{refusal}\n")
         except OSError as error:
             gone_wrong(error.errno or 5, f"{error.strerror}\n")
 
@@ -103,8 +114,54 @@ class Sandboxes:
             self._pins.add(job.notes.get(PINNED, [])[1:])
             self._stubs.need(job.notes.get(STUBS, ()), dict(job.notes.get(PLACEHOLDERS, ())), owner)
 
+    def watch(self, job: Job) -> None:
+        """See to it that the covers of a job that was taken over stay; what was lost meanwhile is lost now."""
+        places = [job.pid] if procfs.alive(job.pid, job.start) else inhabitants(job, 1)
+        if COVERED in job.notes and places and job.session_id not in self._watches:
+            try:
+                watch = self._watched(job, places[0])
+            except OSError:
+                self.uncovered(job)
+            else:
+                self._loop.after(0.0, watch.look)
+
+    def last_look(self, job: Job) -> None:
+        """The job's process has ended: tell what it changed that had lost its cover for a moment."""
+        if (watch := self._watches.get(job.session_id)) is not None:
+            watch.last_look()
+
+    def _standing(self, job: Job, pid: int) -> None:
+        gone = self._watched(job, pid).bare()
+        if gone:
+            raise OSError(errno.EAGAIN, "changed while its sandbox was made; start it again", gone[0])
+
+    def _watched(self, job: Job, pid: int) -> Watch:
+        place = Place(
+            covered=job.notes[COVERED],
+            root=job.notes[PINNED][0],
+            who=None if job.notes[WHO] is None else (job.notes[WHO][0], job.notes[WHO][1]),
+            told=lambda loss: self.lost(job, loss),
+            end=lambda: self.uncovered(job),
+            stands=lambda path: self._stands(job, path),
+        )
+        watch = self._watches[job.session_id] = self.losses.watch(place, pid)
+        return watch
+
+    def _stands(self, job: Job, path: str) -> None:
+        """A directory has been made where something was taken away outside; it is removed as the others are."""
+        if path not in job.notes[STUBS]:
+            job.notes[STUBS] = [*job.notes[STUBS], path]
+            self._stubs.need([path], {}, None)
+            with contextlib.suppress(OSError):
+                self._note(job)
+
+    def _note(self, job: Job) -> None:
+        self._records.write(job.session_id, layout.LAID, {name: job.notes[name] for name in _LAID})
+
     def left(self, job: Job) -> None:
         """Nothing of the job is left in its instance. Saying so again changes nothing."""
+        if (watch := self._watches.pop(job.session_id, None)) is not None:
+            watch.close()
         key = job.notes.pop(INSTANCE, None)
         if key is not None:
             pinned = job.notes.get(PINNED, [])
@@ -184,5 +241,5 @@ def inhabitants(job: Job, known: int = 64) -> list[int]:
     if job.init is None or not procfs.children(job.init[0]):
         return []
     below = procfs.with_descendants([job.init[0]], procfs.snapshot(job.init[1]))
-    living = sorted(pid for pid in below - {job.init[0]} if (one := procfs.read(pid)) is not None and one.alive)
+    living = sorted(pid for pid in below - {job.init[0]} if procfs.survives(pid))
     return living[:known]

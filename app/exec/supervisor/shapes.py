@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Final, cast
 
 from app.exec.supervisor.fields import SESSION_ID
-from app.exec.supervisor.protocol import RECORDS, ExitRecord, Message
+from app.exec.supervisor.protocol import RECORDS, ExitRecord, Loss, Message
 
 KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
+PROTECTION: Final = "protection"
+"""Ends what has lost a cover that cannot be laid again; nobody asks for that."""
 """Who may end a session. Any other word workers would stumble over each time they are told it."""
-_ENDERS: Final = KILLERS | {"itself"}
+_ENDERS: Final = KILLERS | {"itself", PROTECTION}
 _EVIDENCE: Final = frozenset({
     "never_started", "supervisor_killed", "machine_rebooted", "container_restarted", "host_unreachable",
     "record_unreadable",
 })  # fmt: skip
 _NUMBERS: Final = {"exit_code": (0, 255), "signal": (1, 64), "errno": (1, 4095)}
 _SIZES: Final = ("bytes_total", "bytes_dropped", "err_bytes_total", "err_bytes_dropped")
-_NEEDED: Final = ExitRecord.__annotations__.keys() - {"known", "init"}
-"""An earlier build writes neither `known` nor `init`."""
+_NEEDED: Final = ExitRecord.__annotations__.keys() - {"known", "init", "losses", "log_errno", "uncounted"}
+"""An earlier build writes neither `known` nor `init`, and none of them the others where there is nothing to say."""
 _SAYS: Final = {
     "exited": ({"exit_code"},),
     "signaled": ({"signal"},),
@@ -54,6 +56,9 @@ def exit_record(value: object, session_id: str | None = None) -> ExitRecord | No
         and all(_whole(record[size], 0) for size in _SIZES)
         and _whole(record.get("known", 0), 0)
         and _identity(record.get("init"))
+        and _losses(record.get("losses", []))
+        and _whole(record.get("log_errno", 0), 0, 4095)
+        and isinstance(record.get("uncounted", False), bool)
         and isinstance(record["survivors"], list)
         and all(_whole(pid, 1) for pid in cast("list[object]", record["survivors"]))
     )
@@ -81,6 +86,7 @@ def running(value: object) -> Message | None:
         and _identity(row.get("init"))
         and isinstance(row.get("instance", ""), str)
         and _words(row.get("stubs", []))
+        and _losses(row.get("losses", []))
     )
     return row if whole else None
 
@@ -89,14 +95,23 @@ def laid(value: object) -> Message:
     """`value` if it says whole what a sandbox has put into a workspace; else nothing."""
     row = cast("Message", value) if isinstance(value, dict) else {}
     files = row.get("placeholders")
+    covered, who = row.get("covered", {}), row.get("who")
     whole = (
         isinstance(row.get("instance"), str)
         and _words(row.get("stubs"))
         and _words(row.get("pinned", []))
         and isinstance(files, list)
         and all(_words(pair) and len(cast("list[object]", pair)) == 2 for pair in cast("list[object]", files))
+        and isinstance(covered, dict)
+        and all(isinstance(kind, str) for kind in cast("dict[str, object]", covered).values())
+        and (who is None or _pair(who, 0, 0))
     )
     return row if whole else {}
+
+
+def losses(value: object) -> list[Loss]:
+    """`value` if it is a list of losses; else none."""
+    return cast("list[Loss]", value) if _losses(value) else []
 
 
 def _whole(value: object, least: int, most: int = (1 << 63) - 1) -> bool:
@@ -104,10 +119,27 @@ def _whole(value: object, least: int, most: int = (1 << 63) - 1) -> bool:
 
 
 def _identity(value: object) -> bool:
-    if not isinstance(value, list):
-        return value is None
-    pair = cast("list[object]", value)
-    return len(pair) == 2 and _whole(pair[0], 2) and _whole(pair[1], 0)
+    return value is None or _pair(value, 2, 0)
+
+
+def _pair(value: object, least: int, second: int) -> bool:
+    pair = cast("list[object]", value) if isinstance(value, list) else []
+    return len(pair) == 2 and _whole(pair[0], least) and _whole(pair[1], second)
+
+
+def _losses(value: object) -> bool:
+    rows = cast("list[object]", value) if isinstance(value, list) else [None]
+    return all(isinstance(row, dict) and _loss(cast("Message", row)) for row in rows)
+
+
+def _loss(row: Message) -> bool:
+    return (
+        isinstance(row.get("path"), str)
+        and isinstance(row.get("how"), str)
+        and _number(row.get("at"))
+        and _number(row.get("ms"))
+        and _words(row.get("keys"))
+    )
 
 
 def _words(value: object) -> bool:

@@ -88,6 +88,6 @@ class Spares:
             fd = os.open(os.path.join(path, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 if text:
-                    os.write(fd, text)
+                    linux.write_all(fd, text)
             finally:
                 os.close(fd)

@@ -52,26 +52,29 @@ def lower_descriptor_limit() -> int:
 @contextlib.contextmanager
 def _expendable() -> Generator[None]:
     """What is forked meanwhile is ended before us where memory is short: in a container we share one bound."""
-    fd = _score()
+    before = be_expendable()
     try:
-        before = int(os.read(fd, 16)) if fd >= 0 else _EXPENDABLE
-        if before < _EXPENDABLE:
-            os.write(fd, b"%d" % _EXPENDABLE)
-        try:
-            yield
-        finally:
-            if before < _EXPENDABLE:
-                os.write(fd, b"%d" % before)
+        yield
     finally:
-        if fd >= 0:
-            os.close(fd)
+        if before < _EXPENDABLE:
+            _score(before)
 
 
-def _score() -> int:
+def be_expendable() -> int:
+    """Be ended before others where memory is short, with all that is forked from now on; what the score was before."""
     try:
-        return os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC)
+        with open(_SCORE, "rb", buffering=0) as file:
+            before = int(file.read(16))
+        if before < _EXPENDABLE:
+            _score(_EXPENDABLE)
     except OSError:  # no /proc, or it is read-only
-        return -1
+        return _EXPENDABLE
+    return before
+
+
+def _score(value: int) -> None:
+    with open(_SCORE, "wb", buffering=0) as file:
+        file.write(b"%d" % value)
 
 
 def plain_child() -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from app.exec.supervisor import channels, crashpoints, procfs, sandboxes, spawn
+from app.exec.supervisor import channels, crashpoints, linux, procfs, sandboxes, spawn
 from app.exec.supervisor.job import Job
 from app.exec.supervisor.loop import IN, now
 from app.exec.supervisor.protocol import Message, Refused, StartRequest
@@ -42,6 +42,8 @@ class Starts:
             return self._already(name)
         if self._sup.stopping:
             raise Refused("stopping", "the supervisor is about to end")
+        if self._sup.uncovered:
+            raise Refused("uncovered", "a file that this container protects was replaced outside; try again")
         if self._sup.keeper.pid is None and request.background:
             raise Refused("keeper_dead", "the keeper is gone; nothing new can run in the background until both restart")
         made = channels.make(request, self._sup.descriptors)
@@ -142,7 +144,7 @@ class Starts:
     def _put_on_record(self, job: Job, claim: int) -> None:
         row = json.dumps(job.running(self._sup.boot_id, self._sup.container_id), separators=(",", ":")).encode()
         try:
-            os.write(claim, row)
+            linux.write_all(claim, row)
         except OSError as error:
             self._sup.diary.note("supervisor", f"{job.session_id}: pid not on record: {error.strerror}")
 

@@ -1,6 +1,7 @@
 """What stands in the workspace, while commands run, where nothing may come into being: gone soon after the last one.
 
-Empty directories, which the sandboxes make by themselves, and small files with harmless content, which are made here.
+Empty directories, which the sandboxes make by themselves; small files with harmless content, and sockets that nobody
+listens at, which are made here. git lists neither such a directory nor such a socket.
 Removing never takes what anybody else has put there: rmdir(2) spares what has content, a file must be as it was made.
 """
 
@@ -14,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final, cast
 
+from app.exec.supervisor import linux
+
 LINGER_S: Final = 2.0
 """Making and removing them costs a quarter of what a command costs to start."""
 
@@ -21,6 +24,10 @@ _STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
+
+SOCKET: Final = b"# nothing\n"
+"""In place of a content: a socket, or an empty file where the file system has none."""
+_NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Later = Callable[[float, Callable[[], None]], object]
 
@@ -53,7 +60,7 @@ class Stubs:
             self._list()
         for path, text in files.items():
             with contextlib.suppress(OSError):
-                _make(path, text.encode(), owner)
+                make(path, text.encode(), owner)
 
     def let_go(self, paths: Iterable[str]) -> None:
         """Remove those that nobody needs any more, now or in a moment."""
@@ -79,7 +86,7 @@ class Stubs:
         for path in unneeded:
             text = self._made.pop(path)
             with contextlib.suppress(OSError):
-                _remove(path, None if text is None else text.encode())
+                remove(path, None if text is None else text.encode())
         if unneeded:
             self._list()
 
@@ -106,22 +113,51 @@ def _listed(kept: str) -> dict[str, str | None]:
     }
 
 
-def _make(path: str, text: bytes, owner: tuple[int, int] | None) -> None:
+def make(path: str, text: bytes | None, owner: tuple[int, int] | None) -> None:
+    """Make a file with this text, an empty directory (None) or a `SOCKET`, as the `owner`'s.
+
+    Raises:
+        OSError: FileExistsError where something is there.
+    """
     with _parent(path) as (folder, name):
-        fd = os.open(name, _NEW, 0o644, dir_fd=folder)
+        flags = _NEW
+        if text is None:
+            os.mkdir(name, 0o755, dir_fd=folder)
+            flags = _STEP
+        elif text == SOCKET:
+            try:
+                os.mknod(name, stat.S_IFSOCK | 0o444, dir_fd=folder)
+                flags = _NAME
+            except FileExistsError:
+                raise
+            except OSError:
+                text = b""
+        fd = os.open(name, flags, 0o644, dir_fd=folder)
         try:
-            os.write(fd, text)
+            if flags == _NEW:
+                linux.write_all(fd, text or b"")
             if owner is not None:
-                os.fchown(fd, *owner)
+                os.chown(f"/proc/self/fd/{fd}", *owner)
         finally:
             os.close(fd)
 
 
-def _remove(path: str, text: bytes | None) -> None:
+def remove(path: str, text: bytes | None) -> None:
+    """Remove what was made, where it is as it was made.
+
+    Raises:
+        OSError: It is not there, or is a directory with something in it.
+    """
     with _parent(path) as (folder, name):
         if text is None:
             os.rmdir(name, dir_fd=folder)
             return
+        if text == SOCKET:
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISSOCK(mode) and not mode & 0o222:  # as no program makes one to listen at
+                os.unlink(name, dir_fd=folder)
+                return
+            text = b""
         fd = os.open(name, _OLD, dir_fd=folder)
         try:
             same = stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, len(text) + 1) == text

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from typing import Any, Final
 
-from app.exec.supervisor import channels, crashpoints, layout, link, linux, procfs, sandboxes, spawn
+from app.exec.supervisor import channels, contained, crashpoints, layout, link, linux, procfs, sandboxes, spawn
 from app.exec.supervisor.diary import Diary
 from app.exec.supervisor.growth import Growth
 from app.exec.supervisor.inputs import Input
-from app.exec.supervisor.job import ITSELF, TIMEOUT, Job
+from app.exec.supervisor.job import COVERED, ITSELF, LOSSES, TIMEOUT, Job
 from app.exec.supervisor.kill import Killer, Target
 from app.exec.supervisor.ledger import Ledger
 from app.exec.supervisor.lifetimes import GRACE_S, WHO, Lifetimes
 from app.exec.supervisor.logfile import LogFile
 from app.exec.supervisor.loop import IN, Loop
+from app.exec.supervisor.losses import ENDED, MOST, Place, Watch
 from app.exec.supervisor.orphans import Orphans
-from app.exec.supervisor.protocol import ExitRecord, Message
+from app.exec.supervisor.protocol import ExitRecord, Loss, Message
+from app.exec.supervisor.queries import Queries
 from app.exec.supervisor.records import Records
 from app.exec.supervisor.sandboxes import Sandboxes
+from app.exec.supervisor.shapes import PROTECTION
 from app.exec.supervisor.spare import Spares
 from app.exec.supervisor.streams import Pipe, Screen
 
@@ -33,6 +37,7 @@ class Supervisor:
 
     def __init__(self, home: str, legacy: link.Legacy, diary: Diary, orphans: Orphans) -> None:
         self.diary = diary
+        self._home = home
         self.loop = Loop()
         self.growth = Growth(self.loop)
         self.records = Records(home)
@@ -40,11 +45,14 @@ class Supervisor:
         self.boot_id = linux.boot_id()
         self.container_id = linux.container_id()
         self.jobs: dict[str, Job] = {}
-        self.stopping = False
+        self.stopping = self.uncovered = False
+        self._container: Watch | None = None
         self.ended: Callable[[ExitRecord], None] = lambda _record: None
+        self.uncovering: Callable[[Job], None] = lambda _job: None
         self.changed: Callable[[], None] = lambda: None
         self.keeper = link.Line(self.loop, legacy, self.told, self._keeper_gone)
         self.sandboxes = Sandboxes(self.loop, home, self.records, self.keeper, diary, orphans)
+        self.sandboxes.lost, self.sandboxes.uncovered = self.lost, self.end_uncovered
         self.descriptors = spawn.raise_descriptor_limit()
         self._killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
         self.lifetimes = Lifetimes(
@@ -73,6 +81,7 @@ class Supervisor:
             names.append((layout.ERR, layout.ERR_HOLES))
         for pair in names:
             job.logs.append(LogFile(self.records, job.session_id, pair, cap))
+            job.logs[-1].losing = lambda number: self._losing(job, number)
             if resumed:
                 job.logs[-1].resume()
         if channels.MASTER in ours:
@@ -86,13 +95,18 @@ class Supervisor:
         for stream in job.streams:
             stream.grew = lambda: self.growth.grew(job)
         if channels.STDIN in ours:
-            terminal = isinstance(job.streams[0], Screen) if job.streams else False
+            screen = job.streams[0] if job.streams and isinstance(job.streams[0], Screen) else None
             job.input = Input(
                 self.loop,
                 ours.pop(channels.STDIN),
-                terminal=terminal,
+                terminal=screen is not None,
                 closed=lambda: self.keeper.drop(job.session_id, [channels.STDIN]),
             )
+            if screen is not None:
+                Queries(self.loop, self.keeper, job.session_id, screen, job.input).attend()
+
+    def _losing(self, job: Job, number: int) -> None:
+        self.diary.note("supervisor", f"{job.session_id}: output is dropped: {os.strerror(number)}")
 
     def follow(self, job: Job) -> None:
         """Watch the job's process, streams and deadline."""
@@ -173,6 +187,9 @@ class Supervisor:
     def end(self, job: Job, code: int, status: int, known: int = 0) -> None:
         """Record the end that the kernel reported; `known` as whoever reaped it has it."""
         self._drain(job)
+        self.sandboxes.last_look(job)
+        if self._container is not None:
+            self._container.last_look()
         job.known = max(job.known, known)
         try:
             job.look()
@@ -209,7 +226,7 @@ class Supervisor:
             # The keeper has it until the disk does.
             # What is laid in the workspace is in a file, and may be more than a message can have.
             notes: Message = {
-                name: job.notes[name] for name in job.notes.keys() - {sandboxes.STUBS, sandboxes.PLACEHOLDERS}
+                name: job.notes[name] for name in job.notes.keys() - {sandboxes.STUBS, sandboxes.PLACEHOLDERS, COVERED}
             }
             notes["record"] = record
             self.keeper.send_soon({"op": "hold", "session": job.session_id, "names": [], "notes": notes})
@@ -244,7 +261,7 @@ class Supervisor:
                 found.append(pid)
         if found:
             below = procfs.with_descendants(found, procfs.snapshot(job.start))
-            found = sorted(pid for pid in below if (proc := procfs.read(pid)) is not None and proc.alive)
+            found = sorted(pid for pid in below if procfs.survives(pid))
         return found[:_SURVIVORS]
 
     def stream_ended(self, job: Job) -> None:
@@ -258,6 +275,51 @@ class Supervisor:
         # Where the disk has no room yet, nobody else has the record.
         self.keeper.drop(job.session_id, list(channels.NAMES) if self.ledger.lacks(job.session_id) else None)
         self.changed()
+
+    # -- covers ----------------------------------------------------------------------------------
+
+    def lost(self, job: Job, loss: Loss) -> None:
+        """Keep it on record that a cover of a job was lost, and what became of that."""
+        known = job.notes.setdefault(LOSSES, [])
+        if len(known) < MOST or loss["how"] == ENDED:
+            known.append(loss)
+        self.diary.note("supervisor", f"{job.session_id}: lost a cover, {loss['how']} after {loss['ms']} ms")
+        if job.record is None and (job.pidfd >= 0 or job.adopted):
+            self.note_running(job)
+        self.uncovering(job)
+
+    def end_uncovered(self, job: Job) -> None:
+        """End the whole tree of a job at once: a cover that it has lost cannot be laid again."""
+        self.notice(job)
+        if job.record is None:
+            job.ended_by = PROTECTION
+        if job.init is not None and (fd := procfs.open_pidfd(*job.init)) is not None:
+            procfs.send(fd, signal.SIGKILL)
+            os.close(fd)
+        self._killer.kill(job.target, 0.0, lambda: self._first_signal(job, job.ended_by), lambda _: self.notice(job))
+
+    def watch_container(self) -> None:
+        """Where we are in a container: see to it that nothing runs in it once one of its covers is lost.
+
+        What could lay it again is not in a container, and must not be.
+        """
+
+        def told(loss: Loss) -> None:
+            for job in list(self.jobs.values()):
+                self.lost(job, loss)
+
+        def end() -> None:
+            self.uncovered = True
+            for job in list(self.jobs.values()):
+                self.end_uncovered(job)
+
+        covered = contained.covered(self._home)
+        if covered:
+            place = Place(covered=covered, root=contained.WORKSPACE, who=None, told=told, end=end)
+            table = os.open(contained.TABLE, os.O_RDONLY | os.O_CLOEXEC)
+            self._container = self.sandboxes.losses.watch(place, table=table)
+            self._container.look()
+            os.close(table)
 
     # -- killing ---------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from app.exec.supervisor.fields import Refused
 from app.exec.supervisor.instances import Instances
 from app.exec.supervisor.launching import Launch, Launched
 from app.exec.supervisor.loop import IN, Loop, now
+from app.exec.supervisor.losses import Losses, Place
 from app.exec.supervisor.orphans import Orphans
 from app.exec.supervisor.protocol import StartRequest
 
@@ -75,7 +76,8 @@ class Trial:
         _, ours = link.pair()
         keeper = link.Line(self._loop, link.Legacy(keeper=os.getpid(), line=ours), lambda _dead: None, lambda: None)
         keeper.pid = None
-        self._instances = Instances(self._loop, keeper, Diary(os.devnull))
+        self._losses = Losses(self._loop, lambda _why: None)
+        self._instances = Instances(self._loop, keeper, Diary(os.devnull), self._losses)
         self._streams = list(streams) if streams is not None else self._captured()
 
     def run(self) -> None:
@@ -117,12 +119,22 @@ class Trial:
             self._failed(INSTANCE, number, text)
             return
         launch = Launch(self._loop, self._request, self._streams, self._orphans)
-        launch.started = self._started
+        launch.started, launch.standing = self._started, self._standing
         launch.failed = lambda number, text: self._failed(COMMAND, number, text)
         try:
             launch.begin(self._instances)
         except (Refused, OSError) as error:
             self._failed(COMMAND, getattr(error, "errno", 0) or 5, str(error))
+
+    def _standing(self, pid: int) -> None:
+        place = Place(
+            covered=self._sandbox.covered(),
+            root=self._sandbox.workspace,
+            who=spawn.owner(self._request),
+            told=lambda _loss: None,
+            end=self._loop.stop,
+        )
+        self._losses.watch(place, pid).look()
 
     def _failed(self, stage: str, number: int, text: str) -> None:
         self.report.stage, self.report.errno, self.report.said = stage, number, text

@@ -31,7 +31,8 @@ _ASK_S: Final = 30.0
 class Attachment:
     """One session through its supervisor, without an engine: nothing is recorded, acknowledged or started here.
 
-    What is typed is sent once. `host_id`, `supervised` and `output` are what readers of screens want of an engine.
+    What is typed is sent once. `host_id`, `supervised`, `output` and `streams` are what
+    readers of screens want of an engine.
     """
 
     def __init__(self, port: SupervisorPort, session: Session, home: Path) -> None:
@@ -40,12 +41,15 @@ class Attachment:
         self.supervised = Supervised(port, Limits())
         self._sessions = home / layout.SESSIONS
         self._screens = Screens(cast("Engine", self))
-        self.out = self.output(session)
-        self.err = self.output(session, err=True) if session.separate_stderr else None
+        self.out, self.err = self.streams(session)
 
     def output(self, session: Session, *, err: bool = False) -> OutputLog:
         """The log of a session."""
         return OutputLog(self._sessions / session.id, session.id, err=err)
+
+    def streams(self, session: Session) -> tuple[OutputLog, OutputLog | None]:
+        """Its log, and that of its second stream where the streams are apart."""
+        return self.output(session), self.output(session, err=True) if session.separate_stderr else None
 
     async def screen(self) -> Screen:
         """What its terminal shows. Raises what `Screens.of` does."""

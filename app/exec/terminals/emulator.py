@@ -7,6 +7,7 @@ or does otherwise than xterm is overridden, with the reason.
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import copy
 import re
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pyte import modes as pyte_modes
-from pyte.charsets import LAT1_MAP
+from pyte.charsets import LAT1_MAP, VT100_MAP
 from pyte.screens import Char, Cursor, Screen, StaticDefaultDict, wcwidth
 
 _BLANK: Final = Char(" ")
@@ -29,14 +30,21 @@ _LONGEST: Final = 8192
 """A sequence that is not over after so many characters is none: it must not swallow what follows it."""
 _TOKEN: Final = re.compile(
     r"(?P<text>[^\x00-\x1f\x7f-\x9f]+)"
-    r"|\x1b\[(?P<private>[<-?]?)(?P<numbers>[0-9:;]{0,200})(?P<between>[ -/]{0,4})(?P<final>[@-~])"
+    r"|\x1b\[(?P<inside>[\x00-\x17\x19\x1c-?\x7f]{0,200})(?P<final>[@-~])"
+    r"|\x1b\[[\x00-\x17\x19\x1c-?\x7f]{0,200}(?=[\x18\x1a\x1b]|\Z)"
     r"|\x1b\](?P<title>[^\x07\x1b\x9c]*)(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[PX^_][^\x1b\x9c]*(?:\x1b\\|\x9c)"
     r"|\x1b(?P<charset>[()])(?P<code>[0-~])"
     r"|\x1b(?P<escape>[ -/]{0,4}[0-~])"
     r"|(?P<control>[\x00-\x1f\x7f-\x9f])"
 )
-_UNFINISHED: Final = re.compile(r"\x1b(?:\[[<-?]?[0-9:;]{0,200}[ -/]{0,4}|[\]PX^_][^\x07\x1b\x9c]*\x1b?|[ -/]{0,4})\Z")
+_WITHIN: Final = re.compile(r"[\x00-\x1f\x7f]")
+"""Controls that are within a sequence: they do what they do, and it goes on."""
+_PARTS: Final = re.compile(r"([<-?]?)([0-9;]*)([ -/]*)\Z")
+_STOPS: Final = range(8, 1000, 8)
+_UNFINISHED: Final = re.compile(
+    r"\x1b(?:\[[\x00-\x17\x19\x1c-?\x7f]{0,200}|[\]PX^_][^\x07\x1b\x9c]*\x1b?|[ -/]{0,4})\Z"
+)
 
 
 _Rows = dict[int, StaticDefaultDict[int, Char]]
@@ -51,6 +59,7 @@ class Emulator(Screen):
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._rest = ""
         self._last = ""
+        self._stops: list[int] = []
         super().__init__(cols, rows)
         self._controls: Final[dict[str, Callable[[], object]]] = {
             "\b": self.backspace,
@@ -67,6 +76,7 @@ class Emulator(Screen):
             "8": self.restore_cursor,
             "D": self.index,
             "E": lambda: (self.carriage_return(), self.linefeed()),
+            "H": self.set_tab_stop,
             "M": self.reverse_index,
             "c": self.reset,
         }
@@ -94,6 +104,7 @@ class Emulator(Screen):
             "b": lambda count: self.draw(self._last * min(count or 1, self.columns)),
             "d": self.cursor_to_line,
             "e": self.cursor_down,
+            "g": self.clear_tab_stop,
             "s": lambda _: self.save_cursor(),
             "u": lambda _: self.restore_cursor(),
         }
@@ -129,13 +140,19 @@ class Emulator(Screen):
 
     def _sequence(self, token: re.Match[str]) -> None:
         final = token["final"]
-        if token["between"] or ":" in token["numbers"]:
+        for control in _WITHIN.findall(token["inside"]):
+            self._controls.get(control, _nothing)()
+        parts = _PARTS.match(_WITHIN.sub("", token["inside"]))
+        private, digits, between = parts.groups() if parts is not None else ("", "", "?")
+        if between:
+            if between + final == "!p":
+                self._soften()
             return
-        numbers = [min(int(number or 0), 9999) for number in token["numbers"].split(";")]
-        if final in "hl" and token["private"] in {"", "?"}:
+        numbers = [min(int(number or 0), 9999) for number in digits.split(";")]
+        if final in "hl" and private in {"", "?"}:
             for number in numbers:
-                self._switch(number, private=bool(token["private"]), on=final == "h")
-        elif token["private"]:
+                self._switch(number, private=bool(private), on=final == "h")
+        elif private:
             return
         elif final in "Hf":
             self.cursor_position(*numbers[:2])
@@ -150,6 +167,11 @@ class Emulator(Screen):
         kept = {(False, 4): pyte_modes.IRM, (True, 7): pyte_modes.DECAWM}.get((private, number))
         if kept is not None:
             (self.mode.add if on else self.mode.discard)(kept)
+        elif private and number == 6:
+            (self.mode.add if on else self.mode.discard)(pyte_modes.DECOM)
+            self.cursor_position()
+        elif private and number == 1048:
+            (self.save_cursor if on else self.restore_cursor)()
         elif private and number == 25:
             self.cursor.hidden = not on
         elif private and number in {47, 1047, 1049} and on != self.alternate:
@@ -188,6 +210,27 @@ class Emulator(Screen):
         self._behind, self.alternate = None, False
         self.savepoints.clear()
         super().reset()
+        self._stops = list(_STOPS)
+
+    def _soften(self) -> None:
+        """Reset what a program has switched; what is shown stays, and on which screen, and the cursor where it is."""
+        self.mode.difference_update({pyte_modes.IRM, pyte_modes.DECOM})
+        self.mode.add(pyte_modes.DECAWM)
+        self.margins = None
+        self.savepoints.clear()
+        self.charset, self.g0_charset, self.g1_charset = 0, LAT1_MAP, VT100_MAP
+        self.cursor.hidden = False
+
+    def cursor_position(self, line: int | None = None, column: int | None = None) -> None:
+        """Stop at the margins in origin mode; pyte stays where it is."""
+        self.cursor.x = min((column or 1) - 1, self.columns - 1)
+        self.cursor_to_line(line)
+
+    def cursor_to_line(self, line: int | None = None) -> None:
+        """Count from the top margin in origin mode, which pyte does not expect where there are no margins."""
+        inside = pyte_modes.DECOM in self.mode and self.margins is not None
+        top, bottom = (self.margins.top, self.margins.bottom) if inside and self.margins else (0, self.lines - 1)
+        self.cursor.y = min(top + (line or 1) - 1, bottom)
 
     def draw(self, data: str) -> None:
         """Put text; pyte's loses what follows a character without width, and is slow."""
@@ -267,6 +310,7 @@ class Emulator(Screen):
     def restore_cursor(self) -> None:
         """Go back to it, as often as wanted and whatever the margins are."""
         kept = [point._replace(cursor=copy.copy(point.cursor)) for point in self.savepoints]
+        self.mode.discard(pyte_modes.DECOM)
         super().restore_cursor()
         self.savepoints = kept
         if kept:
@@ -303,12 +347,24 @@ class Emulator(Screen):
         if how < 2:
             self.erase_in_line(how)
 
+    def set_tab_stop(self) -> None:
+        """Set one where the cursor is; pyte's are those of the size that it began with."""
+        if (x := min(self.cursor.x, self.columns - 1)) not in self._stops:
+            bisect.insort(self._stops, x)
+
+    def clear_tab_stop(self, how: int = 0) -> None:
+        """Clear the one where the cursor is, or all."""
+        gone = {0: [min(self.cursor.x, self.columns - 1)], 3: self._stops}.get(how, [])
+        self._stops = [stop for stop in self._stops if stop not in gone]
+
     def tab(self) -> None:
-        """Go to the next of the usual stops; pyte's are those of the size that it began with."""
-        self.cursor.x = min((self.cursor.x // 8 + 1) * 8, self.columns - 1)
+        """Go to the next stop, or to the last column."""
+        after = self._stops[bisect.bisect_right(self._stops, self.cursor.x) :][:1]
+        self.cursor.x = min([*after, self.columns - 1])
 
     def _tab_back(self, count: int) -> None:
-        self.cursor.x = max(0, ((self.cursor.x - 1) // 8 + 1 - (count or 1)) * 8)
+        at = bisect.bisect_left(self._stops, self.cursor.x) - (count or 1)
+        self.cursor.x = self._stops[at] if at >= 0 else 0
 
 
 _PLAIN: Final = {chr(code): Char(chr(code)) for code in range(0x20, 0x7F)}

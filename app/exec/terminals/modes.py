@@ -48,7 +48,8 @@ class Modes:
     def _switch(self, found: re.Match[bytes]) -> None:
         numbers, how = found.groups()
         if numbers is None:
-            self.names = frozenset()
+            # A soft reset does not leave the screen that is shown.
+            self.names &= {ALTERNATE_SCREEN} if found[0].endswith(b"p") else frozenset()
             return
         named = {_NAMES[int(number)] for number in numbers.split(b";") if number and int(number) in _NAMES}
         on = {name for name in named if (name == CURSOR_HIDDEN) != (how == b"h")}

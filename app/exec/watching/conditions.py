@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from app.exec.engine import Engine
@@ -112,37 +112,41 @@ class Silence:
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, clock: Callable[[], float]) -> None:
         self._follower = Follower(engine, session)
-        self._log = engine.output(session)
+        self._logs = _logs(engine, session)
         self._seconds = watch.seconds or 0.0
-        self._size = self._log.size()
+        self._sizes = [log.size() for log in self._logs]
         self._told_at = watch.offset if watch.hits else -1
-        last = max(self._log.modified_at(), watch.created_at)
+        last = max(watch.created_at, *(log.modified_at() for log in self._logs))
         self._since = time.monotonic() - max(0.0, clock() - last)
         self.news: News | None = None
 
     @property
     def offset(self) -> int:
-        """How much output there is."""
-        return self._size
+        """How much output there is, on both streams."""
+        return sum(self._sizes)
 
     async def look(self, patience_s: float) -> bool:
         """Wait for a change, at most so long; whether the session has ended."""
-        untold = self._size > self._told_at
+        untold = self.offset > self._told_at
         left_s = max(0.0, self._since + self._seconds - time.monotonic())
         # One that has lasted long enough before we looked is told at once.
         due = untold and (left_s > 0 or self.news is None)
         wait_s = min(patience_s, left_s) if due else patience_s
-        grown = await self._follower.grown(self._size, rest_s=min(1.0, self._seconds / 4), timeout_s=wait_s)
-        if grown.size > self._size:
-            self._size, self._since = grown.size, time.monotonic()
+        out, *err = self._sizes
+        grown = await self._follower.grown(
+            out, err_beyond=err[0] if err else None, rest_s=min(1.0, self._seconds / 4), timeout_s=wait_s
+        )
+        sizes = [grown.size, grown.err_size][: len(self._sizes)]
+        if sum(sizes) > self.offset:
+            self._sizes, self._since = sizes, time.monotonic()
         silent_s = time.monotonic() - self._since
-        holds = self._size > self._told_at and silent_s >= self._seconds
-        self.news = {"silent_s": round(silent_s, 1), **_last(self._log)} if holds else None
+        holds = self.offset > self._told_at and silent_s >= self._seconds
+        self.news = {"silent_s": round(silent_s, 1), **_last(self._logs)} if holds else None
         return grown.ended
 
     def told(self) -> None:
         """The news has been told."""
-        self._told_at, self.news = self._size, None
+        self._told_at, self.news = self.offset, None
 
 
 class Moment:
@@ -150,7 +154,7 @@ class Moment:
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, clock: Callable[[], float]) -> None:
         self._follower = Follower(engine, session)
-        self._log = engine.output(session)
+        self._logs = _logs(engine, session)
         seconds = watch.seconds or 0.0
         self._due = time.monotonic() + min(seconds, max(0.0, watch.created_at + seconds - clock()))
         self.news: News | None = None
@@ -161,7 +165,7 @@ class Moment:
         wait_s = min(patience_s, max(0.0, self._due - time.monotonic()))
         grown = await self._follower.grown(_NEVER, timeout_s=wait_s)
         if time.monotonic() >= self._due:
-            self.news = _last(self._log)
+            self.news = _last(self._logs)
         return grown.ended
 
     def told(self) -> None:
@@ -233,6 +237,11 @@ def condition_of(
             return Input(engine, session, watch)
 
 
-def _last(log: OutputLog) -> News:
-    shown = log.last_lines(CALLBACK_LINES, CALLBACK_CHARS)
+def _logs(engine: Engine, session: Session) -> list[OutputLog]:
+    return [log for log in engine.streams(session) if log is not None]
+
+
+def _last(logs: Sequence[OutputLog]) -> News:
+    """The last lines of the stream that was printed to last; of standard error, where the clock does not tell."""
+    shown = max(reversed(logs), key=OutputLog.modified_at).last_lines(CALLBACK_LINES, CALLBACK_CHARS)
     return {"last_lines": shown.text.splitlines()[-CALLBACK_LINES:]}

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic_ai.workspaces import (
     CommandResult,
@@ -30,6 +30,7 @@ from app.exec.errors import WorkspaceUnusable as Unusable
 from app.exec.limits import BACKGROUND_TIMEOUT_MAX_S
 from app.exec.model import CallOrigin, CommandSpec
 from app.exec.permit import Authority
+from app.exec.shell.protocol import AsyncFilesystem
 from app.exec.shell.words import line_of
 from app.exec.workspaces.commands import MOST_BYTES, Commands
 
@@ -37,32 +38,6 @@ T = TypeVar("T")
 
 PROVIDER: Final = "shellback"
 """Who owns a workspace, in references to it."""
-
-
-class Stat(Protocol):
-    """What is known of a file or directory."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def is_dir(self) -> bool: ...
-    @property
-    def size(self) -> int | None: ...
-
-
-class Filesystem(Protocol):
-    """The files of a workspace; `app.exec.files.Files` is one, and what guards it."""
-
-    async def read_bytes(self, path: str) -> bytes: ...
-    async def write_bytes(self, path: str, data: bytes) -> object: ...
-    async def stat(self, path: str) -> Stat: ...
-    async def list_dir(self, path: str) -> Sequence[Stat]: ...
-    async def make_dir(self, path: str) -> object: ...
-    async def remove(self, path: str) -> object: ...
-    async def exists(self, path: str) -> bool: ...
-    async def realpath(self, path: str) -> str: ...
 
 
 def workspace_id(engine: Engine) -> str:
@@ -85,7 +60,7 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         self,
         engine: Engine,
         authority: Authority,
-        files: Filesystem,
+        files: AsyncFilesystem,
         *,
         origin: Callable[[], CallOrigin],
         scope: str = "",

@@ -11,6 +11,7 @@ from app.exec.backends.base import Backend
 from app.exec.backends.protected import Protected
 from app.exec.errors import CommandDenied
 from app.exec.files import Entry, Files, Protection
+from app.exec.identity import call_in_progress
 from app.exec.policy import Policy
 from app.exec.workspaces.authority import writing_refused
 
@@ -23,7 +24,7 @@ class GuardedFiles:
     """`files` as far as the running code may have them.
 
     Paths are as commands see them, or relative to the workspace. Besides what `Files` raises, each method raises
-    `CommandDenied`, a `PermissionError`: for a listed secret, and for a change in a tool call that nobody approved.
+    `CommandDenied`, a `PermissionError`: for what may be a secret, and for a change that nobody approved.
     """
 
     files: Files
@@ -111,6 +112,16 @@ def files_of(backend: Backend) -> Files:
     )
 
 
-def guarded(files: Files, policy: Policy, conversation_id: str) -> GuardedFiles:
-    """Files for the code of tools of one conversation."""
-    return GuardedFiles(files, writing_refused, lambda: policy.withheld(conversation_id))
+def guarded(files: Files, policy: Policy, conversation_id: str, *, owned: bool = False) -> GuardedFiles:
+    """Files for the code of tools of one conversation; with `owned`, code outside of a tool call does as it likes."""
+
+    def free() -> bool:
+        return owned and call_in_progress() is None
+
+    def refused(what: str) -> str | None:
+        return None if free() else writing_refused(what)
+
+    async def withheld() -> Callable[[Path], str | None]:
+        return (lambda _: None) if free() else await policy.withheld(conversation_id)
+
+    return GuardedFiles(files, refused, withheld)

@@ -96,7 +96,7 @@ class _Script:
     def _delimited(self, parts: int, *, pattern: bool = False) -> None:
         """Pass over `/one/two/`."""
         delimiter = self._take()
-        if not delimiter.isascii() or not delimiter.isprintable() or delimiter in "\\ ;{}":
+        if not delimiter.isascii() or not delimiter.isprintable() or delimiter.isalnum() or delimiter in "\\ ;{}":
             raise Asks(f"sed's delimiter {delimiter!r} is not usual")
         for part in range(parts):
             start = self.at

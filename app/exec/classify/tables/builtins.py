@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from app.exec.classify.asking import Asks
-from app.exec.classify.options import Argument, Call, Judge, Kind, Program, is_number, program
+from app.exec.classify.options import COUNTED, Argument, Call, Judge, Kind, Program, is_number, program
 
 _DIRECTIVE: Final = re.compile(r"%[-+ #0'*.0-9hlqjzLt]*(?:\([^()%]*\))?(.?)", re.DOTALL)
 _CONVERSIONS: Final = frozenset("diouxXeEfFgGaAcsbQT%")
@@ -34,13 +34,37 @@ def _printf(call: Call) -> None:
 
 def _test(call: Call) -> None:
     """A closed list of tests; not `-v` and `-R`, which evaluate subscripts of quoted words."""
-    texts = list(call.texts)
+    texts = [argument.text for argument in call.arguments]
+    if any(argument.several for argument in call.arguments):
+        raise Asks(f"{call.name} takes what a pattern matches, which may be other things when it runs")
     if call.name != "test" and (not texts or texts.pop() != call.name.replace("[", "]")):
         raise Asks(f"{call.name} is not closed")
+    if any(argument.open is not None for argument in call.arguments):
+        _open_test(call, texts)
+        return
     while texts:
         _one_test(call, texts)
         if texts and texts.pop(0) not in {"-a", "-o"}:
             raise Asks("a test is put together in a way that is not known")
+
+
+def _open_test(call: Call, texts: list[str]) -> None:
+    """One test of text, which is the same test whatever the text is; or of two numbers."""
+    if texts[:1] == ["!"]:
+        del texts[0]
+    match texts:
+        case [_]:
+            return
+        case [test, _] if test in _TEXT_TESTS:
+            return
+        case [_, compares, _] if compares in _COMPARES_TEXT:
+            return
+        case [left, compares, right] if compares in _COMPARES_NUMBERS and call.name != "[[":
+            if all(is_number(text) or (COUNTED in call.arguments and text == COUNTED.text) for text in (left, right)):
+                return
+        case _:
+            pass
+    raise Asks(f"{call.name} takes what is known only when it runs")
 
 
 def _one_test(call: Call, texts: list[str]) -> None:
@@ -68,7 +92,9 @@ def _one_test(call: Call, texts: list[str]) -> None:
 
 def _command(call: Call) -> None:
     """`command -v NAME` tells what a name is; without it, it runs that."""
-    if call.texts[:1] not in {("-v",), ("-V",)} or any(text.startswith("-") for text in call.texts[1:]):
+    if call.arguments and not call.arguments[0].text.startswith("-"):
+        call.run(call.arguments, fed=True)
+    elif call.texts[:1] not in {("-v",), ("-V",)} or any(text.startswith("-") for text in call.texts[1:]):
         raise Asks("command runs what follows")
 
 
@@ -92,6 +118,8 @@ def _nothing(call: Call) -> None:
 
 
 def _level(call: Call) -> None:
+    if call.arguments == (COUNTED,):
+        return
     if len(call.texts) > 1 or not all(text.isdecimal() for text in call.texts):
         raise Asks(f"{call.name} takes one number")
 

@@ -16,14 +16,12 @@ def _ls(found: Invocation) -> None:
     """Without `-l` or `-d`, `ls` lists what a symlink leads to."""
     long = found.given("-l", "-g", "-n", "-o") and not found.given("-C", "-x", "-m", "--format")
     if not long and not found.given("-d", "--directory"):
-        for operand in found.operands:
-            found.files.look(operand)
+        found.each(found.files.look)
 
 
 def _stat(found: Invocation) -> None:
     if found.given("-L", "--dereference", "-f", "--file-system"):
-        for operand in found.operands:
-            found.files.look(operand)
+        found.each(found.files.look)
 
 
 # Not -o, --fromfile, -R, --info.

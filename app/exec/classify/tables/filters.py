@@ -11,7 +11,8 @@ from typing import Final
 from app.exec.classify.arguments import match
 from app.exec.classify.asking import Asks
 from app.exec.classify.languages import awk, jq, sed
-from app.exec.classify.options import Call, Invocation, Judge, Kind, Program, is_number, program, words
+from app.exec.classify.options import Call, Invocation, Judge, Kind, Program, program
+from app.exec.classify.tables.find import find
 
 
 def _sed(found: Invocation) -> None:
@@ -67,53 +68,6 @@ def _jq(call: Call) -> None:
     match(_JQ, replace(call, arguments=tuple(call.arguments[index] for index in kept)))
 
 
-_FIND_ALONE: Final = words(
-    "-print -print0 -ls -empty -true -false -readable -writable -executable -nouser -nogroup -daystart -depth -d"
-    " -mount -xdev"
-    " -noleaf -prune -quit -not -a -and -o -or ! ( ) , -nowarn -warn -ignore_readdir_race -noignore_readdir_race"
-)
-_FIND_TEXT: Final = words(
-    "-name -iname -path -ipath -wholename -iwholename -regex -iregex -lname -ilname -type -xtype -size -perm -user"
-    " -group"
-    " -regextype -printf -fstype -newermt -newerat -newerct"
-)
-_FIND_NUMBER: Final = words("-uid -gid -mtime -mmin -atime -amin -ctime -cmin -links -inum -maxdepth -mindepth -used")
-_FIND_LOOK: Final = words("-newer -anewer -cnewer -samefile")
-
-
-def _find(call: Call) -> None:
-    """Tests and what prints; not what runs, deletes or writes files, nor names from a file."""
-    waiting = list(reversed(call.texts))
-    follows = False
-    while waiting and re.fullmatch(r"-[HLP]|-O[0-3]", waiting[-1]):
-        follows = waiting.pop() in {"-H", "-L"} or follows
-    tops: list[str] = []
-    while waiting and not (waiting[-1].startswith("-") or waiting[-1] in {"(", "!", ")", ","}):
-        tops.append(waiting.pop())
-    while waiting:
-        follows = _find_word(call, waiting) or follows
-    for top in tops or ["."]:
-        call.files.descend(top, follows=follows, reads=False)
-
-
-def _find_word(call: Call, waiting: list[str]) -> bool:
-    name = waiting.pop()
-    if name == "-follow":
-        return True
-    if name in _FIND_ALONE:
-        return False
-    if name not in _FIND_TEXT | _FIND_NUMBER | _FIND_LOOK:
-        raise Asks(f"find {name} is not known to only read")
-    if not waiting:
-        raise Asks(f"find {name} lacks its value")
-    value = waiting.pop()
-    if name in _FIND_NUMBER and not is_number(value):
-        raise Asks(f"{value!r} is no number for find {name}")
-    if name in _FIND_LOOK:
-        call.files.read(value)
-    return False
-
-
 _XXD_ALONE: Final = re.compile(
     r"-(a|autoskip|b|bits|C|capitalize|d|e|E|EBCDIC|i|include|p|ps|plain|postscript|u|upper)"
 )
@@ -149,6 +103,6 @@ FILTERS: Final[Mapping[str, Program | Judge]] = {
     ),
     **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _AWK),
     "jq": _jq,
-    "find": _find,
+    "find": find,
     "xxd": _xxd,
 }

@@ -63,6 +63,8 @@ def _formats(found: Invocation) -> None:
     for value in found.values("--format", "--pretty", "--group"):
         if re.search(r"%[-+ ]?G|signature", value):
             raise Asks("the format has signatures checked by a program")
+        if re.search(r"%\(\*?raw", value):
+            raise Asks("the format prints what an object holds")
 
 
 def _log(flags: str = "", text: str = "", maybe: str = "") -> Program:
@@ -186,8 +188,8 @@ GIT: Final[Mapping[str, Program]] = {
         "-beflnpstwkc --porcelain --line-porcelain --root --show-stats --show-name --show-number --show-email"
         " --incremental"
         " --score-debug --color-lines --color-by-age --progress --no-progress --first-parent --minimal",
-        text="-LS --since --date --ignore-rev --reverse",
-        read="--contents --ignore-revs-file",
+        text="-L --since --date --ignore-rev --reverse",
+        read="-S --contents --ignore-revs-file",
         maybe="-MC --abbrev",
         operands=Kind.TEXT,
     ),
@@ -234,8 +236,8 @@ GIT: Final[Mapping[str, Program]] = {
         maybe="--abbrev",
         operands=Kind.TEXT,
     ),
-    # Not --textconv, --filters.
-    "cat-file": program("-tsep", maybe="--batch --batch-check", operands=Kind.TEXT),
+    # Not --textconv, --filters; nor --batch: what it prints is told by its input.
+    "cat-file": program("-tsep", maybe="--batch-check", operands=Kind.TEXT),
     # Not -O, --open-files-in-pager, --textconv, --no-index.
     "grep": program(
         "-aIivwhHrlLnqoPEFGcpWz --text --ignore-case --word-regexp --invert-match --full-name --extended-regexp"

@@ -98,6 +98,8 @@ def _ss(found: Invocation) -> None:
 
 
 def _tput(found: Invocation) -> None:
+    if not all(re.fullmatch(r"[\w.+-]+", name) for name in found.values("-T")):
+        raise Asks("tput takes a terminal's description from a file")
     if not found.operands or {"init", "reset"} & set(found.operands):
         raise Asks("tput init and tput reset run a program of the terminal's description")
 
@@ -109,8 +111,9 @@ def _netstat(found: Invocation) -> None:
 
 def _sysctl(found: Invocation) -> None:
     for operand in found.operands:
-        if not re.fullmatch(r"[\w./-]+", operand):
-            raise Asks("sysctl would change the kernel", Tier.ADMIN)
+        # Dots and slashes lead down in /proc/sys, and two of them up.
+        if not re.fullmatch(r"[\w-]+([./][\w-]+)*[./]?", operand):
+            raise Asks("sysctl would change the kernel, or read another file", Tier.ADMIN)
 
 
 def _counted(found: Invocation) -> None:

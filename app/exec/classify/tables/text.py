@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Final
 
 from app.exec.classify.asking import Asks
-from app.exec.classify.options import Invocation, Kind, Program, program
+from app.exec.classify.options import HOLE, Invocation, Kind, Program, program
 
 _DIGEST: Final = program("-btz --binary --text --tag --zero")
 
@@ -22,7 +21,9 @@ def no_response_file(found: Invocation) -> None:
 def _diff(found: Invocation) -> None:
     """Directories are compared with all that is in them, through symlinks."""
     for operand in found.operands:
-        if os.path.isdir(os.path.join(found.files.around.cwd, operand)):
+        if HOLE in operand:
+            raise Asks("directories that are compared are known only when it runs")
+        if found.files.is_directory(operand):
             found.files.descend(operand, follows=True, reads=True)
 
 

@@ -18,7 +18,7 @@ _ASKED: Final[Mapping[str, frozenset[str]]] = {
         " less more"
         " man sqlite3 psql mysql redis-cli redis-server pandoc uv ruff deno autoconf automake pkg-config gfortran"
         " zip sudo"
-        " busybox systemctl env bwrap patch flock timeout nice nohup xargs tee cp mv rm mkdir touch chmod chown ln"
+        " busybox systemctl bwrap patch flock nohup tee cp mv rm mkdir touch chmod chown ln"
         " install dd"
     ),
     "-V": words("python python3 python2 pip pip3 ssh tmux"),

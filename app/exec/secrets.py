@@ -1,15 +1,17 @@
-"""Listed secrets: what no command reads without a person's yes, whatever a classifier thinks of the command.
+"""What may be a secret: nothing shows it without a person's yes. One answer for commands, file tools, git and masks.
 
-Two kinds: paths below a home directory (and the state directory), and `.env` files anywhere. A secret that is not
-listed is not known; `SECRET_PATHS` adds one.
+Two kinds: listed paths (below a home directory, the state directory, `SECRET_PATHS`), and files anywhere whose names
+are those of environments, keys and credentials. A secret that has neither is not known.
 """
 
 from __future__ import annotations
 
-import functools
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, final
 
 DEFAULT_SECRETS: Final[tuple[str, ...]] = (
     # keys and passwords of a person
@@ -118,7 +120,18 @@ DEFAULT_SECRETS: Final[tuple[str, ...]] = (
 )
 """Files and directories, a directory with all that is in it."""
 
-_HARMLESS: Final = frozenset({"example", "sample", "template", "dist"})
+_NAMED: Final = re.compile(
+    # A directory with all that is in it, or a file.
+    r"(?:.*/)?(?:(?:\.(?:ssh|gnupg|aws|azure|kube|netrc|pgpass|npmrc|pypirc|git-credentials|htpasswd|vault-token|my\.cnf)"
+    r"|\.\w*_history|id_(?:rsa|dsa|ecdsa|ed25519)(?:\.[^/]*)?"
+    r"|(?!(?:ca|cacert|ca-bundle|ca-certificates)\.pem)[^/]*\.(?:pem|key|ppk|p12|pfx|jks|kdbx|keystore|keytab))(?:/.*)?"
+    # A file: the directory of a virtual environment may be called .env.
+    r"|\.env(?:rc|\.(?!(?:[^/]*\.)?(?:example|sample|template|dist)\Z)[^/]*)?"
+    r"|credentials(?:\.(?:json|ya?ml|toml|ini|xml|csv))?|secrets?\.(?:json|ya?ml|toml|ini|env)"
+    r"|service[-_]?account[^/]*\.json|\.dockercfg|\.docker/config\.json|\.git/config)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Names under which credentials are kept, wherever they lie; not the bundles of public certificates."""
 
 
 def secret_paths(extra: Sequence[str], *, home: Path, state: Path) -> tuple[Path, ...]:
@@ -138,29 +151,42 @@ def secret_paths(extra: Sequence[str], *, home: Path, state: Path) -> tuple[Path
     return tuple(sorted(found))
 
 
-def is_secret(path: Path, secrets: Sequence[Path]) -> bool:
-    """Whether `path`, symlinks resolved, is one of `secrets`, below one, or a `.env` file by either of its names.
+def named(path: str) -> bool:
+    """Whether a path is of a secret by its names alone; it need not exist."""
+    return _NAMED.fullmatch(path) is not None
 
-    True also for a path that cannot be resolved: what is not known is not given away.
-    """
-    try:
-        real = path.resolve()
-        if f"{real}/".startswith(_prefixes(tuple(secrets))):
+
+@final
+@dataclass(frozen=True)
+class Secrets:
+    """Says whether a path may be a secret. `listed` are absolute, symlinks resolved."""
+
+    listed: tuple[Path, ...] = ()
+
+    def __call__(self, path: Path) -> bool:
+        """Whether it is listed, below what is, or a file with the name of a secret, by any of its names.
+
+        True also for a path that cannot be resolved: what is not known is not given away.
+        """
+        try:
+            real = path.resolve()
+            if f"{real}/".startswith(self._prefixes):
+                return True
+            return any(named(str(name)) and not (_environment(name) and real.is_dir()) for name in (path, real))
+        except (OSError, RuntimeError, ValueError):
             return True
-        return (is_dotenv(path.name) or is_dotenv(real.name)) and not real.is_dir()
-    except (OSError, RuntimeError, ValueError):
-        return True
+
+    def written(self, path: str) -> bool:
+        """The same of an absolute path by how it is written: nothing is looked up, so it may be one of long ago."""
+        return f"{path}/".startswith(self._prefixes) or named(path)
+
+    @cached_property
+    def _prefixes(self) -> tuple[str, ...]:
+        return tuple("/" if str(secret) == "/" else f"{secret}/" for secret in self.listed)
 
 
-@functools.lru_cache(maxsize=16)
-def _prefixes(secrets: tuple[Path, ...]) -> tuple[str, ...]:
-    return tuple("/" if str(secret) == "/" else f"{secret}/" for secret in secrets)
-
-
-def is_dotenv(name: str) -> bool:
-    """Whether a file of this name holds an environment with its secrets: `.env`, `.env.local`, not `.env.example`."""
-    lowered = name.lower()
-    return lowered == ".env" or (lowered.startswith(".env.") and lowered.rpartition(".")[2] not in _HARMLESS)
+def _environment(path: Path) -> bool:
+    return path.name.lower().startswith(".env")
 
 
 def _resolved(path: Path) -> Path:

@@ -45,6 +45,10 @@ class Place:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the directory."""
         os.close(self.directory)
 
     def again(self) -> Self:
@@ -167,9 +171,11 @@ class Root:
             parts = parts[below:]
         return parts
 
-    def outside(self, path: str) -> PathOutsideSandbox:
-        """What is raised for a path that leaves the workspace."""
-        return PathOutsideSandbox(f"{path!r} leads out of the workspace; use a path inside {self.inner}")
+    def outside(self, path: str, leads: str = "") -> PathOutsideSandbox:
+        """What is raised for a path that leaves the workspace; see there for `leads`."""
+        error = PathOutsideSandbox(f"{path!r} leads out of the workspace; use a path inside {self.inner}")
+        error.leads = leads
+        return error
 
 
 class _Walk:
@@ -247,7 +253,8 @@ class _Walk:
     def _up(self) -> None:
         # Not the directory's own `..`, which is outside as soon as somebody has moved the directory there.
         if not self.names:
-            raise self._root.outside(self._path)
+            above = self._root.workspace.rpartition("/")[0]
+            raise self._root.outside(self._path, "/".join((above, *self._pending)) or "/")
         self._pending.extendleft(self.names[-2::-1])
         self._again()
 
@@ -258,7 +265,7 @@ class _Walk:
         try:
             parts = self._root.parts(target)
         except PathOutsideSandbox:
-            raise self._root.outside(self._path) from None
+            raise self._root.outside(self._path, "/".join((target, *self._pending))) from None
         self._pending.extendleft(reversed(parts))
         if target[0] == "/":
             self._again()

@@ -1,0 +1,156 @@
+"""`shellback findings`: what commands left in a workspace that a person has to look at."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from app.cli.completing import conversation_option, finding_ids
+from app.cli.freshness import Freshness
+from app.cli.shared import age, columns, json_option, me, opened, print_json, stamp, table_lines
+from app.exec.display import folded, request_lines, visible_line
+
+if TYPE_CHECKING:
+    from app.exec.findings import Finding
+    from app.wiring import Place
+
+
+@click.group()
+def findings() -> None:
+    """List, show or acknowledge what commands left in a workspace that you should look at first.
+
+    A finding is open until somebody acknowledges it. Until then `ps`, `chat`, `approvals list` and `doctor` point at
+    it. ID may be the beginning of one.
+
+    \b
+      shellback findings list
+      shellback findings show fq3a
+      shellback findings ack fq3a
+      shellback findings ack --all
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+
+
+@findings.command("list")
+@conversation_option
+@click.option("--all", "everything", is_flag=True, help="Also what is acknowledged.")
+@json_option
+def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
+    """List open findings, oldest first."""
+    from app.storage import findings as rows
+
+    with opened() as where:
+        found = where.database.read_now(rows.find, conversation_id=conversation, everything=everything)
+        fresh = Freshness(where)
+    if as_json:
+        print_json([asdict(one) | fresh.fact() for one in found])
+        return
+    if not found:
+        click.echo("no findings" if everything else "no open findings (--all shows those that are acknowledged)")
+        return
+    now = time.time()
+    rows_ = [
+        {
+            "id": one.id,
+            "kind": one.kind,
+            "conversation": one.conversation_id,
+            "age": age(now - one.created_at),
+            "state": "open" if one.open else "acknowledged",
+            "path": one.path,
+        }
+        for one in found
+    ]
+    headings = {"id": "ID", "kind": "KIND", "conversation": "CONVERSATION", "age": "AGE", "state": "STATE"}
+    for line in table_lines(rows_, headings | {"path": "PATH"}):
+        click.echo(line)
+    click.echo("`shellback findings show ID` says what was met and what to do")
+    for line in fresh.lines():
+        click.echo(line)
+
+
+@findings.command()
+@click.argument("finding", metavar="ID", shell_complete=finding_ids)
+@json_option
+def show(finding: str, as_json: bool) -> None:
+    """Show one finding whole: what was met, where it is kept, what to do."""
+    from app.storage import findings as rows
+
+    with opened() as where:
+        found = where.database.read_now(rows.get, finding)
+    if as_json:
+        print_json(asdict(found) | {"remedy": remedy(found)})
+        return
+    told = {
+        "finding": found.id,
+        "kind": found.kind,
+        "path": found.path,
+        "met": found.detail,
+        "kept": found.kept,
+        "conversation": found.conversation_id,
+        "session": found.session_id,
+        "found": stamp(found.created_at),
+        "to do": remedy(found),
+        "acknowledged": found.acknowledged_at and f"{stamp(found.acknowledged_at)} by {found.acknowledged_by}",
+    }
+    for line in folded(request_lines({key: value for key, value in told.items() if value}), columns()):
+        click.echo(line)
+
+
+@findings.command()
+@click.argument("finding", metavar="ID", required=False, shell_complete=finding_ids)
+@click.option("--all", "everything", is_flag=True, help="Every finding that is open now.")
+@json_option
+def ack(finding: str | None, everything: bool, as_json: bool) -> None:
+    """Say that you have seen it: it is no longer pointed at. Nothing in the workspace changes."""
+    from app.storage import findings as rows
+
+    if (finding is None) != everything:
+        raise click.UsageError("give one ID, or --all")
+    with opened() as where:
+        ids = (
+            [where.database.read_now(rows.get, finding).id]
+            if finding is not None
+            else [one.id for one in where.database.read_now(rows.find)]
+        )
+        count = where.database.write_now(rows.acknowledge, ids, by=me(), at=time.time())
+    if as_json:
+        print_json({"ids": ids, "acknowledged": count})
+    else:
+        click.echo(f"{count} acknowledged" if count or everything else f"{ids[0]} was acknowledged before")
+
+
+_REMEDIES = {
+    "repository": "Read what is kept. To use it all the same, end the conversation's processes (`shellback ps`), then"
+    " move it back to its path: what is there when no command runs counts as yours.",
+    "gitlink": "git also asks the nested repository, here and in every parent. If you did not want it:"
+    " `git rm --cached PATH` in the repository around it.",
+    "hard_link": "Compare the file with a version that you trust; remove the other name.",
+    "lost_mount": "Compare the file with a version that you trust before you use git or a shell there.",
+    "unseen": "Look at what is new in the workspace (`find -newer`, `git status` elsewhere on a copy) before you use"
+    " git there.",
+}
+
+
+def remedy(one: Finding) -> str:
+    """What a person does about a finding, in one or two sentences; `PATH` is the finding's."""
+    return _REMEDIES.get(one.kind, "Look at the path before you use it.")
+
+
+def open_line(where: Place, conversation: str | None = None) -> str | None:
+    """One line for people about open findings, of a conversation or of all; None where there are none."""
+    from app.storage import findings as rows
+
+    count = where.database.read_now(rows.open_count, conversation_id=conversation)
+    return pointed(count) if count else None
+
+
+def pointed(count: int) -> str:
+    """The line that points at open findings."""
+    return f"{count} finding(s) in the workspace wait for you: shellback findings list"
+
+
+def news(payload: dict[str, str]) -> str:
+    """The line that tells of a new finding."""
+    return visible_line(f"! {payload['text']}: shellback findings show {payload['id']}")

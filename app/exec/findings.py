@@ -1,0 +1,106 @@
+"""Findings: what a person must look at in a workspace, and where they are told.
+
+A finding says what was met and where, never what a file holds. It stays open until a person acknowledges it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+REPOSITORY: Final = "repository"
+"""A command made a repository whose configuration or hooks would run programs."""
+GITLINK: Final = "gitlink"
+"""A command added a nested repository to the index of a protected one: git outside asks that one too."""
+HARD_LINK: Final = "hard_link"
+"""A protected file has another name, by which a command could write it."""
+LOST_MOUNT: Final = "lost_mount"
+"""A file lost the protection of its mount while a command ran."""
+UNSEEN: Final = "unseen"
+"""Not all that a command made could be looked at."""
+KINDS: Final = (REPOSITORY, GITLINK, HARD_LINK, LOST_MOUNT, UNSEEN)
+
+DETAIL_CHARS: Final = 1_000
+PATH_CHARS: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that a person must look at in a workspace.
+
+    `id` is derived from what was met (`finding_id`), so that a repeated look finds the same. `path` is this machine's.
+    `detail` is one sentence; it names settings and files, and holds no content of any. `kept` is where what was taken
+    away is, None where nothing was. `session_id` is the session that may have done it, "" where none is known.
+    """
+
+    id: str
+    kind: str
+    path: str
+    detail: str
+    session_id: str = ""
+    conversation_id: str = ""
+    kept: str | None = None
+    created_at: float = field(default_factory=time.time)
+    acknowledged_at: float | None = None
+    acknowledged_by: str | None = None
+
+    def __post_init__(self) -> None:
+        """Make it text that every store takes: names of files need not be UTF-8."""
+        for name, most in (("path", PATH_CHARS), ("detail", DETAIL_CHARS), ("kept", PATH_CHARS)):
+            value = getattr(self, name)
+            if value is not None:
+                text = value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+                object.__setattr__(self, name, text[:most])
+
+    @property
+    def open(self) -> bool:
+        """Whether nobody has acknowledged it."""
+        return self.acknowledged_at is None
+
+    @property
+    def sentence(self) -> str:
+        """What was met and what was done about it, for a person or an agent."""
+        return f"{self.detail} (finding {self.id})"
+
+
+def finding_id(kind: str, path: str, *what: object) -> str:
+    """The id of a finding; `what` tells it from others of its kind at the same path: an inode, a session, a time."""
+    digest = hashlib.sha256(json.dumps([kind, path, *map(str, what)]).encode()).digest()
+    return "f" + base64.b32encode(digest[:20]).decode("ascii").lower()[:15]
+
+
+class FindingSink(Protocol):
+    """Where findings are told."""
+
+    async def found(self, findings: Sequence[Finding]) -> Sequence[Finding]:
+        """Record those whose id is new, and return them; the others were told before and are left as they are.
+
+        Cancelling leaves all of them recorded or none.
+        """
+        ...
+
+    async def of(self, session_id: str) -> Sequence[Finding]:
+        """What was recorded with this session, oldest first."""
+        ...
+
+
+class MemoryFindings(FindingSink):
+    """Keeps findings for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, Finding] = {}
+
+    async def found(self, findings: Sequence[Finding]) -> Sequence[Finding]:
+        """See `FindingSink.found`."""
+        new = [one for one in findings if one.id not in self.all]
+        self.all |= {one.id: one for one in new}
+        return new
+
+    async def of(self, session_id: str) -> Sequence[Finding]:
+        """See `FindingSink.of`."""
+        return [one for one in self.all.values() if one.session_id == session_id]

@@ -1,0 +1,163 @@
+"""Git configuration by a closed list: which settings run nothing and read nothing else, whoever wrote them.
+
+What is not on the list is not harmless, and neither is what git would read otherwise than we do. Names are told, never
+values: a value may be a secret.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+MOST_BYTES: Final = 64 * 1024
+MOST_NAMES: Final = 20
+UNREADABLE: Final = "what cannot be read as git configuration"
+
+HARMLESS: Final = re.compile(
+    r"core\.(repositoryformatversion|filemode|bare|logallrefupdates|ignorecase|precomposeunicode|symlinks|autocrlf|eol"
+    r"|safecrlf|abbrev|quotepath|untrackedcache|preloadindex|compression|loosecompression|bigfilethreshold|whitespace)"
+    r"|user\.(name|email)|remote\..+\.(url|pushurl|fetch|push|mirror|tagopt|prune)|branch\..+\.(remote|merge|rebase|pushremote)"
+    r"|init\.defaultbranch|pull\.(rebase|ff)|push\.(default|autosetupremote|followtags)|fetch\.prune|merge\.(ff|conflictstyle)"
+    r"|color\.[a-z.]+|advice\.[a-z]+|diff\.(algorithm|renames|mnemonicprefix|colormoved|context|noprefix|interhunkcontext)"
+    r"|log\.(date|decorate|abbrevcommit|follow)|status\.[a-z]+|rerere\.(enabled|autoupdate)|gc\.auto|commit\.gpgsign"
+    r"|tag\.(sort|gpgsign)|branch\.(sort|autosetuprebase|autosetupmerge)|lfs\.repositoryformatversion",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Keys that make git neither run nor read anything else, whatever their value."""
+_STORED: Final = re.compile(
+    r"submodule\.(active|.+\.(url|active|branch|path|ignore|shallow|fetchrecursesubmodules|update))"
+    r"|extensions\.(objectformat|refstorage|relativeworktrees|worktreeconfig)|core\.(worktree|fsmonitor)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Keys that git writes itself where a repository is made, harmless beside a value that `_harmless_value` takes."""
+_PLAIN_URL: Final = re.compile(r"(?:(?:https?|ssh|git|file)://[^-\s][^\s]*|[^-:\s][^:\s]*(?::(?!:|//)[^\s]*)?)")
+_HEADER: Final = re.compile(r'\[([A-Za-z0-9.-]+)(?:[ \t]+"((?:[^"\\\n\0]|\\[^\n\0])*)")?\]')
+_ESCAPED: Final = re.compile(r"\\(.)")
+_KEY: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]*)[ \t]*")
+_ESCAPES: Final = {"n": "\n", "t": "\t", "b": "\b", '"': '"', "\\": "\\"}
+_UPDATES: Final = frozenset({"checkout", "rebase", "merge", "none"})
+_FALSE: Final = frozenset({"false", "no", "off", "0", ""})
+_BLANK: Final = frozenset(" \t\n\r")
+
+
+def harmful(data: bytes, *, place: str = "") -> list[str]:
+    """The names of settings that are not known to be harmless, at most `MOST_NAMES`, each once; empty if all are.
+
+    What stands between section and key is anybody's text, which may be long or a secret: it is told as `*`.
+    `place` is the path of the git directory from the workspace: a `core.worktree` in it has to stay in the workspace.
+    What is longer than `MOST_BYTES`, no UTF-8, or not understood, is `UNREADABLE`.
+    """
+    return _named(_all(data), place)
+
+
+def changed(before: Collection[tuple[str, str | None]], data: bytes) -> list[str]:
+    """As `harmful`, of what was not set so before: those of its settings that are not in `before`."""
+    return _named((name, value) for name, value in _all(data) if (name, value) not in before)
+
+
+def settings(data: bytes) -> Iterator[tuple[str, str | None]]:
+    """Each setting in its order: its name, of which section and key are in lower case, and its value, None for none.
+
+    Raises:
+        ValueError: It is too long, or git would refuse it or read it otherwise than we do.
+    """
+    if len(data) > MOST_BYTES or b"\0" in data:
+        raise ValueError
+    text = data.decode().removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").replace("\r\n", "\n")
+    section, at = "", 0
+    while at < len(text):
+        if text[at] in _BLANK:
+            at += 1
+        elif text[at] in "#;":
+            at = _line_end(text, at)
+        elif header := _HEADER.match(text, at):
+            section, at = _section(header), header.end()
+        elif section and (key := _KEY.match(text, at)):
+            value, at = _value(text, key.end())
+            yield f"{section}.{key[1].lower()}", value
+        else:
+            raise ValueError
+
+
+def _named(found: Iterable[tuple[str, str | None]], place: str = "") -> list[str]:
+    names: dict[str, None] = {}
+    for name, value in found:
+        if not _harmless(name, value, place):
+            section, _, rest = name.partition(".")
+            names[f"{section}.*.{rest.rpartition('.')[2]}" if "." in rest else name] = None
+    return list(names)[:MOST_NAMES]
+
+
+def _all(data: bytes) -> Iterator[tuple[str, str | None]]:
+    try:
+        yield from settings(data)
+    except ValueError:
+        yield UNREADABLE, None
+
+
+def _line_end(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    return len(text) if end < 0 else end
+
+
+def _section(header: re.Match[str]) -> str:
+    name = header[1].lower()
+    return name if header[2] is None else name + "." + _ESCAPED.sub(r"\1", header[2])
+
+
+def _value(text: str, at: int) -> tuple[str | None, int]:  # noqa: C901 - letter by letter, as git does it
+    """The value behind a key, and where it ends."""
+    if at == len(text) or text[at] in "\n#;":
+        return None, _line_end(text, at)
+    if text[at] != "=":
+        raise ValueError
+    at += 1
+    kept: list[str] = []
+    quoted, whole = False, 0  # up to where blanks at the end are part of it
+    while at < len(text) and text[at] != "\n":
+        char = text[at]
+        at += 1
+        if char == "\\":
+            follows = text[at : at + 1]
+            at += 1
+            if follows == "\n":
+                continue
+            if follows not in _ESCAPES:
+                raise ValueError
+            kept.append(_ESCAPES[follows])
+            whole = len(kept)
+        elif char == '"':
+            quoted = not quoted
+            whole = len(kept)
+        elif char in "#;" and not quoted:
+            at = _line_end(text, at)
+        elif quoted or char not in _BLANK:
+            kept.append(char)
+            whole = len(kept)
+        elif kept:
+            kept.append(char)
+    if quoted:
+        raise ValueError
+    return "".join(kept[:whole]), at
+
+
+def _harmless(name: str, value: str | None, place: str) -> bool:
+    known = HARMLESS.fullmatch(name) or _STORED.fullmatch(name)
+    return known is not None and _harmless_value(
+        name.rpartition(".")[2], name, "true" if value is None else value, place
+    )
+
+
+def _harmless_value(key: str, name: str, value: str, place: str) -> bool:
+    if key in {"url", "pushurl"}:
+        return _PLAIN_URL.fullmatch(value) is not None
+    if name.startswith("branch.") and key in {"remote", "pushremote"}:
+        return not value.startswith("-") and "::" not in value
+    if name.startswith("submodule.") and key == "update":
+        return value in _UPDATES
+    if name == "core.worktree":
+        inside = posixpath.normpath(posixpath.join(place, value))
+        return not value.startswith(("/", "~")) and not f"{inside}/".startswith("../")
+    return name != "core.fsmonitor" or value.lower() in _FALSE

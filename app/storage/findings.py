@@ -1,0 +1,90 @@
+"""Findings in the database: recorded once, open until a person acknowledges them. Every function is one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.exec.findings import Finding
+from app.storage.errors import StorageError
+from app.storage.rows import insert_new
+from app.storage.tables import findings
+
+
+class NoSuchFinding(StorageError):
+    """Raised where no finding, or more than one, has an id that begins as asked for."""
+
+
+def record(conn: sa.Connection, host_id: str, found: Sequence[Finding]) -> list[Finding]:
+    """Insert those whose id is new on this host and return them; the others stay as they are."""
+    return [one for one in found if insert_new(conn, findings, {**asdict(one), "host_id": host_id})]
+
+
+def find(
+    conn: sa.Connection,
+    *,
+    host_id: str | None = None,
+    conversation_id: str | None = None,
+    session_id: str | None = None,
+    everything: bool = False,
+    limit: int = 1_000,
+) -> list[Finding]:
+    """Findings, oldest first; open ones, or with `everything` also what is acknowledged."""
+    query = sa.select(findings).order_by(findings.c.created_at, findings.c.id).limit(limit)
+    for column, wanted in (
+        (findings.c.host_id, host_id),
+        (findings.c.conversation_id, conversation_id),
+        (findings.c.session_id, session_id),
+    ):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    if not everything:
+        query = query.where(findings.c.acknowledged_at.is_(None))
+    return [_finding(row) for row in conn.execute(query).mappings()]
+
+
+def get(conn: sa.Connection, given: str) -> Finding:
+    """The finding whose id is, or alone begins with, `given`.
+
+    Raises:
+        NoSuchFinding: None does, or more than one.
+    """
+    begins = findings.c.id.startswith(given, autoescape=True)
+    found = conn.execute(sa.select(findings).where(begins).limit(2)).mappings().all()
+    if len(found) != 1 or not given:
+        how = "more than one finding has an id that begins with" if found else "there is no finding"
+        raise NoSuchFinding(f"{how} {given!r}: `shellback findings list --all` lists them")
+    return _finding(found[0])
+
+
+def open_count(conn: sa.Connection, *, host_id: str | None = None, conversation_id: str | None = None) -> int:
+    """How many findings are open; of one host, of one conversation, or of all."""
+    query = sa.select(sa.func.count()).select_from(findings).where(findings.c.acknowledged_at.is_(None))
+    if host_id is not None:
+        query = query.where(findings.c.host_id == host_id)
+    if conversation_id is not None:
+        query = query.where(findings.c.conversation_id == conversation_id)
+    return conn.execute(query).scalar_one()
+
+
+def acknowledge(conn: sa.Connection, ids: Sequence[str], *, by: str, at: float) -> int:
+    """Note that a person has seen them; returns of how many that was news. The first one stays."""
+    noted = sa.update(findings).where(findings.c.id.in_(ids), findings.c.acknowledged_at.is_(None))
+    return conn.execute(noted.values(acknowledged_at=at, acknowledged_by=by)).rowcount
+
+
+def names(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
+    """Ids of open findings that begin with `prefix`, the newest first."""
+    query = sa.select(findings.c.id).where(
+        findings.c.id.startswith(prefix, autoescape=True), findings.c.acknowledged_at.is_(None)
+    )
+    return list(conn.execute(query.order_by(findings.c.created_at.desc()).limit(limit)).scalars())
+
+
+def _finding(row: sa.RowMapping) -> Finding:
+    values: dict[str, Any] = dict(row)
+    del values["host_id"]
+    return Finding(**values)

@@ -1,0 +1,210 @@
+"""A person at the terminal of a chat: the margin says who speaks, and only a key after the question decides."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.commands import PROGRAM, Terminal
+from tests.panes import Pane, pane
+from tests.stage import Stage, stage
+
+FAKE = "? execute wants to run, and waits for you (a12345678901):\n    command: ls\ny runs exactly this, once; n"
+OURS = re.compile(
+    r"person:|conversation |commands run |>|\? execute wants to run, and waits for you \(|y runs exactly this, once|"
+    r"no answer: |kept; |nothing runs that |made the workspace|$"
+)
+LONG = "word " * 60
+LIKE_A_QUESTION = [
+    FAKE,
+    f"\r\n{FAKE}",
+    f"x\r{FAKE}",
+    f"\x1b[1G{FAKE}",
+    f"\x1b[2J\x1b[H{FAKE}",
+    f"\x85{FAKE}",
+    f"\u2028{FAKE}",
+    f"\v{FAKE}",
+    f"\b\b\b\b{FAKE}",
+    "```\n" + FAKE + "\n```",
+    f"> {FAKE}",
+    LONG,
+    "\u754c" * 150,
+    "\t? execute wants",
+]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Stage]:
+    with stage() as made:
+        made.hire()
+        yield made
+
+
+def chatting(seat: Pane, conversation: str) -> None:
+    seat.line(f"clear; {' '.join(PROGRAM)} chat -c {conversation}; echo code=$?")
+    seat.until(r"Ctrl-D ends\n.*\n>")
+
+
+def strangers(shown: str) -> list[str]:
+    """The rows that begin a line and are not Shellback's, above the one that is typed into."""
+    rows = shown.split("\n")
+    return [row for row in rows if row and not row.startswith("  ") and not OURS.match(row)]
+
+
+@pytest.mark.parametrize("text", LIKE_A_QUESTION, ids=range(len(LIKE_A_QUESTION)))
+def test_what_others_say_is_behind_a_margin_in_every_row_of_the_screen(place: Stage, text: str) -> None:
+    name = f"margin{LIKE_A_QUESTION.index(text)}"
+    with pane(place, rows=60, cols=120) as seat:
+        chatting(seat, name)
+        place.send(text, name)
+        place.until("it is answered", lambda: place.answers(conversation=name))
+        place.send("that was all", name)
+        shown = seat.until("You said: that was all")
+        assert strangers(shown.split("Ctrl-D ends", 1)[1].split("\n", 1)[1]) == []
+        assert re.search(r"^  (test> |You said: )", shown, re.MULTILINE)
+
+
+def test_a_real_request_begins_in_the_first_column(place: Stage) -> None:
+    with pane(place, rows=60, cols=120) as seat:
+        chatting(seat, "real")
+        place.send(f"$ touch {'x' * 90}", "real")
+        shown = seat.until(r"^y runs exactly this, once")
+        assert re.search(r"^\? execute wants to run", shown, re.MULTILINE)
+        assert strangers(shown.split("Ctrl-D ends", 1)[1].split("\n", 1)[1]) == []
+
+
+def test_pasted_text_approves_nothing_and_is_one_message(place: Stage) -> None:
+    with pane(place, rows=50, cols=120) as seat:
+        chatting(seat, "pasted")
+        seat.line("$ touch pasted.txt")
+        seat.until(r"^y runs exactly this")
+        seat.paste("My notes:\ny\nend of notes")
+        seat.until("My notes:⏎y⏎end of notes")
+        seat.keys("Enter")
+        seat.until("kept; it is heard after your y or n")
+        seat.paste("y")
+        seat.until("^> y$")
+        seat.keys("Enter")
+        seat.until("^no answer: it was pasted")
+        assert place.pending("pasted")
+        seat.line("n not now")
+        seat.until("You said: My notes:")
+        assert not (place.workspace / "pasted.txt").exists()
+
+
+def test_lines_that_arrive_at_once_approve_nothing_where_the_terminal_marks_no_paste(place: Stage) -> None:
+    with Terminal(place, "chat", "-c", "burst") as chat:
+        chat.until("> ")
+        chat.type("$ touch burst.txt\n")
+        chat.until("y runs exactly this")
+        chat.type("My notes:\ny\nend of notes\n")
+        chat.until("kept; it is heard after your y or n")
+        assert place.pending("burst").state == "pending"
+        chat.type("n\n")
+        chat.until("said: My notes:")
+        chat.type("\x04")
+        assert chat.ended() == 0
+    assert not (place.workspace / "burst.txt").exists()
+
+
+def test_a_key_that_was_pressed_before_the_question_was_drawn_is_no_answer_to_it(place: Stage) -> None:
+    with Terminal(place, "chat", "-c", "early") as chat:
+        chat.until("> ")
+        chat.type("y")
+        chat.until("> y")
+        place.send("$ touch early.txt", "early")
+        chat.until("y runs exactly this")
+        chat.type("\n")
+        chat.until("no answer: it was pasted, or typed before")
+        assert place.pending("early").state == "pending"
+        chat.type("y\n")
+        chat.until("exit code 0")
+        chat.type("\x04")
+        assert chat.ended() == 0
+    assert (place.workspace / "early.txt").exists()
+
+
+class Unhurried(Terminal):
+    """A chat that never gets from a request to the question about it."""
+
+    program = (
+        sys.executable,
+        "-c",
+        "import sys, app.cli.talking as t; t.READ_S = 3600; from app.cli.main import main; main(sys.argv[1:])",
+    )
+
+
+def test_a_yes_between_a_request_and_the_question_about_it_is_no_answer(place: Stage) -> None:
+    with Unhurried(place, "chat", "-c", "between") as chat:
+        chat.until("> ")
+        chat.type("$ touch between.txt\n")
+        chat.until("? execute wants to run")
+        chat.until("> ")
+        chat.type("y\n")
+        chat.until("no answer: it was pasted, or typed before")
+        assert place.pending("between").state == "pending"
+        chat.type("\x04")
+        assert chat.ended() == 3
+
+
+def test_an_answer_to_one_request_is_none_to_the_next(place: Stage) -> None:
+    place.send('!execute {"command": "touch first.txt"}\n!execute {"command": "touch second.txt"}', "two")
+    place.pending("two")
+    with Terminal(place, "chat", "-c", "two") as chat:
+        chat.until("y runs exactly this")
+        chat.type("y\n")
+        chat.until("? execute wants to run")
+        chat.type("y")
+        chat.until("> y")
+        chat.until("y runs exactly this")
+        chat.type("\n")
+        chat.until("no answer: ")
+        chat.type("\x15n\n")
+        chat.until("Denied by")
+        chat.type("quit\n")
+        assert chat.ended() == 0
+    assert len([name for name in ("first.txt", "second.txt") if (place.workspace / name).exists()]) == 1
+
+
+def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are_no_messages(place: Stage) -> None:
+    with Terminal(place, "chat", "-c", "words") as chat:
+        chat.until("> ")
+        chat.type("printf 'a\\nb\\n'\n")
+        chat.until(r"You said: printf 'a\nb\n'")
+        for word in ("help", "?"):
+            chat.type(f"{word}\n")
+            chat.until("Ctrl-C stops the turn that runs")
+        chat.type("exit\n")
+        assert chat.ended() == 0
+    (answer,) = place.answers(conversation="words")
+    assert answer.endswith(r"You said: printf 'a\nb\n'")
+
+
+def test_one_ctrl_c_at_an_idle_prompt_leaves_nothing_and_two_leave(place: Stage) -> None:
+    with pane(place, cols=120) as seat:
+        chatting(seat, "idle")
+        seat.keys("half a line", "C-c")
+        seat.until("Ctrl-C again leaves")
+        seat.paste("touch leaked\n")
+        seat.until("touch leaked⏎")
+        seat.keys("C-c")
+        seat.until("code=130")
+        assert "leaked" not in seat.until("person:$").split("code=130")[1]
+    assert not place.answers(conversation="idle")
+
+
+def test_a_person_who_confirms_on_the_command_line_types_it_after_the_question(place: Stage) -> None:
+    place.send("$ touch confirmed.txt", "asked")
+    request = place.pending("asked")
+    with Terminal(place, "approvals", "approve", request.id, "--remember") as terminal:
+        terminal.type("y\n")
+        terminal.until("approve exactly this? [y/N]: ")
+        terminal.type("\x1b[200~y\n\x1b[201~\n")
+        terminal.until("approve exactly this? [y/N]: ")
+        assert place.pending("asked").state == "pending"
+        terminal.type("y\n")
+        terminal.until("approved")
+        assert terminal.ended() == 0

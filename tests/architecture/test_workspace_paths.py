@@ -1,0 +1,124 @@
+"""What lies in a workspace is opened in one way: whoever else opens, lists or searches paths says here what it is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+APP = Path(__file__).resolve().parents[2] / "app"
+NAMES = frozenset({"open", "read_text", "read_bytes", "scandir", "listdir", "glob", "iglob", "rglob", "iterdir"})
+NAMES_OF_OS = frozenset({"walk", "fwalk"})
+
+STATE = "the state directory, which no command writes"
+KERNEL = "what the kernel shows in /proc, /sys or /dev"
+TRUSTED = "a file that the operator names, or that only root changes"
+
+JUSTIFIED: dict[str, str] = {
+    # The one way, and what works on descriptors that it made.
+    "exec/sight/place.py": "the walk itself",
+    "exec/sight/regular.py": "opens by name, looks, and only then for the bytes",
+    "exec/sight/sight.py": "lists a directory that was walked to; the names in /",
+    "exec/files/contents.py": "directories beside a place, by its descriptor",
+    "exec/files/entries.py": "lists a directory that was walked to",
+    "exec/files/removal.py": "empties a directory that was walked to, by descriptors",
+    "exec/files/scan.py": "lists directories by descriptors, never through a symlink",
+    "exec/file_tools/marks.py": "goes through a directory by the descriptor that it is given",
+    "exec/backends/tree.py": "lists directories by descriptors whose path it compares, never through a symlink",
+    "exec/mounts/mount.py": "host mounts: directories that the operator names, by descriptors, never through a symlink",
+    "exec/mounts/tree.py": "host mounts, listed by descriptors",
+    "exec/mounts/copying.py": "writes the copies into a directory that nobody else has",
+    "exec/mounts/hydration.py": "whether a workspace that is to be filled is empty, before any command has it",
+    "exec/inspection/gitdirs.py": "what the walk has reached, by descriptors: regular files, and names, both bounded",
+    "exec/inspection/inspector.py": KERNEL,
+    "exec/inspection/quarantine.py": "what the walk has reached, by descriptors; names and inodes below the workspace",
+    "exec/links.py": "puts links to logs into a workspace: by descriptors, never through a symlink, reads nothing",
+    "exec/shell/facade.py": "its `read_bytes` is that of the files of a workspace",
+    "exec/shell/mock.py": "files that are in memory only",
+    "exec/workspaces/backend.py": "its `read_bytes` is that of the files of a workspace",
+    # Not of a workspace.
+    "checks/": KERNEL,
+    "cli/children.py": STATE,
+    "cli/logs.py": STATE,
+    "cli/main.py": KERNEL,
+    "cli/raw_terminal.py": KERNEL,
+    "cli/sandbox.py": KERNEL,
+    "cli/tour.py": "the workspace of its own that it makes and takes away",
+    "cli/output.py": KERNEL,
+    "exec/backends/causes.py": KERNEL,
+    "exec/backends/container.py": KERNEL,
+    "exec/backends/containers.py": STATE,
+    "exec/backends/homes.py": STATE,
+    "exec/backends/mounted.py": KERNEL,
+    "exec/backends/podman_probe.py": STATE,
+    "exec/backends/probe.py": "a directory of its own that it makes and takes away",
+    "exec/backends/private_homes.py": STATE,
+    "exec/backends/stand_ins.py": STATE,
+    "exec/dormant.py": STATE,
+    "exec/files/threads.py": KERNEL,
+    "exec/holes.py": STATE,
+    "exec/inspection/memory.py": STATE,
+    "exec/logs.py": STATE,
+    "exec/output.py": STATE,
+    "exec/persistent/marks.py": STATE,
+    "exec/placements.py": STATE,
+    "exec/rules/file.py": TRUSTED,
+    "exec/supervisor/": "the supervisor: state directory, its own sandboxes, /proc",
+    "exec/watching/line_scan.py": STATE,
+    "orders.py": STATE,
+    "storage/": STATE,
+    "work/generation.py": STATE,
+    "work/unknown.py": KERNEL,
+}
+"""Modules, or directories of them, below `app`, each with what it opens."""
+
+
+def opens(source: str) -> list[str]:
+    """The calls in a module by which a path is opened, listed or searched."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Name) and called.id in NAMES:
+            found.append(f"{called.id} (line {node.lineno})")
+        elif isinstance(called, ast.Attribute):
+            on = called.value.id if isinstance(called.value, ast.Name) else ""
+            if (called.attr in NAMES and not _asynchronous(node, source)) or (
+                on == "os" and called.attr in NAMES_OF_OS
+            ):
+                found.append(f"{on}.{called.attr} (line {node.lineno})")
+    return found
+
+
+def _asynchronous(node: ast.Call, source: str) -> bool:
+    """Whether it is awaited: a method of ours of that name, as `files.read_bytes`."""
+    line = source.splitlines()[node.lineno - 1][: node.col_offset].rstrip()
+    return line.endswith("await")
+
+
+def test_only_modules_that_say_why_open_list_or_search_paths() -> None:
+    strange = {
+        name: found
+        for path in sorted(APP.rglob("*.py"))
+        if not (name := path.relative_to(APP).as_posix()).startswith(tuple(JUSTIFIED))
+        and (found := opens(path.read_text(encoding="utf-8")))
+    }
+    assert strange == {}, "look through app.exec.sight, or say in JUSTIFIED what is opened"
+
+
+def test_a_module_that_opens_a_path_is_noticed() -> None:
+    source = """
+import os, glob
+from pathlib import Path
+async def look(path, files):
+    open(path); Path(path).read_text(); os.open(path, 0); os.scandir(path); glob.iglob(path); path.iterdir()
+    os.walk(path)
+    await files.read_bytes(path)
+"""
+    assert len(opens(source)) == 7
+
+
+def test_what_is_justified_still_opens_something() -> None:
+    for name in JUSTIFIED:
+        paths = list((APP / name).rglob("*.py")) if name.endswith("/") else [APP / name]
+        assert any(opens(path.read_text(encoding="utf-8")) for path in paths), name

@@ -1,0 +1,109 @@
+"""A command writes without a pause what a person replaces outside meanwhile: it is stopped, and the person is told."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from app.exec.findings import LOST_MOUNT
+from app.exec.model import EndedBy
+from app.exec.render import ended_line
+from tests import sandboxes
+from tests.escape.test_repositories import Ground, contained
+from tests.execs import launch, printed
+from tests.supervisors import SOON, until
+
+LOOP = """
+import os, time
+path, setting = ".git/config", b"[core]\\n\\tfsmonitor = " + os.environ["PWN"].encode() + b"\\n"
+print("ready", flush=True)
+tries = 0
+while True:
+    tries += 1
+    if tries % 20000 == 0:
+        print("tried", tries, flush=True)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    except OSError:
+        continue
+    os.write(fd, setting)
+    os.close(fd)
+    time.sleep(0.001)  # so that what comes in is a configuration, not more than anybody reads
+"""
+
+
+def by_git(ground: Ground) -> None:
+    """`git config` writes a new file, and renames it over the old one."""
+    ground.git("config", "user.name", "somebody")
+
+
+def by_sed(ground: Ground) -> None:
+    ground.outdoors("sed", "-i", "s/bare = false/bare = no/", ".git/config", check=True)
+
+
+def by_editor(ground: Ground) -> None:
+    """As editors do that keep a backup: the old file keeps its cover, under another name."""
+    ground.outdoors("sh", "-c", "mv .git/config .git/config~ && cp .git/config~ .git/config", check=True)
+
+
+def by_unlink(ground: Ground) -> None:
+    ground.outdoors("sh", "-c", "cp .git/config .git/c && rm .git/config && mv .git/c .git/config", check=True)
+
+
+EDITS = [by_git, by_sed, by_editor, by_unlink]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Generator[Ground]:
+    sandboxes.needed()
+    made = Ground(tmp_path, inspected=True)
+    yield made
+    shutil.rmtree(made.workspace.parent, ignore_errors=True)
+
+
+async def attacked(ground: Ground, edit: Callable[[Ground], None], *, ends: bool) -> None:
+    """Edit while a command writes without a pause, and see that it is told and that nothing more gets in."""
+    config = ground.workspace / ".git/config"
+    async with ground.engine() as engine:
+        command = f"{ground.begin}export PWN; exec python3 -c {shlex.quote(LOOP)}"
+        session = await launch(engine, command)
+        await printed(engine, session.id, "ready")
+        await asyncio.to_thread(edit, ground)
+        if ends:
+            ended = await engine.wait(session.id, up_to=SOON)
+            assert ended.end is not None
+            assert ended.end.ended_by is EndedBy.PROTECTION
+            assert "a protected file was replaced outside" in ended_line(ended)
+        await until(lambda: any(one.kind == LOST_MOUNT for one in ground.sink.all.values()))
+        after = await asyncio.to_thread(config.read_bytes)
+        if not ends and (await engine.store.get(session.id) or session).live:
+            before = (await engine.output(session).ends()).bytes_total
+            async with asyncio.timeout(SOON):
+                while (await engine.output(session).ends()).bytes_total < before + 40:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        assert await asyncio.to_thread(config.read_bytes) == after
+        found = [one for one in ground.sink.all.values() if one.kind == LOST_MOUNT]
+        assert {(one.path, one.session_id, one.conversation_id) for one in found} == {(str(config), session.id, "talk")}
+        assert (b"fsmonitor" in after) == any("core.fsmonitor" in one.detail for one in found)
+        if not ends:
+            assert set(engine.untold("talk")) >= {one.sentence for one in found if one.session_id == session.id}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_configuration_that_is_replaced_outside_is_closed_again_and_what_came_in_is_told(
+    ground: Ground, edit: Callable[[Ground], None]
+) -> None:
+    asyncio.run(attacked(ground, edit, ends=False))
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_in_a_container_the_command_ends_and_what_came_in_is_told(
+    tmp_path: Path, edit: Callable[[Ground], None]
+) -> None:
+    with contained(tmp_path, inspected=True) as ground:
+        asyncio.run(attacked(ground, edit, ends=True))

@@ -1,0 +1,411 @@
+"""A person's git meets nothing of a command's making that runs a program; each attack is shown to work without that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.exec.backends.base import Backend
+from app.exec.backends.bubblewrap import BubblewrapBackend
+from app.exec.backends.containers import Containers
+from app.exec.backends.podman import PodmanBackend
+from app.exec.backends.podman_cli import Podman
+from app.exec.backends.protected import Covers, Protected
+from app.exec.callback_text import callback_payload, wake_text
+from app.exec.engine import Engine
+from app.exec.errors import WorkspaceUnusable
+from app.exec.findings import GITLINK, HARD_LINK, REPOSITORY, UNSEEN, Finding, MemoryFindings
+from app.exec.inspection.inspector import Inspector, inspector_of
+from app.exec.memory_store import MemorySessionStore
+from app.exec.outcome import Outcome
+from app.exec.render import outcome_text
+from app.exec.supervisor.client import SupervisorClient
+from app.exec.supervisors import Supervisors
+from tests import images, sandboxes
+from tests.databases import unavailable
+from tests.escape.grounds import Pods
+from tests.escape.repositories import ATTACKS, BEGIN, Attack
+from tests.execs import GATE, end_all, launch, let_go, places, printed, run
+from tests.supervisors import SOON, UID
+
+WHO: dict[str, Any] = {} if UID is None else {"user": UID, "group": UID, "extra_groups": []}
+
+
+class Ground:
+    """A workspace that is a repository of the person's, and an engine whose commands work in it."""
+
+    def __init__(self, tmp_path: Path, *, inspected: bool) -> None:
+        self.workspace, self.home = places(tmp_path)
+        self.outside = self.workspace.parent / "outside"
+        self.outside.mkdir()
+        self.outside.chmod(0o777)
+        self.mark = self.outside / "mark"
+        self.sink = MemoryFindings()
+        self.inspected = inspected
+        self.backend: Backend = BubblewrapBackend(self.workspace)
+        self.git("init", "-q")
+        (self.workspace / "README").write_text("hello\n")
+        (self.workspace / "pwn").write_text(f"#!/bin/sh\n: > {self.mark}\ncat\n")
+        (self.workspace / "pwn").chmod(0o755)
+        self.git("add", "README", "pwn")
+        self.git("commit", "-q", "-m", "one")
+
+    def git(self, *words: str, at: str = ".") -> subprocess.CompletedProcess[bytes]:
+        """What the person does, outside of every sandbox."""
+        return self.outdoors("git", *words, at=at, check=True)
+
+    def outdoors(self, *words: str, at: str = ".", check: bool = False) -> subprocess.CompletedProcess[bytes]:
+        names = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.outside), "GIT_CONFIG_NOSYSTEM": "1", **names}
+        return subprocess.run(  # pyright: ignore[reportUnknownVariableType]
+            words, cwd=self.workspace / at, env=env, check=check, capture_output=True, timeout=60, **WHO
+        )
+
+    @asynccontextmanager
+    async def engine(self, store: MemorySessionStore | None = None, *, leaving: bool = False) -> AsyncGenerator[Engine]:
+        inspector = inspector_of(self.backend, self.home / "quarantine", self.sink) if self.inspected else None
+        assert isinstance(inspector, Inspector) is self.inspected
+        port: Any = SupervisorClient(self.home, idle_s=0.5)
+        if isinstance(self.backend, PodmanBackend):
+            port = Supervisors(port, self.home, containers=self.backend.containers, host_needed=False)
+        async with Engine(
+            store or MemorySessionStore(), port, self.backend, home=self.home, inspector=inspector
+        ) as engine:
+            try:
+                yield engine
+            finally:
+                if not leaving:
+                    await end_all(engine)
+
+    async def done(self, engine: Engine, command: str) -> Outcome:
+        outcome = await run(engine, self.begin + command)
+        assert outcome.session.end is not None
+        assert outcome.session.end.exit_code == 0, outcome.output.text
+        return outcome
+
+    @property
+    def protected(self) -> Protected:
+        assert isinstance(self.backend, BubblewrapBackend)
+        return self.backend.protected
+
+    @property
+    def begin(self) -> str:
+        # Without root the workspace belongs to another user than the commands in a container.
+        mine = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
+        return f"export WORKSPACE={self.backend.inner}; {mine}\n{BEGIN}"
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Generator[Ground]:
+    sandboxes.needed()
+    made = Ground(tmp_path, inspected=True)
+    yield made
+    shutil.rmtree(made.workspace.parent, ignore_errors=True)
+
+
+@pytest.fixture
+def bare_ground(tmp_path: Path) -> Generator[Ground]:
+    """The same without the inspection."""
+    sandboxes.needed()
+    made = Ground(tmp_path, inspected=False)
+    yield made
+    shutil.rmtree(made.workspace.parent, ignore_errors=True)
+
+
+@contextmanager
+def contained(tmp_path: Path, *, inspected: bool) -> Generator[Ground]:
+    """The same in containers, which are gone at the end."""
+    if (why := images.refusal()) is not None:
+        unavailable(why)
+    made = Ground(tmp_path, inspected=inspected)
+    if os.geteuid():  # commands are another user of the same group
+        for one in (made.workspace, *made.workspace.rglob("*")):
+            one.chmod(one.stat().st_mode | 0o070 if one.is_dir() else one.stat().st_mode | 0o060)
+    Pods.image(made.workspace.parent / "image")
+    containers = Containers(made.home / "containers", Podman())
+    made.backend = PodmanBackend(made.workspace, containers, image=str(made.workspace.parent / "image"))
+    try:
+        yield made
+    finally:
+        for one in containers.homes():
+            containers.podman.remove(one.name)
+        shutil.rmtree(made.workspace.parent, ignore_errors=True)
+
+
+def attacks() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+
+
+@attacks()
+def test_each_attack_works_where_nothing_is_inspected(bare_ground: Ground, attack: Attack) -> None:
+    ground = bare_ground
+
+    async def attempt() -> None:
+        async with ground.engine() as engine:
+            await ground.done(engine, attack.command)
+
+    asyncio.run(attempt())
+    assert not ground.mark.exists()
+    said = ground.outdoors(*attack.person, at=attack.at)
+    assert ground.mark.exists(), said
+
+
+@attacks()
+def test_what_git_would_obey_is_taken_away_before_the_person_uses_git_and_kept_and_told(
+    ground: Ground, attack: Attack
+) -> None:
+    async def attempt() -> Outcome:
+        async with ground.engine() as engine:
+            return await ground.done(engine, attack.command)
+
+    outcome = asyncio.run(attempt())
+    ground.outdoors(*attack.person, at=attack.at)
+    assert not ground.mark.exists()
+    found = {one.path: one for one in ground.sink.all.values() if one.kind == REPOSITORY}
+    one = found[str(ground.workspace / attack.taken)]
+    assert one.session_id == outcome.session.id
+    assert one.conversation_id == "talk"
+    assert one.kept is not None
+    assert os.path.lexists(one.kept)
+    assert Path(one.kept).is_relative_to(ground.home)
+    assert one.sentence in outcome_text(outcome)
+    assert not os.path.lexists(one.path)
+
+
+def ran(ground: Ground, *commands: str) -> list[Outcome]:
+    """The outcomes of commands, one after the other."""
+
+    async def all_of_them() -> list[Outcome]:
+        async with ground.engine() as engine:
+            return [await ground.done(engine, command) for command in commands]
+
+    return asyncio.run(all_of_them())
+
+
+async def there(path: Path) -> None:
+    """Wait for what is made while nobody listens."""
+    async with asyncio.timeout(SOON):
+        while not path.exists():  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.005)
+
+
+def found(ground: Ground, kind: str) -> list[Finding]:
+    return [one for one in ground.sink.all.values() if one.kind == kind]
+
+
+BENIGN = """
+made one; file one; git clone -q one two; git clone -q --bare one three.git; git -C one worktree add -q ../four
+made five; git -C five -c protocol.file.allow=always submodule --quiet add "$WORKSPACE/one" s; git -C five commit -qm s
+git -C one config user.name somebody; git -C one remote add up https://example.org/x.git; git -C two branch -q topic
+git -C two checkout -q topic; git -C one status -s; git add one/f 2>/dev/null || true
+"""
+
+
+def test_repositories_that_run_nothing_stay_as_they_were_made(ground: Ground) -> None:
+    (outcome,) = ran(ground, BENIGN)
+    assert ground.sink.all == {}
+    assert outcome.findings == ()
+    for name in ("one", "two", "four", "five", "five/s"):
+        ground.git("status", at=name)
+
+
+def test_what_a_person_has_made_is_never_taken_away(ground: Ground) -> None:
+    ground.git("init", "-q", "theirs")
+    ground.git("config", "filter.x.clean", "cat", at="theirs")
+    (ground.workspace / "theirs/.git/hooks/pre-commit").write_text("#!/bin/sh\n")
+
+    async def attempt() -> None:
+        async with ground.engine() as engine:
+            await ground.done(engine, "true")
+            # Nothing runs now: this is the person's too, between two commands.
+            ground.git("init", "-q", "later")
+            ground.git("config", "alias.x", "!true", at="later")
+            await ground.done(engine, "true")
+
+    asyncio.run(attempt())
+    assert ground.sink.all == {}
+    assert (ground.workspace / "theirs/.git/hooks/pre-commit").exists()
+    assert b"alias" in (ground.workspace / "later/.git/config").read_bytes()
+
+
+def test_a_nested_repository_that_is_added_to_the_protected_index_is_told(ground: Ground) -> None:
+    one, two = ran(
+        ground,
+        'made lib; git update-index --add --cacheinfo "160000,$(git -C lib rev-parse HEAD),lib"',
+        "echo y > other; git add other",
+    )
+    (told,) = found(ground, GITLINK)
+    assert told.path == str(ground.workspace / "lib")
+    assert told.sentence in outcome_text(one)
+    assert two.findings == ()
+
+
+@pytest.mark.parametrize("format_", ["--index-version 4", "--index-version 3", "--split-index"])
+def test_an_index_of_each_kind_is_read(ground: Ground, format_: str) -> None:
+    ran(
+        ground,
+        f'''git update-index {format_}; for i in 1 2 3; do echo > "a file $i"; done; git add "a file "*
+        made lib; git update-index --add --cacheinfo "160000,$(git -C lib rev-parse HEAD),lib/with a name"''',
+    )
+    assert [one.path for one in found(ground, GITLINK)] == [str(ground.workspace / "lib/with a name")]
+
+
+def test_another_name_of_a_protected_file_no_longer_writes_it(ground: Ground) -> None:
+    one, two = ran(ground, "made lib; file lib; ln lib/.git/config other", 'git config -f other core.fsmonitor "$PWN"')
+    (told,) = found(ground, HARD_LINK)
+    assert told.path == str(ground.workspace / "lib/.git/config")
+    assert "other" in told.detail
+    assert told.sentence in outcome_text(one)
+    assert two.findings == ()
+    ground.git("status", at="lib")
+    assert not ground.mark.exists()
+
+
+def test_what_a_command_in_the_background_has_made_is_found_by_the_next_command_and_again_at_its_end(
+    ground: Ground,
+) -> None:
+    async def attempt() -> tuple[str, str, tuple[str, ...], str]:
+        async with ground.engine() as engine:
+            text = f'''{ground.begin}made lib; file lib; git -C lib config core.fsmonitor "$PWN"; echo ready
+            {GATE}; git -C lib config core.fsmonitor "$PWN"; made last; git -C last config alias.x "!x"'''
+            session = await launch(engine, text)
+            await printed(engine, session.id, "ready")
+            told = outcome_text(await ground.done(engine, "true"))
+            ground.git("status", at="lib")
+            let_go(engine)
+            ended = await engine.wait(session.id, up_to=60)
+            assert ended.end is not None
+            notice = wake_text(callback_payload(ended, engine.output(ended)))
+            return session.id, told, ended.end.findings, notice
+
+    background, told, at_the_end, notice = asyncio.run(attempt())
+    ground.git("status", at="lib")
+    assert not ground.mark.exists()
+    assert [one.session_id for one in found(ground, REPOSITORY)] == [background] * 3
+    assert "lib/.git/config, made by a command" in told
+    assert len(at_the_end) == 2
+    assert all(one in notice for one in at_the_end)
+    assert any("last/.git/config" in one for one in at_the_end)
+
+
+def test_what_a_process_makes_that_outlives_its_command_is_found_by_the_next_one(ground: Ground) -> None:
+    async def attempt() -> None:
+        async with ground.engine() as engine:
+            later = f'{GATE}; git init -q lib; git -C lib config core.fsmonitor "$PWN"; : > made'
+            outcome = await ground.done(
+                engine, f"export PWN; (setsid bash -c '{later}' > /dev/null 2>&1 &); echo begun"
+            )
+            assert outcome.session.end is not None
+            assert outcome.session.end.survivors
+            let_go(engine)
+            await there(ground.workspace / "made")
+            await ground.done(engine, "true")
+
+    asyncio.run(attempt())
+    (told,) = found(ground, REPOSITORY)
+    assert told.path == str(ground.workspace / "lib/.git/config")
+    # Nothing lives any more that a command has left: what is there now is the person's.
+    ground.git("init", "-q", "mine")
+    ground.git("config", "alias.x", "!true", at="mine")
+    ran(ground, "true")
+    assert len(found(ground, REPOSITORY)) == 1
+
+
+def test_a_look_that_fails_is_told_and_what_was_made_is_examined_by_the_next_one(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def attempt() -> tuple[Outcome, Outcome]:
+        async with ground.engine() as engine:
+            looks = ground.protected._look  # pyright: ignore[reportPrivateUsage]
+            with monkeypatch.context() as patch:
+                made = ground.workspace / "lib/.git/config"
+
+                def fails() -> Covers:
+                    if made.exists():
+                        raise WorkspaceUnusable("too much")
+                    return looks()
+
+                patch.setattr(ground.protected, "_look", fails)
+                one = await ground.done(engine, 'made lib; git -C lib config core.fsmonitor "$PWN"')
+            return one, await ground.done(engine, "true")
+
+    one, two = asyncio.run(attempt())
+    (unseen,) = found(ground, UNSEEN)
+    assert unseen.sentence in outcome_text(one)
+    assert "lib/.git/config" in outcome_text(two)
+
+
+def test_a_worker_that_comes_back_knows_what_was_made_while_it_was_away(ground: Ground) -> None:
+    ground.git("init", "-q", "theirs")
+    ground.git("config", "alias.x", "!true", at="theirs")
+
+    async def attempt() -> Finding:
+        store = MemorySessionStore()
+        async with ground.engine(store, leaving=True) as engine:
+            await ground.done(engine, "true")
+            text = f"{ground.begin}echo ready; {GATE}; made lib; git -C lib config alias.x !x; : > made; sleep 600"
+            session = await launch(engine, text)
+            await printed(engine, session.id, "ready")
+        let_go(engine)
+        await there(ground.workspace / "made")
+        async with ground.engine(store) as engine:
+            await ground.done(engine, "true")
+        (told,) = found(ground, REPOSITORY)
+        assert told.session_id == session.id
+        return told
+
+    assert asyncio.run(attempt()).path == str(ground.workspace / "lib/.git/config")
+
+
+ODD = """
+made lib; rm lib/.git/config; mkfifo lib/.git/config
+made two; rm two/.git/config; ln -s ../../pwn two/.git/config
+made three; rm -r three/.git/hooks; ln -s ../../lib three/.git/hooks
+made four; head -c 100000 /dev/zero | tr '\\0' '#' >> four/.git/config
+mkdir five; mkfifo five/.git; mkdir six; printf 'gitdir: nowhere' > six/.git
+mkdir seven; ln -s seven/.git seven/.git
+made eight; for i in $(seq 100); do touch "eight/.git/hooks/h$i"; done
+"""
+
+
+def test_what_cannot_be_read_as_git_does_is_taken_away_unread(ground: Ground) -> None:
+    ran(ground, ODD)
+    paths = {os.path.relpath(one.path, ground.workspace) for one in found(ground, REPOSITORY)}
+    assert paths == {
+        "lib/.git/config", "two/.git/config", "three/.git/hooks", "four/.git/config", "five/.git", "six/.git",
+        "seven/.git", "eight/.git/hooks",
+    }  # fmt: skip
+    assert all(one.kept and os.path.lexists(one.kept) for one in found(ground, REPOSITORY))
+
+
+def test_git_itself_takes_no_command_from_a_file_of_submodules(bare_ground: Ground) -> None:
+    ground = bare_ground
+    ran(
+        ground,
+        """made sub; file sub; made lib; git -C lib -c protocol.file.allow=always submodule add "$WORKSPACE/sub" s
+        git -C lib config -f .gitmodules submodule.s.update "!$PWN"; git -C lib add .gitmodules; git -C lib commit -qm s
+        git -C lib config --remove-section submodule.s""",
+    )
+    said = ground.outdoors("git", "-c", "protocol.file.allow=always", "submodule", "update", "--init", at="lib")
+    assert not ground.mark.exists(), said
+
+
+@pytest.mark.parametrize("inspected", [False, True], ids=["not inspected", "inspected"])
+def test_in_containers_too_the_person_s_git_runs_nothing_of_theirs(tmp_path: Path, inspected: bool) -> None:
+    attack = ATTACKS[0]
+    program = 'git -C vendor/lib config core.fsmonitor "$PWN"'  # by the path that the person's git takes it from
+    with contained(tmp_path, inspected=inspected) as ground:
+        text = attack.command.replace(program, program.replace("$PWN", str(ground.workspace / "pwn")))
+        assert text != attack.command
+        (outcome,) = ran(ground, text)
+        ground.outdoors(*attack.person)
+        assert ground.mark.exists() is not inspected
+        assert bool(outcome.findings) is inspected

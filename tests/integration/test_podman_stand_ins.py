@@ -1,0 +1,145 @@
+"""What a workspace does not have and commands of containers cannot make, with real podman, and what is left of that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.exec.backends import homes
+from app.exec.backends.container import COMMANDS
+from app.exec.backends.trusted import PROTECTED
+from app.exec.model import READ_ONLY, WORK
+from tests.podmans import Yard, yard
+
+pytestmark = pytest.mark.anyio
+
+ATTACK = """
+mkdir -p mine/repository; echo hostile > mine/file
+for name in .git/commondir .envrc .bashrc .mcp.json .claude/settings.json .vscode/tasks.json; do
+    mkdir -p "$(dirname $name)" 2>/dev/null
+    echo hostile 2>/dev/null >> $name && echo "wrote $name"
+    mv mine/file $name 2>/dev/null && [ -f $name ] && echo "replaced $name"
+    rmdir $name 2>/dev/null && echo "removed $name"
+    [ -e $name ] && rm $name 2>/dev/null && echo "unlinked $name"
+    ln -s mine/file $name 2>/dev/null && [ -L $name ] && echo "linked $name"
+done
+true
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Yard]:
+    with yard() as made:
+        yield made
+
+
+def git(*words: str, cwd: Path) -> str:
+    env = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "GIT_CONFIG_NOSYSTEM": "1"}
+    return subprocess.run(
+        ["git", "-c", "safe.directory=*", *words], cwd=cwd, env=env, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def repository(place: Yard) -> None:
+    git("init", "-q", cwd=place.workspace)
+    for path in (place.workspace, *place.workspace.rglob("*")):
+        os.chown(path, COMMANDS if os.geteuid() == 0 else -1, -1)
+        if os.geteuid() and path.is_dir():
+            path.chmod(0o2775)
+
+
+def there(place: Yard) -> set[str]:
+    """What is in the workspace and its repository."""
+    return {path.name for path in (*place.workspace.iterdir(), *(place.workspace / ".git").iterdir())}
+
+
+async def test_what_is_missing_cannot_be_made_and_is_gone_with_the_container(place: Yard) -> None:
+    repository(place)
+    before = there(place)
+    backend = place.backend()
+    done = await place.run(ATTACK, backend=backend)
+    assert (done.exit_code, done.output) == (0, "")
+    assert git("status", "--short", cwd=place.workspace) == "?? mine/\n"
+    # It is the same one: what stands in for nothing is no change.
+    assert (await place.run("echo again; ls .git/commondir .envrc -d", backend=backend)).exit_code == 0
+    (home,) = backend.containers.homes()
+    await backend.containers.remove(home.name)
+    assert there(place) == before | {"mine"}
+
+
+async def test_what_somebody_else_has_there_stays(place: Yard) -> None:
+    repository(place)
+    (place.workspace / ".vscode").mkdir()
+    backend = place.backend()
+    await place.run("true", backend=backend)
+    (place.workspace / ".idea/workspace.xml").write_text("of a person\n")
+    await place.run("echo hostile >> .idea/workspace.xml", backend=backend)
+    for home in backend.containers.homes():
+        await backend.containers.remove(home.name)
+    assert (place.workspace / ".vscode").is_dir()
+    assert (place.workspace / ".idea/workspace.xml").read_text() == "of a person\n"
+    assert not (place.workspace / ".envrc").exists()
+
+
+async def test_what_one_conversation_needs_stays_when_another_ends(place: Yard) -> None:
+    repository(place)
+    backend = place.backend()
+    await place.run("true", backend=backend, scope="one")
+    first = {home.name for home in backend.containers.homes()}
+    await place.run("true", backend=backend, scope="two")
+    for name in first:
+        await backend.containers.remove(name)
+    assert (place.workspace / ".envrc").is_socket()
+    assert (await place.run(ATTACK, backend=backend, scope="two")).output == ""
+
+
+async def test_what_a_container_that_died_left_is_removed_by_whoever_looks_next(place: Yard) -> None:
+    repository(place)
+    before = there(place)
+    backend = place.backend()
+    await place.run("true", backend=backend)
+    (home,) = backend.containers.homes()
+    supervisor = homes.peer(home)
+    status = await asyncio.to_thread(Path(f"/proc/{supervisor}/status").read_text)
+    keeper = int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
+    gone = os.pidfd_open(keeper)
+    signal.pidfd_send_signal(gone, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        while homes.kept(home) or (backend.containers.podman.state(home.name) or ("",))[0] == "running":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert there(place) > before
+    await place.containers().sweep()
+    assert there(place) == before
+
+
+async def test_a_container_that_is_stopped_has_them_again_when_it_starts(place: Yard) -> None:
+    repository(place)
+    before = there(place)
+    backend = place.backend()
+    await place.run("true", backend=backend)
+    (home,) = backend.containers.homes()
+    await backend.containers.stop(home)
+    assert there(place) == before
+    assert (await place.run(ATTACK, backend=backend)).output == ""
+    assert backend.containers.homes() == [home]
+
+
+async def test_nothing_of_the_workspace_gives_rights_or_is_a_device(place: Yard) -> None:
+    repository(place)
+    for profile in (WORK, READ_ONLY):
+        done = await place.run("cat /proc/self/mountinfo", profile=profile)
+        rows = [line.split() for line in done.output.splitlines()]
+        ours = [row for row in rows if row[4].startswith(("/workspace", "/run/shellback"))]
+        assert ours
+        assert [row[4:6] for row in ours if not {"nosuid", "nodev"} <= set(row[5].split(","))] == []
+
+
+def test_the_table_has_what_tools_run_on_entering_a_directory() -> None:
+    names = {rule.name for rule in PROTECTED if rule.where == "root"}
+    assert {".pre-commit-config.yaml", "lefthook.yml", ".dir-locals-2.el", ".helix", "crush.json"} <= names
