@@ -12,6 +12,9 @@ UV ?= uv
 LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
 
+# A failed test gets a second attempt, and the summary names it (RERUN); more than five of those fail the run.
+AGAIN := --reruns 1 -rfEsR
+
 .PHONY: help setup demo test test-long check guards bench chaos chaos-quick chaos-syscalls escape soak polls fuzz lock clean
 
 help: ## list what can be made
@@ -23,10 +26,10 @@ demo: $(STAMP) ## a narrated tour of the whole loop; needs no key and no server
 	@$(BIN)/shellback demo
 
 test: $(STAMP) ## the tests; ARGS= goes to pytest, EXEC_TESTS_STRICT=1 turns a skip into a failure
-	@$(BIN)/python -m pytest -n 6 --dist worksteal -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest -n 6 --dist worksteal $(AGAIN) -m "not long" $(ARGS)
 
 test-long: $(STAMP) ## the tests of whole programs, containers and series of kills
-	@$(BIN)/python -m pytest -n 4 --dist worksteal -m long $(ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist worksteal $(AGAIN) -m long $(ARGS)
 
 check: $(STAMP) ## lint, format, types, and which module may import which
 	@$(BIN)/ruff check .

@@ -27,6 +27,8 @@ LONG = (
 """Whole programs, containers and series of kills: `make test-long` runs them, and `make test` everything else."""
 STORY = ("acceptance/test_loop.py", "acceptance/test_story.py")
 """The main job from end to end, which `make test` runs too."""
+UNSTABLE = 5
+"""How many tests of a run may pass at the second attempt only; `--reruns 1` gives a failed test that attempt."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,6 +52,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(ROOT / "tests")
         if any(path.match(one) for one in LONG) and not any(path.match(one) for one in STORY):
             item.add_marker("long")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Show why tests needed a second attempt, and fail a run in which too many did."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    repeated = {report.nodeid: report for report in reporter.stats.get("rerun", [])} if reporter else {}
+    if reporter is None or not repeated:
+        return
+    for name, report in repeated.items():
+        reporter.write_sep("_", f"first attempt of {name}")
+        reporter.write_line(report.longreprtext)
+    if len(repeated) > UNSTABLE and session.exitstatus == pytest.ExitCode.OK:
+        reporter.write_line(f"{len(repeated)} tests needed a second attempt; the limit is {UNSTABLE}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
