@@ -50,6 +50,7 @@ def configure(level: str = "INFO", form: Literal["text", "json"] = "text", strea
             logger.removeHandler(old)
         logger.addHandler(handler)
     logging.getLogger("dbos").propagate = False
+    logging.getLogger("dbos").addFilter(_without_traceback)
     root.setLevel(level)
     for chatty in ("alembic", "dbos", "httpx2", "httpx", "openai", "anthropic"):
         logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
@@ -64,6 +65,15 @@ def process_wide(**ids: object) -> None:
 def _with_ids(record: logging.LogRecord) -> bool:
     # In the thread and task that wrote the line, so that these are its ids.
     record.__dict__.update({name: value for name, value in _about.get().items() if name not in record.__dict__})
+    return True
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    # DBOS warns of an error that it retries; the attempt that fails last is told with all that is known.
+    if record.exc_info and record.exc_info[1] and record.levelno < logging.ERROR:
+        error = record.exc_info[1]
+        record.msg, record.args = f"{record.getMessage()}: {type(error).__name__}: {error}", ()
+        record.exc_info = None
     return True
 
 

@@ -70,6 +70,18 @@ def test_an_exception_is_kept() -> None:
     assert "ValueError: invalid literal" in json.loads(stream.getvalue())["exception"]
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_attempt_that_is_retried_is_one_line_with_its_error(form: Literal["text", "json"]) -> None:
+    stream = written(form)
+    dbos = logging.getLogger("dbos")
+    dbos.warning("Step being automatically retried (attempt 1 of 3)", exc_info=ConnectionError("refused by 127.0.0.1"))
+    assert stream.getvalue().count("\n") == 1
+    assert "(attempt 1 of 3): ConnectionError: refused by 127.0.0.1" in stream.getvalue()
+    assert "Traceback" not in stream.getvalue()
+    dbos.error("gave up", exc_info=ConnectionError("refused"))
+    assert "ConnectionError: refused" in stream.getvalue().rpartition("gave up")[2]
+
+
 def test_what_is_below_the_level_is_not_written_and_configuring_twice_writes_once() -> None:
     written("text")
     stream = written("text", "WARNING")
