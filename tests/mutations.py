@@ -17,6 +17,7 @@ from app.exec.classify.classify import classify
 from app.exec.classify.grammar import parse
 from app.exec.classify.model import Surroundings
 from app.exec.classify.syntax import Parsed, Simple, Word
+from app.exec.classify.tables.wrappers import WRAPPERS
 from tests.judged import around, hostile, make_tree
 
 _AROUND: Final = (
@@ -26,7 +27,8 @@ _AROUND: Final = (
     "{c} && ls", "{c} || ls", "ls\n{c}", "{c}\nls", "\n\n{c}", "ls &\n{c}", "{c} &", "{c} > /dev/null 2>&1",
     "{c} 2>/dev/null", "{c} < /dev/null", "2>/dev/null {c}", "[ -f a.txt ] && {c}", "case x in x) {c};; esac",
     "time {c}", "f() {{ {c}; }}; f", "echo $({c})", 'echo "$({c})"', "echo `{c}`", "cat <({c})", "x=$({c})",
-    "cd . && {c}", "cd src && {c}", "(cd src; {c})", "ls # no\n{c}", "ls | {{ {c}; }}", "[[ -d src ]] && {c}",
+    "cd . && {c}", "cd src && cd .. && {c}", "(cd src; cd ..; {c})",
+    "ls # no\n{c}", "ls | {{ {c}; }}", "[[ -d src ]] && {c}",
     "true\t&&\t{c}", ": ; {c} ; :", "{c};", "  {c}", "ls;{c}", "ls&&{c}", "ls|{c}", "{c}|cat", "set -e; {c}",
     "test -n x && {{ {c}; }}", "if :; then if :; then {c}; fi; fi", "for i in 1 2; do for j in 3; do {c}; done; done",
     "{{ {{ {c}; }}; }}", "(({c}))", "cat <<'E'\nx\nE\n{c}", "cat <<< x; {c}", "{c}\n# end", "echo a; echo b; {c}",
@@ -40,8 +42,8 @@ _WRAPPERS: Final = (
 _QUOTED: Final = ("sh -c {q}", "bash -c {q}", "bash -lc {q}", "eval {q}", "su -c {q}", "echo {q} | sh", "bash <<< {q}",
                   "watch {q}", "script -qc {q} /dev/null", "xargs sh -c {q}", "env -S {q}",
      "trap {q} EXIT")  # fmt: skip
-_ORDERED: Final = frozenset({"git", "awk", "gawk", "printf"})
-"""Elsewhere their options are others, or none."""
+_ORDERED: Final = frozenset({"git", "awk", "gawk", "printf", "command", *WRAPPERS})
+"""Elsewhere their options are others, or those of another program, or none."""
 _PREFIXES: Final = ("A=b {c}", "LC_ALL=C {c}", "PATH=. {c}", "LD_PRELOAD=./x.so {c}", "A= B=c {c}", "TZ=UTC {c}",
                     "GIT_PAGER=cat {c}", "BASH_ENV=./evil.sh {c}", "A=$(ls) {c}")  # fmt: skip
 
