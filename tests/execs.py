@@ -83,6 +83,8 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     home.mkdir(mode=0o700)
     if os.geteuid() == 0:
         os.chown(workspace, EXEC_UID, EXEC_UID)
+    else:
+        workspace.chmod(0o2775)  # commands in a rootless container have the group alone
     return workspace, home
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -138,3 +139,8 @@ class TestPodman(Ours):
     """Containers."""
 
     kind = "podman"
+
+    @pytest.fixture
+    def filesystem_honors_shell_permissions(self) -> bool:
+        """A command in a rootless container has another user id than who writes, and cannot change a file's mode."""
+        return os.geteuid() == 0

@@ -35,6 +35,8 @@ def a_root() -> Path:
     root.mkdir()
     if os.geteuid() == 0:
         os.chown(root, EXEC_UID, EXEC_UID)
+    else:
+        root.chmod(0o2775)  # a rootless container's commands have the group alone
     return root
 
 

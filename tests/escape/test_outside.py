@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.exec.findings import LOST_MOUNT
+from app.exec.gitconfig import UNREADABLE
 from app.exec.model import EndedBy
 from app.exec.render import ended_line
 from tests import sandboxes
@@ -89,7 +90,10 @@ async def attacked(ground: Ground, edit: Callable[[Ground], None], *, ends: bool
         assert await asyncio.to_thread(config.read_bytes) == after
         found = [one for one in ground.sink.all.values() if one.kind == LOST_MOUNT]
         assert {(one.path, one.session_id, one.conversation_id) for one in found} == {(str(config), session.id, "talk")}
-        assert (b"fsmonitor" in after) == any("core.fsmonitor" in one.detail for one in found)
+        told = " ".join(one.detail for one in found)
+        assert "core.fsmonitor" not in told or b"fsmonitor" in after
+        # A copy that is written beside the command may leave half a line, and git takes none of such a file.
+        assert b"fsmonitor" not in after or "core.fsmonitor" in told or UNREADABLE in told
         if not ends:
             assert set(engine.untold("talk")) >= {one.sentence for one in found if one.session_id == session.id}
 

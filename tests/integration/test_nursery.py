@@ -84,6 +84,8 @@ def test_a_machine_has_a_boot_id_of_its_own_and_ours_stays(null: int, tmp_path: 
     try:
         probe_machines()
     except NoNursery as error:
+        if os.geteuid() != 0:
+            pytest.skip(str(error))
         unavailable(str(error))
     before = boot_id()
     path = tmp_path / "boot_id"
