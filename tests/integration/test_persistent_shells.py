@@ -391,7 +391,7 @@ async def test_a_program_that_answers_in_place_of_the_shell_breaks_nothing(tmp_p
         # It reads what asks for a command, and prints marks with those names and nonsense in them.
         (shell.engine.workspace / "impostor").write_text(
             "printf '\\e]7770;P;%s;0\\a' $1; read -r line; line=${line#*7770;R;}; ready=${line%%;*}\n"
-            "printf '\\e]7770;R;%s;%09999d\\a' $ready; IFS= read -rsd $'\\1' given\n"
+            "printf '\\e]7770;R;%s;0;h\\047\\a' $ready; IFS= read -rsd $'\\1' given\n"
             "given=${given#*7770;E;}; printf '\\e]7770;E;%s;nonsense\\a' ${given%%;*}; sleep 600\n"
         )
         done = await shell.exec("name=${PROMPT_COMMAND#*;P;}; bash impostor ${name%%;*}")

@@ -10,7 +10,7 @@ import pytest
 
 from app.exec.identity import call_key
 from app.exec.persistent import PersistentShells, ShellBusy
-from app.exec.persistent.marks import KEY_FILE, Names
+from app.exec.persistent.marks import KEY_FILE, Names, found_in
 from tests.execs import each_backend, origin
 from tests.shells import Shell, a_shell, started
 
@@ -68,6 +68,23 @@ async def test_no_command_finds_out_how_its_own_end_will_be_named(tmp_path: Path
             assert end.encode() in await shell.log.raw(done.slice.end, shell.log.size())
             seen = shell.engine.workspace / "seen"
             assert not seen.exists() or end.encode() not in seen.read_bytes()
+
+
+async def test_a_shell_is_given_a_command_only_once_it_does_not_show_what_it_reads(tmp_path: Path) -> None:
+    """What a trace or a trap shows of how it asks comes before that, and is no mark."""
+    async with a_shell(tmp_path) as shell:
+        names = Names(shell.engine.links.sessions.parent)
+        shows = 'case $BASH_COMMAND in *-rsd*) printf "%s\\n" "$BASH_COMMAND" >/dev/tty; sleep 0.5;; esac'
+        for before in (f"trap '{shows}' DEBUG", "trap - DEBUG; set -x"):
+            await shell.exec(before)
+            at, call = shell.log.size(), origin()
+            done = await shell.exec(f"true {'x' * 4000}; (exit 3)", call=call)
+            shown = await shell.log.raw(at, shell.log.size())
+            assert done.exit_code == 3
+            assert b"^A" not in shown
+            ready = names.of_call("R", shell.session.id, call_key(call))
+            assert shown.count(f";{ready};".encode()) > 2
+            assert [mark.name for mark in found_in(shown) if mark.kind == "R"] == [ready]
 
 
 async def test_the_key_is_ours_alone(tmp_path: Path) -> None:

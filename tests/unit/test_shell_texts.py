@@ -53,10 +53,12 @@ def test_bash_reads_what_was_quoted_and_what_it_quotes_is_read(word: bytes) -> N
 async def test_marks_are_read_wherever_the_output_is_cut(tmp_path: Path, piece: int) -> None:
     log = OutputLog(tmp_path, "s1")
     noise = b"text\x1b[1m\x1b]0;title\x07" + b"x" * 90
-    whole = noise + b"".join(
-        b"\x1b]7770;%b;%b;%d;/a\\ b\x1f''\x07" % (kind, NAME.encode(), number) + noise
+    said = {b"R": b"himBHs'", b"E": b"/a\\ b\x1f''"}
+    each = [
+        b"\x1b]7770;%b;%b;%d;%b\x07" % (kind, NAME.encode(), number, said.get(kind, b""))
         for number, kind in enumerate((b"R", b"S", b"E", b"P", b"C"))
-    )
+    ]
+    whole = noise + b"".join(mark + noise for mark in each)
     reader, found = Reader(log, 0), list[marks.Mark]()
     with (tmp_path / layout.LOG).open("ab", buffering=0) as file:
         for start in range(0, len(whole), piece):
@@ -64,10 +66,8 @@ async def test_marks_are_read_wherever_the_output_is_cut(tmp_path: Path, piece: 
             found += await reader.marks()
     assert [mark.kind for mark in found] == ["R", "S", "E", "P", "C"]
     assert [mark.status for mark in found] == [0, 1, 2, 3, 4]
-    assert [whole[mark.start : mark.end] for mark in found] == [
-        b"\x1b]7770;%b;%b;%d;/a\\ b\x1f''\x07" % (kind, NAME.encode(), number)
-        for number, kind in enumerate((b"R", b"S", b"E", b"P", b"C"))
-    ]
+    assert [whole[mark.start : mark.end] for mark in found] == each
+    assert found[0].options == "himBHs"
     assert marks.ended(found[2]) == marks.Ended(2, "/a b", "")
     assert marks.without(whole) == noise * 6
     assert last_mark(log, "SE") == found[2]

@@ -69,8 +69,7 @@ class Exchange:
             )
         reach("shell.asked")
         reader, ready = asked
-        options = ready.said.partition(b";")[2].decode("ascii", "replace")
-        what = payload.payload(command, self.frame, bounds, status=ready.status or 0, options=options)
+        what = payload.payload(command, self.frame, bounds, status=ready.status or 0, options=ready.options)
         await self._type(what, "2", reader.size + 2 * _MARK)
         reach("shell.given")
         return await self._followed(reader, until, until_input=True, asked=True)

@@ -6,6 +6,9 @@
 R, S and E bear a name of their own for each call, made with a key that commands cannot read: what a command prints
 can be none of them before the shell itself has printed it, and a repeat of the call finds those of its first execution.
 P and C bear one for the session, which commands can find out: alone they prove nothing.
+
+R has a quote before its end: where `set -x` or a trap shows the command that prints it, the quote is quoted, so that is
+no mark. It would come before the shell has switched its echo off.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ _NAME: Final = 32
 _BETWEEN: Final = b"\x1f"
 """Between two directories; quoted, none of them has it."""
 _MARK: Final = re.compile(rb"\x1b\]7770;([RSEPC]);([0-9a-f]{32});?([^\x07\x1b]{0,%d})\x07" % LONGEST)
+_ASKED: Final = re.compile(rb"[0-9]{1,3};[A-Za-z]*'")
+"""What R says: the last status and the shell's options."""
 TRIGGER: Final = re.compile(rb" IFS= \\builtin read -rsd [^\n]{0,400}?\"\$__sb\"\r?\n")
 """What is seen of us where the terminal shows what is typed."""
 
@@ -54,6 +59,11 @@ class Mark(NamedTuple):
         word = self.said.split(b";", 1)[0]
         return int(word) if word.isdigit() and len(word) <= _DIGITS else None
 
+    @property
+    def options(self) -> str:
+        """The shell's options, as R tells them."""
+        return self.said.partition(b";")[2].rstrip(b"'").decode("ascii", "replace")
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -69,6 +79,7 @@ def found_in(data: bytes, at: int = 0) -> list[Mark]:
     return [
         Mark(one[1].decode("ascii"), one[2].decode("ascii"), one[3], at + one.start(), at + one.end())
         for one in _MARK.finditer(data)
+        if one[1] != b"R" or _ASKED.fullmatch(one[3])
     ]
 
 

@@ -57,7 +57,7 @@ class Bounds:
 def trigger(ready: str) -> bytes:
     """The line that asks for a command; prints R with the last status and the shell's options once it listens."""
     return (
-        f" IFS= \\builtin read -rsd $'\\1' -p $'\\e]7770;R;{ready};'\"${{__sq-$?}};$-\"$'\\a' __sb 2>/dev/tty"
+        f" IFS= \\builtin read -rsd $'\\1' -p $'\\e]7770;R;{ready};'\"${{__sq-$?}};$-\"$'\\'\\a' __sb 2>/dev/tty"
         '&&{ \\builtin set +vx;} 2>/dev/null&&\\builtin eval "$__sb"\n'
     ).encode("ascii")
 
