@@ -233,18 +233,20 @@ class Engine:
     ) -> tuple[Session, _Wanted | None]:
         if not self.started:
             await self.start()
-        proposal = await proposed(spec, self.backend)
-        if not grant.covers(proposal):
-            raise CommandDenied("what would run is not what was granted; nothing was started")
+        try:
+            proposal = await proposed(spec, self.backend)
+            if not grant.covers(proposal):
+                raise CommandDenied("what would run is not what was granted; nothing was started")
+        except ExecError:
+            # A repeat is told what its call did, whatever would be said of the command by now: nobody else tells it.
+            before = await self.store.get(session_id_of(origin))
+            if before is None or before.state is SessionState.CLAIMED:
+                raise
+            return _of_call(before, spec), None
         wanted = self._session(spec, origin, grant, delivery)
         reach("claim.before")
-        session = await self.store.claim(wanted)
+        session = _of_call(await self.store.claim(wanted), spec)
         reach("claim.committed")
-        if (session.command, session.cwd, session.pty) != (wanted.command, wanted.cwd, wanted.pty):
-            raise InvalidCommand(
-                f"another call of the same response has the id {origin.tool_call_id!r} and has run; "
-                "make one call at a time"
-            )
         self.registry.add(session)
         if session.state is SessionState.CLAIMED and session.digest != proposal.digest:
             # Nothing else than what the claim says, and in no other profile, is started with it.
@@ -255,35 +257,16 @@ class Engine:
 
     def _session(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
         return Session(
-            id=(session_id := session_id_of(origin)),
-            conversation_id=origin.conversation_id,
-            tool_call_id=origin.tool_call_id,
-            turn_id=origin.turn_id,
-            epoch=origin.epoch,
-            host_id=self.host_id,
-            boot_id=self.supervised.boot_id,
-            uid=self.backend.uid,
-            backend=self.backend.name,
-            profile=spec.profile,
-            command=spec.command,
-            cwd=spec.cwd,
-            workspace=str(self.workspace),
-            pty=spec.pty is not None,
-            background=spec.background,
-            separate_stderr=spec.separate_stderr,
-            stdin_open=spec.keep_stdin_open or spec.pty is not None,
-            lifetime=spec.lifetime,
-            on_exit=spec.on_exit,
-            kind=spec.kind,
-            delivery=delivery,
-            state=SessionState.CLAIMED,
-            log_path=self.links.path(session_id),
-            approval_id=grant.approval_id,
-            digest=grant.digest,
-            granted_by=grant.by,
-            created_at=self._clock(),
+            id=(session_id := session_id_of(origin)), conversation_id=origin.conversation_id,
+            tool_call_id=origin.tool_call_id, turn_id=origin.turn_id, epoch=origin.epoch, host_id=self.host_id,
+            boot_id=self.supervised.boot_id, uid=self.backend.uid, backend=self.backend.name, profile=spec.profile,
+            command=spec.command, cwd=spec.cwd, workspace=str(self.workspace), pty=spec.pty is not None,
+            background=spec.background, separate_stderr=spec.separate_stderr,
+            stdin_open=spec.keep_stdin_open or spec.pty is not None, lifetime=spec.lifetime, on_exit=spec.on_exit,
+            kind=spec.kind, delivery=delivery, state=SessionState.CLAIMED, log_path=self.links.path(session_id),
+            approval_id=grant.approval_id, digest=grant.digest, granted_by=grant.by, created_at=self._clock(),
             traceparent=self._watch.context(),
-        )
+        )  # fmt: skip
 
     async def _joined(
         self, session: Session, wanted: _Wanted | None, yield_after: float | None = None, until_input: bool = False
@@ -327,13 +310,12 @@ class Engine:
             if self.inspector is not None and session.profile == WORK:
                 await self.inspector.begun(session.id, session.conversation_id)
             seen = await self.supervised.start(session, spec, await fixed(plan, *wanted, self.backend))
-        except SupervisorUnreachable:
-            self._unsure.add(session.id)
-            await self.store.hand_over(session.id)
-            raise
-        except ExecError:
-            await self._recovery.abandon(session)
-            raise
+        except ExecError as error:
+            session = await self._given_up(session, error)
+            if session.delivery is not Delivery.SETTLED:
+                raise
+            # Its end has come all the same, and is recorded as told by this call.
+            return session
         reach("start.answered")
         self._unlinked.add(session)
         if seen.pid is None:
@@ -346,6 +328,13 @@ class Engine:
         else:
             await self._note_running(session)
         return session
+
+    async def _given_up(self, session: Session, error: ExecError) -> Session:
+        if not isinstance(error, SupervisorUnreachable):
+            return await self._recovery.abandon(session)
+        self._unsure.add(session.id)
+        await self.store.hand_over(session.id)
+        return await self.store.get(session.id) or session
 
     def _still_running(self, session: Session) -> None:
         if session.id in self._ends.inline and self.started:
@@ -398,3 +387,13 @@ class Engine:
         self._later.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("left to the next sweep: %s", error)
+
+
+def _of_call(session: Session, spec: CommandSpec) -> Session:
+    """The recorded session of a call, which is to have run what is wanted now."""
+    if (session.command, session.cwd, session.pty) != (spec.command, spec.cwd, spec.pty is not None):
+        raise InvalidCommand(
+            f"another call of the same response has the id {session.tool_call_id!r} and has run; "
+            "make one call at a time"
+        )
+    return session

@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 
 from app.exec import limits
-from app.exec.errors import CommandDenied, InvalidCommand, LimitReached, TaskCompleted
+from app.exec.backends.base import Plan
+from app.exec.errors import (
+    CheckTimedOut,
+    CommandDenied,
+    InvalidCommand,
+    LimitReached,
+    SupervisorUnreachable,
+    TaskCompleted,
+)
 from app.exec.memory_store import MemorySessionStore
-from app.exec.model import Delivery, EndedBy, SessionState
+from app.exec.model import CommandSpec, Delivery, EndedBy, Session, SessionState
 from app.exec.policy import Proposal, grant_by_operator
 from app.exec.render import outcome_text
 from app.exec.sessions import Sessions
+from app.exec.supervised import Seen
 from tests.execs import (
     GATE,
     Told,
@@ -30,7 +39,7 @@ from tests.execs import (
     spec,
     unstarted_engine,
 )
-from tests.supervisors import until
+from tests.supervisors import SOON, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -218,6 +227,45 @@ async def test_a_repeat_of_a_call_returns_the_recorded_end_and_runs_nothing(tmp_
         assert second.session.id == first.session.id
         assert second.output.text == first.output.text
         assert len((engine.workspace / "nonce").read_text().splitlines()) == 1
+
+
+async def test_a_repeat_of_a_call_is_told_the_end_whatever_would_be_said_of_the_command_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hangs(*_: object) -> Proposal:
+        raise CheckTimedOut("a file system does not answer")
+
+    async with running_engine(tmp_path) as engine:
+        made, who = spec(engine, "echo $$ >> nonce; exit 3"), origin()
+        grant = granted(engine, made)
+        first = await engine.run(made, who, grant)
+        other = grant_by_operator(Proposal(tool="execute", facts={}), "something else")
+        assert (await engine.run(made, who, other)).session == first.session
+        monkeypatch.setattr("app.exec.engine.proposed", hangs)
+        assert (await engine.run(made, who, grant)).session == first.session
+        with pytest.raises(CheckTimedOut):
+            await engine.run(made, origin(), grant)
+        with pytest.raises(InvalidCommand, match="make one call at a time"):
+            await engine.run(spec(engine, "echo two"), who, grant)
+
+
+async def test_an_end_that_comes_while_the_answer_to_the_start_is_lost_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is recorded as told by the call that waits for it, so no callback tells it."""
+    told = Told()
+    async with running_engine(tmp_path, sink=told) as engine:
+        start = engine.supervised.start
+
+        async def cut_off(session: Session, made: CommandSpec, plan: Plan) -> Seen:
+            await start(session, made, plan)
+            assert (await engine.wait(session.id, up_to=SOON)).end is not None
+            raise SupervisorUnreachable("the connection was cut off")
+
+        monkeypatch.setattr(engine.supervised, "start", cut_off)
+        outcome = await run(engine, "exit 3")
+        assert outcome.session.end is not None
+        assert (outcome.session.end.exit_code, outcome.handed_over, told.sessions) == (3, False, [])
 
 
 async def test_a_repeat_while_it_runs_waits_for_the_same_process(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ async def test_an_unfinished_line_of_a_person_is_no_obstacle(tmp_path: Path) -> 
 async def test_a_person_who_runs_something_is_not_disturbed(tmp_path: Path) -> None:
     async with a_shell(tmp_path) as shell:
         await shell.says("true")
-        await shell.write("read -p 'typed> ' x; echo got $x\n")
+        await shell.write("read -p ty''ped'> ' x; echo got $x\n")
         await shell.read_until("typed> ")
         with pytest.raises(ShellBusy):
             await shell.exec("echo mine")

@@ -59,6 +59,15 @@ STORIES = {
         ("go_on", 3, 4),
         ("stop", 2, 8),
     ],
+    "an end that comes while the answer to its start is lost is told": [
+        ("mean_to_call", 0, 3),
+        ("say", 0, 4),
+        ("the_supervisor_does_not_answer", 0, 1),
+        ("take_up", 0, 0),
+        ("go_on", 0, 7),
+        ("go_on", 0, 3),
+        ("go_on", 0, 11),
+    ],
     "a dead turn is freed though the clock was set back": [
         ("say", 0, 4),
         ("take_up", 0, 2),
