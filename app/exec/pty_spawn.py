@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import pty
 import struct
 import termios
 from typing import Final, NamedTuple
@@ -28,7 +27,8 @@ def open_pty(rows: int, cols: int, owner: tuple[int, int] | None = None) -> Term
     Raises:
         OSError: No terminal is left, or the owner cannot be set.
     """
-    master, slave = pty.openpty()
+    # That of the module pty tells no errno.
+    master, slave = os.openpty()
     try:
         os.set_inheritable(master, False)
         os.set_inheritable(slave, False)

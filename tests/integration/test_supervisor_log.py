@@ -148,6 +148,21 @@ async def test_too_many_descriptors_are_refused_by_name(tmp_path: Path) -> None:
         assert (await sup.client.status("b9"))["state"] == "unknown"
 
 
+@pytest.mark.parametrize("more", [{}, {"separate_stderr": True}, {"pty": (24, 80)}], ids=["pipe", "pipes", "terminal"])
+async def test_whichever_descriptor_is_missing_the_start_is_refused_by_name(tmp_path: Path, more: Any) -> None:
+    async with rig(tmp_path, crash_dir=None) as sup:
+        pid, _ = await sup.pids()
+        used, (_, hard) = len(os.listdir(f"/proc/{pid}/fd")), resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        for free in range(40):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + free, hard))
+            answer = await sup.start("a", "exit 3", **more)
+            if answer.outcome == "started":
+                break
+            assert (answer.outcome, answer.code) == ("refused", "descriptors"), f"with {free} descriptors"
+        assert free > 4
+        assert (await sup.exit("a"))["exit_code"] == 3
+
+
 async def test_the_diary_is_bounded_and_knows_no_secret(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         diary = sup.home / layout.SUPERVISOR / layout.DIARY

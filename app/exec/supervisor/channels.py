@@ -18,6 +18,7 @@ STDIN: Final = "in"
 MASTER: Final = "master"
 INNER: Final = "inner"
 INNER_IN: Final = "inner_in"
+NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 NAMES: Final = (OUT, ERR, STDIN, MASTER, INNER, INNER_IN)
 
 
@@ -66,7 +67,13 @@ def make(request: StartRequest, limit: int) -> Channels:
 
 def _terminal(channels: Channels, request: StartRequest) -> None:
     rows, cols = request.pty or (0, 0)
-    terminal = pty_spawn.open_pty(rows, cols, spawn.owner(request))
+    try:
+        terminal = pty_spawn.open_pty(rows, cols, spawn.owner(request))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # Else it would be told of a disk.
+        raise Refused("os_error", "this machine has no terminal left: raise the sysctl kernel.pty.max") from error
     channels.ours[MASTER] = terminal.master
     channels.child = [terminal.slave]
     channels.ours[INNER], channels.ours[INNER_IN] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -14,6 +14,7 @@ from typing import Final
 
 from app.exec import pty_spawn
 from app.exec.supervisor import growth, peers
+from app.exec.supervisor.channels import NO_DESCRIPTORS
 from app.exec.supervisor.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
 from app.exec.supervisor.inputs import Told
 from app.exec.supervisor.job import LOSSES, Job, target_of
@@ -29,7 +30,6 @@ from app.exec.supervisor.streams import Screen
 from app.exec.supervisor.supervisor import Supervisor
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NO_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _GONE: Final = "the state directory was removed; nothing starts before what runs there has ended"
 _MOMENT_S: Final = 0.05
 _HEARD_S: Final = 1.0
@@ -97,7 +97,7 @@ class Requests:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _NO_FDS:
+                if error.errno in NO_DESCRIPTORS:
                     self._sup.diary.note("supervisor", "no descriptor for another client")
                     time.sleep(0.01)
                 return
@@ -141,7 +141,7 @@ class Requests:
             self._retiring = True
             self._loop.after(0.0, self._rest)
             return {"error": "state_gone", "message": _GONE}
-        code = "descriptors" if error.errno in _NO_FDS else "disk" if error.errno in _FULL else "os_error"
+        code = "descriptors" if error.errno in NO_DESCRIPTORS else "disk" if error.errno in _FULL else "os_error"
         return {"error": code, "errno": error.errno, "message": error.strerror or str(error)}
 
     def _hello(self, peer: Peer, message: Message) -> Message | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from app.exec.supervisor import channels, crashpoints, linux, procfs, sandboxes, spawn
+from app.exec.supervisor import channels, crashpoints, layout, linux, procfs, sandboxes, spawn
 from app.exec.supervisor.job import Job
 from app.exec.supervisor.loop import IN, now
 from app.exec.supervisor.protocol import Message, Refused, StartRequest
@@ -99,7 +99,7 @@ class Starts:
         except OSError as failure:
             # It has not entered, so it does not leave.
             del job.notes[sandboxes.INSTANCE]
-            return self._sup.not_started(job, failure.errno or errno.EIO)
+            return self._failed(job, failure.errno)
         self._sup.jobs[job.session_id] = job
         self._sup.changed()
         streams, made.child = made.child, []
@@ -126,13 +126,31 @@ class Starts:
                 job.pid = spawn.spawn_by_fork(request, made.child)
         except (spawn.ExecFailed, OSError) as failure:
             made.close_child()
-            return self._sup.not_started(job, failure.errno or errno.EIO)
+            return self._failed(job, failure.errno)
         made.close_child()
         crashpoints.reach("supervisor.forked")
         self._sup.jobs[job.session_id] = job
         if self._identify(job):
             self._put_on_record(job, claim)
         return self._started(job, request)
+
+    def _failed(self, job: Job, number: int | None) -> Message:
+        """Record that the command cannot be executed.
+
+        Raises:
+            OSError: It was a descriptor that was missing; nothing is left of the start, so it may be asked for again.
+        """
+        if number not in channels.NO_DESCRIPTORS:
+            return self._sup.not_started(job, number or errno.EIO)
+        for stream in job.streams:
+            stream.close()
+        if job.input is not None:
+            job.input.close()
+        for log in job.logs:
+            log.close()
+        self._sup.keeper.drop(job.session_id)
+        self._sup.records.remove(job.session_id, layout.STARTED)
+        raise OSError(number, os.strerror(number))
 
     def _started(self, job: Job, request: StartRequest) -> Message:
         crashpoints.reach("supervisor.recorded_pid")
