@@ -153,6 +153,7 @@ async def test_whichever_descriptor_is_missing_the_start_is_refused_by_name(tmp_
     async with rig(tmp_path, crash_dir=None) as sup:
         pid, _ = await sup.pids()
         used, (_, hard) = len(os.listdir(f"/proc/{pid}/fd")), resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        free = 0
         for free in range(40):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + free, hard))
             answer = await sup.start("a", "exit 3", **more)

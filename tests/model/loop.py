@@ -25,7 +25,7 @@ from app.work.items import Priority
 from app.work.uses import APART_S
 from tests.model.dbos import DEAD, SimulatedEnqueuer
 from tests.model.reference import Reference, Row, Rows
-from tests.model.stillness import AtOnce, Clock, StillLoop, ruled_by
+from tests.model.stillness import Clock, StillLoop, at_once, ruled_by
 from tests.model.turns import Call, Thought
 from tests.model.world import HOST, World
 
@@ -107,7 +107,7 @@ def set_up(url: str, directory: Path) -> Generator[Bench]:
     try:
         with (
             ruled_by(clock),
-            patch("app.exec.commands.checking", lambda _uid: AtOnce()),
+            patch("app.exec.commands.checking", at_once),
             closing(sqlite3.connect(str(db.url.database), isolation_level=None)) as rows,
         ):
             yield Bench(db, clock, loop, directory, rows, mistakes)

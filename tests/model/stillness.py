@@ -85,6 +85,10 @@ class AtOnce:
         return work()
 
 
+def at_once(_uid: int | None) -> AtOnce:
+    return AtOnce()
+
+
 class _Selector(selectors.SelectSelector):
     """Nothing ever comes from outside; when nobody has anything to do, the nearest timer is due."""
 
