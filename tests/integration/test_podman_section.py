@@ -168,6 +168,29 @@ async def test_without_isolation_a_child_works_in_the_same_place_and_with_it_in_
     assert list(parent.overlay.parent.iterdir()) == []
 
 
+async def test_a_section_says_what_it_is_for_and_what_was_mounted_or_what_it_was_told_to_say(root: Path) -> None:
+    seen: list[str] = []
+
+    def model(_messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        seen.append(info.instructions or "")
+        return ModelResponse(parts=[TextPart("done")])
+
+    mounts = [HostMount("project", "."), HostMount("project/bytes", "more")]
+    async with (
+        closing(elsewhere("host", root, mounts=mounts)) as plain,
+        closing(elsewhere("host", root, mounts=mounts, instructions="Be brief.")) as told,
+    ):
+        for section in (plain, told):
+            await Agent(FunctionModel(model), capabilities=[section]).run("go")
+    template, _, mounted = seen[0].partition("\n\nCopied from the host ")
+    assert "evaluate_python runs Python for at most 5 s" in template
+    assert [line for line in mounted.splitlines() if line.startswith("- ")] == [
+        f"- {plain.overlay}: 2 files, 270 bytes, from project",
+        f"- {plain.overlay}/more: 1 files, 256 bytes, from project/bytes",
+    ]
+    assert seen[1] == "Be brief."
+
+
 async def test_nothing_is_made_before_the_first_call_and_nothing_is_left_at_the_end(root: Path) -> None:
     images.needed()
     async with closing(in_podman(root, scope="mine")) as section:

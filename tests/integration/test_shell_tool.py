@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from pathlib import Path
@@ -12,9 +13,11 @@ from pydantic_ai.exceptions import ToolFailed
 
 from app.exec.callback_text import callback_payload, wake_text
 from app.exec.classify.model import Tier
-from app.exec.model import SHELL
+from app.exec.errors import SpawnFailed
+from app.exec.model import SHELL, Session, SessionEnd, SessionState
 from app.exec.persistent import Executed, PersistentShells
 from app.exec.rules.matching import Tiers
+from app.exec.supervised import Seen
 from app.exec.tool_calls import Granted, ToolCalls
 from tests.desks import Desk, desk
 from tests.execs import GATE, let_go, printed
@@ -67,13 +70,15 @@ async def test_spawn_streams_into_a_block_and_kill_ends_it(tmp_path: Path) -> No
         await printed(here.engine, task, "err", err=True)
         streams = (await here.call("shell", op="output", task_id=task)).value
         assert (streams["stdout"], streams["stderr"]) == ("out\n", "err\n")
+        assert (streams["cwd"], streams["exit_code"], streams["ended_at"]) == (str(here.workspace), None, None)
         killed = await here.approved("shell", op="kill", task_id=task)
         assert killed.value == {"success": True}
         assert await here.call("shell", again=True, approved=True, op="kill", task_id=task) == killed
         block = (await here.call("shell", op="output", task_id=task)).value
         assert block.items() >= {"block_label": f"process:{task}", "command": command, "task_id": task}.items()
-        assert {"cwd", "started_at", "stdout", "stderr", "exit_code", "ended_at"} <= block.keys()
-        assert (block["stdout"], block["stderr"]) == ("out\n", "err\n")
+        assert (block["cwd"], block["stdout"], block["stderr"]) == (str(here.workspace), "out\n", "err\n")
+        assert (block["exit_code"], block["signal"]) == (None, signal.SIGTERM)
+        assert streams["started_at"] == block["started_at"] <= block["ended_at"]
         with pytest.raises(ToolFailed, match=r"^task already completed: "):
             await here.call("shell", op="kill", task_id=task)
         with pytest.raises(ToolFailed, match=r"^unknown task: x1$"):
@@ -86,6 +91,7 @@ async def test_a_build_that_fails_shows_its_error_line_wherever_it_is_told_of(tm
     async with desk(tmp_path, shell=True) as here:
         task = (await here.approved("shell", op="spawn", command=command)).value["task_id"]
         ended = await here.engine.wait(task, up_to=60)
+        assert (await here.call("shell", op="output", task_id=task)).value["exit_code"] == 2
         told = callback_payload(ended, *here.engine.streams(ended))
         assert told["last_lines"] == ["building"]
         assert told["err_last_lines"][-1] == "main.c:3: error: no such thing"  # pyright: ignore[reportIndexIssue]
@@ -152,6 +158,27 @@ async def test_what_is_refused_says_so_in_the_words_of_the_specification(tmp_pat
         with pytest.raises(ToolFailed, match=r"^path outside sandbox: "):
             await here.call("shell", op="spawn", command="touch /root/x")
         assert await here.engine.store.list() == []
+
+
+async def test_a_process_that_cannot_be_started_is_a_spawn_that_failed_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(tmp_path, shell=True) as here:
+
+        async def fails(session: Session, *_: object) -> Seen:
+            return Seen(session_id=session.id, end=SessionEnd(state=SessionState.START_FAILED, errno=errno.EAGAIN))
+
+        async def refuses(*_: object) -> Seen:
+            raise SpawnFailed("the supervisor refuses")
+
+        for start, why in (
+            (fails, "Resource temporarily unavailable; nothing runs$"),
+            (refuses, r"the supervisor refuses\. This is for the operator"),
+        ):
+            monkeypatch.setattr(here.engine.supervised, "start", start)
+            with pytest.raises(ToolFailed, match=f"^process spawn failed: {why}"):
+                await here.approved("shell", op="spawn", command="touch ran")
+        assert not (here.workspace / "ran").exists()
 
 
 async def test_what_only_reads_is_asked_about_in_the_shell_and_not_beside_it(tmp_path: Path) -> None:

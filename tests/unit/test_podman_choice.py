@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from app.choice import choose, podman_sandbox
+from app.choice import choose, podman, podman_sandbox
 from app.exec import PodmanSandboxConfig
-from app.exec.backends import podman_probe, probe
+from app.exec.backends import podman_cli, podman_probe, probe
+from app.exec.backends.podman_cli import Podman
 from app.exec.backends.probe import Found
 from app.exec.errors import BackendUnavailable
 from app.settings import Settings
@@ -89,6 +91,20 @@ def test_settings_shape_the_container(settings: dict[str, str], found: dict[str,
     assert backend.limits.memory_bytes == 2**30
     assert backend.containers.idle_s == 60
     assert backend.containers.root == Path(settings["SHELLBACK_HOME"]) / "containers"
+
+
+def test_settings_name_the_engine(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[dict[str, Any]] = []
+
+    class Noting(Podman):
+        def __init__(self, **given: Any) -> None:
+            noted.append(given)
+            super().__init__(**given)
+
+    monkeypatch.setattr(podman_cli, "Podman", Noting)
+    named = {"PODMAN_BASE_URL": "unix:///x.sock", "PODMAN_IDENTITY": "/key", "PODMAN_CONNECTION": "here"}
+    podman(Settings.load({**settings, **named}))
+    assert {"url": "unix:///x.sock", "identity": "/key", "connection": "here"}.items() <= noted[0].items()
 
 
 def test_settings_shape_the_sandbox_of_an_agent_too(settings: dict[str, str], tmp_path: Path) -> None:

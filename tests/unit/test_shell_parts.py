@@ -14,6 +14,16 @@ from hypothesis import strategies as st
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability, CombinedCapability
 
+from app.exec.errors import (
+    BackendUnavailable,
+    CommandDenied,
+    InvalidCommand,
+    PathOutsideSandbox,
+    PermissionDenied,
+    SpawnFailed,
+    SupervisorUnreachable,
+    WorkspaceUnusable,
+)
 from app.exec.output import OutputLog
 from app.exec.shell import (
     DEFAULT_BLOCKED,
@@ -59,6 +69,8 @@ def test_success_is_exit_code_0_in_time() -> None:
 def test_what_was_looked_for_is_found_or_is_not() -> None:
     assert WhichResult("make", "/usr/bin/make").found
     assert not WhichResult("make", None).found
+    with pytest.raises(FrozenInstanceError):
+        WhichResult("make", None).path = "/usr/bin/make"  # type: ignore[misc]
 
 
 def test_an_environment_gives_values_defaults_and_a_dictionary_of_its_own() -> None:
@@ -66,6 +78,20 @@ def test_an_environment_gives_values_defaults_and_a_dictionary_of_its_own() -> N
     assert (snapshot.get("A"), snapshot.get("B"), snapshot.get("C"), snapshot.get("C", "x")) == ("1", "", None, "x")
     snapshot.to_dict()["A"] = "2"
     assert snapshot.to_dict() == {"A": "1", "B": ""}
+    with pytest.raises(FrozenInstanceError):
+        snapshot.cwd = "/"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("error", "plain"),
+    [
+        (CommandDenied, PermissionError), (PermissionDenied, PermissionError), (InvalidCommand, ValueError),
+        (PathOutsideSandbox, ValueError), (BackendUnavailable, RuntimeError), (SpawnFailed, RuntimeError),
+        (SupervisorUnreachable, RuntimeError), (WorkspaceUnusable, RuntimeError),
+    ],
+)  # fmt: skip
+def test_what_a_shell_raises_is_an_exception_of_python_s_own(error: type[Exception], plain: type[Exception]) -> None:
+    assert issubclass(error, plain)
 
 
 # -- the validator --------------------------------------------------------------------------------
@@ -161,15 +187,20 @@ def test_a_mock_answers_by_the_first_pattern_and_remembers_what_it_was_asked() -
     assert mock.execute(["make", "build"], timeout_seconds=3).stdout == "Build succeeded"
     assert mock.execute("make test").exit_code == 2
     assert mock.execute("ls") == ExecutionResult(0, "", "", ("ls",), "/", 0.0, False, False, None)
-    assert mock.execute_script("make build\n").stdout == "Build succeeded"
+    assert mock.execute_script("cd sub\nmake build\n", cwd="/w").stdout == "Build succeeded"
+    assert mock.execute(["env", "make", "build"]).stdout == "Build succeeded"
+    assert mock.execute(["ls", "-l"]).command == ("ls -l",)
     assert mock.execute_calls[0] == (["make", "build"], {"timeout_seconds": 3})
-    assert [command for command, _ in mock.execute_calls[1:]] == ["make test", "ls", "make build\n"]
+    assert mock.execute_calls[1:4] == [("make test", {}), ("ls", {}), ("cd sub\nmake build\n", {"cwd": "/w"})]
     assert "make" in mock.execute_calls[0][0]
+    mock.add_response("make build", result(exit_code=3))
+    assert mock.execute("make build").exit_code == 3
 
 
 def test_a_mock_has_a_default_result_of_its_own_and_the_documented_flags() -> None:
     mock = MockShell(default_result=result(exit_code=7))
-    assert mock.execute("anything").exit_code == 7
+    mock.add_response("make", result(exit_code=2))
+    assert (mock.execute("anything").exit_code, mock.execute("make").exit_code) == (7, 2)
     assert (mock.backend_name, mock.sandboxed, mock.network_enabled, mock.default_timeout) == ("mock", True, False, 30)
     assert MockShell().execute_calls is not MockShell().execute_calls
     assert isinstance(mock, Shell)
@@ -209,6 +240,9 @@ def test_a_section_is_known_by_what_it_has() -> None:
     assert isinstance(section, ShellSection)
     assert isinstance(section, WorkspaceSection)
     assert not isinstance(Plain(), ShellSection)
+    del section.filesystem
+    assert isinstance(section, ShellSection)
+    assert not isinstance(section, WorkspaceSection)
 
 
 @pytest.mark.parametrize("shell", [Shell, HostShell, BubblewrapShell, PodmanShell, AsyncShell])
