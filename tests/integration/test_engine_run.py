@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,15 @@ async def test_a_timeout_is_a_result_with_its_partial_output(tmp_path: Path) -> 
     assert (outcome.session.state, outcome.session.end.ended_by) == (SessionState.TIMED_OUT, EndedBy.TIMEOUT)
     assert outcome.output.text == "partial\n"
     assert "[timed out and stopped (signal SIGTERM), " in outcome_text(outcome)
+
+
+async def test_what_ignores_its_timeout_is_killed_a_second_later(tmp_path: Path) -> None:
+    async with running_engine(tmp_path) as engine:
+        outcome = await run(engine, "trap '' TERM; while :; do sleep 0.05; done", timeout=0.5)
+    end = outcome.session.end
+    assert end is not None
+    assert (end.state, end.signal) == (SessionState.TIMED_OUT, signal.SIGKILL)
+    assert end.duration_s >= 1.5
 
 
 async def test_a_program_that_is_missing_is_the_shells_exit_code(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from app.exec.sessions import Sessions
 from app.exec.toolset import ExecTools, exec_toolset
 from app.exec.watching.memory import MemoryWatchStore
 from app.exec.watching.watcher import Watcher
-from tests.execs import Told, launch, printed, running_engine
+from tests.desks import desk
+from tests.execs import GATE, Told, launch, let_go, printed, running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -149,6 +150,17 @@ async def test_reading_tools_run_without_asking(tmp_path: Path) -> None:
     assert (again.content["output"], again.content["next_offset"]) == ("", 6)
     assert logged.content == "hello\n"
     assert {"session_id": session.id, "log_path": session.log_path, "total": 1}.items() <= logged.metadata.items()
+
+
+async def test_a_start_in_the_background_tells_what_was_printed_so_far(tmp_path: Path) -> None:
+    async with desk(tmp_path) as here:
+        args = {"command": f"echo so far; {GATE}", "background": True}
+        started = await here.approved("execute", **args)
+        await printed(here.engine, started.metadata["session_id"], "so far")
+        again = await here.call("execute", again=True, approved=True, **args)
+        assert again.metadata["session_id"] == started.metadata["session_id"]
+        assert str(again.value).startswith("so far\n[")
+        let_go(here.engine)
 
 
 async def test_the_same_call_id_in_every_response_is_a_new_command_each_time(tmp_path: Path) -> None:

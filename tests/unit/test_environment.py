@@ -157,6 +157,7 @@ def test_nothing_of_ours_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["OUR_SECRET"] == "x"
     assert built["FOO"] == "1"
     assert (built["HOME"], built["USER"], built["LANG"], built["TERM"]) == ("/ws", "nobody", "C.UTF-8", "dumb")
+    assert built["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def test_a_terminal_is_named_only_where_there_is_one() -> None:

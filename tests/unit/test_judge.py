@@ -112,6 +112,7 @@ async def test_above_the_tier_a_strict_operator_refuses_with_both_tiers(place: P
     assert isinstance(said.error, PermissionDenied)
     assert str(said.error) == "permission denied: requires admin, have read_write"
     assert (await verdict(judge(place, strict), "touch b")).decision == "ask"
+    assert Tiers(strict=True) == strict.tiers
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ def test_a_path_that_leaves_is_refused_with_the_workspace_named(workspace: Path,
 def test_a_sibling_with_the_same_prefix_is_outside(workspace: Path) -> None:
     with pytest.raises(PathOutsideSandbox):
         sandbox_cwd(f"{workspace}-evil", workspace)
+    assert not inside(Path(f"{workspace}-evil"), workspace)
 
 
 @pytest.mark.parametrize(

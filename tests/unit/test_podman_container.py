@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def test_containers_that_differ_in_anything_have_different_names(change: dict[st
     other = replace(WANT, **change)
     assert other.name(here) != WANT.name(here) == WANT.name(here)
     assert WANT.name(Path("/other/containers")) != WANT.name(here)
+    assert re.fullmatch("shellback-[0-9a-f]{16}", WANT.name(here))
 
 
 def test_a_path_that_podman_would_read_otherwise_is_brought_in_another_way_or_refused() -> None:
@@ -79,7 +81,7 @@ def test_a_path_that_podman_would_read_otherwise_is_brought_in_another_way_or_re
 
 
 def test_the_default_image_is_that_of_the_settings() -> None:
-    assert Settings.load({}).podman_image == container.IMAGE
+    assert Settings.load({}).podman_image == container.IMAGE == "docker.io/library/python:3.12-bookworm"
 
 
 def test_scratches_are_never_most_of_the_memory() -> None:
