@@ -240,7 +240,7 @@ def test_a_section_is_known_by_what_it_has() -> None:
     assert isinstance(section, ShellSection)
     assert isinstance(section, WorkspaceSection)
     assert not isinstance(Plain(), ShellSection)
-    del section.filesystem
+    delattr(section, "filesystem")
     assert isinstance(section, ShellSection)
     assert not isinstance(section, WorkspaceSection)
 
