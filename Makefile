@@ -15,7 +15,7 @@ LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-versi
 # A failed test gets a second attempt, and the summary names it (RERUN); more than five of those fail the run.
 AGAIN := --reruns 1 -rfEsR
 
-.PHONY: help setup demo test test-long check guards bench chaos chaos-quick chaos-syscalls escape soak polls fuzz lock clean
+.PHONY: help setup demo test test-long check guards bench chaos chaos-quick chaos-syscalls compose-test escape soak polls fuzz lock clean
 
 help: ## list what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -52,6 +52,9 @@ chaos-syscalls: $(STAMP) ## kills and errors at every system call of supervisor 
 escape: $(STAMP) ## attempts to get out of the sandboxes, each shown to work without one; ARGS=--help
 	@$(BIN)/python -m tests.escape --backend all $(ARGS)
 	@$(BIN)/python -m pytest -q -n 2 tests/escape tests/integration/test_homes.py tests/integration/test_orders.py
+
+compose-test: $(STAMP) ## build the image, run docker-compose.yml, kill -9 each container; COMPOSE= names a compose; ARGS=--help
+	@$(BIN)/python -m tests.compose $(if $(COMPOSE),--compose "$(COMPOSE)") $(ARGS)
 
 guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no test notices; needs patch(1)
 	@$(BIN)/python -m tests.guards $(ARGS)

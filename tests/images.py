@@ -46,7 +46,7 @@ _FILES = {
 @functools.cache
 def test_rootfs() -> Path:
     """A directory with bash, the usual programs and the Python that runs the tests; to be mounted with an overlay."""
-    return _made("rootfs", _fill)
+    return _made("rootfs", fill)
 
 
 test_rootfs.__test__ = False  # pyright: ignore[reportAttributeAccessIssue] - its name is no promise to pytest
@@ -55,13 +55,13 @@ test_rootfs.__test__ = False  # pyright: ignore[reportAttributeAccessIssue] - it
 @functools.cache
 def without_python() -> Path:
     """The same without Python."""
-    return _made("bare", lambda root: _programs(root, ["bash", "sh", "true", "sleep"]))
+    return _made("bare", lambda root: programs(root, ["bash", "sh", "true", "sleep"]))
 
 
 @functools.cache
 def without_bash() -> Path:
     """With Python, and sh as the only shell."""
-    return _made("plain", lambda root: _fill(root, [name for name in PROGRAMS if name != "bash"]))
+    return _made("plain", lambda root: fill(root, [name for name in PROGRAMS if name != "bash"]))
 
 
 @functools.cache
@@ -126,20 +126,22 @@ def _made(kind: str, fill: Callable[[Path], None]) -> Path:
     return place
 
 
-def _fill(root: Path, programs: Iterable[str] = PROGRAMS) -> None:
-    _programs(root, programs)
+def fill(root: Path, names: Iterable[str] = PROGRAMS) -> None:
+    """Put programs and the Python that runs this there."""
+    programs(root, names)
     real = Path(sys.executable).resolve()
     library = Path(sysconfig.get_path("stdlib"))
-    _copied(root, real)
+    copied(root, real)
     shutil.copytree(library, root / library.relative_to("/"), ignore=_LEFT_OUT, symlinks=False, dirs_exist_ok=True)
     modules = [str(path) for path in (root / library.relative_to("/")).rglob("*.so")]
-    _libraries(root, [str(real), *modules])
+    libraries(root, [str(real), *modules])
     link = root / "usr/bin/python3"
     if not link.exists():
         link.symlink_to(real)
 
 
-def _programs(root: Path, names: Iterable[str]) -> None:
+def programs(root: Path, names: Iterable[str]) -> None:
+    """Put programs of this machine there, and what they are linked with."""
     for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "tmp", "proc", "sys", "dev", "run", "var/tmp", "home"):
         (root / name).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "lib", "lib64"):
@@ -150,16 +152,18 @@ def _programs(root: Path, names: Iterable[str]) -> None:
     for name, path in found.items():
         shutil.copyfile(os.path.realpath(path), root / "usr/bin" / name)
         (root / "usr/bin" / name).chmod(0o755)
-    _libraries(root, found.values())
+    libraries(root, found.values())
 
 
-def _libraries(root: Path, programs: Iterable[str]) -> None:
-    said = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
+def libraries(root: Path, files: Iterable[str]) -> None:
+    """Put there what files are linked with."""
+    said = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False).stdout
     for path in {Path(found) for found in re.findall(r"(/\S+) \(0x", said)}:
-        _copied(root, path)
+        copied(root, path)
 
 
-def _copied(root: Path, path: Path) -> None:
+def copied(root: Path, path: Path) -> None:
+    """Put a file there under its own path."""
     there = root / path.relative_to("/")
     there.parent.mkdir(parents=True, exist_ok=True)
     if not there.exists():

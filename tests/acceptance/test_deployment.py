@@ -117,6 +117,11 @@ def test_worker_and_supervisor_are_services_of_their_own_that_share_two_places()
     assert seconds(supervisor["stop_grace_period"]) > 12
 
 
+def test_postgres_is_asked_where_the_server_that_sets_up_a_new_cluster_does_not_answer() -> None:
+    _, words = compose()["services"]["postgres"]["healthcheck"]["test"]
+    assert "--host 127.0.0.1" in words
+
+
 def test_the_logs_of_every_service_have_a_cap() -> None:
     for service in compose()["services"].values():
         assert set(service["logging"]["options"]) == {"max-size", "max-file"}

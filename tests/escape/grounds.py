@@ -220,7 +220,7 @@ class Pods:
         git = found("git")
         if git is not None:
             shutil.copy(git, root / "usr/bin/git")
-            images._libraries(root, [git])  # pyright: ignore[reportPrivateUsage]
+            images.libraries(root, [git])
 
     @contextlib.asynccontextmanager
     async def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> AsyncGenerator[Engine]:
