@@ -74,7 +74,8 @@ async def test_a_start_that_fails_early_does_not_end_the_instance_of_others(
         await box.start("long", "echo here > /tmp/x; echo ready; exec sleep 600")
         await box.until_log("long", b"ready")
         box.arm("supervisor.held", f"error {errno.EMFILE}")
-        assert (await box.run("failed", "true"))["state"] == "start_failed"
+        answer = await box.start("failed", "true")
+        assert (answer.outcome, answer.message) == ("refused", "Too many open files")
         await asyncio.sleep(0.3)
         assert (await box.run("next", "cat /tmp/x"))["exit_code"] == 0
 

@@ -189,7 +189,9 @@ class Reference:
         for name, row in rows.approvals.items():
             before = self.approvals.get(name)
             if before is None:
-                assert row["state"] in {"pending", "refused"}, f"approval {name} began as {row['state']}"
+                # A wish to stop that came while the turn asked settles the request in the same step.
+                begins = {"pending", "refused", *(["superseded"] if row["surface"] == "stop" else [])}
+                assert row["state"] in begins, f"approval {name} began as {row['state']}"
             elif before["state"] != row["state"]:
                 step = (before["state"], row["state"])
                 assert step in LEGAL, f"approval {name} went from {step[0]} to {step[1]}"
