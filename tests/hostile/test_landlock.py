@@ -20,6 +20,7 @@ import pytest
 
 from app.exec.supervisor import landlock
 from tests.databases import unavailable
+from tests.forks import fork
 
 NOBODY: Final = 65534
 _PTRACE_SEIZE: Final = 0x4206
@@ -39,7 +40,7 @@ class Place:
         """Do it as an unprivileged user in a process that ends; "done", or the name of the error."""
         rules = landlock.ruleset([str(self.inside)]) if fenced else -1
         reads, writes = os.pipe()
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             said = "nothing"
             try:

@@ -19,22 +19,14 @@ import pytest
 from app.exec.supervisor import cgroups, hierarchies, rlimits
 from app.exec.supervisor.cgroups import Cgroups
 from tests.databases import unavailable
+from tests.forks import fork
 
 NOBODY: Final = 65534
 MIB: Final = 1 << 20
 _CLONE_NEWUSER: Final = 0x10000000
 _libc = ctypes.CDLL(None, use_errno=True)
-_python = ctypes.PyDLL(None, use_errno=True)
 
 Act = Callable[[], object]
-
-
-def fork() -> int:
-    """As `os.fork`, without what libraries hook into that: an exporter of traces begins a thread in each child."""
-    pid: int = _python.fork()
-    if pid < 0:
-        raise OSError(ctypes.get_errno(), "fork")
-    return pid
 
 
 def in_child(act: Act, *before: Act) -> tuple[str, int]:
