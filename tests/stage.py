@@ -213,7 +213,7 @@ class Stage:
     def session(self, part: str) -> Session:
         return self.until(
             f"a session of {part!r}",
-            lambda: next((s for s in self.sessions() if part in s.command and s.pid is not None), None),
+            lambda: next((s for s in self.sessions() if part in s.command and (s.pid or not s.live)), None),
         )
 
     def history(self, conversation: str = "c1") -> str:
