@@ -10,6 +10,7 @@ COPY requirements.lock requirements-dev.lock ./
 RUN python -m venv /opt/shellback && /opt/shellback/bin/pip install --require-hashes -r requirements.lock
 COPY pyproject.toml README.md alembic.ini ./
 COPY app app
+COPY shellback shellback
 COPY migrations migrations
 # The build backend comes from the lock too: its own lines of it, and nothing that they do not name.
 RUN awk '/^[^ ]/ {wanted = /^(hatchling|packaging|pathspec|pluggy|tomlkit|trove-classifiers)==/} wanted' \

@@ -56,7 +56,7 @@ escape: $(STAMP) ## attempts to get out of the sandboxes, each shown to work wit
 compose-test: $(STAMP) ## build the image, run docker-compose.yml, kill -9 each container; COMPOSE= names a compose; ARGS=--help
 	@$(BIN)/python -m tests.compose $(if $(COMPOSE),--compose "$(COMPOSE)") $(ARGS)
 
-guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no test notices; needs patch(1)
+guards: $(STAMP) ## take each guard away in a copy of the tree; fails where no test notices
 	@$(BIN)/python -m tests.guards $(ARGS)
 
 soak: $(STAMP) ## 2,000 processes while workers, supervisor and Postgres are killed at random (8 minutes); ARGS=--help

@@ -1,0 +1,69 @@
+"""Shell tools for queued agents: nothing lost, nothing run twice, nothing run that was not approved.
+
+The names in `__all__` load when they are first used: importing the package loads neither DBOS nor Pydantic AI.
+`docs/library.md` has an example of each.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if __name__ != "shellback":
+    raise ImportError(
+        f"import `shellback`, not `{__name__}`: the directory `app` holds the package `shellback`, "
+        "and a module that has two names exists twice"
+    )
+
+if TYPE_CHECKING:
+    from shellback.exec import (
+        AsyncShell,
+        BubblewrapShell,
+        Engine,
+        ExecCapability,
+        ExecError,
+        ExecTools,
+        ExecutionResult,
+        HostBackend,
+        HostShell,
+        MemorySessionStore,
+        MockShell,
+        PodmanShell,
+        Shell,
+        SupervisorClient,
+        exec_toolset,
+        make_workspace,
+    )
+    from shellback.exec.shell.permit import ByOperator
+    from shellback.storage.db import Database
+    from shellback.storage.sessions import SqlSessionStore
+
+__all__ = (
+    "AsyncShell",
+    "BubblewrapShell",
+    "ByOperator",
+    "Database",
+    "Engine",
+    "ExecCapability",
+    "ExecError",
+    "ExecTools",
+    "ExecutionResult",
+    "HostBackend",
+    "HostShell",
+    "MemorySessionStore",
+    "MockShell",
+    "PodmanShell",
+    "Shell",
+    "SqlSessionStore",
+    "SupervisorClient",
+    "exec_toolset",
+    "make_workspace",
+)
+
+_HOMES = {"ByOperator": "exec.shell.permit", "Database": "storage.db", "SqlSessionStore": "storage.sessions"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'exec')}"), name)

@@ -1,4 +1,4 @@
-"""`python -m app` is `shellback`."""
+"""`python -m shellback` is `shellback`."""
 
 import os
 import sys
@@ -9,6 +9,6 @@ _OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 if not sys.flags.safe_path and os.path.realpath(sys.path[0]) != _OURS:
     del sys.path[0]
 
-from app.cli.main import main  # noqa: E402
+from shellback.cli.main import main  # noqa: E402
 
 main()

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, cast
 
-from app.exec.owners import alterable
-from app.setting import Problem, SettingsError, default_home
+from shellback.exec.core.owners import alterable
+from shellback.setting import Problem, SettingsError, default_home
 
 DOTENV: Final = ".env"
 _BELIEVED: Final = (

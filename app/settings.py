@@ -21,11 +21,11 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from app.exec import limits
-from app.exec.backends.container import IDLE_S, IMAGE
-from app.exec.secrets import secret_paths
-from app.orders import DOTENV, dotenv
-from app.setting import Problem, SettingsError, count, default_cache, default_home, seconds, setting, shown_url
+from shellback.exec.backends.container import IDLE_S, IMAGE
+from shellback.exec.core import limits
+from shellback.exec.core.secrets import secret_paths
+from shellback.orders import DOTENV, dotenv
+from shellback.setting import Problem, SettingsError, count, default_cache, default_home, seconds, setting, shown_url
 
 _OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
 _OF_PODMAN: Final = (

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from app.exec import limits
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import Session
-from app.exec.ports import ExitSink
 from benchmarks.harness import Bench, Figure, Options, Reading
 from benchmarks.rig import UNLIMITED, Ground, Rig, ground, rig, terminate
+from shellback.exec.core import limits
+from shellback.exec.core.model import Session
+from shellback.exec.core.ports import ExitSink
+from shellback.exec.engine.memory_store import MemorySessionStore
 
 SLEEPS: Final = 1000
 MB: Final = 1_000_000

@@ -52,9 +52,9 @@ def foreground_durable(options: Options) -> Mapping[str, Reading]:
     import sqlalchemy as sa
     from sqlalchemy import event
 
-    from app.storage import schema
-    from app.storage.db import Database
-    from app.storage.sessions import SqlSessionStore
+    from shellback.storage import schema
+    from shellback.storage.db import Database
+    from shellback.storage.sessions import SqlSessionStore
 
     async def measure(light: Ground, durable: Ground) -> Mapping[str, Reading]:
         file = durable.home / "shellback.db"
@@ -194,10 +194,10 @@ def background(options: Options) -> Mapping[str, Reading]:
 
 
 def burst(options: Options) -> Mapping[str, Reading]:
-    from app.storage import schema
-    from app.storage.db import Database
-    from app.storage.sessions import SqlSessionStore
     from benchmarks.rig import UNLIMITED
+    from shellback.storage import schema
+    from shellback.storage.db import Database
+    from shellback.storage.sessions import SqlSessionStore
 
     async def at_once(made: Rig) -> tuple[float, int, int]:
         """Median rate, and the most descriptors and threads that came with one burst."""

@@ -35,9 +35,9 @@ def commands(characters: int = CHARACTERS) -> Mapping[str, str]:
 
 def classification(options: Options) -> Mapping[str, Reading]:
     """All kinds in turns; the median of all samples."""
-    from app.exec.classify.classify import classify
-    from app.exec.classify.grammar import parse
-    from app.exec.classify.model import Surroundings
+    from shellback.exec.policy.classify.classify import classify
+    from shellback.exec.policy.classify.grammar import parse
+    from shellback.exec.policy.classify.model import Surroundings
 
     here = options.directory / "tree"
     (here / "src").mkdir(parents=True, exist_ok=True)

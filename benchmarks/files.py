@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends.protected import Protected
-from app.exec.backends.runner import EXEC_UID
-from app.exec.files import Files, Protection
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms
 from benchmarks.rig import ground
+from shellback.exec.backends.protected import Protected
+from shellback.exec.core.runner import EXEC_UID
+from shellback.exec.files import Files, Protection
 
 TWICE: Final = 2.0
 SIZE: Final = 64 * 1024

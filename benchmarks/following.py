@@ -53,8 +53,8 @@ async def _beside(options: Options) -> Mapping[str, Reading]:
 @contextlib.asynccontextmanager
 async def _printing(made: Rig, followers: int, read: list[float]) -> AsyncGenerator[None]:
     """A command that prints 100 MB a second, with so many that read all of it; their MB a second go to `read`."""
-    from app.exec.permit import ByOperator
-    from app.exec.shell import AsyncShell
+    from shellback.exec.shell import AsyncShell
+    from shellback.exec.shell.permit import ByOperator
 
     shell = AsyncShell(made.engine, ByOperator(made.engine))
     printing = await shell.spawn(f"while :; do sleep {PACE_S} & cat block; wait; done")
@@ -87,7 +87,7 @@ def idle(options: Options) -> Mapping[str, Reading]:
 
 
 async def _idle(options: Options) -> Mapping[str, Reading]:
-    from app.exec.following import Follower
+    from shellback.exec.engine.following import Follower
 
     seconds = IDLE_S / 3 if options.quick else IDLE_S
     async with rig(ground(options.directory)) as made:

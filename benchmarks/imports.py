@@ -12,8 +12,8 @@ from benchmarks.harness import Bench, Figure, Options, Reading, ms
 
 HEAVY: Final = ("dbos", "pydantic_ai")
 PROGRAMS: Final = {
-    "import app.exec": "import app.exec",
-    "shellback --help": "import sys; sys.argv = ['shellback', '--help']; from app.cli.main import main; main()",
+    "import shellback.exec": "import shellback.exec",
+    "shellback --help": "import sys; sys.argv = ['shellback', '--help']; from shellback.cli.main import main; main()",
 }
 _SHOW: Final = (
     "import atexit, sys; "

@@ -31,9 +31,9 @@ class Stage:
     """A state directory with its database, and a worker as a process of its own."""
 
     def __init__(self, where: Ground, **environ: str) -> None:
-        from app import wiring
-        from app.cli.children import WorkerChild
-        from app.settings import Settings, plain_environment
+        from shellback.cli.children import WorkerChild
+        from shellback.settings import Settings, plain_environment
+        from shellback.wiring import wiring
 
         self.where = where
         self._environ = {
@@ -74,7 +74,7 @@ class Stage:
         return self.place.database.write_now(fn, *args, **kwargs)
 
     def send(self, conversation: str, text: str, *, waiting: bool = True) -> str:
-        from app.work import sending
+        from shellback.work.approvals import sending
 
         more = {"host_id": self.place.host_id, "by": "benchmark", "waiting": waiting}
         sent = self.write(sending.send, self.enqueuer, conversation, text, **more)
@@ -82,7 +82,7 @@ class Stage:
 
     def turns(self, *ids: str) -> dict[str, Any]:
         """Rows of turns by id."""
-        from app.storage.tables import turns
+        from shellback.storage.tables import turns
 
         query = sa.select(turns).where(turns.c.id.in_(ids))
         return {row.id: row for row in self.read(_rows, query)}
@@ -119,12 +119,12 @@ def stage(options: Options, **environ: str) -> Generator[Stage]:
 
 
 def enqueued(options: Options) -> Mapping[str, Reading]:
-    from app import wiring
-    from app.exec.callback_text import callback_payload
-    from app.exec.model import Session
-    from app.settings import Settings, plain_environment
-    from app.storage.sessions import SqlSessionStore
-    from app.work.callbacks import CallbackSink
+    from shellback.exec.core.model import Session
+    from shellback.exec.reports.callback_text import callback_payload
+    from shellback.settings import Settings, plain_environment
+    from shellback.storage.sessions import SqlSessionStore
+    from shellback.wiring import wiring
+    from shellback.work.queue.callbacks import CallbackSink
 
     async def measure(where: Ground, place: Any, enqueuer: Any) -> Mapping[str, Reading]:
         def payload_of(session: Session) -> dict[str, object]:
@@ -160,8 +160,8 @@ class Waiting:
     """Background processes in conversations of their own, each at its gate."""
 
     def __init__(self, on: Stage, numbers: range) -> None:
-        from app.storage import sessions
-        from app.work import approvals
+        from shellback.storage import sessions
+        from shellback.work.approvals import approvals
 
         self._on = on
         self._gates = {f"process-{number}": Gate(on.where.workspace, f"gate-{number}") for number in numbers}
@@ -184,14 +184,14 @@ class Waiting:
         on.until("the turns that started them have ended", self._at_rest)
 
     def _at_rest(self) -> bool:
-        from app.storage.tables import turns
+        from shellback.storage.tables import turns
 
         query = sa.select(sa.func.count()).where(turns.c.outcome.is_(None), turns.c.conversation_id.like("process-%"))
         return self._on.read(_count, query) == 0
 
     def each(self, between: Callable[[], None]) -> list[float]:
         """Let them end one after the other; seconds from each end to the start of the turn it wakes."""
-        from app.storage import sessions
+        from shellback.storage import sessions
 
         taken: list[float] = []
         for name, gate in self._gates.items():

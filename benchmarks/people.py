@@ -25,8 +25,8 @@ DRAIN_S: Final = 300.0
 
 
 def shown(options: Options) -> Mapping[str, Reading]:
-    from app import wiring
-    from app.settings import Settings, plain_environment
+    from shellback.settings import Settings, plain_environment
+    from shellback.wiring import wiring
 
     where = ground(options.directory)
     environ = {
@@ -85,7 +85,7 @@ def _longest(taken: Sequence[float]) -> str:
 
 def answers(on: Stage, names: Sequence[str], *, beside: tuple[str, int] | None = None) -> list[float]:
     """Seconds from each conversation's one message to its answer; `beside` gets its many messages first."""
-    from app.storage.tables import turns
+    from shellback.storage.tables import turns
 
     if beside is not None:
         for number in range(beside[1]):
@@ -109,7 +109,7 @@ def answers(on: Stage, names: Sequence[str], *, beside: tuple[str, int] | None =
 
 
 def _unheard(conn: sa.Connection, conversation: str) -> int:
-    from app.storage.tables import mailbox
+    from shellback.storage.tables import mailbox
 
     query = sa.select(sa.func.count()).where(mailbox.c.conversation_id == conversation, mailbox.c.state != "heard")
     return conn.execute(query).scalar_one()

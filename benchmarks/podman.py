@@ -13,17 +13,17 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends import homes
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.podman_cli import Podman
-from app.exec.errors import BackendUnavailable, WorkspaceUnusable
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisors import Supervisors
 from benchmarks.bulk import MB, pss
 from benchmarks.harness import Bench, Figure, Options, Reading, absent, alternate, ms
 from benchmarks.rig import CONVERSATION, Ground, Rig, ground, rig
 from benchmarks.sandbox import took
+from shellback.exec.backends import homes
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
+from shellback.exec.link.client import SupervisorClient
 
 IMAGE: Final = "docker.io/library/python:3.12-bookworm"
 TRUE: Final = "/bin/true"

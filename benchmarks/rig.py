@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends.base import Backend
-from app.exec.backends.host import HostBackend
-from app.exec.backends.runner import EXEC_UID
-from app.exec.commands import command_spec, proposal_for
-from app.exec.engine import Engine
-from app.exec.errors import SupervisorUnreachable
-from app.exec.limits import Limits
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CallOrigin, CommandSpec, Session
-from app.exec.outcome import Outcome
-from app.exec.policy import Grant, grant_by_operator
-from app.exec.ports import SessionStore, SupervisorPort
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.base import Backend
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import CallOrigin, CommandSpec, Session
+from shellback.exec.core.ports import SessionStore, SupervisorPort
+from shellback.exec.core.runner import EXEC_UID
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.outcome import Outcome
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.policy.commands import command_spec, proposal_for
+from shellback.exec.policy.policy import Grant, grant_by_operator
 
 UNLIMITED: Final = 1_000_000
 SOON_S: Final = 30.0

@@ -11,16 +11,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec import limits
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.probe import probe
-from app.exec.errors import BackendUnavailable, WorkspaceUnusable
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import EndedBy, Session
-from app.exec.supervisor import procfs
 from benchmarks.bulk import MB, Told, pss, runs
 from benchmarks.harness import Bench, Figure, Options, Reading, absent, alternate, ms
 from benchmarks.rig import SOON_S, UNLIMITED, Rig, ground, rig, terminate
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.probe import probe
+from shellback.exec.core import limits
+from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
+from shellback.exec.core.model import EndedBy, Session
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.supervisor.process import procfs
 
 TRUE: Final = "true"
 SESSIONS: Final = 100

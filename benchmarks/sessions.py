@@ -11,14 +11,14 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from app.exec import pty_spawn
-from app.exec.commands import proposal_for
-from app.exec.identity import a_call
-from app.exec.persistent import SHELL_COMMAND, PersistentShells, shell_command
-from app.exec.persistent.payload import Bounds, Frame, payload, trigger
-from app.exec.policy import grant_by_operator
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms
 from benchmarks.rig import CONVERSATION, Ground, Rig, ground, rig
+from shellback.exec.core.identity import a_call
+from shellback.exec.persistent import SHELL_COMMAND, PersistentShells, shell_command
+from shellback.exec.persistent.payload import Bounds, Frame, payload, trigger
+from shellback.exec.policy.commands import proposal_for
+from shellback.exec.policy.policy import grant_by_operator
+from shellback.exec.supervisor.process import pty
 
 COMMAND: Final = "echo $X"
 PRINTS: Final = "some text"
@@ -31,7 +31,7 @@ class Bare:
     """Bash on a terminal of its own, given the same two texts for each command; nobody else is in between."""
 
     def __init__(self, argv: tuple[str, ...], alike: Mapping[str, Any], root: str) -> None:
-        self._terminal = pty_spawn.open_pty(24, 80)
+        self._terminal = pty.open_pty(24, 80)
         slave = self._terminal.slave
         # The user is set by the kernel before what is executed makes the terminal its own.
         self._process = subprocess.Popen([*_ON_ITS_TERMINAL, *argv], stdin=slave, stdout=slave, stderr=slave, **alike)

@@ -14,13 +14,13 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import Final
 
-from app.exec.following import Follower
-from app.exec.model import CallOrigin, Session
-from app.exec.sessions import Sessions
-from app.exec.terminals.keys import Typing
-from app.exec.terminals.screen import Screens
 from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms
 from benchmarks.rig import CONVERSATION, Rig, ground, rig
+from shellback.exec.core.model import CallOrigin, Session
+from shellback.exec.engine.following import Follower
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.terminals.keys import Typing
+from shellback.exec.terminals.screen import Screens
 
 BYTES: Final = 10_000_000
 ECHO: Final = 'import os, tty; tty.setraw(0); os.write(1, b"ready")\nwhile data := os.read(0, 4096): os.write(1, data)'

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.runner import EXEC_UID
 from benchmarks import podman, sandbox
 from benchmarks.harness import Bench, Figure, Options, Reading, absent, alternate, ms
 from benchmarks.rig import CONVERSATION, Ground, Rig, ground, rig
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.core.runner import EXEC_UID
 
 BYTES: Final = 10_000_000
 COMMANDS: Final = {"read": "cat given", "write": f"head -c {BYTES} /dev/zero > written"}

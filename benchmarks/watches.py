@@ -48,10 +48,10 @@ async def _watched(options: Options) -> Mapping[str, Reading]:
 
 async def _share(made: Rig, options: Options, pattern: str | None) -> tuple[float, float, list[dict[str, Any]]]:
     """Our share of a core, the MB a second that were printed, and what was told."""
-    from app.exec.ports import WatchSink
-    from app.exec.watch import Hit, Watch
-    from app.exec.watching.memory import MemoryWatchStore
-    from app.exec.watching.watcher import Watcher
+    from shellback.exec.core.ports import WatchSink
+    from shellback.exec.core.watch import Hit, Watch
+    from shellback.exec.watching.memory import MemoryWatchStore
+    from shellback.exec.watching.watcher import Watcher
 
     told: list[dict[str, Any]] = []
     rung = asyncio.Event()
@@ -90,7 +90,7 @@ async def _share(made: Rig, options: Options, pattern: str | None) -> tuple[floa
 
 
 def _shutdown() -> Any:
-    from app.exec.model import EndedBy
+    from shellback.exec.core.model import EndedBy
 
     return EndedBy.SHUTDOWN
 
@@ -104,8 +104,8 @@ def story(options: Options) -> Mapping[str, Reading]:
 
 
 def _woken(on: Stage) -> float:
-    from app.storage.tables import turns
-    from app.work import approvals
+    from shellback.storage.tables import turns
+    from shellback.work.approvals import approvals
 
     gates = {name: Gate(on.where.workspace, name.replace(" ", "-")) for name in STORY_S}
     lines = [f"$ {gate.command} && echo {name} passed &" for name, gate in gates.items()]
@@ -132,7 +132,7 @@ def _woken(on: Stage) -> float:
 
 
 def _messages(on: Stage) -> list[Any]:
-    from app.storage import history
+    from shellback.storage import history
 
     def look(conn: sa.Connection) -> list[Any]:
         record = history.read_record_in(conn, "story")
@@ -156,7 +156,7 @@ async def _polling(options: Options) -> float:
     from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
     from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-    from app.exec.toolset import exec_toolset
+    from shellback.exec.tools.toolset import exec_toolset
 
     requests = 0
     async with rig(ground(options.directory)) as made:

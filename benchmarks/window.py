@@ -24,7 +24,7 @@ def window(options: Options) -> Mapping[str, Reading]:
 
 
 async def _measure(where: Ground, starts: int) -> Mapping[str, Reading]:
-    from app.exec import engine
+    from shellback.exec.engine import engine
 
     compared, looked = engine.fixed, 0.0
 

@@ -36,7 +36,7 @@ import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.exec.supervisor import crashpoints
+from shellback.exec.wire import crashpoints
 
 Victim = Literal["worker", "supervisor", "keeper", "database", "machine", "container", "podman"]
 Backend = Literal["host", "bubblewrap", "podman"]

@@ -15,10 +15,10 @@ from typing import Any, Final
 from hypothesis import HealthCheck, core, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from app.storage import schema
 from chaos.display import display
 from chaos.grammar import grammar
 from chaos.options import seconds, unless_cut_off
+from shellback.storage import schema
 from tests.databases import TEMPLATE, NoPostgres, serving_postgres
 from tests.model import interleaved
 from tests.model.loop import Loop, machine, set_up

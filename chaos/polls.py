@@ -24,13 +24,13 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from app import wiring
-from app.settings import Settings
-from app.storage.tables import turns
-from app.work import sending
-from app.work.queues import wakes_queue
 from chaos.options import seconds, unless_cut_off, whole
 from chaos.soak.figures import Figure, judged, machine, markdown, table
+from shellback.settings import Settings
+from shellback.storage.tables import turns
+from shellback.wiring import wiring
+from shellback.work.approvals import sending
+from shellback.work.queue.queues import wakes_queue
 from tests.databases import TEMPLATE, NoPostgres, PostgresServer, serving_postgres
 from tests.stage import Stage, stage
 

@@ -16,9 +16,9 @@ from typing import Final
 
 import pytest
 
-from app.storage import schema
 from chaos.report import Row
 from chaos.story import Count, facts_of, live_through
+from shellback.storage import schema
 from tests import images
 from tests.databases import TEMPLATE, NoPostgres, PostgresServer, serving_postgres
 from tests.pods import emptied

@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from app.exec.model import SessionState
-from app.storage.errors import DatabaseUnreachable
-from app.work.errors import ApprovalSettled
 from chaos.cells import CODE, KILLED, TRUE, Cell
 from chaos.strike import Crash, Hold, InContainer, Kill, PowerCut, Strike
+from shellback.exec.core.model import SessionState
+from shellback.storage.errors import DatabaseUnreachable
+from shellback.work.errors import ApprovalSettled
 from tests.databases import PostgresServer
 from tests.stage import Stage
 

@@ -12,10 +12,10 @@ import uuid
 from pathlib import Path
 from typing import Protocol
 
-from app.exec.errors import SupervisorUnreachable
-from app.exec.placements import Placements
-from app.exec.supervisor import procfs
 from chaos.cells import MAKING, Cell, Moment
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.log.placements import Placements
+from shellback.exec.supervisor.process import procfs
 from tests.databases import PostgresServer
 from tests.pods import kill, podman
 from tests.stage import Stage

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pydantic_ai import Agent, RunContext
 
-from app.exec.shell import ToolContext, ToolResult
+from shellback.exec.shell import ToolContext, ToolResult
 
 
 @dataclass(slots=True, frozen=True)

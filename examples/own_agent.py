@@ -12,8 +12,7 @@ from pathlib import Path
 
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults
 
-from app.agent.offline import offline_model
-from app.exec import (
+from shellback import (
     Engine,
     ExecCapability,
     ExecError,
@@ -23,6 +22,7 @@ from app.exec import (
     SupervisorClient,
     make_workspace,
 )
+from shellback.agent.offline import offline_model
 
 
 async def main() -> None:

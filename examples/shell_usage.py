@@ -14,10 +14,10 @@ from typing import Any
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability
 
-from app.agent.offline import offline_model
-from app.exec import Engine, ExecError, HostBackend, MemorySessionStore, SupervisorClient, make_workspace
-from app.exec.permit import ByOperator
-from app.exec.shell import AsyncShell, HostShell, Shell, shell_of
+from shellback.agent.offline import offline_model
+from shellback.exec import Engine, ExecError, HostBackend, MemorySessionStore, SupervisorClient, make_workspace
+from shellback.exec.shell import AsyncShell, HostShell, Shell, shell_of
+from shellback.exec.shell.permit import ByOperator
 
 MAKEFILE = "build:\n\techo compiling\n\techo done > built\n"
 

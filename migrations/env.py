@@ -1,4 +1,4 @@
-"""Runs revisions on the connection that `app.storage.schema` passes in.
+"""Runs revisions on the connection that `shellback.storage.schema` passes in.
 
 On the command line the database is named by `alembic -x url=sqlite:///PATH ...`. Nothing is read from
 the environment and no logging is configured.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import context
 
-from app.storage.db import Database
-from app.storage.schema import alembic_options
+from shellback.storage.db import Database
+from shellback.storage.schema import alembic_options
 
 
 def _run(conn: sa.Connection) -> None:

@@ -20,11 +20,11 @@ from typing import Any, Self
 
 from click.testing import CliRunner
 
-from app.cli.main import cli
+from shellback.cli.main import cli
 from tests.nursery import nursery
 from tests.stage import IMPORTED_BY, Stage
 
-PROGRAM = (sys.executable, "-P", "-m", "app")
+PROGRAM = (sys.executable, "-P", "-m", "shellback")
 PATIENCE_S = 60.0
 OURS = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
 """What a program on a terminal needs so as to be that of the tree that is tested: a guard's is a copy."""

@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
-    command = [sys.executable, "-P", "-c", "import app; print(app.__path__[0])"]
+    command = [sys.executable, "-P", "-c", "import shellback; print(shellback.__path__[0])"]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     if Path(done.stdout.strip()).resolve() != (ROOT / "app").resolve():
         found = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2]

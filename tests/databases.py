@@ -26,8 +26,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from app.storage import schema
-from app.storage.db import Database
+from shellback.storage import schema
+from shellback.storage.db import Database
 
 START_TIMEOUT_S = 30.0
 TEMPLATE = "shellback_template"

@@ -15,13 +15,13 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturn
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RunUsage
 
-from app.exec.engine import Engine
-from app.exec.identity import call_key, origin_of
-from app.exec.model import CallKey
-from app.exec.policy import Approval, Policy
-from app.exec.rules.matching import Rules, Tiers
-from app.exec.rules.rule import Rule
-from app.exec.toolset import ExecTools, plain_judge
+from shellback.exec.core.identity import call_key, origin_of
+from shellback.exec.core.model import CallKey
+from shellback.exec.engine.engine import Engine
+from shellback.exec.policy.policy import Approval, Policy
+from shellback.exec.policy.rules.matching import Rules, Tiers
+from shellback.exec.policy.rules.rule import Rule
+from shellback.exec.tools.toolset import ExecTools, plain_judge
 from tests.execs import running_engine
 from tests.shells import hung_up
 

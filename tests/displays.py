@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
-from app.exec.display import bytes_of, original, shown, shown_line, visible
+from shellback.exec.core.display import bytes_of, original, shown, shown_line, visible
 
 # Blank or without a width, though their category does not say so.
 UNSEEN = [0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0xE0100, 0xE01EF, 0xFE00, 0xFE0F, 0x180B]

@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends.base import Backend
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.host import EXEC_UID, HostBackend
-from app.exec.commands import command_spec, proposal_for
-from app.exec.engine import Engine
-from app.exec.limits import Limits
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CallOrigin, CommandSpec, EndedBy, Session, SessionState
-from app.exec.outcome import Outcome
-from app.exec.policy import Grant, grant_by_operator
-from app.exec.ports import ExitSink, SessionStore
-from app.exec.sessions import Sessions
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.host import EXEC_UID, HostBackend
+from shellback.exec.core.base import Backend
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import CallOrigin, CommandSpec, EndedBy, Session, SessionState
+from shellback.exec.core.ports import ExitSink, SessionStore
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.outcome import Outcome
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.policy.commands import command_spec, proposal_for
+from shellback.exec.policy.policy import Grant, grant_by_operator
 from tests import sandboxes
 from tests.supervisors import SOON
 

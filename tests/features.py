@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.engine import Engine
-from app.exec.errors import ExecError
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import READ_ONLY
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.core.errors import ExecError
+from shellback.exec.core.model import READ_ONLY
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.link.client import SupervisorClient
 from tests import execs
 from tests.pods import pod
 from tests.supervisors import UID

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends.runner import EXEC_UID
+from shellback.exec.core.runner import EXEC_UID
 
 ROOT: Final = os.geteuid() == 0
 UID: Final = EXEC_UID if ROOT else os.geteuid()

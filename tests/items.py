@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from app.storage.tables import turns
-from app.work.items import WorkItem
-from app.work.queues import note_turn
+from shellback.storage.tables import turns
+from shellback.work.queue.items import WorkItem
+from shellback.work.queue.queues import note_turn
 
 
 class NotedEnqueuer:

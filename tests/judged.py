@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.exec.classify.model import Surroundings
-from app.exec.secrets import Secrets
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify.model import Surroundings
 
 CORPUS = Path(__file__).parent / "corpus"
 MARK = "PWNED"

@@ -17,8 +17,8 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from app.exec.classify.grammar import parse
-from app.exec.classify.syntax import Output, Parsed, Simple, Unparsable, Word
+from shellback.exec.policy.classify.grammar import parse
+from shellback.exec.policy.classify.syntax import Output, Parsed, Simple, Unparsable, Word
 
 BASH: Final = ("/bin/bash", "--noprofile", "--norc")
 NOBODY: Final = 65534

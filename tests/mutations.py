@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from app.exec.classify.classify import classify
-from app.exec.classify.grammar import parse
-from app.exec.classify.model import Surroundings
-from app.exec.classify.syntax import Parsed, Simple, Word
-from app.exec.classify.tables.wrappers import WRAPPERS
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.grammar import parse
+from shellback.exec.policy.classify.model import Surroundings
+from shellback.exec.policy.classify.syntax import Parsed, Simple, Word
+from shellback.exec.policy.classify.tables.wrappers import WRAPPERS
 from tests.judged import around, hostile, make_tree
 
 _AROUND: Final = (

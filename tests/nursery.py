@@ -31,10 +31,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from app.cli.children import WorkerChild
-from app.exec.supervisor import procfs
-from app.settings import plain_environment
-from app.wiring import Place
+from shellback.cli.children import WorkerChild
+from shellback.exec.supervisor.process import procfs
+from shellback.settings import plain_environment
+from shellback.wiring.wiring import Place
 
 ROOT: Final = Path(__file__).parents[1]
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
@@ -264,9 +264,9 @@ class ForkedWorker(WorkerChild):
 
 def _grown_up() -> None:
     """Import all that a worker imports. Nothing may run beside us yet: it would not be in what is forked."""
-    import app
+    import shellback
 
-    for module in pkgutil.walk_packages(app.__path__, "app."):
+    for module in pkgutil.walk_packages(shellback.__path__, "shellback."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     for name in MORE:
@@ -381,7 +381,7 @@ def _main() -> None:
     own = os.getpid()
     request = _serve(control)
     if request is not None:
-        from app.cli.main import main
+        from shellback.cli.main import main
 
         _become(request, own)
         if "program" in request:

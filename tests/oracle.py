@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.classify.classify import classify
-from app.exec.classify.model import Surroundings
-from app.exec.classify.options import Kind, Program
-from app.exec.classify.programs import TABLES
-from app.exec.classify.tables.git import GIT
-from app.exec.model import READ_ONLY, WORK
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.model import Surroundings
+from shellback.exec.policy.classify.options import Kind, Program
+from shellback.exec.policy.classify.programs import TABLES
+from shellback.exec.policy.classify.tables.git import GIT
 from tests.judged import MARK, around, cases, make_tree, trapped
 from tests.sandboxes import Boxes, boxes
 from tests.supervisors import UID

@@ -15,14 +15,14 @@ from pathlib import Path
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from app.exec.backends.host import HostBackend
-from app.exec.commands import command_spec, proposal_for
-from app.exec.engine import Engine
-from app.exec.limits import Limits
-from app.exec.model import Session, SessionId
-from app.exec.policy import grant_by_operator
-from app.exec.supervisor.client import SupervisorClient
-from app.storage.sessions import SqlSessionStore
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import Session, SessionId
+from shellback.exec.engine.engine import Engine
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.policy.commands import command_spec, proposal_for
+from shellback.exec.policy.policy import grant_by_operator
+from shellback.storage.sessions import SqlSessionStore
 from tests.commands import OURS, PROGRAM
 from tests.databases import unavailable
 from tests.execs import end_all, origin

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.exec.backends.container import COMMANDS
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.podman_cli import Podman
-from app.exec.commands import command_spec
-from app.exec.limits import Limits
-from app.exec.model import WORK
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.protocol import ExitRecord, StartRequest
+from shellback.exec.backends.container import COMMANDS
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import WORK
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.policy.commands import command_spec
+from shellback.exec.wire.protocol import ExitRecord, StartRequest
 from tests import images
 from tests.supervisors import SOON
 

@@ -13,15 +13,15 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.podman_cli import Podman
-from app.exec.engine import Engine
-from app.exec.memory_store import MemorySessionStore
-from app.exec.placements import Placements
-from app.exec.ports import SessionStore
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisors import Supervisors
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.ports import SessionStore
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.placements import Placements
 from tests import images
 from tests.execs import EXEC_UID, Told, end_all
 from tests.stage import Stage

@@ -28,9 +28,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
-from app.exec.errors import SupervisorUnreachable
-from app.exec.supervisor import layout
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.wire import layout
 from tests.documents import ROOT, Block, Ids
 from tests.sandboxes import refusal
 

@@ -18,19 +18,20 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends.base import Plan
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.commands import command_spec
-from app.exec.limits import Limits
-from app.exec.model import WORK
-from app.exec.supervisor import launch, procfs
-from app.exec.supervisor.client import StartAnswer
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.core.base import Plan
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import WORK
+from shellback.exec.link import launch
+from shellback.exec.link.client import StartAnswer
+from shellback.exec.policy.commands import command_spec
+from shellback.exec.supervisor.process import procfs
 from tests.databases import unavailable
 from tests.supervisors import SOON, UID, Rig, end, until
 
 FAKE = "fake-bwrap"
 LINGER_S = 0.1
-ADJUSTED = "import app.exec.supervisor.{module} as adjusted; {change}; "
+ADJUSTED = "import shellback.exec.supervisor.{module} as adjusted; {change}; "
 
 
 @functools.cache
@@ -153,8 +154,8 @@ async def boxes(tmp_path: Path, *, ahead_s: float = LINGER_S, **options: Any) ->
     needed()
     made = Boxes(tmp_path / "home", **options)
     with pytest.MonkeyPatch.context() as patch:
-        adjust(patch, "stubs", f"adjusted.LINGER_S = {LINGER_S}")
-        adjust(patch, "ahead", f"adjusted.IDLE_S = {ahead_s}")
+        adjust(patch, "sandbox.stubs", f"adjusted.LINGER_S = {LINGER_S}")
+        adjust(patch, "sandbox.ahead", f"adjusted.IDLE_S = {ahead_s}")
         try:
             await made.client.connect()
             yield made

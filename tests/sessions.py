@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.exec.model import (
-    Delivery,
-    Evidence,
-    Session,
-    SessionEnd,
-    SessionId,
-    SessionState,
-)
+from shellback.exec.core.model import Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
 
 EXITED = SessionEnd(state=SessionState.EXITED, exit_code=3, ended_at=200.0, duration_s=1.5, bytes_total=2**40)
 LOST = SessionEnd(state=SessionState.LOST, evidence=Evidence.SUPERVISOR_KILLED, ended_at=201.0)

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from app.exec.engine import Engine
-from app.exec.errors import TaskCompleted
-from app.exec.following import Follower
-from app.exec.model import CallOrigin, Session
-from app.exec.output import OutputLog
-from app.exec.persistent import Executed, PersistentShells, Read, shell_command
-from app.exec.supervisor.answers import Look
+from shellback.exec.core.answers import Look
+from shellback.exec.core.errors import TaskCompleted
+from shellback.exec.core.model import CallOrigin, Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.log.output import OutputLog
+from shellback.exec.persistent import Executed, PersistentShells, Read, shell_command
 from tests.execs import granted, origin, running_engine
 from tests.supervisors import SOON
 

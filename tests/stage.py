@@ -19,17 +19,18 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
-from app import supervision, wiring
-from app.cli.children import WorkerChild
-from app.exec.errors import SupervisorUnreachable
-from app.exec.model import Session
-from app.exec.supervisor import layout
-from app.settings import Settings, plain_environment
-from app.storage import history
-from app.storage import sessions as session_rows
-from app.storage.tables import mailbox, turns
-from app.work import approvals, sending, stopping
-from app.work.approvals import Request
+from shellback.cli.children import WorkerChild
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.model import Session
+from shellback.exec.wire import layout
+from shellback.settings import Settings, plain_environment
+from shellback.storage import history
+from shellback.storage import sessions as session_rows
+from shellback.storage.tables import mailbox, turns
+from shellback.wiring import supervision, wiring
+from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.approvals import Request
+from shellback.work.turn import stopping
 from tests.nursery import ForkedWorker
 
 T = TypeVar("T")
@@ -128,7 +129,7 @@ class Stage:
         if version is not None:
             worker = ForkedWorker(self.where, environ, program=VERSIONED, arguments=[version])
         elif executed or any(name.startswith(IMPORTED_BY) for name in environ):
-            worker = WorkerChild(self.where, environ, [sys.executable, "-m", "app", "worker"])
+            worker = WorkerChild(self.where, environ, [sys.executable, "-m", "shellback", "worker"])
         else:
             worker = ForkedWorker(self.where, environ, boot_id)
         self.workers.append(worker)

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
-from app.exec.supervisor import layout, linux
-from app.exec.supervisor.client import StartAnswer, SupervisorClient
-from app.exec.supervisor.protocol import ExitRecord, StartRequest
+from shellback.exec.link.client import StartAnswer, SupervisorClient
+from shellback.exec.wire import layout, linux
+from shellback.exec.wire.protocol import ExitRecord, StartRequest
 
 BOOT = linux.boot_id()
 UID = 65534 if os.geteuid() == 0 else None

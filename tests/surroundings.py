@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from app.exec.supervisor import launch
+from shellback.exec.link import launch
 from tests.databases import unavailable
 from tests.supervisors import Rig, gone, until
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from app.exec.engine import Engine
-from app.exec.following import Follower
-from app.exec.model import Session
-from app.exec.terminals.screen import Screen, Screens
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.terminals.screen import Screen, Screens
 from tests.databases import unavailable
 from tests.execs import launch
 from tests.integration.test_toolset_agent import Script, converse

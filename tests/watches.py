@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.exec.ports import WatchSink
-from app.exec.watch import Hit, Watch
-from app.exec.watch_text import watch_payload
+from shellback.exec.core.ports import WatchSink
+from shellback.exec.core.watch import Hit, Watch
+from shellback.exec.reports.watch_text import watch_payload
 from tests.supervisors import SOON
 
 

@@ -13,8 +13,8 @@ from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model, infer_model
 from pydantic_ai.providers import Provider, infer_provider
 
-from app.agent.errors import ModelUnavailable
-from app.agent.offline import offline_model
+from shellback.agent.errors import ModelUnavailable
+from shellback.agent.offline import offline_model
 
 NAME: Final = "shellback"  # part of every recorded step's name: changing it strands running turns
 INSTRUCTIONS: Final = (

@@ -24,8 +24,8 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
-from app.agent.builtin import NAME
-from app.agent.errors import AgentUnavailable, ModelUnavailable
+from shellback.agent.builtin import NAME
+from shellback.agent.errors import AgentUnavailable, ModelUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +165,8 @@ def _attribute(named: str, objection: Callable[[Path], str | None]) -> object:
             f"AGENT={named!r} cannot be read; allowed is MODULE:ATTRIBUTE, or the path of an agent spec"
             f" ({', '.join(_SPECS)})"
         )
-    if module_name.partition(".")[0] == "app":
-        raise AgentUnavailable(f"AGENT={named!r}: `app` is Shellback itself; give your module another name")
+    if module_name.partition(".")[0] == "shellback":
+        raise AgentUnavailable(f"AGENT={named!r}: `shellback` is Shellback itself; give your module another name")
     here = Path.cwd()
     if str(here) not in sys.path and objection(here) is None:
         # Last: a file of the current directory must not stand in for a module of ours.

@@ -25,8 +25,8 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from app.agent.script import Call, Instruction, News, Refuse, Say, read, read_lines
-from app.exec.blocks import MARK
+from shellback.agent.script import Call, Instruction, News, Refuse, Say, read, read_lines
+from shellback.exec.reports.blocks import MARK
 
 ABOUT: Final = (
     "I am Shellback's offline stand-in, not a language model. I run lines that begin with `$ ` (with ` &` at the"
@@ -47,7 +47,7 @@ _ANSWER_CHARS: Final = 20_000
 
 
 def offline_model(seconds: float = 0.0) -> FunctionModel:
-    """A model that carries out the lines of a message; see `app.agent.script` for what they mean.
+    """A model that carries out the lines of a message; see `shellback.agent.script` for what they mean.
 
     Each response takes `seconds`, as a real model's would.
     """

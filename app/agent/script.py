@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, cast
 
-from app.exec.callback_text import HEADER
-from app.exec.watch_text import HEADER as WATCH_HEADER
+from shellback.exec.reports.callback_text import HEADER
+from shellback.exec.reports.watch_text import HEADER as WATCH_HEADER
 
 _TOOL: Final = re.compile(r"!([A-Za-z_]\w*)(?:\s+(.*))?")
 # A wake quotes line by line and ends at an empty line; other notices quote as they like, to the text's end.

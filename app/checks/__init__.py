@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app import wiring
-from app.checks import database, leftovers, live, machine, program, sandbox
-from app.checks.check import Check
-from app.checks.containers import containers
-from app.checks.filesystems import filesystem
-from app.checks.policy import policy
-from app.checks.supervisors import answered, processes, supervisor
-from app.checks.units import surroundings
-from app.exec.errors import ExecError
-from app.storage import schema
-from app.storage.errors import HomeUnusable, SchemaBehind, SchemaTooNew, StorageError
-from app.work import roster
+from shellback.checks import database, leftovers, live, machine, program, sandbox
+from shellback.checks.check import Check
+from shellback.checks.containers import containers
+from shellback.checks.filesystems import filesystem
+from shellback.checks.policy import policy
+from shellback.checks.supervisors import answered, processes, supervisor
+from shellback.checks.units import surroundings
+from shellback.exec.core.errors import ExecError
+from shellback.storage import schema
+from shellback.storage.errors import HomeUnusable, SchemaBehind, SchemaTooNew, StorageError
+from shellback.wiring import wiring
+from shellback.work.hosts import roster
 
 if TYPE_CHECKING:
-    from app.exec.supervisor.protocol import Message
-    from app.settings import Settings
-    from app.wiring import Place
+    from shellback.exec.wire.protocol import Message
+    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
 
 __all__ = ["Check", "all_checks", "live_checks"]
 

@@ -7,15 +7,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from app.checks.check import Check
-from app.choice import podman
-from app.exec.backends.homes import kept
-from app.exec.errors import BackendUnavailable, SupervisorUnreachable
-from app.exec.placements import CONTAINERS, Placements
-from app.exec.supervisor.client import SupervisorClient
+from shellback.checks.check import Check
+from shellback.exec.backends.homes import kept
+from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.placements import CONTAINERS, Placements
+from shellback.wiring.choice import podman
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from shellback.settings import Settings
 
 _NAMED: Final = 5
 

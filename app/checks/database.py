@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
-from app.checks import machine
-from app.checks.check import Check
-from app.checks.filesystems import filesystem
-from app.exec.display import visible
-from app.settings import words
-from app.storage import findings, schema
-from app.storage.errors import StorageError
-from app.storage.tables import approvals, conversations, mailbox
-from app.work import dead_letters, notices, roster
-from app.work.mailbox import waking
+from shellback.checks import machine
+from shellback.checks.check import Check
+from shellback.checks.filesystems import filesystem
+from shellback.exec.core.display import visible
+from shellback.settings import words
+from shellback.storage import findings, schema
+from shellback.storage.errors import StorageError
+from shellback.storage.tables import approvals, conversations, mailbox
+from shellback.work.hosts import roster
+from shellback.work.notices import notices
+from shellback.work.queue import dead_letters
+from shellback.work.queue.mailbox import waking
 
 _NAMED: Final = 5
 
 if TYPE_CHECKING:
-    from app.settings import Settings
-    from app.wiring import Place
+    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
 
 
 def directory(where: Place) -> list[Check]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app.checks.check import Check
-from app.exec.supervisor import probe
+from shellback.checks.check import Check
+from shellback.exec.supervisor.sandbox import probe
 
 PROBE_S: Final = 10.0
 _ROOT: Final = str(Path(__file__).resolve().parents[2])
-_CODE: Final = "import sys; sys.path.append({root!r}); from app.exec.supervisor.probe import main; main()"
+_CODE: Final = "import sys; sys.path.append({root!r}); from shellback.exec.supervisor.sandbox.probe import main; main()"
 _NETWORK: Final = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "afs", "glusterfs", "lustre", "beegfs", "gfs2", "ocfs2",
     "virtiofs",

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from app.checks.check import Check
-from app.exec.supervisor import layout, procfs
+from shellback.checks.check import Check
+from shellback.exec.supervisor.process import procfs
+from shellback.exec.wire import layout
 
 KEEPER: Final = "shellback-keep"
 SUPERVISOR: Final = "shellback-sup"

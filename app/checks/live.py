@@ -7,11 +7,11 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from app.checks.check import Check
-from app.storage import rows
-from app.storage.tables import conversations, mailbox, workers
-from app.work.mailbox import waking
-from app.work.sweep import HEARTBEAT_DEAD_S
+from shellback.checks.check import Check
+from shellback.storage import rows
+from shellback.storage.tables import conversations, mailbox, workers
+from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
+from shellback.work.queue.mailbox import waking
 
 STUCK_S: Final = 60.0
 """News that old, while no turn runs and nothing is heard, is news that no worker looks for."""

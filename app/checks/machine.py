@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
-from app.checks.check import Check
-from app.exec.logs import kept_logs
-from app.exec.supervisor import layout
-from app.storage import rows
-from app.storage.tables import hosts
-from app.work.clock import LEAP_S
+from shellback.checks.check import Check
+from shellback.exec.log.logs import kept_logs
+from shellback.exec.wire import layout
+from shellback.storage import rows
+from shellback.storage.tables import hosts
+from shellback.work.hosts.clock import LEAP_S
 
 if TYPE_CHECKING:
-    from app.wiring import Place
+    from shellback.wiring.wiring import Place
 
 KERNEL: Final = (5, 10)
 DESCRIPTORS: Final = 4096

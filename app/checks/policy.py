@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from app.checks.check import Check
-from app.exec.errors import ExecError
+from shellback.checks.check import Check
+from shellback.exec.core.errors import ExecError
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from shellback.settings import Settings
 
 
 def policy(settings: Settings, *, sandboxed: bool) -> list[Check]:
@@ -32,7 +32,7 @@ def _checks(settings: Settings, *, sandboxed: bool) -> Iterator[Check]:
         yield Check("classifier", "ok", "a person is asked about every command: no sandbox holds one to reading")
     else:
         yield Check("classifier", "ok", "read-only commands run by themselves in the read-only profile of a sandbox")
-    from app.exec.rules.file import load
+    from shellback.exec.policy.rules.file import load
 
     try:
         rules = load(settings.policy)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from app import agency
-from app.checks.check import Check
-from app.settings import shown_url
-from app.telemetry.watches import missing
+from shellback.checks.check import Check
+from shellback.settings import shown_url
+from shellback.telemetry.watches import missing
+from shellback.wiring import agency
 
 if TYPE_CHECKING:
     from pydantic_ai import Agent
 
-    from app.settings import Settings
+    from shellback.settings import Settings
 
 
 def gate(settings: Settings) -> Check:
@@ -24,7 +24,7 @@ def gate(settings: Settings) -> Check:
 
 def model(settings: Settings) -> Check:
     """Whether agent and model can be used."""
-    from app.agent.errors import AgentUnavailable, ModelUnavailable
+    from shellback.agent.errors import AgentUnavailable, ModelUnavailable
 
     try:
         agent = agency.agent_with(settings, [])

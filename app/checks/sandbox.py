@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from app.checks.check import Check
-from app.choice import Choice, a_workspace, choose
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.podman import PodmanBackend
-from app.exec.errors import ExecError
+from shellback.checks.check import Check
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.core.errors import ExecError
+from shellback.wiring.choice import Choice, a_workspace, choose
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from shellback.settings import Settings
 
 _WITHOUT_LIMITS: Final = {
     "bubblewrap": "run the supervisor where it may make cgroups: as a unit of systemd with Delegate=yes, or in a"

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from app import supervision
-from app.checks.check import Check
-from app.exec.errors import ExecError, SupervisorAbsent, SupervisorUnreachable
-from app.exec.model import Session, SessionState
-from app.exec.supervisor.protocol import VERSION, Message
-from app.storage import rows
-from app.storage.errors import HomeUnusable
-from app.storage.host import boot_id
-from app.storage.session_rows import LIVE
-from app.storage.tables import hosts, sessions, workers
-from app.work import generation, roster
-from app.work import unknown as strangers
-from app.work.sweep import HEARTBEAT_DEAD_S
+from shellback.checks.check import Check
+from shellback.exec.core.errors import ExecError, SupervisorAbsent, SupervisorUnreachable
+from shellback.exec.core.model import Session, SessionState
+from shellback.exec.wire.protocol import VERSION, Message
+from shellback.storage import rows
+from shellback.storage.errors import HomeUnusable
+from shellback.storage.host import boot_id
+from shellback.storage.session_rows import LIVE
+from shellback.storage.tables import hosts, sessions, workers
+from shellback.wiring import supervision
+from shellback.work.hosts import generation, roster
+from shellback.work.hosts import unknown as strangers
+from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 
 if TYPE_CHECKING:
-    from app.settings import Settings
-    from app.wiring import Place
+    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
 
 _NAMED: Final = 5
 

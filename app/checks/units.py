@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.checks.check import Check
+from shellback.checks.check import Check
 
 _ASK_S: Final = 2.0
 _INITS: Final = frozenset(

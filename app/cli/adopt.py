@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.adopt_process import process
-from app.cli.completing import conversation_names
-from app.cli.shared import Refused, age, json_option, opened, print_json
-from app.cli.terminal import confirmed
-from app.exec.display import visible_line
+from shellback.cli.adopt_process import process
+from shellback.cli.completing import conversation_names
+from shellback.cli.shared import Refused, age, json_option, opened, print_json
+from shellback.cli.terminal import confirmed
+from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
-    from app.wiring import Place
-    from app.work.hosts import Host
+    from shellback.wiring.wiring import Place
+    from shellback.work.hosts.hosts import Host
 
 SHOWN: Final = 10
 
@@ -54,7 +54,7 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool, as_json: bool) 
       shellback adopt conversation build
       shellback adopt conversation --yes build deploy
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.cli.conversations import find_conversation
+    from shellback.cli.conversations import find_conversation
 
     with opened() as where:
         found: dict[str, list[str]] = {}
@@ -94,7 +94,7 @@ def host(host: str, yes: bool, force: bool, as_json: bool) -> None:
 
 
 def _find_host(where: Place, given: str) -> Host:
-    from app.work import hosts
+    from shellback.work.hosts import hosts
 
     known = [one for one in where.database.read_now(hosts.known) if one.host_id != where.host_id]
     found = [one for one in known if one.host_id == given]
@@ -114,7 +114,7 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
     Raises:
         Refused: It holds its lease.
     """
-    from app.work import hosts
+    from shellback.work.hosts import hosts
 
     lease_s = where.settings.host_lease_seconds
     found = where.database.read_now(hosts.one, host_id)
@@ -129,13 +129,13 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
 
 
 def _conversations_of(where: Place, host_id: str) -> list[str]:
-    from app.work import adopting
+    from shellback.work.hosts import adopting
 
     return where.database.read_now(adopting.living_there, host_id, limit=None)
 
 
 def _explain(where: Place, host: Host, names: Sequence[str]) -> None:
-    from app.work import adopting
+    from shellback.work.hosts import adopting
 
     live = where.database.read_now(adopting.live_there, host.host_id, names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
@@ -158,7 +158,7 @@ def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -
 
 
 def _move(where: Place, host: Host, names: Sequence[str], *, force: bool) -> list[dict[str, Any]]:
-    from app import wiring
+    from shellback.wiring import wiring
 
     facts: list[dict[str, Any]] = []
     with wiring.neighbours(where) as neighbours:

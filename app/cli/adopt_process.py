@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.shared import Refused, json_option, me, opened, print_json, utf8
-from app.exec.display import visible_line
-from app.exec.model import WORK, SessionId
+from shellback.cli.shared import Refused, json_option, me, opened, print_json, utf8
+from shellback.exec.core.display import visible_line
+from shellback.exec.core.model import WORK, SessionId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from app.exec.ports import SupervisorPort
-    from app.wiring import Place
-    from app.work.unknown import Home, Unknown
+    from shellback.exec.core.ports import SupervisorPort
+    from shellback.wiring.wiring import Place
+    from shellback.work.hosts.unknown import Home, Unknown
 
 
 @click.command()
@@ -31,9 +31,9 @@ def process(ids: tuple[str, ...], conversation: str, as_json: bool) -> None:
     \b
       shellback adopt process xtmc --conversation build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.cli import unknown
-    from app.work.sending import require_name
-    from app.work.unknown import adopt
+    from shellback.cli import unknown
+    from shellback.work.approvals.sending import require_name
+    from shellback.work.hosts.unknown import adopt
 
     name = utf8(conversation, "--conversation")
     require_name(name)
@@ -58,8 +58,8 @@ def process(ids: tuple[str, ...], conversation: str, as_json: bool) -> None:
 
 
 def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
-    from app.cli import unknown
-    from app.storage import sessions
+    from shellback.cli import unknown
+    from shellback.storage import sessions
 
     try:
         return unknown.chosen(found, given)
@@ -73,10 +73,10 @@ def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
 
 
 def _home(where: Place) -> Home:
-    from app.choice import choose
-    from app.exec.links import LogLinks
-    from app.exec.supervisor import layout
-    from app.work.unknown import Home
+    from shellback.exec.log.links import LogLinks
+    from shellback.exec.wire import layout
+    from shellback.wiring.choice import choose
+    from shellback.work.hosts.unknown import Home
 
     backend = choose(where.settings).backend
     sessions = where.home / layout.SESSIONS
@@ -92,8 +92,8 @@ def _home(where: Place) -> Home:
 
 
 def _link(where: Place, one: Unknown) -> None:
-    from app.exec.links import LogLinks
-    from app.exec.supervisor import layout
+    from shellback.exec.log.links import LogLinks
+    from shellback.exec.wire import layout
 
     sessions = where.home / layout.SESSIONS
     links = LogLinks(where.settings.workspace_root, sessions)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from app.cli.completing import conversation_option, request_ids
-from app.cli.findings import open_line
-from app.cli.freshness import Freshness
-from app.cli.output import undrawn
-from app.cli.requests import facts_of, on_screen, whole
-from app.cli.shared import Refused, age, json_option, me, opened, print_json, table_lines, utf8
-from app.cli.watching import watch, watch_option
-from app.exec.display import shown_line, visible_line
+from shellback.cli.completing import conversation_option, request_ids
+from shellback.cli.findings import open_line
+from shellback.cli.freshness import Freshness
+from shellback.cli.output import undrawn
+from shellback.cli.requests import facts_of, on_screen, whole
+from shellback.cli.shared import Refused, age, json_option, me, opened, print_json, table_lines, utf8
+from shellback.cli.watching import watch, watch_option
+from shellback.exec.core.display import shown_line, visible_line
 
 if TYPE_CHECKING:
-    from app.exec.rules.rule import Rule
-    from app.work.approvals import Request, Scope
+    from shellback.exec.policy.rules.rule import Rule
+    from shellback.work.approvals.approvals import Request, Scope
 
 
 @click.group()
@@ -49,7 +49,7 @@ def list_(conversation: str | None, everything: bool, watching: bool, as_json: b
     With --watch it goes on until Ctrl-C: in place on a terminal, else a line (with --json an object) for each
     request that is new, has changed, or is gone from the list.
     """
-    from app.work import approvals as requests
+    from shellback.work.approvals import approvals as requests
 
     with opened() as where:
 
@@ -117,7 +117,7 @@ def show(request_id: str, as_json: bool) -> None:
     `\x1b` and `\u{200B}` stand for characters that cannot be shown; a backslash of the call that would read like
     that is `\x5c`. A line that begins with ↳ goes on with the one above it.
     """
-    from app.work import approvals as requests
+    from shellback.work.approvals import approvals as requests
 
     with opened() as where:
         request = where.database.read_now(requests.get, request_id)
@@ -170,7 +170,7 @@ def approve(  # noqa: PLR0913, PLR0917 - the options
       shellback approvals approve a7db --for session
       shellback approvals approve a7db --remember --days 7
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.cli.approving import Approving
+    from shellback.cli.approving import Approving
 
     arguments = changed and _arguments(changed)
     with Approving.opened(as_json=as_json, yes=yes) as approving:
@@ -199,8 +199,8 @@ def _arguments(text: str) -> dict[str, Any]:
 @json_option
 def deny(request_id: str, reason: str | None, as_json: bool) -> None:
     """Do not let it run; the agent is told so, with the reason."""
-    from app import wiring
-    from app.work import approvals as requests
+    from shellback.wiring import wiring
+    from shellback.work.approvals import approvals as requests
 
     note = reason and utf8(reason, "the reason")
     with opened() as where, wiring.enqueuing(where) as enqueuer:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from app.cli.codes import PENDING
-from app.cli.requests import whole
-from app.cli.shared import Refused, columns, me, opened
-from app.cli.terminal import confirmed
-from app.exec.display import folded, shown_line
-from app.work import approvals, audit
+from shellback.cli.codes import PENDING
+from shellback.cli.requests import whole
+from shellback.cli.shared import Refused, columns, me, opened
+from shellback.cli.terminal import confirmed
+from shellback.exec.core.display import folded, shown_line
+from shellback.work.approvals import approvals, audit
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from app.exec.rules.rule import Rule
-    from app.wiring import Place
-    from app.work.approvals import Request, Scope
-    from app.work.queues import Enqueuer
+    from shellback.exec.policy.rules.rule import Rule
+    from shellback.wiring.wiring import Place
+    from shellback.work.approvals.approvals import Request, Scope
+    from shellback.work.queue.queues import Enqueuer
 
 PROPOSED_S: Final = 30.0
 """So long a worker has to say what changed arguments would run."""
@@ -46,7 +46,7 @@ class Approving:
     @contextlib.contextmanager
     def opened(cls, *, as_json: bool, yes: bool) -> Generator[Approving]:
         """Open the database for one approval."""
-        from app import wiring
+        from shellback.wiring import wiring
 
         with opened() as where, wiring.enqueuing(where) as enqueuer:
             yield cls(where=where, enqueuer=enqueuer, as_json=as_json, yes=yes)
@@ -95,9 +95,9 @@ class Approving:
             InvalidCommand: It cannot be remembered; the message says why.
             SystemExit: It waits for a yes.
         """
-        from app.cli.policy import around
-        from app.exec.rules.matching import Facts
-        from app.exec.rules.remember import rules_for
+        from shellback.cli.policy import around
+        from shellback.exec.policy.rules.matching import Facts
+        from shellback.exec.policy.rules.remember import rules_for
 
         request = self.where.database.read_now(approvals.get, request_id)
         if digest not in {None, request.digest}:
@@ -130,7 +130,7 @@ class Approving:
         saved: list[Rule] = []
 
         def remember(conn: sa.Connection, request: Request) -> None:
-            from app.storage.rules import add
+            from shellback.storage.rules import add
 
             saved[:] = add(conn, rules)
             for rule in saved:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from app.cli.codes import CANNOT
-from app.cli.completing import session_ids
-from app.cli.processes import ending, find_session
-from app.cli.raw_terminal import is_terminal
-from app.cli.shared import Refused, me, opened
-from app.exec.display import visible_line
-from app.settings import plain_terminal
+from shellback.cli.codes import CANNOT
+from shellback.cli.completing import session_ids
+from shellback.cli.processes import ending, find_session
+from shellback.cli.raw_terminal import is_terminal
+from shellback.cli.shared import Refused, me, opened
+from shellback.exec.core.display import visible_line
+from shellback.settings import plain_terminal
 
 if TYPE_CHECKING:
-    from app.cli.attached import Left
-    from app.exec.model import Session, SessionEnd
-    from app.exec.terminals.attaching import Attachment
-    from app.wiring import Place
+    from shellback.cli.attached import Left
+    from shellback.exec.core.model import Session, SessionEnd
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.wiring.wiring import Place
 
 OF_A_SIGNAL: Final = 128
 
@@ -90,11 +90,11 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
 
 
 async def _attached(where: Place, session: Session, detach_key: int, *, writable: bool) -> Left:
-    from app import supervision
-    from app.cli.attached import Attached
-    from app.exec.errors import SupervisorUnreachable
-    from app.exec.terminals.attaching import Attachment
-    from app.work.typed import Typing
+    from shellback.cli.attached import Attached
+    from shellback.exec.core.errors import SupervisorUnreachable
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.wiring import supervision
+    from shellback.work.approvals.typed import Typing
 
     port = supervision.supervisors(where.settings)
     try:
@@ -114,7 +114,7 @@ async def _attached(where: Place, session: Session, detach_key: int, *, writable
 
 async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
     """How the session ended: by its supervisor, or, once a worker has it from there, by the database."""
-    from app.storage import sessions
+    from shellback.storage import sessions
 
     end = await attachment.end()
     if end is None:
@@ -124,9 +124,9 @@ async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
 
 
 async def _show_ended(where: Place, session: Session) -> None:
-    from app import supervision
-    from app.exec.errors import ExecError
-    from app.exec.terminals.attaching import Attachment
+    from shellback.exec.core.errors import ExecError
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.wiring import supervision
 
     attachment = Attachment(supervision.supervisors(where.settings), session, where.home)
     try:
@@ -140,7 +140,7 @@ async def _show_ended(where: Place, session: Session) -> None:
 
 def _told(session: Session, left: Left) -> int:
     """Say how it came to an end; the exit code."""
-    from app.cli.unknown import how
+    from shellback.cli.unknown import how
 
     if left.signal is not None:
         with contextlib.suppress(OSError):  # the terminal may be what has gone

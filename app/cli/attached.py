@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from app.cli.keystrokes import TWICE_S, Keystrokes
-from app.cli.picture import Picture
-from app.cli.raw_terminal import RawTerminal, is_terminal
-from app.exec import limits
-from app.exec.errors import (
+from shellback.cli.keystrokes import TWICE_S, Keystrokes
+from shellback.cli.picture import Picture
+from shellback.cli.raw_terminal import RawTerminal, is_terminal
+from shellback.exec.core import limits
+from shellback.exec.core.errors import (
     ExecError,
     InputUnknown,
     InvalidCommand,
@@ -24,12 +24,12 @@ from app.exec.errors import (
     SupervisorUnreachable,
     TaskCompleted,
 )
-from app.exec.model import WindowSize
+from shellback.exec.core.model import WindowSize
 
 if TYPE_CHECKING:
-    from app.exec.model import SessionEnd
-    from app.exec.terminals.attaching import Attachment
-    from app.work.typed import Typing
+    from shellback.exec.core.model import SessionEnd
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.work.approvals.typed import Typing
 
 KEPT: Final = 256 * 1024
 """Typed bytes that wait for a program which does not read; what is typed beyond is lost, and the bell says so."""

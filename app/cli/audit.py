@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.completing import conversation_option
-from app.cli.moments import MOMENT
-from app.cli.shared import coloured, columns, json_option, opened, print_json, stamp
-from app.exec.display import folded, request_lines, visible_line
-from app.work.audit import EVENTS
+from shellback.cli.completing import conversation_option
+from shellback.cli.moments import MOMENT
+from shellback.cli.shared import coloured, columns, json_option, opened, print_json, stamp
+from shellback.exec.core.display import folded, request_lines, visible_line
+from shellback.work.approvals.audit import EVENTS
 
 if TYPE_CHECKING:
-    from app.wiring import Place
-    from app.work.audit import Entry
+    from shellback.wiring.wiring import Place
+    from shellback.work.approvals.audit import Entry
 
 
 @click.command()
@@ -45,7 +45,7 @@ def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]
 
 
 def _rows(where: Place, conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> Iterator[Entry]:
-    from app.work import audit as rows
+    from shellback.work.approvals import audit as rows
 
     number = 0
     while True:

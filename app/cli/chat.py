@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.shared import load_settings, me, opened
-from app.cli.workspace import make_default
+from shellback.cli.shared import load_settings, me, opened
+from shellback.cli.workspace import make_default
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from shellback.settings import Settings
 
 
 @click.command()
@@ -36,11 +36,11 @@ def chat(conversation: str, interrupt: bool) -> None:
       ENABLE_EXECUTE=true shellback chat
       echo 'What runs?' | shellback chat -c build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app import wiring
-    from app.choice import check_workspace
-    from app.cli.children import a_worker, worker_lives
-    from app.cli.talking import Talk
-    from app.work.sending import require_name
+    from shellback.cli.children import a_worker, worker_lives
+    from shellback.cli.talking import Talk
+    from shellback.wiring import wiring
+    from shellback.wiring.choice import check_workspace
+    from shellback.work.approvals.sending import require_name
 
     require_name(conversation)
     settings = load_settings()

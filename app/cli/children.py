@@ -10,10 +10,10 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from app.cli.shared import Refused
+from shellback.cli.shared import Refused
 
 if TYPE_CHECKING:
-    from app.wiring import Place
+    from shellback.wiring.wiring import Place
 
 READY_S: Final = 60.0
 STOP_S: Final = 10.0
@@ -23,7 +23,7 @@ LOG_BYTES: Final = 4 * 1024 * 1024
 ON_THE_HOST: Final = "on the host: "
 """A worker that was to take a sandbox if possible, and could not, begins a line with this, and goes on with why."""
 # -P: a directory `app` where the user happens to be is not ours.
-WORKER: Final = (sys.executable, "-P", "-m", "app", "worker", "--while-stdin")
+WORKER: Final = (sys.executable, "-P", "-m", "shellback", "worker", "--while-stdin")
 
 
 class WorkerChild:
@@ -116,10 +116,10 @@ def worker_lives(where: Place) -> bool:
     """Whether a worker of this host has been heard of lately and its process is there."""
     import sqlalchemy as sa
 
-    from app.storage import rows
-    from app.storage.host import boot_id, process_space
-    from app.storage.tables import workers
-    from app.work.sweep import HEARTBEAT_DEAD_S
+    from shellback.storage import rows
+    from shellback.storage.host import boot_id, process_space
+    from shellback.storage.tables import workers
+    from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 
     def ask(conn: sa.Connection) -> list[tuple[int, str]]:
         query = sa.select(workers.c.pid, workers.c.boot_id).where(

@@ -33,4 +33,4 @@ OF_A_FATE: Final = {
     "denied": DENIED,
     "out_of_budget": OUT_OF_BUDGET,
 }
-"""Of what became of a message (`app.cli.waiting.Fate`); all else is 0."""
+"""Of what became of a message (`shellback.cli.waiting.Fate`); all else is 0."""

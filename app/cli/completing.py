@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import load_settings
+from shellback.cli.shared import load_settings
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -20,7 +20,7 @@ NAMES: Final = 100
 
 def conversation_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Conversations whose name begins so."""
-    from app.work import standing
+    from shellback.work.queue import standing
 
     return _names(lambda conn: standing.names(conn, incomplete, NAMES))
 
@@ -32,28 +32,28 @@ conversation_option = click.option(
 
 def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Sessions whose id begins so, the newest first."""
-    from app.storage import sessions
+    from shellback.storage import sessions
 
     return _names(lambda conn: sessions.ids(conn, incomplete, limit=NAMES))
 
 
 def workspace_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Containers whose name begins so."""
-    from app.storage import workspaces
+    from shellback.storage import workspaces
 
     return _names(lambda conn: workspaces.names(conn, incomplete, limit=NAMES))
 
 
 def request_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Approval requests that wait and whose id begins so."""
-    from app.work import approvals
+    from shellback.work.approvals import approvals
 
     return _names(lambda conn: [r.id for r in approvals.find(conn, state="pending") if r.id.startswith(incomplete)])
 
 
 def finding_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Open findings whose id begins so."""
-    from app.storage import findings
+    from shellback.storage import findings
 
     return _names(lambda conn: findings.names(conn, incomplete, limit=NAMES))
 
@@ -62,7 +62,7 @@ def _names(look: Callable[[sa.Connection], list[str]]) -> list[str]:
     from pathlib import Path
 
     with contextlib.suppress(Exception), _within(PATIENCE_S):
-        from app.storage.db import Database
+        from shellback.storage.db import Database
 
         # Not `opened`: pressing TAB neither makes a state directory nor migrates anything.
         database = Database(load_settings().database_url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from app.cli.shared import Refused
+from shellback.cli.shared import Refused
 
 
 @click.command()
@@ -21,7 +21,7 @@ def completion(shell: str) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     from click.shell_completion import get_completion_class
 
-    from app.cli.main import cli
+    from shellback.cli.main import cli
 
     kind = get_completion_class(shell)
     if kind is None:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.shared import json_option, load_settings, print_json, table
-from app.exec.display import visible_line
+from shellback.cli.shared import json_option, load_settings, print_json, table
+from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from shellback.settings import Settings
 
 
 @click.command()
@@ -26,7 +26,7 @@ def config(changed: bool, as_json: bool) -> None:
       shellback config
       shellback config --changed
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.settings import origins
+    from shellback.settings import origins
 
     settings = load_settings()
     found = origins()
@@ -58,7 +58,7 @@ def _written(value: Any) -> str | None:
 
 def _values(settings: Settings) -> list[tuple[str, Any, str]]:
     """Name, value fit to be shown, and what is allowed, of every setting."""
-    from app.settings import shown_url
+    from shellback.settings import shown_url
 
     shown: list[tuple[str, Any, str]] = []
     for name, field in type(settings).model_fields.items():

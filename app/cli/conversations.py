@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.completing import conversation_names
-from app.cli.elsewhere import waits
-from app.cli.freshness import Freshness
-from app.cli.shared import Refused, age, json_option, opened, print_json, table
-from app.exec.display import visible_line
+from shellback.cli.completing import conversation_names
+from shellback.cli.elsewhere import waits
+from shellback.cli.freshness import Freshness
+from shellback.cli.shared import Refused, age, json_option, opened, print_json, table
+from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
-    from app.wiring import Place
-    from app.work.standing import Standing
+    from shellback.wiring.wiring import Place
+    from shellback.work.queue.standing import Standing
 
 CUT: Final = 500
 ADOPT: Final = "`shellback adopt conversation NAME` continues what lives there on this one"
@@ -39,7 +39,7 @@ def conversations() -> None:
 @json_option
 def list_(limit: int, as_json: bool) -> None:
     """List conversations, the one that was active last first."""
-    from app.work import standing
+    from shellback.work.queue import standing
 
     with opened() as where:
         found = where.database.read_now(standing.look, limit=limit)
@@ -88,9 +88,9 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
 
     With --json: how it stands, and the messages as Pydantic AI writes them.
     """
-    from app.cli.transcripts import lines_of
-    from app.storage import transcript
-    from app.work.typed import unheard
+    from shellback.cli.transcripts import lines_of
+    from shellback.storage import transcript
+    from shellback.work.approvals.typed import unheard
 
     with opened() as where:
         standing = find_conversation(where, name)
@@ -134,7 +134,7 @@ def export(name: str, output: str | None, force: bool) -> None:
       shellback conversations export build -o build.json
       shellback conversations export build | jq '.sessions[].command'
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.cli.transcripts import Export
+    from shellback.cli.transcripts import Export
 
     with opened() as where:
         made = Export(where, find_conversation(where, name))
@@ -153,7 +153,7 @@ def find_conversation(where: Place, name: str) -> Standing:
     """
     import difflib
 
-    from app.work import standing
+    from shellback.work.queue import standing
 
     found = where.database.read_now(standing.one, name)
     if found is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from app.cli.shared import Refused, json_option, print_json
+from shellback.cli.shared import Refused, json_option, print_json
 
 
 @click.command()
@@ -26,7 +26,7 @@ def demo(as_json: bool, keep: bool, yes: bool) -> None:
     backlog; then worker and supervisor are killed with kill -9 while a process runs, and nothing
     is lost and nothing runs twice.
     """
-    from app.cli.tour import Tour
+    from shellback.cli.tour import Tour
 
     ask = sys.stdin.isatty() and sys.stdout.isatty() and not yes and not as_json
     with _playground(keep=keep, quiet=as_json) as root, Tour(root, narrate=not as_json, ask=ask) as tour:
@@ -42,7 +42,7 @@ def demo(as_json: bool, keep: bool, yes: bool) -> None:
 def _playground(*, keep: bool, quiet: bool) -> Generator[Path]:
     """A directory of our own with `home` and a `workspace` that belongs to whoever runs commands."""
     root = Path(tempfile.mkdtemp(prefix="shellback-demo-"))
-    from app.exec.backends.runner import make_workspace
+    from shellback.exec.core.runner import make_workspace
 
     root.chmod(0o755)
     (root / "home").mkdir(mode=stat.S_IRWXU)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.shared import json_option, load_settings, print_json
-from app.exec.display import visible_line
+from shellback.cli.shared import json_option, load_settings, print_json
+from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
-    from app.checks import Check
+    from shellback.checks import Check
 
 MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
@@ -26,7 +26,7 @@ def doctor(live: bool, as_json: bool) -> None:
 
     With --live it is quick, and made for a container or a monitor to call again and again.
     """
-    from app.checks import all_checks, live_checks
+    from shellback.checks import all_checks, live_checks
 
     found: list[Check] = (live_checks if live else all_checks)(load_settings())
     failed = any(check.state == "fail" for check in found)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from app.exec.display import visible_line
+from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
-    from app.wiring import Place
-    from app.work.hosts import Host
+    from shellback.wiring.wiring import Place
+    from shellback.work.hosts.hosts import Host
 
 
 def home_of(where: Place, conversation: str) -> Host | None:
     """The other host that a conversation lives on; None if it lives here, or nowhere yet."""
-    from app.work import hosts
+    from shellback.work.hosts import hosts
 
     found = where.database.read_now(hosts.of_conversation, conversation)
     return None if found is None or found.host_id == where.host_id else found
@@ -32,7 +32,7 @@ def waits(conversation: str, home: Host | None) -> str | None:
 
 def silent_hosts(where: Place, host_ids: Iterable[str]) -> dict[str, Host]:
     """Those of these hosts that are silent, by id; never this one."""
-    from app.work import hosts
+    from shellback.work.hosts import hosts
 
     wanted = set(host_ids) - {where.host_id}
     found = where.database.read_now(lambda conn: [hosts.one(conn, host_id) for host_id in wanted]) if wanted else []

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.completing import conversation_option
-from app.cli.following import Tail
-from app.cli.freshness import Freshness
-from app.cli.moments import MOMENT
-from app.cli.shared import coloured, json_option, opened, print_json, stamp
-from app.exec.display import request_lines, shown_line, visible, visible_line
+from shellback.cli.completing import conversation_option
+from shellback.cli.following import Tail
+from shellback.cli.freshness import Freshness
+from shellback.cli.moments import MOMENT
+from shellback.cli.shared import coloured, json_option, opened, print_json, stamp
+from shellback.exec.core.display import request_lines, shown_line, visible, visible_line
 
 if TYPE_CHECKING:
-    from app.work.stream import Event
+    from shellback.work.queue.stream import Event
 
 LOOK_S: Final = 0.2
 KINDS: Final = (
@@ -50,7 +50,7 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
       shellback events -f --json | jq -c 'select(.kind == "exit")'
       shellback events -f -k approval -k alarm
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.work import stream
+    from shellback.work.queue import stream
 
     with opened() as where:
         fresh = Freshness(where)
@@ -89,11 +89,11 @@ def _told(event: Event) -> str:
         return _call(payload)
     told = payload.get("text")
     if event.kind == "exit":
-        from app.exec.callback_text import wake_text
+        from shellback.exec.reports.callback_text import wake_text
 
         told = wake_text(payload).split("\n")[1]
     elif event.kind == "watch":
-        from app.exec.watch_text import watch_text
+        from shellback.exec.reports.watch_text import watch_text
 
         told = watch_text(payload).split("\n")[1]
     elif not isinstance(told, str):

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.storage.tables import mailbox, turns
+from shellback.storage.tables import mailbox, turns
 
 
 def turn(conn: sa.Connection, turn_id: str, *, ended: bool) -> dict[str, Any] | None:

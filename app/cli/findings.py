@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.completing import conversation_option, finding_ids
-from app.cli.freshness import Freshness
-from app.cli.shared import age, columns, json_option, me, opened, print_json, stamp, table_lines
-from app.exec.display import folded, request_lines, visible_line
+from shellback.cli.completing import conversation_option, finding_ids
+from shellback.cli.freshness import Freshness
+from shellback.cli.shared import age, columns, json_option, me, opened, print_json, stamp, table_lines
+from shellback.exec.core.display import folded, request_lines, visible_line
 
 if TYPE_CHECKING:
-    from app.exec.findings import Finding
-    from app.wiring import Place
+    from shellback.exec.core.findings import Finding
+    from shellback.wiring.wiring import Place
 
 
 @click.group()
@@ -39,7 +39,7 @@ def findings() -> None:
 @json_option
 def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
     """List open findings, oldest first."""
-    from app.storage import findings as rows
+    from shellback.storage import findings as rows
 
     with opened() as where:
         found = where.database.read_now(rows.find, conversation_id=conversation, everything=everything)
@@ -75,7 +75,7 @@ def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
 @json_option
 def show(finding: str, as_json: bool) -> None:
     """Show one finding whole: what was met, where it is kept, what to do."""
-    from app.storage import findings as rows
+    from shellback.storage import findings as rows
 
     with opened() as where:
         found = where.database.read_now(rows.get, finding)
@@ -104,7 +104,7 @@ def show(finding: str, as_json: bool) -> None:
 @json_option
 def ack(finding: str | None, everything: bool, as_json: bool) -> None:
     """Say that you have seen it: it is no longer pointed at. Nothing in the workspace changes."""
-    from app.storage import findings as rows
+    from shellback.storage import findings as rows
 
     if (finding is None) != everything:
         raise click.UsageError("give one ID, or --all")
@@ -140,7 +140,7 @@ def remedy(one: Finding) -> str:
 
 def open_line(where: Place, conversation: str | None = None) -> str | None:
     """One line for people about open findings, of a conversation or of all; None where there are none."""
-    from app.storage import findings as rows
+    from shellback.storage import findings as rows
 
     count = where.database.read_now(rows.open_count, conversation_id=conversation)
     return pointed(count) if count else None

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from app.wiring import Place
-    from app.work.stream import Event
+    from shellback.wiring.wiring import Place
+    from shellback.work.queue.stream import Event
 
 PAGE: Final = 500
 LATE_S: Final = 2.0
@@ -30,7 +30,7 @@ class Tail:
 
     def new(self) -> Iterator[Event]:
         """What has come since the last call."""
-        from app.work import stream
+        from shellback.work.queue import stream
 
         number, full = self._after, True
         while full:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from app.cli.elsewhere import silent_hosts
-from app.cli.shared import age
-from app.exec.display import visible_line
+from shellback.cli.elsewhere import silent_hosts
+from shellback.cli.shared import age
+from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
-    from app.wiring import Place
-    from app.work.hosts import Host
+    from shellback.wiring.wiring import Place
+    from shellback.work.hosts.hosts import Host
 
 
 class Freshness:
     """How old is what the database says of some hosts, of this one always. Looked up once, when it is made."""
 
     def __init__(self, where: Place, host_ids: Iterable[str] = ()) -> None:
-        from app.work import hosts, roster
+        from shellback.work.hosts import hosts, roster
 
         workers = where.database.read_now(roster.look, where.host_id, everywhere=False)
         here = where.database.read_now(hosts.one, where.host_id)

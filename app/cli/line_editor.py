@@ -13,7 +13,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Final
 
-from app.exec.display import visible
+from shellback.exec.core.display import visible
 
 LONGEST: Final = 100_001
 """Characters that a line holds; one more than a message may have, so that it is refused and not cut in silence."""

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 
-from app.cli.completing import session_ids
-from app.cli.moments import MOMENT
-from app.cli.output import bytes_out
-from app.cli.processes import ending, find_session
-from app.cli.shared import Refused, json_option, opened, print_json
-from app.exec.plain_text import harmless, masked
+from shellback.cli.completing import session_ids
+from shellback.cli.moments import MOMENT
+from shellback.cli.output import bytes_out
+from shellback.cli.processes import ending, find_session
+from shellback.cli.shared import Refused, json_option, opened, print_json
+from shellback.exec.log.plain_text import harmless, masked
 
 if TYPE_CHECKING:
-    from app.exec.model import Session
-    from app.exec.supervisor.gaps import Hole
-    from app.wiring import Place
+    from shellback.exec.core.model import Session
+    from shellback.exec.wire.gaps import Hole
+    from shellback.wiring.wiring import Place
 
 POLL_S: Final = 0.1
 CHUNK: Final = 256 * 1024
@@ -72,7 +72,7 @@ def logs(
 
 
 def _follow(where: Place, session: Session, log: _Log, offset: int, to: _Printer) -> None:
-    from app.storage import sessions
+    from shellback.storage import sessions
 
     while True:
         current = where.database.read_now(sessions.get, session.id)
@@ -159,7 +159,7 @@ class _Kept(_Shown):
 
 
 def _text(holes: list[Hole]) -> str:
-    from app.exec.holes import dropped_text
+    from shellback.exec.log.holes import dropped_text
 
     return dropped_text(holes)
 
@@ -168,7 +168,7 @@ class _Log:
     """The file of one stream, with its holes. Bytes are read before the table of holes, which is written first."""
 
     def __init__(self, where: Place, session: Session, *, err: bool) -> None:
-        from app.exec.supervisor import layout
+        from shellback.exec.wire import layout
 
         directory = Path(where.home) / layout.SESSIONS / session.id
         if not directory.is_dir() and not session.live:
@@ -182,8 +182,8 @@ class _Log:
 
     def since(self, moment: float) -> int:
         """Where to begin to read so as to miss nothing printed at `moment` or later."""
-        from app.exec.supervisor import layout
-        from app.exec.supervisor.times import offset_since
+        from shellback.exec.supervisor.records.times import offset_since
+        from shellback.exec.wire import layout
 
         try:
             found = os.stat(self.path)
@@ -194,7 +194,7 @@ class _Log:
 
     def start_of(self, lines: int | None) -> int:
         """Where the last `lines` lines begin; None is all of them."""
-        from app.exec.holes import extent, line_start, newlines_in
+        from shellback.exec.log.holes import extent, line_start, newlines_in
 
         if lines is None:
             return 0
@@ -211,7 +211,7 @@ class _Log:
 
     def copy(self, offset: int, to: _Printer) -> int:
         """Hand over what there is from `offset` on and return where it ends."""
-        from app.exec.holes import exactly, extent, pieces
+        from shellback.exec.log.holes import exactly, extent, pieces
 
         dropped: list[Hole] = []
 

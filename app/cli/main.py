@@ -11,38 +11,38 @@ from typing import Any, Final
 
 import click
 
-from app.cli.codes import MEANING
-from app.cli.output import guard
-from app.exec.display import visible_line
+from shellback.cli.codes import MEANING
+from shellback.cli.output import guard
+from shellback.exec.core.display import visible_line
 
 COMMANDS: Final = {
-    "worker": ("app.cli.worker", "Run turns for this host until it is told to stop."),
-    "supervisor": ("app.cli.supervisor", "Run the commands of agents as a service of its own."),
-    "chat": ("app.cli.chat", "Talk to the agent here: answers as they stream, approvals, wakes."),
-    "send": ("app.cli.send", "Send one message, and wait for the answer if asked to."),
-    "stop": ("app.cli.stop", "End the turn of a conversation at its next step; with --kill its processes too."),
-    "approvals": ("app.cli.approvals", "List, show, approve or deny what waits for a person."),
-    "audit": ("app.cli.audit", "Show who let what run, when, and through which surface."),
-    "policy": ("app.cli.policy", "Say what policy makes of a command, without starting it."),
-    "rules": ("app.cli.rules", "List, add, revoke or try the rules about commands."),
-    "findings": ("app.cli.findings", "List, show or acknowledge what commands left that you should look at."),
-    "ps": ("app.cli.processes", "List processes that the agents started."),
-    "logs": ("app.cli.logs", "Show what a process printed."),
-    "attach": ("app.cli.attach", "Put your terminal on a process: see what it shows, and type."),
-    "kill": ("app.cli.processes", "End a process and everything it started."),
-    "workspaces": ("app.cli.workspaces", "List containers, show what was done in one, take one away."),
-    "prune": ("app.cli.prune", "Forget what is old: rows, items, idle conversations."),
-    "queue": ("app.cli.queue", "Show the backlog by priority and age, what runs, what is blocked."),
-    "conversations": ("app.cli.conversations", "List conversations, read one, or export one whole."),
-    "events": ("app.cli.events", "Show what happened, also while it happens."),
-    "workers": ("app.cli.workers", "List workers: where, which version, alive or not."),
-    "config": ("app.cli.config", "Show every setting with its value and where it came from."),
-    "completion": ("app.cli.completion", "Print the completion script for a shell."),
-    "migrate": ("app.cli.migrate", "Create or upgrade the tables."),
-    "doctor": ("app.cli.doctor", "Say what works here, what does not, and how to mend it."),
-    "sandbox": ("app.cli.sandbox", "Show where commands run and what holds them there; try a command in it."),
-    "adopt": ("app.cli.adopt", "Take over what is another host's, because you say so."),
-    "demo": ("app.cli.demo", "A tour with real processes that ends by itself."),
+    "worker": ("shellback.cli.worker", "Run turns for this host until it is told to stop."),
+    "supervisor": ("shellback.cli.supervisor", "Run the commands of agents as a service of its own."),
+    "chat": ("shellback.cli.chat", "Talk to the agent here: answers as they stream, approvals, wakes."),
+    "send": ("shellback.cli.send", "Send one message, and wait for the answer if asked to."),
+    "stop": ("shellback.cli.stop", "End the turn of a conversation at its next step; with --kill its processes too."),
+    "approvals": ("shellback.cli.approvals", "List, show, approve or deny what waits for a person."),
+    "audit": ("shellback.cli.audit", "Show who let what run, when, and through which surface."),
+    "policy": ("shellback.cli.policy", "Say what policy makes of a command, without starting it."),
+    "rules": ("shellback.cli.rules", "List, add, revoke or try the rules about commands."),
+    "findings": ("shellback.cli.findings", "List, show or acknowledge what commands left that you should look at."),
+    "ps": ("shellback.cli.processes", "List processes that the agents started."),
+    "logs": ("shellback.cli.logs", "Show what a process printed."),
+    "attach": ("shellback.cli.attach", "Put your terminal on a process: see what it shows, and type."),
+    "kill": ("shellback.cli.processes", "End a process and everything it started."),
+    "workspaces": ("shellback.cli.workspaces", "List containers, show what was done in one, take one away."),
+    "prune": ("shellback.cli.prune", "Forget what is old: rows, items, idle conversations."),
+    "queue": ("shellback.cli.queue", "Show the backlog by priority and age, what runs, what is blocked."),
+    "conversations": ("shellback.cli.conversations", "List conversations, read one, or export one whole."),
+    "events": ("shellback.cli.events", "Show what happened, also while it happens."),
+    "workers": ("shellback.cli.workers", "List workers: where, which version, alive or not."),
+    "config": ("shellback.cli.config", "Show every setting with its value and where it came from."),
+    "completion": ("shellback.cli.completion", "Print the completion script for a shell."),
+    "migrate": ("shellback.cli.migrate", "Create or upgrade the tables."),
+    "doctor": ("shellback.cli.doctor", "Say what works here, what does not, and how to mend it."),
+    "sandbox": ("shellback.cli.sandbox", "Show where commands run and what holds them there; try a command in it."),
+    "adopt": ("shellback.cli.adopt", "Take over what is another host's, because you say so."),
+    "demo": ("shellback.cli.demo", "A tour with real processes that ends by itself."),
 }
 
 SECTIONS: Final = {
@@ -104,8 +104,8 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Run the command line and exit: errors we know end as one line and code 2, never as a stack trace."""
-    from app.cli.codes import CANNOT, INTERRUPTED
-    from app.cli.shared import complain, known_error
+    from shellback.cli.codes import CANNOT, INTERRUPTED
+    from shellback.cli.shared import complain, known_error
 
     # A tenth of a short command's time went into looking for garbage among modules that it had just loaded.
     gc.set_threshold(20_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from app.cli.shared import json_option, load_settings, print_json
+from shellback.cli.shared import json_option, load_settings, print_json
 
 
 @click.command()
@@ -15,8 +15,8 @@ def migrate(check: bool, as_json: bool) -> None:
 
     Running it again changes nothing. On SQLite every command does it by itself.
     """
-    from app import wiring
-    from app.storage import schema
+    from shellback.storage import schema
+    from shellback.wiring import wiring
 
     settings = load_settings()
     with wiring.place(settings, migrated=False) as where:

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import IO, Any, Final, Literal, NoReturn, cast
 
-from app.exec.display import escaped, visible
+from shellback.exec.core.display import escaped, visible
 
 # Another one in each process, so that no text from elsewhere can have it.
 _OURS: Final = f"\0{os.urandom(16).hex()}\0"
@@ -37,7 +37,7 @@ class Shown(io.TextIOWrapper):
     @property
     def buffer(self) -> NoReturn:
         """Not there: `click` and others would write past what is done here."""
-        raise AttributeError("bytes would be written as they are: use app.cli.output.bytes_out")
+        raise AttributeError("bytes would be written as they are: use shellback.cli.output.bytes_out")
 
     def write(self, text: str | bytes, /) -> int:
         """Write text; what is not ours, made visible. click gives completions as bytes.
@@ -84,7 +84,7 @@ def drawn(sequence: str) -> str:
 
 def styled(text: str, how: Literal["bold", "red", "green", "yellow"]) -> str:
     """The text in bold or a colour, on a terminal that has them and where NO_COLOR does not ask for none."""
-    from app.settings import plain_terminal
+    from shellback.settings import plain_terminal
 
     begin = "" if plain_terminal() else drawn(f"\x1b[{_STYLES[how]}m")
     return begin + text + drawn("\x1b[0m") if begin else text

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from app.cli.keystrokes import shown
-from app.exec import limits
-from app.exec.terminals.passing import Passing
+from shellback.cli.keystrokes import shown
+from shellback.exec.core import limits
+from shellback.exec.terminals.passing import Passing
 
 if TYPE_CHECKING:
-    from app.cli.raw_terminal import RawTerminal
-    from app.exec.terminals.attaching import Attachment
-    from app.exec.terminals.screen import Screen
+    from shellback.cli.raw_terminal import RawTerminal
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.exec.terminals.screen import Screen
 
 BEHIND: Final = 1024 * 1024
 """Further behind, a person is shown what is there now instead of all that came before."""

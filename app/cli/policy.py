@@ -13,11 +13,11 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from app.cli.shared import load_settings, print_json
+from shellback.cli.shared import load_settings, print_json
 
 if TYPE_CHECKING:
-    from app.exec.classify.model import Judgement, Surroundings
-    from app.settings import Settings
+    from shellback.exec.policy.classify.model import Judgement, Surroundings
+    from shellback.settings import Settings
 
 LINE_BYTES: Final = 1 << 20
 _SYSTEM: Final = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run")
@@ -78,8 +78,8 @@ def check(commands: tuple[str, ...], profile: str, cwd: str | None) -> None:
 @cwd_option
 def explain(command: str, profile: str, cwd: str | None) -> None:
     """Say to a person what COMMAND is taken for, part by part, and why."""
-    from app.exec.classify.model import CAPABILITIES
-    from app.exec.display import shown
+    from shellback.exec.core.display import shown
+    from shellback.exec.policy.classify.model import CAPABILITIES
 
     judgement = _judged(profile, cwd)(command, None)
     may = [name for name, given in CAPABILITIES[judgement.tier]._asdict().items() if given]
@@ -103,12 +103,12 @@ SAID: Final = {
 
 
 def _judged(profile: str, cwd: str | None) -> Judged:
-    from app.exec.classify.model import Judgement, Tier
-    from app.exec.judge import by_rules, judged
-    from app.exec.model import WORK
-    from app.exec.rules.enforced import outside
-    from app.exec.rules.file import load
-    from app.exec.rules.matching import Facts
+    from shellback.exec.core.model import WORK
+    from shellback.exec.policy.classify.model import Judgement, Tier
+    from shellback.exec.policy.judge import by_rules, judged
+    from shellback.exec.policy.rules.enforced import outside
+    from shellback.exec.policy.rules.file import load
+    from shellback.exec.policy.rules.matching import Facts
 
     settings = load_settings()
     rules = load(settings.policy)
@@ -145,9 +145,9 @@ def _judged(profile: str, cwd: str | None) -> Judged:
 
 def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:
     """What a command in `cwd` would find around it."""
-    from app.exec.backends.view import HOME
-    from app.exec.classify.model import Surroundings
-    from app.exec.secrets import Secrets
+    from shellback.exec.backends.view import HOME
+    from shellback.exec.core.secrets import Secrets
+    from shellback.exec.policy.classify.model import Surroundings
 
     hidden = settings.hidden
     workspace = settings.workspace_root.resolve()
@@ -174,7 +174,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _one(line: bytes, judged: Judged) -> None:
-    from app.exec.classify.model import Judgement, Tier
+    from shellback.exec.policy.classify.model import Judgement, Tier
 
     def rubbish(why: str, command: Any = None) -> None:
         _print(command, Judgement(verdict="deny", tier=Tier.ADMIN, reason=why))

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.cli.completing import conversation_option, session_ids
-from app.cli.findings import open_line
-from app.cli.freshness import Freshness
-from app.cli.shared import Refused, age, json_option, opened, print_json, table_lines
-from app.cli.terminal import confirmed
-from app.cli.unknown import how
-from app.cli.watching import watch, watch_option
-from app.exec.display import shown_line, visible_line
+from shellback.cli.completing import conversation_option, session_ids
+from shellback.cli.findings import open_line
+from shellback.cli.freshness import Freshness
+from shellback.cli.shared import Refused, age, json_option, opened, print_json, table_lines
+from shellback.cli.terminal import confirmed
+from shellback.cli.unknown import how
+from shellback.cli.watching import watch, watch_option
+from shellback.exec.core.display import shown_line, visible_line
 
 if TYPE_CHECKING:
-    from app.exec.model import Session
-    from app.settings import Settings
-    from app.wiring import Place
+    from shellback.exec.core.model import Session
+    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
 
 
 @click.command()
@@ -45,8 +45,8 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
         if strangers:
             _print_unknown(where, as_json=as_json)
             return
-        from app.storage import findings as rows
-        from app.storage import sessions
+        from shellback.storage import findings as rows
+        from shellback.storage import sessions
 
         def look() -> list[Session]:
             return where.database.read_now(
@@ -82,7 +82,7 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
 
 
 def _print_unknown(where: Place, *, as_json: bool) -> None:
-    from app.cli import unknown
+    from shellback.cli import unknown
 
     found = unknown.listed(where)
     if as_json:
@@ -131,7 +131,7 @@ def ending(session: Session) -> str:
 def _behind_blocks(conn: Any) -> list[dict[str, Any]]:
     import sqlalchemy as sa
 
-    from app.storage.tables import conversations, mailbox
+    from shellback.storage.tables import conversations, mailbox
 
     query = (
         sa.select(conversations.c.id, conversations.c.blocked_reason, sa.func.count(mailbox.c.id))
@@ -148,8 +148,8 @@ def find_session(where: Place, given: str) -> Session:
     Raises:
         Refused: None or several do, or it belongs to another host.
     """
-    from app.exec.model import SessionId
-    from app.storage import sessions
+    from shellback.exec.core.model import SessionId
+    from shellback.storage import sessions
 
     matching = where.database.read_now(sessions.ids, given, limit=100) if given else []
     if len(matching) > 1 and given not in matching:
@@ -190,7 +190,7 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> Non
             except Refused as refused:
                 wrong.append(refused.format_message())
         if any(one["settles"] for one in done):
-            from app.cli import unknown
+            from shellback.cli import unknown
 
             unknown.settled(where)
     facts = [{"session_id": one["session_id"], "survivors": one["survivors"]} for one in done]
@@ -207,7 +207,7 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> Non
 
 
 def _all_unknown(where: Place, *, yes: bool, quiet: bool) -> list[str]:
-    from app.cli import unknown
+    from shellback.cli import unknown
 
     found = unknown.listed(where)
     if not (yes if found else quiet):
@@ -221,8 +221,8 @@ def _end(where: Place, given: str) -> dict[str, Any]:
     """End one process; `settles` is whether it was one that a restored backup had left to a person."""
     import asyncio
 
-    from app.cli import unknown
-    from app.storage import sessions
+    from shellback.cli import unknown
+    from shellback.storage import sessions
 
     if not where.database.read_now(sessions.ids, given, limit=1):
         one = unknown.find(where, given)
@@ -251,10 +251,10 @@ async def _kill(settings: Settings, session: Session, give_up: Callable[[], bool
     """End what runs; None for what `give_up` has settled because nothing is known of it."""
     import asyncio
 
-    from app import supervision
-    from app.exec import limits
-    from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
-    from app.exec.supervised import end_of
+    from shellback.exec.core import limits
+    from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+    from shellback.exec.link.supervised import end_of
+    from shellback.wiring import supervision
 
     client = supervision.supervisors(settings)
     try:

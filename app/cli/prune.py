@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from app.cli.shared import json_option, opened, print_json
+from shellback.cli.shared import json_option, opened, print_json
 
 _UNITS: Final = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _LEAST_S: Final = 3600.0
@@ -45,7 +45,7 @@ def prune(dry_run: bool, older_than: float | None, as_json: bool) -> None:
       shellback prune --dry-run          what RETAIN_DAYS would let go now
       shellback prune --older-than 7d    all but the last week
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app import wiring
+    from shellback.wiring import wiring
 
     with opened() as where, wiring.retention(where, rows_s=older_than) as retention:
         gone = asyncio.run(retention.planned() if dry_run else retention.once())

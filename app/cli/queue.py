@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.freshness import Freshness
-from app.cli.shared import age, json_option, opened, print_json, table
+from shellback.cli.freshness import Freshness
+from shellback.cli.shared import age, json_option, opened, print_json, table
 
 if TYPE_CHECKING:
-    from app.work.backlog import Backlog
+    from shellback.work.queue.backlog import Backlog
 
 _REMEDIES = {
     "approval": "`shellback approvals list`",
@@ -34,7 +34,7 @@ def queue(all_hosts: bool, as_json: bool) -> None:
       shellback queue
       shellback queue --json | jq '.waiting[].items'
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.work import backlog
+    from shellback.work.queue import backlog
 
     with opened() as where:
         found = where.database.read_now(backlog.look, None if all_hosts else where.host_id)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TextIO
 
-from app.cli.giving_back import GivingBack
-from app.exec.model import WindowSize
+from shellback.cli.giving_back import GivingBack
+from shellback.exec.core.model import WindowSize
 
 LAST_S: Final = 1.0
 _READ: Final = 64 * 1024

@@ -7,11 +7,11 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from app.cli.shared import age, columns
-from app.exec.display import folded, request_lines, shown_line, visible_line
+from shellback.cli.shared import age, columns
+from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
 
 if TYPE_CHECKING:
-    from app.work.approvals import Request
+    from shellback.work.approvals.approvals import Request
 
 
 def facts_of(request: Request) -> dict[str, Any]:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.completing import conversation_option
-from app.cli.shared import Refused, json_option, load_settings, me, opened, print_json, stamp, utf8
-from app.exec.display import shown_line
+from shellback.cli.completing import conversation_option
+from shellback.cli.shared import Refused, json_option, load_settings, me, opened, print_json, stamp, utf8
+from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from app.exec.rules.rule import Effect, Match, Rule
-    from app.storage.rules import Saved
+    from shellback.exec.policy.rules.rule import Effect, Match, Rule
+    from shellback.storage.rules import Saved
 
 DAY_S: Final = 86_400.0
 DAYS: Final = 30
@@ -44,8 +44,8 @@ def rules() -> None:
 @json_option
 def list_(everything: bool, as_json: bool) -> None:
     """List the rules in force: the operator's file first, then those that people saved, with their uses."""
-    from app.exec.rules.file import load
-    from app.storage import rules as store
+    from shellback.exec.policy.rules.file import load
+    from shellback.storage import rules as store
 
     settings = load_settings()
     written = load(settings.policy).rules
@@ -104,11 +104,11 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     Give the words behind `--`, so that their options are not taken for ours. An allow holds for exactly these words,
     unless --prefix; an ask or deny for whatever follows too, unless --exact.
     """
-    from app.exec.classify.model import Tier
-    from app.exec.rules.narrow import objection
-    from app.exec.rules.rule import Match, Rule
-    from app.storage import rules as store
-    from app.work import audit
+    from shellback.exec.policy.classify.model import Tier
+    from shellback.exec.policy.rules.narrow import objection
+    from shellback.exec.policy.rules.rule import Match, Rule
+    from shellback.storage import rules as store
+    from shellback.work.approvals import audit
 
     exact = effect == "allow" if begins is None else not begins
     match = Match(
@@ -158,8 +158,8 @@ def revoke(rule_id: str, as_json: bool) -> None:
 
     What the rule has let start runs on.
     """
-    from app.storage import rules as store
-    from app.work import audit
+    from shellback.storage import rules as store
+    from shellback.work.approvals import audit
 
     def end(conn: sa.Connection) -> Saved:
         ended = store.revoke(conn, rule_id, by=me())
@@ -188,12 +188,12 @@ def test(
     command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None, as_json: bool
 ) -> None:
     """Say which rule decides about COMMAND, and what is said to it without one. Nothing is started."""
-    from app.cli.policy import SAID, around
-    from app.exec.judge import judged
-    from app.exec.model import WORK
-    from app.exec.rules.facts import Facts
-    from app.exec.rules.file import load
-    from app.storage import rules as store
+    from shellback.cli.policy import SAID, around
+    from shellback.exec.core.model import WORK
+    from shellback.exec.policy.judge import judged
+    from shellback.exec.policy.rules.facts import Facts
+    from shellback.exec.policy.rules.file import load
+    from shellback.storage import rules as store
 
     settings = load_settings()
     written = load(settings.policy)
@@ -225,7 +225,7 @@ def test(
 
 
 def _glob(pattern: str) -> str:
-    from app.exec.rules.globs import absolute
+    from shellback.exec.policy.rules.globs import absolute
 
     try:
         return absolute(pattern, Path.cwd())

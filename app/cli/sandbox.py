@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import Refused, json_option, load_settings, print_json
-from app.exec.display import visible_line
-from app.exec.model import READ_ONLY, WORK
+from shellback.cli.shared import Refused, json_option, load_settings, print_json
+from shellback.exec.core.display import visible_line
+from shellback.exec.core.model import READ_ONLY, WORK
 
 if TYPE_CHECKING:
-    from app.choice import Choice
-    from app.exec.backends.base import Backend
-    from app.exec.backends.bubblewrap import BubblewrapBackend
-    from app.settings import Settings
+    from shellback.exec.backends.bubblewrap import BubblewrapBackend
+    from shellback.exec.core.base import Backend
+    from shellback.settings import Settings
+    from shellback.wiring.choice import Choice
 
 NOT_FOUND: Final = 127
 
@@ -44,7 +44,7 @@ def sandbox(ctx: click.Context, as_json: bool) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if ctx.invoked_subcommand is not None:
         return
-    from app.choice import a_workspace, choose
+    from shellback.wiring.choice import a_workspace, choose
 
     settings = load_settings()
     with a_workspace(settings) as (workspace, made):
@@ -62,8 +62,8 @@ def sandbox(ctx: click.Context, as_json: bool) -> None:
 
 def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
     """What there is to know about where commands run, for people and programs."""
-    from app.exec.backends.bubblewrap import BubblewrapBackend
-    from app.exec.backends.podman import PodmanBackend
+    from shellback.exec.backends.bubblewrap import BubblewrapBackend
+    from shellback.exec.backends.podman import PodmanBackend
 
     backend = chosen.backend
     shown: dict[str, Any] = {
@@ -121,14 +121,14 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
       shellback sandbox run --profile read_only -- git status
       NETWORK=on shellback sandbox run curl -sS https://example.org
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.choice import a_workspace, bubblewrap, podman
-    from app.exec.backends.bubblewrap import BubblewrapBackend
-    from app.exec.backends.causes import Machine, cause
-    from app.exec.backends.podman import PodmanBackend
-    from app.exec.backends.podman_trial import tried_in_container
-    from app.exec.backends.trial import tried
-    from app.exec.commands import command_spec
-    from app.exec.limits import Limits
+    from shellback.exec.backends.bubblewrap import BubblewrapBackend
+    from shellback.exec.backends.causes import Machine, cause
+    from shellback.exec.backends.podman import PodmanBackend
+    from shellback.exec.backends.podman_trial import tried_in_container
+    from shellback.exec.backends.trial import tried
+    from shellback.exec.core.limits import Limits
+    from shellback.exec.policy.commands import command_spec
+    from shellback.wiring.choice import a_workspace, bubblewrap, podman
 
     settings = load_settings()
     text = command[0] if len(command) == 1 else shlex.join(command)
@@ -156,7 +156,7 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
 
 def missing(text: str, backend: BubblewrapBackend) -> str | None:
     """What to do about a program that the host has and the sandbox has not; None where that is not it."""
-    from app.settings import plain_environment
+    from shellback.settings import plain_environment
 
     try:
         word = next((word for word in shlex.split(text) if "=" not in word), "")

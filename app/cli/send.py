@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.codes import OF_A_FATE
-from app.cli.shared import Refused, columns, json_option, me, opened, print_json, utf8
-from app.exec.display import folded, visible_line
+from shellback.cli.codes import OF_A_FATE
+from shellback.cli.shared import Refused, columns, json_option, me, opened, print_json, utf8
+from shellback.exec.core.display import folded, visible_line
 
 if TYPE_CHECKING:
-    from app.storage.db import Database
-    from app.work.sending import Sent
+    from shellback.storage.db import Database
+    from shellback.work.approvals.sending import Sent
 
 NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shellback worker`"
 
@@ -54,11 +54,11 @@ def send(
       shellback send -c build --priority low 'Look at the warnings when there is time.'
       git log -3 | shellback send -c review --wait --json -
     """  # noqa: D301
-    from app import wiring
-    from app.cli.children import worker_lives
-    from app.cli.elsewhere import home_of, waits
-    from app.work import sending
-    from app.work.items import Priority
+    from shellback.cli.children import worker_lives
+    from shellback.cli.elsewhere import home_of, waits
+    from shellback.wiring import wiring
+    from shellback.work.approvals import sending
+    from shellback.work.queue.items import Priority
 
     body = _from_stdin() if text == "-" else utf8(text, "the message")
     with opened() as where:
@@ -97,7 +97,7 @@ def send(
 
 
 def _wait(database: Database, sent: Sent, timeout: float, facts: dict[str, Any]) -> int:
-    from app.cli.waiting import Waiting
+    from shellback.cli.waiting import Waiting
 
     waiting = Waiting(database, sent)
     deadline = time.monotonic() + timeout

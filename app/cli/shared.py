@@ -14,13 +14,13 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from app.cli.codes import CANNOT
-from app.cli.output import styled
-from app.exec.display import shown_line
+from shellback.cli.codes import CANNOT
+from shellback.cli.output import styled
+from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:
-    from app.settings import Settings
-    from app.wiring import Place
+    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON instead of text.")
 
@@ -42,11 +42,11 @@ def complain(text: str, file: IO[Any] | None = None) -> None:
 
 def known_error(error: Exception) -> str | None:
     """The text of an error that names its cause and remedy itself; None for a bug, which deserves its trace."""
-    from app.agent.errors import AgentError
-    from app.exec.errors import ExecError
-    from app.settings import SettingsError
-    from app.storage.errors import StorageError
-    from app.work.errors import WorkError
+    from shellback.agent.errors import AgentError
+    from shellback.exec.core.errors import ExecError
+    from shellback.settings import SettingsError
+    from shellback.storage.errors import StorageError
+    from shellback.work.errors import WorkError
 
     known: tuple[type[Exception], ...] = (AgentError, ExecError, SettingsError, StorageError, WorkError)
     if isinstance(error, known):
@@ -78,8 +78,8 @@ def _in_a_driver(error: Exception) -> str | None:
     """What a database's error means that came through somebody else's connection, say that of DBOS."""
     if "sqlalchemy" not in sys.modules:
         return None
-    from app.storage.failures import failure_of
-    from app.storage.url import normalised
+    from shellback.storage.failures import failure_of
+    from shellback.storage.url import normalised
 
     with contextlib.suppress(Exception):
         failure = failure_of(error, normalised(load_settings().database_url))
@@ -110,7 +110,7 @@ def utf8(text: str, what: str) -> str:
 
 def load_settings() -> Settings:
     """The settings; a wrong one ends the command with its name, value and what is allowed."""
-    from app.settings import Settings
+    from shellback.settings import Settings
 
     return Settings.load()
 
@@ -118,7 +118,7 @@ def load_settings() -> Settings:
 @contextlib.contextmanager
 def opened(settings: Settings | None = None) -> Generator[Place]:
     """The state directory and database of the settings, open for one command."""
-    from app import wiring
+    from shellback.wiring import wiring
 
     with wiring.place(settings or load_settings()) as where:
         yield where

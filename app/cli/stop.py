@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.shared import Refused, json_option, load_settings, me, opened, print_json
+from shellback.cli.shared import Refused, json_option, load_settings, me, opened, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from app.exec.model import Session
-    from app.settings import Settings
-    from app.wiring import Place
-    from app.work.stopping import Settled, Stopping
+    from shellback.exec.core.model import Session
+    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
+    from shellback.work.turn.stopping import Settled, Stopping
 
 LOOK_S: Final = 0.1
 
@@ -43,10 +43,10 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
       shellback stop build
       shellback stop build --kill --wait
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app import wiring
-    from app.cli.children import worker_lives
-    from app.cli.elsewhere import home_of, waits
-    from app.work import stopping
+    from shellback.cli.children import worker_lives
+    from shellback.cli.elsewhere import home_of, waits
+    from shellback.wiring import wiring
+    from shellback.work.turn import stopping
 
     settings = load_settings()
     asked = time.time()
@@ -115,7 +115,7 @@ def _said(found: Stopping, state: str) -> str:
 
 
 def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
-    from app.storage import sessions
+    from shellback.storage import sessions
 
     found = where.database.read_now(sessions.find, conversation_id=conversation)
     here = [session for session in found if session.host_id == where.host_id]
@@ -127,8 +127,8 @@ def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
 
 async def _end_rest(settings: Settings, conversation: str) -> list[str]:
     """End what sessions that have ended had left running; their ids."""
-    from app import supervision
-    from app.exec.errors import SupervisorUnreachable
+    from shellback.exec.core.errors import SupervisorUnreachable
+    from shellback.wiring import supervision
 
     try:
         return await supervision.expire_conversations(settings, [conversation])
@@ -138,9 +138,9 @@ async def _end_rest(settings: Settings, conversation: str) -> list[str]:
 
 async def _kill(settings: Settings, found: list[Session]) -> list[str]:
     """Ids of those that were ended; one that ended by itself, or never started, is none of them."""
-    from app import supervision
-    from app.exec import limits
-    from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+    from shellback.exec.core import limits
+    from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+    from shellback.wiring import supervision
 
     client = supervision.supervisors(settings)
     try:

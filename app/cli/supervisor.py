@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from app.cli.shared import Refused, load_settings
+from shellback.cli.shared import Refused, load_settings
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from shellback.settings import Settings
 
 
 @click.command()
@@ -29,8 +29,8 @@ def supervisor(check: bool) -> None:
       shellback supervisor &
       SUPERVISOR=external ENABLE_EXECUTE=true shellback worker
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.exec.supervisor import launch
-    from app.storage.host import ensure_home
+    from shellback.exec.link import launch
+    from shellback.storage.host import ensure_home
 
     settings = load_settings()
     if check:
@@ -41,8 +41,8 @@ def supervisor(check: bool) -> None:
 
 
 async def _check(settings: Settings) -> None:
-    from app import supervision
-    from app.exec.errors import SupervisorAbsent
+    from shellback.exec.core.errors import SupervisorAbsent
+    from shellback.wiring import supervision
 
     client = supervision.supervisor_client(settings, spawn=False)
     try:

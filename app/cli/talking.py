@@ -9,27 +9,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.children import worker_lives
-from app.cli.codes import OF_A_FATE, PENDING
-from app.cli.elsewhere import home_of, waits
-from app.cli.findings import news, open_line
-from app.cli.following import Events
-from app.cli.line_editor import Line, LineEditor
-from app.cli.requests import wanted
-from app.cli.shared import Refused, columns
-from app.cli.terminal import PROMPT, Interrupts, Keyboard, Lines, Screen
-from app.cli.waiting import Waiting
-from app.exec.display import folded, shown, shown_line
-from app.work import approvals, sending, stopping, stream
-from app.work.errors import WorkError
+from shellback.cli.children import worker_lives
+from shellback.cli.codes import OF_A_FATE, PENDING
+from shellback.cli.elsewhere import home_of, waits
+from shellback.cli.findings import news, open_line
+from shellback.cli.following import Events
+from shellback.cli.line_editor import Line, LineEditor
+from shellback.cli.requests import wanted
+from shellback.cli.shared import Refused, columns
+from shellback.cli.terminal import PROMPT, Interrupts, Keyboard, Lines, Screen
+from shellback.cli.waiting import Waiting
+from shellback.exec.core.display import folded, shown, shown_line
+from shellback.work.approvals import approvals, sending
+from shellback.work.errors import WorkError
+from shellback.work.queue import stream
+from shellback.work.turn import stopping
 
 if TYPE_CHECKING:
-    from app.cli.children import WorkerChild
-    from app.wiring import Place
-    from app.work.approvals import Decision, Request, Scope
-    from app.work.queues import Enqueuer
-    from app.work.sending import Sent
-    from app.work.stream import Event
+    from shellback.cli.children import WorkerChild
+    from shellback.wiring.wiring import Place
+    from shellback.work.approvals.approvals import Decision, Request, Scope
+    from shellback.work.approvals.sending import Sent
+    from shellback.work.queue.queues import Enqueuer
+    from shellback.work.queue.stream import Event
 
 LOOK_S: Final = 0.1
 WORKER_LOOK_S: Final = 5.0
@@ -274,7 +276,7 @@ class Talk:
             case "typed":
                 self._screen.said(f"! {payload['by']}: {payload['text']}")
             case "watch":
-                from app.exec.watch_text import watch_text
+                from shellback.exec.reports.watch_text import watch_text
 
                 self._screen.said(f"! {watch_text(payload).split(chr(10))[1]}")
             case "answer":

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import click
 
-from app.cli.line_editor import LineEditor
-from app.cli.output import drawn
-from app.cli.shared import columns
-from app.exec.display import visible
-from app.settings import plain_terminal
+from shellback.cli.line_editor import LineEditor
+from shellback.cli.output import drawn
+from shellback.cli.shared import columns
+from shellback.exec.core.display import visible
+from shellback.settings import plain_terminal
 
 if TYPE_CHECKING:
     import io

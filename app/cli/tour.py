@@ -15,18 +15,18 @@ from typing import Any, Final, Self, TypeVar
 
 import click
 
-from app import supervision, wiring
-from app.cli import facts as facts_of
-from app.cli.children import WorkerChild
-from app.cli.shared import Refused
-from app.cli.terminal import confirmed
-from app.exec.errors import SupervisorUnreachable
-from app.exec.model import READ_ONLY, Session
-from app.settings import Settings, plain_environment
-from app.storage import sessions as session_rows
-from app.work import approvals, sending
-from app.work.approvals import Request
-from app.work.items import Priority
+from shellback.cli import facts as facts_of
+from shellback.cli.children import WorkerChild
+from shellback.cli.shared import Refused
+from shellback.cli.terminal import confirmed
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.model import READ_ONLY, Session
+from shellback.settings import Settings, plain_environment
+from shellback.storage import sessions as session_rows
+from shellback.wiring import supervision, wiring
+from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.approvals import Request
+from shellback.work.queue.items import Priority
 
 T = TypeVar("T")
 PATIENCE_S: Final = 45.0

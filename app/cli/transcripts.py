@@ -14,14 +14,14 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 
-from app.cli.output import styled
-from app.cli.shared import Refused, json_text, stamp
-from app.exec.display import shown, shown_line, visible, visible_line
-from app.storage import transcript
+from shellback.cli.output import styled
+from shellback.cli.shared import Refused, json_text, stamp
+from shellback.exec.core.display import shown, shown_line, visible, visible_line
+from shellback.storage import transcript
 
 if TYPE_CHECKING:
-    from app.wiring import Place
-    from app.work.standing import Standing
+    from shellback.wiring.wiring import Place
+    from shellback.work.queue.standing import Standing
 
 TELL_S = 1.0
 
@@ -50,8 +50,8 @@ def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
 
 def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
     """What was put before the model: by people, by us, and of the processes that run."""
-    from app.exec.blocks import MARK
-    from app.work.prompt import NOTICE
+    from shellback.exec.reports.blocks import MARK
+    from shellback.work.turn.prompt import NOTICE
 
     for piece in cast("list[Any]", content) if isinstance(content, list) else [content]:
         about = cast("dict[str, Any]", piece) if isinstance(piece, dict) else {}

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from app.cli.shared import Refused, age, table_lines
+from shellback.cli.shared import Refused, age, table_lines
 
 if TYPE_CHECKING:
-    from app.exec.model import Session, SessionEnd
-    from app.exec.ports import SupervisorPort
-    from app.wiring import Place
-    from app.work.callbacks import CallbackSink
-    from app.work.unknown import Unknown
+    from shellback.exec.core.model import Session, SessionEnd
+    from shellback.exec.core.ports import SupervisorPort
+    from shellback.wiring.wiring import Place
+    from shellback.work.hosts.unknown import Unknown
+    from shellback.work.queue.callbacks import CallbackSink
 
 T = TypeVar("T")
 _COLUMNS = {
@@ -30,8 +30,8 @@ def asked(where: Place, ask: Callable[[SupervisorPort], Awaitable[T]]) -> T:
     Raises:
         Refused: None runs, so nothing that it has is known.
     """
-    from app import supervision
-    from app.exec.errors import SupervisorUnreachable
+    from shellback.exec.core.errors import SupervisorUnreachable
+    from shellback.wiring import supervision
 
     async def connected() -> T:
         client = supervision.supervisors(where.settings)
@@ -47,7 +47,7 @@ def asked(where: Place, ask: Callable[[SupervisorPort], Awaitable[T]]) -> T:
 
 def listed(where: Place) -> list[Unknown]:
     """Processes that the supervisor has and the database does not, oldest first."""
-    from app.work.unknown import unknown
+    from shellback.work.hosts.unknown import unknown
 
     return asked(where, lambda client: unknown(client, where.database))
 
@@ -117,8 +117,8 @@ def chosen(found: Sequence[Unknown], given: str) -> Unknown:
 
 def end(where: Place, one: Unknown) -> list[int]:
     """End the tree of an unknown process and acknowledge its record; returns who could not be ended."""
-    from app.exec import limits
-    from app.exec.errors import SessionNotFound
+    from shellback.exec.core import limits
+    from shellback.exec.core.errors import SessionNotFound
 
     async def ended(client: SupervisorPort) -> list[int]:
         try:
@@ -140,8 +140,8 @@ def give_up(where: Place, session: Session) -> bool:
     Raises:
         Refused: A process of it lives.
     """
-    from app.work import generation
-    from app.work.unknown import give_up, marked
+    from shellback.work.hosts import generation
+    from shellback.work.hosts.unknown import give_up, marked
 
     if generation.absence_tells(where.home, session.created_at):
         return False
@@ -159,11 +159,11 @@ def give_up(where: Place, session: Session) -> bool:
 @contextmanager
 def callbacks(where: Place) -> Generator[CallbackSink]:
     """What tells the end of a session of this host, as a worker does."""
-    from app import wiring
-    from app.exec.callback_text import callback_payload
-    from app.exec.output import OutputLog
-    from app.exec.supervisor import layout
-    from app.work.callbacks import CallbackSink
+    from shellback.exec.log.output import OutputLog
+    from shellback.exec.reports.callback_text import callback_payload
+    from shellback.exec.wire import layout
+    from shellback.wiring import wiring
+    from shellback.work.queue.callbacks import CallbackSink
 
     def payload(session: Session) -> dict[str, object]:
         logs = where.home / layout.SESSIONS / session.id
@@ -176,8 +176,8 @@ def callbacks(where: Place) -> Generator[CallbackSink]:
 
 def settled(where: Place) -> None:
     """Forget what was found behind, if nothing of it is left."""
-    from app.work.generation import Generation
-    from app.work.unknown import settle
+    from shellback.work.hosts.generation import Generation
+    from shellback.work.hosts.unknown import settle
 
     count = Generation(where.home, where.host_id, where.database)
     asked(where, lambda client: settle(client, where.database, where.host_id, count, where.home))

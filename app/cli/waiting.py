@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.work import approvals, sending
+from shellback.work.approvals import approvals, sending
 
 if TYPE_CHECKING:
-    from app.storage.db import Database
-    from app.work.approvals import Request
-    from app.work.sending import Sent
+    from shellback.storage.db import Database
+    from shellback.work.approvals.approvals import Request
+    from shellback.work.approvals.sending import Sent
 
 Fate = Literal["answered", "failed", "stopped", "denied", "out_of_budget", "pending_approval", "set_aside"]
 

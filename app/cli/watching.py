@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
-from app.cli.output import drawn, undrawn
-from app.cli.shared import print_json, stamp
+from shellback.cli.output import drawn, undrawn
+from shellback.cli.shared import print_json, stamp
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from app.cli.children import ON_THE_HOST
-from app.cli.shared import Refused, load_settings
-from app.cli.workspace import make_default
+from shellback.cli.children import ON_THE_HOST
+from shellback.cli.shared import Refused, load_settings
+from shellback.cli.workspace import make_default
 
 if TYPE_CHECKING:
-    from app.choice import Choice
-    from app.settings import Settings
-    from app.storage.errors import ExecutorTaken
-    from app.work.worker import Worker
+    from shellback.settings import Settings
+    from shellback.storage.errors import ExecutorTaken
+    from shellback.wiring.choice import Choice
+    from shellback.work.worker.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ def worker(while_stdin: bool) -> None:
       ENABLE_EXECUTE=true shellback worker
       LOG_FORMAT=json LOG_LEVEL=WARNING shellback worker 2>>worker.log
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app import wiring
-    from app.choice import choose
-    from app.log import configure
-    from app.orders import note_workspace
-    from app.storage.errors import ExecutorTaken
+    from shellback.log import configure
+    from shellback.orders import note_workspace
+    from shellback.storage.errors import ExecutorTaken
+    from shellback.wiring import wiring
+    from shellback.wiring.choice import choose
 
     settings = load_settings()
     configure(settings.log_level, settings.log_format)

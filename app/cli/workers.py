@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from app.cli.shared import age, json_option, opened, print_json, stamp, table
+from shellback.cli.shared import age, json_option, opened, print_json, stamp, table
 
 
 @click.command()
@@ -23,7 +23,7 @@ def workers(everything: bool, as_json: bool) -> None:
       shellback workers
       shellback workers --all --json
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from app.work import roster
+    from shellback.work.hosts import roster
 
     with opened() as where:
         found = where.database.read_now(roster.look, where.host_id)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from app.settings import Settings
+    from shellback.settings import Settings
 
 
 def is_ours_to_make(settings: Settings) -> bool:
@@ -20,7 +20,7 @@ def make_default(settings: Settings) -> None:
 
     As root it is given to EXEC_UID, whom commands run as. The backend's own check says whether it can be used.
     """
-    from app.exec.backends.runner import make_workspace
+    from shellback.exec.core.runner import make_workspace
 
     if not is_ours_to_make(settings):
         return

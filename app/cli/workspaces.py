@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from app.cli.completing import workspace_names
-from app.cli.freshness import Freshness
-from app.cli.shared import Refused, age, json_option, opened, print_json, stamp, table
-from app.cli.terminal import confirmed
-from app.cli.unknown import how
-from app.exec.display import visible_line
+from shellback.cli.completing import workspace_names
+from shellback.cli.freshness import Freshness
+from shellback.cli.shared import Refused, age, json_option, opened, print_json, stamp, table
+from shellback.cli.terminal import confirmed
+from shellback.cli.unknown import how
+from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
-    from app.exec.model import PodmanWorkspace, Session
-    from app.wiring import Place
+    from shellback.exec.core.model import PodmanWorkspace, Session
+    from shellback.wiring.wiring import Place
 
 SHOWN: Final = 50
 _COLUMNS: Final = {
@@ -65,7 +65,7 @@ def list_(everything: bool, as_json: bool) -> None:
 
 
 def _list(*, everything: bool, as_json: bool) -> None:
-    from app.storage import workspaces as rows
+    from shellback.storage import workspaces as rows
 
     with opened() as where:
         found = where.database.read_now(rows.find, live=None if everything else True)
@@ -158,7 +158,7 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
     """
     import difflib
 
-    from app.storage import workspaces as rows
+    from shellback.storage import workspaces as rows
 
     known = where.database.read_now(rows.find)
     here = [one for one in known if one.state != "removed"] or known
@@ -203,7 +203,7 @@ def _is_overlay(where: Place, one: PodmanWorkspace) -> bool:
 
 
 def _running(where: Place, one: PodmanWorkspace) -> list[Session]:
-    from app.storage import sessions
+    from shellback.storage import sessions
 
     found = where.database.read_now(sessions.find, conversation_id=one.scope, live=True)
     return [
@@ -219,7 +219,7 @@ def _question(wanted: list[PodmanWorkspace], *, overlay: bool) -> str:
 
 
 async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool) -> list[dict[str, Any]]:
-    from app import wiring
+    from shellback.wiring import wiring
 
     containers = wiring.containers(where)
     done: list[dict[str, Any]] = []
@@ -236,8 +236,8 @@ async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool
 
 
 def _facts(where: Place, one: PodmanWorkspace, last: int) -> dict[str, Any]:
-    from app.exec.short_commands import PYTHON
-    from app.storage import workspaces as rows
+    from shellback.exec.tools.short_commands import PYTHON
+    from shellback.storage import workspaces as rows
 
     evaluated = where.database.read_now(rows.evaluations, one.scope, PYTHON, limit=last)
     running = _running(where, one) if one.state == "running" else []

@@ -9,23 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.exec.backends.host import HostBackend
-    from app.exec.backends.runner import make_workspace
-    from app.exec.capability import ExecCapability
-    from app.exec.engine import Engine
-    from app.exec.errors import ExecError
-    from app.exec.limits import Limits
-    from app.exec.logs import cleanup_exec_logs
-    from app.exec.memory_store import MemorySessionStore, MemoryWorkspaceStore
-    from app.exec.model import CommandSpec, PodmanWorkspace, Session, SessionEnd, SessionState
-    from app.exec.mounts.mount import HostMount
-    from app.exec.outcome import Outcome
-    from app.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile
-    from app.exec.section.config import PodmanSandboxConfig, SandboxConfig
-    from app.exec.section.podman import PodmanSandboxSection
-    from app.exec.section.sandbox import SandboxSection
-    from app.exec.section.short import PodmanShellParams, PodmanShellResult
-    from app.exec.shell import (
+    from shellback.exec.backends.host import HostBackend
+    from shellback.exec.backends.mounts.mount import HostMount
+    from shellback.exec.core.errors import ExecError
+    from shellback.exec.core.limits import Limits
+    from shellback.exec.core.model import CommandSpec, PodmanWorkspace, Session, SessionEnd, SessionState
+    from shellback.exec.core.runner import make_workspace
+    from shellback.exec.engine.engine import Engine
+    from shellback.exec.engine.memory_store import MemorySessionStore, MemoryWorkspaceStore
+    from shellback.exec.engine.outcome import Outcome
+    from shellback.exec.link.client import SupervisorClient
+    from shellback.exec.log.logs import cleanup_exec_logs
+    from shellback.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile
+    from shellback.exec.section.config import PodmanSandboxConfig, SandboxConfig
+    from shellback.exec.section.podman import PodmanSandboxSection
+    from shellback.exec.section.sandbox import SandboxSection
+    from shellback.exec.section.short import PodmanShellParams, PodmanShellResult
+    from shellback.exec.shell import (
         AsyncShell,
         BubblewrapShell,
         CommandValidator,
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
         WorkspaceSection,
         shell_of,
     )
-    from app.exec.supervisor.client import SupervisorClient
-    from app.exec.toolset import ExecTools, exec_toolset
-    from app.exec.watching.memory import MemoryWatchStore
-    from app.exec.watching.watcher import Watcher
+    from shellback.exec.tools.capability import ExecCapability
+    from shellback.exec.tools.toolset import ExecTools, exec_toolset
+    from shellback.exec.watching.memory import MemoryWatchStore
+    from shellback.exec.watching.watcher import Watcher
 
 __all__ = (
     "AsyncShell",
@@ -96,17 +96,17 @@ __all__ = (
 
 _HOMES = {
     "backends.host": ("HostBackend",),
-    "backends.runner": ("make_workspace",),
-    "capability": ("ExecCapability",),
-    "engine": ("Engine",),
-    "errors": ("ExecError",),
-    "limits": ("Limits",),
-    "logs": ("cleanup_exec_logs",),
-    "memory_store": ("MemorySessionStore", "MemoryWorkspaceStore"),
+    "core.runner": ("make_workspace",),
+    "tools.capability": ("ExecCapability",),
+    "engine.engine": ("Engine",),
+    "core.errors": ("ExecError",),
+    "core.limits": ("Limits",),
+    "log.logs": ("cleanup_exec_logs",),
+    "engine.memory_store": ("MemorySessionStore", "MemoryWorkspaceStore"),
     "watching.memory": ("MemoryWatchStore",),
-    "model": ("CommandSpec", "PodmanWorkspace", "Session", "SessionEnd", "SessionState"),
-    "mounts.mount": ("HostMount",),
-    "outcome": ("Outcome",),
+    "core.model": ("CommandSpec", "PodmanWorkspace", "Session", "SessionEnd", "SessionState"),
+    "backends.mounts.mount": ("HostMount",),
+    "engine.outcome": ("Outcome",),
     "section.changes": ("DeleteEntry", "EvalResult", "VirtualFileSystem", "WriteFile"),
     "section.config": ("PodmanSandboxConfig", "SandboxConfig"),
     "section.podman": ("PodmanSandboxSection",),
@@ -128,8 +128,8 @@ _HOMES = {
         "WorkspaceSection",
         "shell_of",
     ),
-    "supervisor.client": ("SupervisorClient",),
-    "toolset": ("ExecTools", "exec_toolset"),
+    "link.client": ("SupervisorClient",),
+    "tools.toolset": ("ExecTools", "exec_toolset"),
     "watching.watcher": ("Watcher",),
 }
 

@@ -19,12 +19,12 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from app.storage.engines import postgres_engines, sqlite_engines
-from app.storage.errors import DatabaseLocked, OutcomeUnknown
-from app.storage.failures import failure_of
-from app.storage.kept import KeptConnection
-from app.storage.url import normalised, shown
-from app.storage.writer import Writer
+from shellback.storage.engines import postgres_engines, sqlite_engines
+from shellback.storage.errors import DatabaseLocked, OutcomeUnknown
+from shellback.storage.failures import failure_of
+from shellback.storage.kept import KeptConnection
+from shellback.storage.url import normalised, shown
+from shellback.storage.writer import Writer
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from app.storage.errors import DatabaseUnreachable
+from shellback.storage.errors import DatabaseUnreachable
 
 _WAL_ATTEMPTS: Final = 100
 _CONNECT_TIMEOUT_S: Final = 5

@@ -17,9 +17,9 @@ from typing import Final, Protocol
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from app.storage.db import Database
-from app.storage.errors import DatabaseUnreachable, ExecutorTaken
-from app.storage.failures import failure_of
+from shellback.storage.db import Database
+from shellback.storage.errors import DatabaseUnreachable, ExecutorTaken
+from shellback.storage.failures import failure_of
 
 _NAMESPACE: Final = 0x5B5B
 _HELD: Final = sa.text(

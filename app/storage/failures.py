@@ -10,8 +10,8 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from app.storage.errors import DatabaseFull, DatabaseLocked, DatabaseUnreachable, SchemaBehind, StorageError
-from app.storage.url import shown
+from shellback.storage.errors import DatabaseFull, DatabaseLocked, DatabaseUnreachable, SchemaBehind, StorageError
+from shellback.storage.url import shown
 
 _ABORTED: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _BROKEN: Final = frozenset({"57P01", "57P02", "57P03", "53300"})  # shutdown, crash, starting, too many connections

@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.exec.findings import Finding
-from app.storage.errors import StorageError
-from app.storage.rows import insert_new
-from app.storage.tables import findings
+from shellback.exec.core.findings import Finding
+from shellback.storage.errors import StorageError
+from shellback.storage.rows import insert_new
+from shellback.storage.tables import findings
 
 
 class NoSuchFinding(StorageError):

@@ -21,11 +21,11 @@ from pydantic_ai.conversation_store import (
 )
 from pydantic_ai.usage import RunUsage
 
-from app.storage.db import Database
-from app.storage.history_garbage import DELETING, delete_unreachable
-from app.storage.rows import insert_new, lock_name, lock_name_shared
-from app.storage.tables import history_entries as entries
-from app.storage.tables import history_records as records
+from shellback.storage.db import Database
+from shellback.storage.history_garbage import DELETING, delete_unreachable
+from shellback.storage.rows import insert_new, lock_name, lock_name_shared
+from shellback.storage.tables import history_entries as entries
+from shellback.storage.tables import history_records as records
 
 _usage: Final = TypeAdapter(RunUsage)
 _deferred: Final = TypeAdapter(DeferredToolRequests)

@@ -11,9 +11,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from app.storage.rows import lock_name
-from app.storage.tables import history_entries as entries
-from app.storage.tables import history_records as records
+from shellback.storage.rows import lock_name
+from shellback.storage.tables import history_entries as entries
+from shellback.storage.tables import history_records as records
 
 DELETING: Final = "shellback history"
 """Name of the lock that keeps a fork from sharing an entry which is being deleted."""

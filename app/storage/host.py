@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from app.storage.errors import HomeUnusable
+from shellback.storage.errors import HomeUnusable
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _PID_SPACE: Final = Path("/proc/self/ns/pid")

@@ -6,10 +6,10 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from app.exec.errors import SessionNotFound
-from app.exec.model import Session, SessionId
-from app.storage import session_rows as rows
-from app.storage.tables import sessions
+from shellback.exec.core.errors import SessionNotFound
+from shellback.exec.core.model import Session, SessionId
+from shellback.storage import session_rows as rows
+from shellback.storage.tables import sessions
 
 MOST: Final = 128
 """More than run at a time: the rest of what ended a moment ago was told by its callback."""

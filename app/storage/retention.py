@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.storage.history_garbage import delete_histories
-from app.storage.rows import lock_name, lock_row
-from app.storage.tables import (
+from shellback.storage.history_garbage import delete_histories
+from shellback.storage.rows import lock_name, lock_row
+from shellback.storage.tables import (
     QUIET,
     approvals,
     audit,

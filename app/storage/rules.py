@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.exec.classify.model import Tier
-from app.exec.errors import CommandDenied, InvalidCommand, LimitReached
-from app.exec.rules.rule import Match, Rule
-from app.storage import rows
-from app.storage.tables import rules
+from shellback.exec.core.errors import CommandDenied, InvalidCommand, LimitReached
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.storage import rows
+from shellback.storage.tables import rules
 
 SAVED: Final = 500
 """Rules in force at once."""

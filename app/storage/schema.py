@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-import app
-from app.storage.db import Database
-from app.storage.errors import MigrationFailed, SchemaBehind, SchemaTooNew
-from app.storage.rows import lock_name
-from app.storage.tables import metadata
-from app.storage.url import shown
+import shellback
+from shellback.storage.db import Database
+from shellback.storage.errors import MigrationFailed, SchemaBehind, SchemaTooNew
+from shellback.storage.rows import lock_name
+from shellback.storage.tables import metadata
+from shellback.storage.url import shown
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
 _alembic = threading.Lock()  # its context is one per process
-# Beside the package, in a checkout and where a wheel puts it.
-_MIGRATIONS: Final = Path(str(app.__file__)).parent.parent / "migrations"
+_MIGRATIONS: Final = Path(str(shellback.__file__)).parent / "migrations"
 _APPLIED: Final = sa.table("alembic_version", sa.column("version_num"))
 
 

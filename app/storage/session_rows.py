@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.exec.model import LIVE_STATES, Delivery, EndedBy, Evidence, Loss, Session, SessionEnd, SessionState
-from app.storage.tables import calls, conversations, sessions
+from shellback.exec.core.model import LIVE_STATES, Delivery, EndedBy, Evidence, Loss, Session, SessionEnd, SessionState
+from shellback.storage.tables import calls, conversations, sessions
 
 _TABLE: Final = tuple(column.name for column in sessions.c)
 LIVE: Final = [state.value for state in LIVE_STATES]

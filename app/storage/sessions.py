@@ -14,16 +14,16 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
-from app.exec.errors import CommandDenied, InvalidTransition, LimitReached, SessionNotFound
-from app.exec.limits import SESSIONS_PER_CONVERSATION
-from app.exec.model import Act, CallKey, Delivery, Polled, Session, SessionEnd, SessionId, SessionState
-from app.exec.ports import TYPING, ExitSink, SessionStore
-from app.storage import session_rows as rows
-from app.storage.db import Database
-from app.storage.errors import StaleTurn
-from app.storage.pinned import pin
-from app.storage.rows import insert_new, lock_name, lock_row
-from app.storage.tables import calls, conversations, sessions
+from shellback.exec.core.errors import CommandDenied, InvalidTransition, LimitReached, SessionNotFound
+from shellback.exec.core.limits import SESSIONS_PER_CONVERSATION
+from shellback.exec.core.model import Act, CallKey, Delivery, Polled, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.core.ports import TYPING, ExitSink, SessionStore
+from shellback.storage import session_rows as rows
+from shellback.storage.db import Database
+from shellback.storage.errors import StaleTurn
+from shellback.storage.pinned import pin
+from shellback.storage.rows import insert_new, lock_name, lock_row
+from shellback.storage.tables import calls, conversations, sessions
 
 log = logging.getLogger(__name__)
 

@@ -118,7 +118,7 @@ approvals: Final = sa.Table(
     sa.Column("args", sa.JSON, nullable=False),
     sa.Column("display", sa.JSON, nullable=False),
     sa.Column("digest", sa.String(64), nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),  # see app.work.approvals
+    sa.Column("state", sa.String(16), nullable=False),  # see shellback.work.approvals.approvals
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("expires_at", sa.Float, nullable=False),
     sa.Column("decided_at", sa.Float, index=True),
@@ -253,7 +253,7 @@ findings: Final = sa.Table(
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
     sa.Column("host_id", sa.String(64), nullable=False),
-    sa.Column("kind", sa.String(32), nullable=False),  # app.exec.findings.KINDS
+    sa.Column("kind", sa.String(32), nullable=False),  # shellback.exec.core.findings.KINDS
     sa.Column("path", sa.Text, nullable=False),
     sa.Column("detail", sa.Text, nullable=False),  # never what a file holds
     sa.Column("session_id", sa.String(64), nullable=False, index=True),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.storage.tables import approvals, history_entries, history_records, sessions
+from shellback.storage.tables import approvals, history_entries, history_records, sessions
 
 PAGE: Final = 100
 PARTS: Final = {"approvals": approvals, "sessions": sessions}

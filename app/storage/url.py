@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from app.storage.errors import DatabaseUnsupported
+from shellback.storage.errors import DatabaseUnsupported
 
 _DRIVERS = {
     "sqlite": "sqlite",

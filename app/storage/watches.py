@@ -11,13 +11,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.exec.ports import WatchSink, WatchStore
-from app.exec.watch import ENDED, Hit, Watch, after, is_read, past
-from app.exec.watching.memory import check_room
-from app.storage.db import Database
-from app.storage.rows import insert_new, lock_row
-from app.storage.sessions import fence
-from app.storage.tables import conversations, watches
+from shellback.exec.core.ports import WatchSink, WatchStore
+from shellback.exec.core.watch import ENDED, Hit, Watch, after, is_read, past
+from shellback.exec.watching.memory import check_room
+from shellback.storage.db import Database
+from shellback.storage.rows import insert_new, lock_row
+from shellback.storage.sessions import fence
+from shellback.storage.tables import conversations, watches
 
 
 class SqlWatchStore(WatchStore):

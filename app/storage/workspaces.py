@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.exec.identity import workspace_scope
-from app.exec.model import PodmanWorkspace, Session
-from app.exec.ports import WorkspaceStore
-from app.storage.db import Database
-from app.storage.rows import insert_new
-from app.storage.session_rows import from_row
-from app.storage.tables import calls, sessions, workspaces
+from shellback.exec.core.identity import workspace_scope
+from shellback.exec.core.model import PodmanWorkspace, Session
+from shellback.exec.core.ports import WorkspaceStore
+from shellback.storage.db import Database
+from shellback.storage.rows import insert_new
+from shellback.storage.session_rows import from_row
+from shellback.storage.tables import calls, sessions, workspaces
 
 CHANGING: Final = ("write_file", "edit_file", "rm")
 TOUCH_S: Final = 60.0

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.storage.db import Database
-from app.storage.errors import StorageError
-from app.storage.session_rows import LIVE
-from app.storage.tables import approvals, sessions, turns
-from app.work.items import Priority
+from shellback.storage.db import Database
+from shellback.storage.errors import StorageError
+from shellback.storage.session_rows import LIVE
+from shellback.storage.tables import approvals, sessions, turns
+from shellback.work.queue.items import Priority
 
 log = logging.getLogger(__name__)
 

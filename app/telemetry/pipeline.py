@@ -25,8 +25,8 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Sampler, SamplingResult
 from opentelemetry.trace import get_current_span
 
-from app.settings import shown_url
-from app.telemetry.words import without_words
+from shellback.settings import shown_url
+from shellback.telemetry.words import without_words
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from app.exec.model import Session, SessionState
-from app.exec.ports import SessionWatch
-from app.telemetry.telemetry import Telemetry, current_traceparent
-from app.work.tracing import process_context
+from shellback.exec.core.model import Session, SessionState
+from shellback.exec.core.ports import SessionWatch
+from shellback.telemetry.telemetry import Telemetry, current_traceparent
+from shellback.work.queue.tracing import process_context
 
 
 class WatchedSessions(SessionWatch):

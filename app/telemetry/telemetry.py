@@ -14,9 +14,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from pydantic_ai.capabilities import Instrumentation
 from pydantic_ai.models.instrumented import InstrumentationSettings
 
-from app.storage.db import Database
-from app.telemetry.levels import Gauges
-from app.telemetry.pipeline import Pipeline
+from shellback.storage.db import Database
+from shellback.telemetry.levels import Gauges
+from shellback.telemetry.pipeline import Pipeline
 
 SCOPE: Final = "shellback"
 SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)

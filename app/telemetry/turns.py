@@ -10,13 +10,13 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 from sqlalchemy.exc import SQLAlchemyError
 
-from app.storage.db import Database
-from app.storage.errors import StorageError
-from app.storage.tables import sessions, turns
-from app.telemetry.telemetry import Telemetry
-from app.work.items import BY_A_PERSON, ItemType, WorkItem
-from app.work.tracing import cause_of
-from app.work.watching import TurnWatch
+from shellback.storage.db import Database
+from shellback.storage.errors import StorageError
+from shellback.storage.tables import sessions, turns
+from shellback.telemetry.telemetry import Telemetry
+from shellback.work.queue.items import BY_A_PERSON, ItemType, WorkItem
+from shellback.work.queue.tracing import cause_of
+from shellback.work.turn.watching import TurnWatch
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from app.exec import ports
-from app.exec.ports import SessionWatch
-from app.settings import Settings
-from app.work import watching
-from app.work.watching import TurnWatch
+from shellback.exec.core import ports
+from shellback.exec.core.ports import SessionWatch
+from shellback.settings import Settings
+from shellback.work.turn import watching
+from shellback.work.turn.watching import TurnWatch
 
 if TYPE_CHECKING:
     from pydantic_ai.capabilities import AbstractCapability
 
-    from app.storage.db import Database
+    from shellback.storage.db import Database
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ def watches(
     if lacking := missing():
         log.warning("no telemetry: %s", lacking)
         return Watches()
-    from app.telemetry.processes import WatchedSessions
-    from app.telemetry.telemetry import Telemetry
-    from app.telemetry.turns import WatchedTurns
+    from shellback.telemetry.processes import WatchedSessions
+    from shellback.telemetry.telemetry import Telemetry
+    from shellback.telemetry.turns import WatchedTurns
 
     telemetry = Telemetry(
         endpoint, database, executor_id=executor_id, host_id=host_id, content=settings.telemetry_content

@@ -17,17 +17,17 @@ from unittest import mock
 
 from dbos import DBOSClient
 
-from app.exec.links import LogLinks
-from app.exec.logs import remove_session
-from app.exec.supervisor import layout
-from app.work import stream
-from app.work.retention import Ages, Retention
-from app.work.worker import HEARTBEAT_S
 from chaos.options import seconds, unless_cut_off, whole
 from chaos.soak import ENVIRON, figures, verdict
 from chaos.soak.crowd import Crowd, make_tasks, rows
 from chaos.soak.gauges import Gauges, descendants
 from chaos.soak.staff import Staff
+from shellback.exec.log.links import LogLinks
+from shellback.exec.log.logs import remove_session
+from shellback.exec.wire import layout
+from shellback.work.queue import stream
+from shellback.work.worker.retention import Ages, Retention
+from shellback.work.worker.worker import HEARTBEAT_S
 from tests.databases import TEMPLATE, NoPostgres, serving_postgres
 from tests.stage import Stage, stage
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.storage.tables import approvals, conversations, mailbox, sessions, turns
-from app.work.errors import ApprovalSettled
+from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
+from shellback.work.errors import ApprovalSettled
 from tests.stage import Stage
 
 FORGOTTEN_S: Final = 15.0

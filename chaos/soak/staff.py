@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from app.cli.children import WorkerChild
-from app.cli.shared import Refused
-from app.exec.errors import ExecError
+from shellback.cli.children import WorkerChild
+from shellback.cli.shared import Refused
+from shellback.exec.core.errors import ExecError
 from tests.databases import PostgresServer
 from tests.stage import Stage
 

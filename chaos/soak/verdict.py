@@ -11,13 +11,13 @@ from typing import Final
 import sqlalchemy as sa
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
-from app.agent.script import News, read
-from app.exec.model import Evidence, Session, SessionState
-from app.storage import history
-from app.storage.tables import mailbox, sessions, turns
 from chaos.soak.batch_agent import texts
 from chaos.soak.crowd import Task, lines_of
 from chaos.soak.staff import Outage
+from shellback.agent.script import News, read
+from shellback.exec.core.model import Evidence, Session, SessionState
+from shellback.storage import history
+from shellback.storage.tables import mailbox, sessions, turns
 from tests.stage import Stage
 
 TOLD: Final = re.compile(r"^Session (\w+): (.*), after", re.MULTILINE)

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _asked_for(options: argparse.Namespace) -> int:
     # What the engine warns of is what is done to it here.
-    logging.getLogger("app").setLevel(logging.CRITICAL)
+    logging.getLogger("shellback").setLevel(logging.CRITICAL)
     try:
         tracer.check()
     except tracer.NoTracing as error:

@@ -20,18 +20,19 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from app.exec.backends.host import HostBackend
-from app.exec.engine import Engine
-from app.exec.errors import ExecError, SupervisorUnreachable
-from app.exec.model import Evidence, Session, SessionEnd, SessionId, SessionState, WindowSize
-from app.exec.ports import ExitSink
-from app.exec.supervisor import layout, procfs
-from app.exec.supervisor.client import SupervisorClient
-from app.storage import schema
-from app.storage.db import Database
-from app.storage.sessions import SqlSessionStore
 from chaos.syscalls import tracer
 from chaos.syscalls.points import ALL, THREADS, Point, Process, Story, between_mark_and_fork
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.errors import ExecError, SupervisorUnreachable
+from shellback.exec.core.model import Evidence, Session, SessionEnd, SessionId, SessionState, WindowSize
+from shellback.exec.core.ports import ExitSink
+from shellback.exec.engine.engine import Engine
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.supervisor.process import procfs
+from shellback.exec.wire import layout
+from shellback.storage import schema
+from shellback.storage.db import Database
+from shellback.storage.sessions import SqlSessionStore
 from tests.execs import granted, origin, run, spec
 from tests.supervisors import UID, end
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from app.exec.model import Evidence, SessionState
-from app.storage.tables import events, hosts, notices
+from shellback.exec.core.model import Evidence, SessionState
+from shellback.storage.tables import events, hosts, notices
 from tests.commands import assert_refused, facts, shellback, told
 from tests.stage import Stage, stage
 

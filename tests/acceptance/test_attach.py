@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.storage.tables import audit, events, mailbox
+from shellback.storage.tables import audit, events, mailbox
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, shellback, told
 from tests.panes import PATIENCE_S, Pane, Started, pane, started
 from tests.stage import Stage, stage

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.cli.approving import Approving
-from app.cli.shared import Refused
-from app.exec.display import original
-from app.storage import rules as saved
-from app.storage.tables import approvals as requests
-from app.work import approvals
-from app.work.approvals import Request
-from app.work.errors import ApprovalRefused
+from shellback.cli.approving import Approving
+from shellback.cli.shared import Refused
+from shellback.exec.core.display import original
+from shellback.storage import rules as saved
+from shellback.storage.tables import approvals as requests
+from shellback.work.approvals import approvals
+from shellback.work.approvals.approvals import Request
+from shellback.work.errors import ApprovalRefused
 from tests.commands import assert_refused, facts, shellback
 from tests.stage import Stage, stage
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from app.storage.tables import approvals, conversations, mailbox
+from shellback.storage.tables import approvals, conversations, mailbox
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, facts, shellback
 from tests.databases import unavailable
 from tests.stage import EXEC_UID, Stage, stage

@@ -133,7 +133,7 @@ class Unhurried(Terminal):
     program = (
         sys.executable,
         "-c",
-        "import sys, app.cli.talking as t; t.READ_S = 3600; from app.cli.main import main; main(sys.argv[1:])",
+        "import sys; from shellback.cli import main, talking; talking.READ_S = 3600; main.main(sys.argv[1:])",
     )
 
 

@@ -13,10 +13,10 @@ import click
 import pytest
 import sqlalchemy as sa
 
-from app.cli.main import COMMANDS, cli
-from app.exec.model import SessionId, SessionState
-from app.storage import sessions
-from app.storage.tables import conversations, workers
+from shellback.cli.main import COMMANDS, cli
+from shellback.exec.core.model import SessionId, SessionState
+from shellback.storage import sessions
+from shellback.storage.tables import conversations, workers
 from tests.commands import PROGRAM, Terminal, environment, facts, shellback
 from tests.stage import Stage, stage
 
@@ -292,8 +292,8 @@ def test_a_worker_of_a_chat_that_was_killed_ends_too(empty: Stage) -> None:
 
 READING = """
 import select
-from app.cli.line_editor import LineEditor
-from app.cli.terminal import Keyboard
+from shellback.cli.line_editor import LineEditor
+from shellback.cli.terminal import Keyboard
 with Keyboard() as keys:
     print("at work", flush=True)
     select.select([0], [], [])
@@ -302,7 +302,7 @@ with Keyboard() as keys:
 """
 LEAVING = """
 import select, sys
-from app.cli.terminal import Keyboard
+from shellback.cli.terminal import Keyboard
 with Keyboard():
     print("at work", flush=True)
     select.select([0], [], [])

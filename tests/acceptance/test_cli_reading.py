@@ -14,7 +14,7 @@ from typing import Any, Self
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
-from app.work.items import Priority
+from shellback.work.queue.items import Priority
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, facts, shellback, told
 from tests.stage import Stage, stage
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.model import READ_ONLY, WORK
-from app.storage.tables import approvals, audit, workers
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.storage.tables import approvals, audit, workers
 from tests import sandboxes
 from tests.stage import Stage, stage
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.settings import plain_environment
+from shellback.settings import plain_environment
 from tests.commands import PROGRAM
 
 

@@ -19,14 +19,14 @@ from typing import Any
 import sqlalchemy as sa
 import yaml
 
-from app import supervision
-from app.checks import Check, all_checks, live_checks
-from app.cli.children import WorkerChild, worker_lives
-from app.exec.supervisor import launch
-from app.settings import Settings, plain_environment
-from app.storage.host import process_space
-from app.storage.tables import conversations, mailbox, workers
-from app.work import roster
+from shellback.checks import Check, all_checks, live_checks
+from shellback.cli.children import WorkerChild, worker_lives
+from shellback.exec.link import launch
+from shellback.settings import Settings, plain_environment
+from shellback.storage.host import process_space
+from shellback.storage.tables import conversations, mailbox, workers
+from shellback.wiring import supervision
+from shellback.work.hosts import roster
 from tests.commands import assert_refused, facts, shellback
 from tests.databases import unavailable
 from tests.stage import Stage, stage
@@ -238,7 +238,7 @@ def test_news_that_nobody_looks_for_is_told_and_a_backlog_is_not(sqlite_url: str
         assert state_of(loop.settings, "queues").state == "ok"
 
         # A worker that waits for its supervisor goes at once when it is told to.
-        waiting = WorkerChild(loop.where, loop.environ, [sys.executable, "-m", "app", "worker"])
+        waiting = WorkerChild(loop.where, loop.environ, [sys.executable, "-m", "shellback", "worker"])
         loop.workers.append(waiting)
         loop.until("the worker has begun to start", lambda: state_of(loop.settings, "worker").state == "ok")
         waiting.process.terminate()
@@ -286,9 +286,9 @@ def tell(running: subprocess.Popen[bytes], *, apart: bool) -> None:
 def older_build() -> Path:
     """A copy of the supervisor as an older build may have been: it says less of itself, and knows fewer requests."""
     root = Path(tempfile.mkdtemp(prefix="shellback-older-"))
-    shutil.copytree(ROOT / "app" / "exec", root / "app" / "exec", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "app" / "__init__.py").touch()
-    requests = root / "app" / "exec" / "supervisor" / "requests.py"
+    shutil.copytree(ROOT / "app" / "exec", root / "shellback" / "exec", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "shellback" / "__init__.py").touch()
+    requests = root / "shellback" / "exec" / "supervisor" / "service" / "requests.py"
     text = requests.read_text()
     for line in (
         '            "descriptors": self._sup.descriptors,\n',
@@ -309,7 +309,9 @@ def test_workers_come_and_go_beside_an_older_supervisor_and_neither_a_turn_nor_a
         with stage(sqlite_url, SUPERVISOR="external") as loop:
             assert_refused(shellback(loop, "supervisor", "--check"), "no supervisor runs", "`shellback supervisor`")
             slow = {**loop.environ, "OFFLINE_SECONDS": SLOW}
-            first = WorkerChild(loop.where, {**slow, "DRAIN_SECONDS": "1"}, [sys.executable, "-m", "app", "worker"])
+            first = WorkerChild(
+                loop.where, {**slow, "DRAIN_SECONDS": "1"}, [sys.executable, "-m", "shellback", "worker"]
+            )
             loop.workers.append(first)
             with supervisor_of(loop, root=older):
                 # It came before the supervisor, and waited.
@@ -363,7 +365,7 @@ def test_worker_and_supervisor_in_pid_namespaces_of_their_own_share_nothing_but_
     if not can_be_apart():
         unavailable("PID namespaces cannot be made here (needs root and unshare)")
     with stage(sqlite_url, SUPERVISOR="external") as loop, supervisor_of(loop, *APART, *INIT):
-        inside = [*APART, sys.executable, "-m", "app", "worker"]
+        inside = [*APART, sys.executable, "-m", "shellback", "worker"]
         first = hired(loop, inside)
         assert worker_lives(loop.where)
         supervisor, _ = pids_said_by(loop)

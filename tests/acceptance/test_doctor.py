@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from app.checks import Check, all_checks, filesystems, leftovers, units
-from app.checks.units import Asked, Unit
-from app.exec.supervisor import probe
-from app.work import clock
+from shellback.checks import Check, all_checks, filesystems, leftovers, units
+from shellback.checks.units import Asked, Unit
+from shellback.exec.supervisor.sandbox import probe
+from shellback.work.hosts import clock
 from tests.databases import unavailable
 from tests.stage import Stage, stage
 from tests.supervisors import rig
@@ -135,7 +135,7 @@ def test_a_state_directory_on_a_real_tmpfs_or_a_read_only_one_is_named(tmp_path:
     """In a mount namespace of its own, which takes a privilege."""
     code = (
         f"import sys, json; sys.path.insert(0, {ROOT!r})\n"
-        "from pathlib import Path; from app.checks.filesystems import filesystem\n"
+        "from pathlib import Path; from shellback.checks.filesystems import filesystem\n"
         "print(json.dumps(filesystem('state directory', Path(sys.argv[1])).to_json()))"
     )
     mounting = {"tmpfs": "mount -t tmpfs none {0}", "ro": "mount --bind {0} {0} && mount -o remount,ro,bind {0}"}
@@ -322,7 +322,7 @@ def test_a_worker_that_is_away_is_named_with_what_it_leaves_unwatched(place: Sta
 
     import sqlalchemy as sa
 
-    from app.storage.tables import sessions
+    from shellback.storage.tables import sessions
 
     def mark_lost(conn: sa.Connection) -> None:
         conn.execute(sa.update(sessions).values(state="lost"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import plain_environment
+from shellback.settings import plain_environment
 from tests.stage import stage
 
 PROJECT = Path(__file__).parents[2]

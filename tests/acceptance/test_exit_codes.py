@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic_ai.exceptions import UsageLimitExceeded
 
-from app.cli import codes
-from app.work.hearing import OutOfTime
-from app.work.sending import OUT_OF_BUDGET
+from shellback.cli import codes
+from shellback.work.approvals.sending import OUT_OF_BUDGET
+from shellback.work.turn.hearing import OutOfTime
 from tests.commands import PROGRAM, environment, facts, shellback
 from tests.stage import Stage, stage
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import BackendUnavailable
+from shellback.exec.core.errors import BackendUnavailable
 from tests import features, images, sandboxes
 from tests.features import KINDS, markdown, measured
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.exec.findings import REPOSITORY, Finding
-from app.storage import findings as rows
-from app.storage.db import Database
+from shellback.exec.core.findings import REPOSITORY, Finding
+from shellback.storage import findings as rows
+from shellback.storage.db import Database
 from tests.commands import assert_refused, facts, shellback, told
 from tests.stage import Stage, stage
 

@@ -13,8 +13,8 @@ SLOTS = 4
 """More hostile calls than a worker has room for turns."""
 HANGS = """
 import asyncio, os, sys
-from app.exec.errors import CheckTimedOut
-from app.exec.files.threads import Threads
+from shellback.exec.core.errors import CheckTimedOut
+from shellback.exec.core.threads import Threads
 
 async def look():
     threads = Threads(2, "checks")

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 from pydantic_ai.messages import ModelMessagesTypeAdapter, TextContent
 
-from app.exec.blocks import MARK
-from app.exec.supervisor import layout
-from app.work import stream
+from shellback.exec.reports.blocks import MARK
+from shellback.exec.wire import layout
+from shellback.work.queue import stream
 from tests.stage import Stage, stage
 
 WAIT = "until [ -e {} ]; do sleep 0.02; done"

@@ -17,9 +17,9 @@ from typing import Any, cast
 import pytest
 from pydantic_ai import Agent
 
-from app.agent.builtin import choose_model
-from app.agent.endpoint import Endpoint, EndpointError
 from examples.model_server import Json, ModelServer
+from shellback.agent.builtin import choose_model
+from shellback.agent.endpoint import Endpoint, EndpointError
 from tests.stage import Stage, stage
 
 MARK = {"type": "ephemeral", "ttl": "5m"}
@@ -40,7 +40,12 @@ def serving() -> Generator[ModelServer]:
 
 def shellback(place: Stage, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "app", *args], env=place.environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "shellback", *args],
+        env=place.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -178,7 +183,7 @@ async def test_a_secret_that_an_endpoint_repeats_is_taken_out(model: str, monkey
         # The provider's own client asked once each: whoever runs the turn asks again.
         assert len(server.log.requests) == 2
         server.log.fault = lambda _body: ""
-        monkeypatch.setattr("app.agent.endpoint.RESPONSE_BYTES", 500)
+        monkeypatch.setattr("shellback.agent.endpoint.RESPONSE_BYTES", 500)
         with pytest.raises(EndpointError, match=r"ValueError: more than|cut the connection"):
             async with Agent(Endpoint(choose_model(model, base_url=server.url), seconds=30)) as agent:
                 await agent.run("hello")

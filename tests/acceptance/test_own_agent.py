@@ -105,7 +105,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 def shellback(place: Stage, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-P", "-m", "app", *args],
+        [sys.executable, "-P", "-m", "shellback", *args],
         cwd=place.root,
         env={**place.environ, **environ},
         capture_output=True,

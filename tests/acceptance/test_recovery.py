@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.model import Session
-from app.storage import tables
+from shellback.exec.core.model import Session
+from shellback.storage import tables
 from tests.stage import Stage, stage
 
 

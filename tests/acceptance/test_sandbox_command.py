@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from app import choice
-from app.checks.sandbox import sandbox as checks
-from app.choice import Choice, choose
-from app.cli import children
-from app.cli.children import WorkerChild
-from app.cli.main import cli
-from app.cli.worker import _announce  # pyright: ignore[reportPrivateUsage]
-from app.exec.backends import probe
-from app.exec.backends.probe import Found
-from app.settings import Settings
+from shellback.checks.sandbox import sandbox as checks
+from shellback.cli import children
+from shellback.cli.children import WorkerChild
+from shellback.cli.main import cli
+from shellback.cli.worker import _announce  # pyright: ignore[reportPrivateUsage]
+from shellback.exec.backends import probe
+from shellback.exec.backends.probe import Found
+from shellback.settings import Settings
+from shellback.wiring import choice
+from shellback.wiring.choice import Choice, choose
 from tests.commands import facts, shellback, told
 from tests.sandboxes import needed
 from tests.stage import Stage, stage
@@ -155,7 +155,7 @@ def test_the_doctor_warns_of_what_is_not_held(place: Stage, monkeypatch: pytest.
     less = Found(
         ok=True, in_force=real.found.in_force, limits="nothing here", unbounded=("processes (SANDBOX_PROCESSES)",)
     )
-    from app.checks import sandbox
+    from shellback.checks import sandbox
 
     def chosen(*_: object) -> Choice:
         return Choice(backend=real.backend, why="x", found=less)
@@ -202,9 +202,9 @@ def test_a_worker_that_falls_back_warns_in_its_log(
 
 
 FALLS_BACK = """
-import app.exec.backends.probe as probe
+import shellback.exec.backends.probe as probe
 probe.probe = lambda _: probe.Found(ok=False, why="cause; `remedy`")
-from app.cli.main import main
+from shellback.cli.main import main
 main(["worker", "--while-stdin"])
 """
 

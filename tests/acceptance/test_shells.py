@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.exec.model import SHELL, Session
+from shellback.exec.core.model import SHELL, Session
 from tests.commands import facts, shellback, told
 from tests.stage import Stage, stage
 

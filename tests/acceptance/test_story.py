@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from app.exec.model import SessionState
+from shellback.exec.core.model import SessionState
 from tests.commands import told
 from tests.stage import Stage, stage
 

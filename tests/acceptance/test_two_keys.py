@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.exec.model import Session
+from shellback.exec.core.model import Session
 from tests.commands import facts, shellback, told
 from tests.sandboxes import needed
 from tests.stage import Stage, stage

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from app.cli.children import WorkerChild
-from app.storage.tables import turns
-from app.work import backlog, roster, stream
-from app.work.claims import RECOVERIES
+from shellback.cli.children import WorkerChild
+from shellback.storage.tables import turns
+from shellback.work.hosts import roster
+from shellback.work.queue import backlog, stream
+from shellback.work.turn.claims import RECOVERIES
 from tests.nursery import ForkedWorker
 from tests.stage import Stage, stage
 

@@ -6,7 +6,7 @@ import json
 
 import sqlalchemy as sa
 
-from app.exec.callback_text import HEADER
+from shellback.exec.reports.callback_text import HEADER
 from tests.stage import Stage, stage
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.storage.tables import mailbox, turns, watches
+from shellback.storage.tables import mailbox, turns, watches
 from tests.stage import stage
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.identity import workspace_scope
-from app.exec.model import SessionState
-from app.exec.short_commands import PYTHON
-from app.storage.tables import calls
-from app.work import approvals
+from shellback.exec.core.identity import workspace_scope
+from shellback.exec.core.model import SessionState
+from shellback.exec.tools.short_commands import PYTHON
+from shellback.storage.tables import calls
+from shellback.work.approvals import approvals
 from tests.commands import facts, told
 from tests.stage import EXEC_UID, Stage, stage
 

@@ -12,20 +12,20 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
 
-from app.cli.main import cli
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.podman_cli import Podman
-from app.exec.engine import Engine
-from app.exec.identity import workspace_scope
-from app.exec.model import Delivery, EndedBy, PodmanWorkspace, SessionState
-from app.exec.short_commands import PYTHON
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisors import Supervisors
-from app.storage import sessions, workspaces
-from app.storage import tables as t
-from app.storage.sessions import SqlSessionStore
-from app.storage.workspaces import SqlWorkspaceStore
+from shellback.cli.main import cli
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.identity import workspace_scope
+from shellback.exec.core.model import Delivery, EndedBy, PodmanWorkspace, SessionState
+from shellback.exec.engine.engine import Engine
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.tools.short_commands import PYTHON
+from shellback.storage import sessions, workspaces
+from shellback.storage import tables as t
+from shellback.storage.sessions import SqlSessionStore
+from shellback.storage.workspaces import SqlWorkspaceStore
 from tests import execs, images
 from tests.commands import environment, facts, shellback, told
 from tests.pods import podman

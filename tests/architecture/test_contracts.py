@@ -13,18 +13,20 @@ ROOT = Path(__file__).resolve().parents[2]
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 
 VIOLATIONS = [
-    ("application layers", "storage/tables.py", "import app.work.items"),
-    ("application layers", "work/items.py", "import app.settings"),
+    ("application layers", "storage/tables.py", "import shellback.work.queue.items"),
+    ("application layers", "work/queue/items.py", "import shellback.settings"),
     ("application layers", "unheard_of.py", ""),
-    ("exec layers", "exec/model.py", "import app.exec.ports"),
+    ("exec layers", "exec/core/model.py", "import shellback.exec.engine.engine"),
+    ("supervisor layers", "exec/supervisor/process/spawn.py", "import shellback.exec.supervisor.service.keeper"),
+    ("work layers", "work/queue/items.py", "import shellback.work.turn.turn"),
     ("exec layers", "exec/unheard_of.py", ""),
-    ("the supervisor stands alone", "exec/supervisor/layout.py", "import pydantic"),
-    ("the supervisor stands alone", "exec/supervisor/layout.py", "import app.exec.model"),
-    ("policy is pure", "exec/policy.py", "import subprocess"),
-    ("only the queue side knows DBOS", "exec/engine.py", "import dbos"),
+    ("the supervisor stands alone", "exec/wire/layout.py", "import pydantic"),
+    ("the supervisor stands alone", "exec/wire/layout.py", "import shellback.exec.core.model"),
+    ("policy is pure", "exec/policy/policy.py", "import subprocess"),
+    ("only the queue side knows DBOS", "exec/engine/engine.py", "import dbos"),
     ("only the queue side knows DBOS", "cli/main.py", "import dbos"),
-    ("the engine does not know the agent framework", "exec/engine.py", "import pydantic_ai"),
-    ("no cycles", "exec/supervisor/layout.py", "import app.exec.supervisor.procfs"),
+    ("the engine does not know the agent framework", "exec/engine/engine.py", "import pydantic_ai"),
+    ("no cycles", "exec/wire/layout.py", "import shellback.exec.supervisor.process.procfs"),
 ]
 
 
@@ -41,9 +43,10 @@ def test_the_tree_keeps_every_contract() -> None:
 
 @pytest.mark.parametrize(("contract", "module", "line"), VIOLATIONS)
 def test_a_violation_breaks_its_contract(contract: str, module: str, line: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "app", tmp_path / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__", "migrations")
+    shutil.copytree(ROOT / "app", tmp_path / "shellback", ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    with (tmp_path / "app" / module).open("a") as file:
+    with (tmp_path / "shellback" / module).open("a") as file:
         file.write(f"\n{line}\n")
     said = lint(tmp_path)
     # A module without a layer stops the run with its name instead of breaking the one contract.

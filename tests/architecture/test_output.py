@@ -1,4 +1,4 @@
-"""Nothing of the product writes to a terminal around the one place that makes text visible (`app.cli.output`)."""
+"""Nothing of the product writes to a terminal around the one place that makes text visible (`shellback.cli.output`)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_text_reaches_a_terminal_through_the_place_that_makes_it_visible()
         "import click\nclick.secho('x', fg='red')",
         "import os\nos.write(2, b'x')",
         "print('\\x1b[31mx')",
-        "from app.cli.output import drawn\ndef f(name):\n    print(drawn(name))",
+        "from shellback.cli.output import drawn\ndef f(name):\n    print(drawn(name))",
     ],
 )
 def test_what_goes_around_it_is_found(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.exec.supervisor.crashpoints import POINTS
+from shellback.exec.wire.crashpoints import POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 STATES = ("done", "open", "out of scope (")

@@ -15,26 +15,26 @@ TRUSTED = "a file that the operator names, or that only root changes"
 
 JUSTIFIED: dict[str, str] = {
     # The one way, and what works on descriptors that it made.
-    "exec/sight/place.py": "the walk itself",
-    "exec/sight/regular.py": "opens by name, looks, and only then for the bytes",
-    "exec/sight/sight.py": "lists a directory that was walked to; the names in /",
+    "exec/core/sight/place.py": "the walk itself",
+    "exec/core/sight/regular.py": "opens by name, looks, and only then for the bytes",
+    "exec/core/sight/sight.py": "lists a directory that was walked to; the names in /",
     "exec/files/contents.py": "directories beside a place, by its descriptor",
     "exec/files/entries.py": "lists a directory that was walked to",
     "exec/files/removal.py": "empties a directory that was walked to, by descriptors",
     "exec/files/scan.py": "lists directories by descriptors, never through a symlink",
-    "exec/file_tools/marks.py": "goes through a directory by the descriptor that it is given",
+    "exec/tools/file_tools/marks.py": "goes through a directory by the descriptor that it is given",
     "exec/backends/tree.py": "lists directories by descriptors whose path it compares, never through a symlink",
-    "exec/mounts/mount.py": "host mounts: directories that the operator names, by descriptors, never through a symlink",
-    "exec/mounts/tree.py": "host mounts, listed by descriptors",
-    "exec/mounts/copying.py": "writes the copies into a directory that nobody else has",
-    "exec/mounts/hydration.py": "whether a workspace that is to be filled is empty, before any command has it",
-    "exec/inspection/gitdirs.py": "what the walk has reached, by descriptors: regular files, and names, both bounded",
-    "exec/inspection/inspector.py": KERNEL,
-    "exec/inspection/quarantine.py": "what the walk has reached, by descriptors; names and inodes below the workspace",
-    "exec/links.py": "puts links to logs into a workspace: by descriptors, never through a symlink, reads nothing",
+    "exec/backends/mounts/mount.py": "host mounts: directories that the operator names, by descriptors",
+    "exec/backends/mounts/tree.py": "host mounts, listed by descriptors",
+    "exec/backends/mounts/copying.py": "writes the copies into a directory that nobody else has",
+    "exec/backends/mounts/hydration.py": "whether a workspace that is to be filled is empty, before any command has it",
+    "exec/backends/inspection/gitdirs.py": "what the walk has reached, by descriptors; files and names are bounded",
+    "exec/backends/inspection/inspector.py": KERNEL,
+    "exec/backends/inspection/quarantine.py": "what the walk has reached, by descriptors; names and inodes",
+    "exec/log/links.py": "puts links to logs into a workspace: by descriptors, never through a symlink, reads nothing",
     "exec/shell/facade.py": "its `read_bytes` is that of the files of a workspace",
     "exec/shell/mock.py": "files that are in memory only",
-    "exec/workspaces/backend.py": "its `read_bytes` is that of the files of a workspace",
+    "exec/shell/workspaces/backend.py": "its `read_bytes` is that of the files of a workspace",
     # Not of a workspace.
     "checks/": KERNEL,
     "cli/children.py": STATE,
@@ -53,21 +53,23 @@ JUSTIFIED: dict[str, str] = {
     "exec/backends/probe.py": "a directory of its own that it makes and takes away",
     "exec/backends/private_homes.py": STATE,
     "exec/backends/stand_ins.py": STATE,
-    "exec/dormant.py": STATE,
-    "exec/files/threads.py": KERNEL,
-    "exec/holes.py": STATE,
-    "exec/inspection/memory.py": STATE,
-    "exec/logs.py": STATE,
-    "exec/output.py": STATE,
+    "exec/backends/dormant.py": STATE,
+    "exec/core/threads.py": KERNEL,
+    "exec/log/holes.py": STATE,
+    "exec/backends/inspection/memory.py": STATE,
+    "exec/log/logs.py": STATE,
+    "exec/log/output.py": STATE,
     "exec/persistent/marks.py": STATE,
-    "exec/placements.py": STATE,
-    "exec/rules/file.py": TRUSTED,
+    "exec/log/placements.py": STATE,
+    "exec/policy/rules/file.py": TRUSTED,
+    "exec/link/": STATE,
     "exec/supervisor/": "the supervisor: state directory, its own sandboxes, /proc",
+    "exec/wire/": "the state directory, and the tables of /proc",
     "exec/watching/line_scan.py": STATE,
     "orders.py": STATE,
     "storage/": STATE,
-    "work/generation.py": STATE,
-    "work/unknown.py": KERNEL,
+    "work/hosts/generation.py": STATE,
+    "work/hosts/unknown.py": KERNEL,
 }
 """Modules, or directories of them, below `app`, each with what it opens."""
 
@@ -103,7 +105,7 @@ def test_only_modules_that_say_why_open_list_or_search_paths() -> None:
         if not (name := path.relative_to(APP).as_posix()).startswith(tuple(JUSTIFIED))
         and (found := opens(path.read_text(encoding="utf-8")))
     }
-    assert strange == {}, "look through app.exec.sight, or say in JUSTIFIED what is opened"
+    assert strange == {}, "look through shellback.exec.core.sight, or say in JUSTIFIED what is opened"
 
 
 def test_a_module_that_opens_a_path_is_noticed() -> None:

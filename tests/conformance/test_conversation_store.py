@@ -32,9 +32,9 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage, RunUsage
 
-from app.storage.db import Database
-from app.storage.history import SqlConversationStore, delete_record_in, write_record_in
-from app.storage.tables import history_entries
+from shellback.storage.db import Database
+from shellback.storage.history import SqlConversationStore, delete_record_in, write_record_in
+from shellback.storage.tables import history_entries
 from tests.databases import wait_until_locked_out
 
 WHEN = datetime(2026, 3, 1, 12, 30, 15, 123457, tzinfo=UTC)

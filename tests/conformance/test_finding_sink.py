@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.exec.findings import REPOSITORY, Finding, FindingSink, MemoryFindings, finding_id
-from app.storage import findings as rows
-from app.storage.db import Database
-from app.storage.errors import StorageError
-from app.work import stream
-from app.work.findings import SqlFindings
+from shellback.exec.core.findings import REPOSITORY, Finding, FindingSink, MemoryFindings, finding_id
+from shellback.storage import findings as rows
+from shellback.storage.db import Database
+from shellback.storage.errors import StorageError
+from shellback.work.notices.findings import SqlFindings
+from shellback.work.queue import stream
 
 
 def a_finding(name: str = "lib", session: str = "x1") -> Finding:

@@ -14,10 +14,10 @@ import pytest
 from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceRef
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
-from app.exec.engine import Engine
-from app.exec.permit import ByOperator
-from app.exec.workspaces.backend import ShellbackWorkspace, workspace_id
-from app.exec.workspaces.files import files_of
+from shellback.exec.engine.engine import Engine
+from shellback.exec.shell.permit import ByOperator
+from shellback.exec.shell.workspaces.backend import ShellbackWorkspace, workspace_id
+from shellback.exec.shell.workspaces.files import files_of
 from tests import execs, images, pods, sandboxes
 
 # Of the module, so that the tests of a backend share an engine.

@@ -9,19 +9,12 @@ from typing import Any
 
 import pytest
 
-from app.exec.errors import InvalidTransition, LimitReached, SessionNotFound
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import (
-    CallKey,
-    Delivery,
-    EndedBy,
-    SessionEnd,
-    SessionId,
-    SessionState,
-)
-from app.exec.ports import SessionStore
-from app.storage.db import Database
-from app.storage.sessions import SqlSessionStore
+from shellback.exec.core.errors import InvalidTransition, LimitReached, SessionNotFound
+from shellback.exec.core.model import CallKey, Delivery, EndedBy, SessionEnd, SessionId, SessionState
+from shellback.exec.core.ports import SessionStore
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.storage.db import Database
+from shellback.storage.sessions import SqlSessionStore
 from tests.sessions import EXITED, LOST, RecordingSink, a_session
 
 

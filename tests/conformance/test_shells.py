@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import pytest
 
-from app.exec.backends.host import EXEC_UID
-from app.exec.shell import (
+from shellback.exec.backends.host import EXEC_UID
+from shellback.exec.shell import (
     BubblewrapShell,
     ExecutionResult,
     HostShell,

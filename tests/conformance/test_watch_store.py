@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from app.exec.errors import LimitReached
-from app.exec.ports import WatchStore
-from app.exec.watch import BY_THE_AGENT, LIFE, PER_CONVERSATION, PER_SESSION, STRIKES, UNHEEDED, USED_UP
-from app.exec.watching.memory import MemoryWatchStore
-from app.storage.db import Database
-from app.storage.watches import SqlWatchStore
+from shellback.exec.core.errors import LimitReached
+from shellback.exec.core.ports import WatchStore
+from shellback.exec.core.watch import BY_THE_AGENT, LIFE, PER_CONVERSATION, PER_SESSION, STRIKES, UNHEEDED, USED_UP
+from shellback.exec.watching.memory import MemoryWatchStore
+from shellback.storage.db import Database
+from shellback.storage.watches import SqlWatchStore
 from tests.watches import Fired, a_hit, a_watch
 
 

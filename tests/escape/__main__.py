@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends.runner import found
+from shellback.exec.core.runner import found
 from tests.escape.grounds import GROUNDS, Ground
 from tests.escape.runs import Verdict, run
 from tests.escape.table import PROBES

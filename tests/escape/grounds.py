@@ -13,23 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from app.exec.backends import homes
-from app.exec.backends.base import Backend, Plan
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.container import Container, ContainerLimits
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.podman_cli import Podman
-from app.exec.backends.runner import found
-from app.exec.commands import command_spec, proposal_for
-from app.exec.engine import Engine
-from app.exec.limits import Limits
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import READ_ONLY, WORK, CommandSpec, Session
-from app.exec.policy import grant_by_operator
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.sandbox import Bounds
-from app.exec.supervisors import Supervisors
+from shellback.exec.backends import homes
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.container import Container, ContainerLimits
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.base import Backend, Plan
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec, Session
+from shellback.exec.core.runner import found
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.policy.commands import command_spec, proposal_for
+from shellback.exec.policy.policy import grant_by_operator
+from shellback.exec.wire.sandbox import Bounds
 from tests import images, sandboxes
 from tests.escape.probe import Probe, Way
 from tests.escape.protected import SWAPS

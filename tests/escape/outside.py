@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from app.exec.model import READ_ONLY, WORK
+from shellback.exec.core.model import READ_ONLY, WORK
 from tests.sandboxes import Boxes, boxes
 from tests.supervisors import UID
 

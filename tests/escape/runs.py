@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from app.exec.engine import Engine
-from app.exec.errors import ExecError
-from app.exec.model import Session
+from shellback.exec.core.errors import ExecError
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
 from tests.escape.grounds import GROUNDS, RUN_S, TALK, Ground, command
 from tests.escape.inside import MARK
 from tests.escape.probe import Probe, Way

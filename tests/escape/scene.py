@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Final
 
-from app.exec.backends.runner import found
+from shellback.exec.core.runner import found
 from tests.escape.probe import Place, Probe
 
 HERE: Final = Path(__file__).parent

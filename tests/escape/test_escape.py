@@ -34,7 +34,7 @@ def _none_escaped(verdicts: Sequence[Verdict]) -> None:
 def test_nothing_gets_out_of_the_sandbox_and_most_of_it_does_where_there_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    adjust(monkeypatch, "stubs", f"adjusted.LINGER_S = {LINGER_S}")
+    adjust(monkeypatch, "sandbox.stubs", f"adjusted.LINGER_S = {LINGER_S}")
     if why := missing([GROUNDS["bubblewrap"]]):
         unavailable(why)
     sample = _sample("bubblewrap")

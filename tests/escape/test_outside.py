@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.findings import LOST_MOUNT
-from app.exec.gitconfig import UNREADABLE
-from app.exec.model import EndedBy
-from app.exec.render import ended_line
+from shellback.exec.core.findings import LOST_MOUNT
+from shellback.exec.core.model import EndedBy
+from shellback.exec.reports.render import ended_line
+from shellback.exec.wire.gitconfig import UNREADABLE
 from tests import sandboxes
 from tests.escape.test_repositories import Ground, contained
 from tests.execs import launch, printed

@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends.base import Backend
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.podman_cli import Podman
-from app.exec.backends.protected import Covers, Protected
-from app.exec.callback_text import callback_payload, wake_text
-from app.exec.engine import Engine
-from app.exec.errors import WorkspaceUnusable
-from app.exec.findings import GITLINK, HARD_LINK, REPOSITORY, UNSEEN, Finding, MemoryFindings
-from app.exec.inspection.inspector import Inspector, inspector_of
-from app.exec.memory_store import MemorySessionStore
-from app.exec.outcome import Outcome
-from app.exec.render import outcome_text
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisors import Supervisors
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.inspection.inspector import Inspector, inspector_of
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.protected import Covers, Protected
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.base import Backend
+from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.core.findings import GITLINK, HARD_LINK, REPOSITORY, UNSEEN, Finding, MemoryFindings
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.outcome import Outcome
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.exec.reports.render import outcome_text
 from tests import images, sandboxes
 from tests.databases import unavailable
 from tests.escape.grounds import Pods

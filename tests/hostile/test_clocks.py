@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.cli.shared import age
-from app.exec.supervisor.job import Job
-from app.exec.supervisor.loop import now
-from app.storage.db import Database
-from app.storage.tables import approvals as requests
-from app.storage.tables import conversations, mailbox, turns, workers
-from app.work import approvals, asking, claims, notices, sending
-from app.work.asking import Proposed
-from app.work.claims import Wakes
-from app.work.items import ItemType, Priority, epoch_item
-from app.work.retention import Ages, Retention
-from app.work.sweep import Sweep
+from shellback.cli.shared import age
+from shellback.exec.supervisor.loop import now
+from shellback.exec.supervisor.process.job import Job
+from shellback.storage.db import Database
+from shellback.storage.tables import approvals as requests
+from shellback.storage.tables import conversations, mailbox, turns, workers
+from shellback.work.approvals import approvals, asking, sending
+from shellback.work.approvals.asking import Proposed
+from shellback.work.hosts.sweep import Sweep
+from shellback.work.notices import notices
+from shellback.work.queue.items import ItemType, Priority, epoch_item
+from shellback.work.turn import claims
+from shellback.work.turn.claims import Wakes
+from shellback.work.worker.retention import Ages, Retention
 from tests.items import NotedEnqueuer
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.exec.supervisor import layout
-from app.exec.supervisor.protocol import VERSION
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import VERSION
 from tests.supervisors import rig
 
 pytestmark = pytest.mark.anyio

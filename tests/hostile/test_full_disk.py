@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from app.exec.callback_text import callback_payload, wake_text
-from app.exec.engine import Engine
-from app.exec.logs import empty_logs
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import Session
-from app.exec.output import OutputLog
-from app.exec.render import ended_line, measured, polled
-from app.exec.supervisor import gaps, layout
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.logs import empty_logs
+from shellback.exec.log.output import OutputLog
+from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.exec.reports.render import ended_line, measured, polled
+from shellback.exec.wire import gaps, layout
 from tests.execs import GATE, backend_of, end_all, launch, let_go, places
 from tests.supervisors import SOON, rig, until
 from tests.surroundings import SmallRig, small_rig

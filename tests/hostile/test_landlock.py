@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from app.exec.supervisor import landlock
+from shellback.exec.supervisor.process import landlock
 from tests.databases import unavailable
 from tests.forks import fork
 

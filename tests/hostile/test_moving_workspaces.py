@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.protected import Covers, Protected
+from shellback.exec.backends.protected import Covers, Protected
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from app.exec.ends import Ends
-from app.exec.errors import SpawnFailed
-from app.exec.exec_registry import ExecRegistry
-from app.exec.supervisor import layout
-from app.storage.db import Database
-from app.storage.sessions import SqlSessionStore
-from app.storage.tables import mailbox
-from app.work.callbacks import CallbackSink
+from shellback.exec.core.errors import SpawnFailed
+from shellback.exec.engine.ends import Ends
+from shellback.exec.engine.registry import ExecRegistry
+from shellback.exec.wire import layout
+from shellback.storage.db import Database
+from shellback.storage.sessions import SqlSessionStore
+from shellback.storage.tables import mailbox
+from shellback.work.queue.callbacks import CallbackSink
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
 from tests.supervisors import SOON, Rig, gone, removed, rig, until

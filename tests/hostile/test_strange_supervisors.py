@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from app.exec.errors import InvalidCommand, SupervisorUnreachable
-from app.exec.supervised import end_of
-from app.exec.supervisor import launch, layout, reaching
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.protocol import MAX_ANSWER, VERSION, ExitRecord
+from shellback.exec.core.errors import InvalidCommand, SupervisorUnreachable
+from shellback.exec.link import launch, reaching
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.link.supervised import end_of
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import MAX_ANSWER, VERSION, ExitRecord
 from tests.execs import launch as background
 from tests.execs import running_engine
 from tests.supervisors import BOOT, SOON, rig, state_of, stop, until

@@ -23,10 +23,10 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends.host import EXEC_UID
-from app.exec.backends.seccomp import DENIED, NEWEST, program
-from app.exec.environment import CHILD_PATH
-from app.exec.errors import BackendUnavailable
+from shellback.exec.backends.host import EXEC_UID
+from shellback.exec.backends.seccomp import DENIED, NEWEST, program
+from shellback.exec.core.environment import CHILD_PATH
+from shellback.exec.core.errors import BackendUnavailable
 from tests.databases import unavailable
 
 RETURN, ERRNO = 0x06, 5

@@ -22,8 +22,8 @@ import click
 import pytest
 import sqlalchemy as sa
 
-from app.cli.main import cli
-from app.storage import tables
+from shellback.cli.main import cli
+from shellback.storage import tables
 from tests import sandboxes
 from tests.commands import PROGRAM, Terminal, environment, shellback
 from tests.displays import UNSEEN
@@ -335,8 +335,8 @@ def test_on_a_terminal_nothing_but_what_shellback_draws_itself_is_more_than_text
 def test_a_trace_and_a_line_of_the_log_show_what_they_are_about(place: Stage) -> None:
     code = (
         "import logging, sys\n"
-        "from app.cli import output\n"
-        "from app.log import configure\n"
+        "from shellback.cli import output\n"
+        "from shellback.log import configure\n"
         "output.guard()\n"
         "configure('INFO', sys.argv[2])\n"
         "logging.getLogger('x').info('said %s', sys.argv[1], extra={'work_item': sys.argv[1]})\n"

@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.ends import Ends
-from app.exec.exec_registry import ExecRegistry
-from app.exec.model import Delivery, Session, SessionId, SessionState
-from app.storage.db import Database
-from app.storage.errors import OutcomeUnknown
-from app.storage.sessions import SqlSessionStore
-from app.storage.tables import approvals as requests
-from app.storage.tables import conversations, mailbox, sessions, turns
-from app.work import approvals, asking, claims, closing, sending, stopping
-from app.work.asking import Proposed
-from app.work.callbacks import CallbackSink
-from app.work.claims import Wakes
-from app.work.closing import Closing
-from app.work.errors import ApprovalSettled
+from shellback.exec.core.model import Delivery, Session, SessionId, SessionState
+from shellback.exec.engine.ends import Ends
+from shellback.exec.engine.registry import ExecRegistry
+from shellback.storage.db import Database
+from shellback.storage.errors import OutcomeUnknown
+from shellback.storage.sessions import SqlSessionStore
+from shellback.storage.tables import approvals as requests
+from shellback.storage.tables import conversations, mailbox, sessions, turns
+from shellback.work.approvals import approvals, asking, sending
+from shellback.work.approvals.asking import Proposed
+from shellback.work.errors import ApprovalSettled
+from shellback.work.queue.callbacks import CallbackSink
+from shellback.work.turn import claims, closing, stopping
+from shellback.work.turn.claims import Wakes
+from shellback.work.turn.closing import Closing
 from tests.hostile.severed import Severed, severed
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session

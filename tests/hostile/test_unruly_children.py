@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.supervisor import layout
+from shellback.exec.wire import layout
 from tests.supervisors import gone, rig
 
 pytestmark = pytest.mark.anyio

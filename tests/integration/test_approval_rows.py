@@ -13,21 +13,22 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError
 
-from app.exec.errors import CommandDenied
-from app.exec.model import CallKey, SessionId
-from app.exec.permit import HELD
-from app.exec.policy import Asked, TablePolicy
-from app.storage import sessions
-from app.storage.db import Database
-from app.storage.sessions import SqlSessionStore
-from app.storage.tables import approvals as rows
-from app.storage.tables import audit as audit_rows
-from app.storage.tables import conversations
-from app.work import approvals, asking, audit, stream, uses, verdicts
-from app.work.approvals import Request
-from app.work.asking import Proposed
-from app.work.errors import ApprovalRefused, ApprovalSettled
-from app.work.verdicts import Audited
+from shellback.exec.core.errors import CommandDenied
+from shellback.exec.core.model import CallKey, SessionId
+from shellback.exec.policy.policy import Asked, TablePolicy
+from shellback.exec.shell.permit import HELD
+from shellback.storage import sessions
+from shellback.storage.db import Database
+from shellback.storage.sessions import SqlSessionStore
+from shellback.storage.tables import approvals as rows
+from shellback.storage.tables import audit as audit_rows
+from shellback.storage.tables import conversations
+from shellback.work.approvals import approvals, asking, audit, uses, verdicts
+from shellback.work.approvals.approvals import Request
+from shellback.work.approvals.asking import Proposed
+from shellback.work.approvals.verdicts import Audited
+from shellback.work.errors import ApprovalRefused, ApprovalSettled
+from shellback.work.queue import stream
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
 

@@ -20,11 +20,11 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter
 from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 
-from app.exec.commands import proposal_for
-from app.exec.engine import Engine
-from app.exec.errors import CommandDenied
-from app.exec.model import CommandSpec, Evidence, SessionEnd, SessionState
-from app.exec.toolset import exec_toolset
+from shellback.exec.core.errors import CommandDenied
+from shellback.exec.core.model import CommandSpec, Evidence, SessionEnd, SessionState
+from shellback.exec.engine.engine import Engine
+from shellback.exec.policy.commands import proposal_for
+from shellback.exec.tools.toolset import exec_toolset
 from tests import execs, sandboxes
 from tests.execs import EXEC_UID, each_backend, granted, origin, running_engine, spec
 from tests.integration.test_toolset_agent import OUTPUT, Script, returns

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from app.exec.model import Delivery
-from app.storage.db import Database
-from app.storage.tables import events, mailbox
-from app.work.callbacks import CallbackSink
-from app.work.items import Priority
+from shellback.exec.core.model import Delivery
+from shellback.storage.db import Database
+from shellback.storage.tables import events, mailbox
+from shellback.work.queue.callbacks import CallbackSink
+from shellback.work.queue.items import Priority
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
 

@@ -16,8 +16,8 @@ from typing import Final
 
 import pytest
 
-from app.exec.supervisor import cgroups, hierarchies, rlimits
-from app.exec.supervisor.cgroups import Cgroups
+from shellback.exec.supervisor.sandbox import cgroups, hierarchies, rlimits
+from shellback.exec.supervisor.sandbox.cgroups import Cgroups
 from tests.databases import unavailable
 from tests.forks import fork
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify.classify import classify
-from app.exec.classify.model import Judgement, Tier
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.model import Judgement, Tier
 from tests.judged import Case, around, asked, cases, hostile, make_tree
 from tests.mutations import passing
 

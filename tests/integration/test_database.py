@@ -14,8 +14,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from app.storage.db import ATTEMPTS, Database
-from app.storage.errors import (
+from shellback.storage.db import ATTEMPTS, Database
+from shellback.storage.errors import (
     DatabaseFull,
     DatabaseLocked,
     DatabaseUnreachable,
@@ -23,8 +23,8 @@ from app.storage.errors import (
     OutcomeUnknown,
     SchemaBehind,
 )
-from app.storage.rows import insert_new, lock_row
-from app.storage.tables import calls, conversations
+from shellback.storage.rows import insert_new, lock_row
+from shellback.storage.tables import calls, conversations
 
 
 def add_call(conn: sa.Connection, key: str) -> None:

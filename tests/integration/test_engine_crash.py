@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.supervisor.client import SupervisorClient
-from app.storage import schema
+from shellback.exec.link.client import SupervisorClient
+from shellback.storage import schema
 from tests.execs import places
 
 POINTS = (

@@ -12,14 +12,23 @@ from typing import Any
 
 import pytest
 
-from app.exec import limits as bounds
-from app.exec.engine import Engine
-from app.exec.errors import LimitReached, SupervisorUnreachable
-from app.exec.identity import session_id as session_id_of
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CallKey, CallOrigin, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
-from app.exec.sessions import Sessions
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.core import limits as bounds
+from shellback.exec.core.errors import LimitReached, SupervisorUnreachable
+from shellback.exec.core.identity import session_id as session_id_of
+from shellback.exec.core.model import (
+    CallKey,
+    CallOrigin,
+    Delivery,
+    Evidence,
+    Session,
+    SessionEnd,
+    SessionId,
+    SessionState,
+)
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.link.client import SupervisorClient
 from tests.execs import (
     GATE,
     Told,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec import limits
-from app.exec.backends.base import Plan
-from app.exec.errors import (
+from shellback.exec.core import limits
+from shellback.exec.core.base import Plan
+from shellback.exec.core.errors import (
     CheckTimedOut,
     CommandDenied,
     InvalidCommand,
@@ -19,12 +19,12 @@ from app.exec.errors import (
     SupervisorUnreachable,
     TaskCompleted,
 )
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CommandSpec, Delivery, EndedBy, Session, SessionState
-from app.exec.policy import Proposal, grant_by_operator
-from app.exec.render import outcome_text
-from app.exec.sessions import Sessions
-from app.exec.supervised import Seen
+from shellback.exec.core.model import CommandSpec, Delivery, EndedBy, Session, SessionState
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.link.supervised import Seen
+from shellback.exec.policy.policy import Proposal, grant_by_operator
+from shellback.exec.reports.render import outcome_text
 from tests.execs import (
     GATE,
     Told,
@@ -251,7 +251,7 @@ async def test_a_repeat_of_a_call_is_told_the_end_whatever_would_be_said_of_the_
         first = await engine.run(made, who, grant)
         other = grant_by_operator(Proposal(tool="execute", facts={}), "something else")
         assert (await engine.run(made, who, other)).session == first.session
-        monkeypatch.setattr("app.exec.engine.proposed", hangs)
+        monkeypatch.setattr("shellback.exec.engine.engine.proposed", hangs)
         assert (await engine.run(made, who, grant)).session == first.session
         with pytest.raises(CheckTimedOut):
             await engine.run(made, origin(), grant)

@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import SupervisorUnreachable
-from app.exec.supervisor import launch, layout, reaching
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.protocol import VERSION
-from app.settings import plain_environment
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.link import launch, reaching
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import VERSION
+from shellback.settings import plain_environment
 from tests.supervisors import Rig, end, gone
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 60.0
 APP = Path(launch.__file__).parents[2]
-PROGRAM = (sys.executable, "-P", "-m", "app", "supervisor")
+PROGRAM = (sys.executable, "-P", "-m", "shellback", "supervisor")
 
 
 class Service:
@@ -116,9 +117,9 @@ async def test_a_service_that_is_told_to_end_waits_until_its_last_ends_are_recor
 def impatient(folder: Path) -> Path:
     """A copy of the program that waits two seconds where it would wait five for commands to end."""
     root = folder / "impatient"
-    shutil.copytree(APP / "exec", root / "app" / "exec", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "app" / "__init__.py").touch()
-    requests = root / "app" / "exec" / "supervisor" / "requests.py"
+    shutil.copytree(APP / "exec", root / "shellback" / "exec", ignore=shutil.ignore_patterns("__pycache__"))
+    (root / "shellback" / "__init__.py").touch()
+    requests = root / "shellback" / "exec" / "supervisor" / "service" / "requests.py"
     text = requests.read_text()
     assert "_END_GRACE_S: Final = 5.0\n" in text
     requests.write_text(text.replace("_END_GRACE_S: Final = 5.0\n", "_END_GRACE_S: Final = 2.0\n"))

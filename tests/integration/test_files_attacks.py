@@ -14,8 +14,8 @@ from typing import Final
 
 import pytest
 
-from app.exec.errors import PathOutsideSandbox
-from app.exec.files import Files
+from shellback.exec.core.errors import PathOutsideSandbox
+from shellback.exec.files import Files
 from tests.filetrees import SECRET, UID, give, ground, tree
 from tests.programs import swapper
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.exec.errors import PathOutsideSandbox
-from app.exec.files import Files
+from shellback.exec.core.errors import PathOutsideSandbox
+from shellback.exec.files import Files
 from tests.filetrees import ground, tree
 
 CASES: Final = 300

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 import sqlalchemy as sa
 
-from app.cli import following
-from app.cli.following import Events, Tail
-from app.storage.db import Database
-from app.work import stream
+from shellback.cli import following
+from shellback.cli.following import Events, Tail
+from shellback.storage.db import Database
+from shellback.work.queue import stream
 
 
 @dataclass

@@ -11,16 +11,17 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from app.exec.model import Delivery, SessionEnd, SessionId, SessionState
-from app.storage import sessions as session_rows
-from app.storage.db import Database
-from app.storage.errors import HomeUnusable
-from app.storage.tables import hosts
-from app.work import dead_letters, generation, unknown
-from app.work import hosts as host_rows
-from app.work.callbacks import CallbackSink
-from app.work.generation import Count, Generation, older
-from app.work.queues import DbosEnqueuer
+from shellback.exec.core.model import Delivery, SessionEnd, SessionId, SessionState
+from shellback.storage import sessions as session_rows
+from shellback.storage.db import Database
+from shellback.storage.errors import HomeUnusable
+from shellback.storage.tables import hosts
+from shellback.work.hosts import generation, unknown
+from shellback.work.hosts import hosts as host_rows
+from shellback.work.hosts.generation import Count, Generation, older
+from shellback.work.queue import dead_letters
+from shellback.work.queue.callbacks import CallbackSink
+from shellback.work.queue.queues import DbosEnqueuer
 from tests.items import NotedEnqueuer
 
 HOST = "0123456789abcdef0123456789abcdef"

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from app.exec.errors import LimitReached, SessionNotFound
-from app.exec.following import Follower
-from app.exec.model import CallKey
-from app.exec.supervisor import client as client_module
-from app.exec.supervisor import growth
-from app.exec.supervisor.answers import Grown
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.core.answers import Grown
+from shellback.exec.core.errors import LimitReached, SessionNotFound
+from shellback.exec.core.model import CallKey
+from shellback.exec.engine.following import Follower
+from shellback.exec.link import client as client_module
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.supervisor.process import growth
 from tests.execs import launch, run, running_engine
 from tests.supervisors import SOON, Rig, end, rig
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from app.exec import HostShell
-from app.exec.backends.host import HostBackend
-from app.exec.backends.private_homes import PrivateHomes
-from app.exec.backends.trusted import PROTECTED
-from app.exec.environment import CHILD_PATH
-from app.exec.model import CommandSpec
-from app.exec.supervisor import linux
-from app.exec.supervisor.stubs import SOCKET
+from shellback.exec import HostShell
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.backends.private_homes import PrivateHomes
+from shellback.exec.backends.trusted import PROTECTED
+from shellback.exec.core.environment import CHILD_PATH
+from shellback.exec.core.model import CommandSpec
+from shellback.exec.supervisor.sandbox.stubs import SOCKET
+from shellback.exec.wire import linux
 from tests.desks import Desk, desk
 from tests.execs import EXEC_UID, places, run
 from tests.shells import hung_up
@@ -266,7 +266,8 @@ class TestPrivateHomes:
 def test_a_backend_without_a_state_directory_leaves_no_home_behind(tmp_path: Path) -> None:
     workspace, _ = places(tmp_path)
     code = (
-        "import asyncio, sys; from app.exec.backends.host import HostBackend; from app.exec.model import CommandSpec\n"
+        "import asyncio, sys; from shellback.exec.backends.host import HostBackend\n"
+        "from shellback.exec.core.model import CommandSpec\n"
         f"at = {str(workspace)!r}; backend = HostBackend(at)\n"
         "plan = asyncio.run(backend.plan(CommandSpec(command=':', cwd=at), 'x'))\n"
         "import os; assert os.path.isdir(plan.env['HOME']); print(plan.env['HOME'])"

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from app.storage.db import Database
-from app.storage.errors import (
-    ExecutorTaken,
-    HomeUnusable,
-)
-from app.storage.executor_lock import hold_executor
-from app.storage.host import boot_id, ensure_home, host_id
+from shellback.storage.db import Database
+from shellback.storage.errors import ExecutorTaken, HomeUnusable
+from shellback.storage.executor_lock import hold_executor
+from shellback.storage.host import boot_id, ensure_home, host_id
 from tests.databases import PostgresServer
 
 
@@ -69,8 +66,8 @@ def test_the_boot_id_is_the_kernels() -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from app.storage.db import Database
-from app.storage.executor_lock import hold_executor
+from shellback.storage.db import Database
+from shellback.storage.executor_lock import hold_executor
 lock = hold_executor("w/1", home=Path(sys.argv[1]), database=Database(sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.read()

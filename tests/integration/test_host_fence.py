@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.host import HostBackend
-from app.exec.engine import Engine
-from app.exec.errors import BackendUnavailable
-from app.exec.memory_store import MemorySessionStore
-from app.exec.supervisor import landlock
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.supervisor.process import landlock
 from tests.databases import unavailable
 from tests.execs import places, run
 

@@ -14,22 +14,22 @@ from typing import Final, TypeVar
 
 import pytest
 
-from app.exec import binding
-from app.exec.backends.protected import Protected
-from app.exec.classify.classify import classify
-from app.exec.classify.repository import objection, running
-from app.exec.display import visible
-from app.exec.errors import CheckTimedOut, ExecError, WorkspaceUnusable
-from app.exec.file_tools.looks import Looks
-from app.exec.files import Files
-from app.exec.files.threads import LEFT_MOST, Threads
-from app.exec.judge import judged
-from app.exec.mounts.mount import HostMount
-from app.exec.mounts.preview import preview
-from app.exec.paths import sandbox_cwd
-from app.exec.rules.denials import denial
-from app.exec.secrets import Secrets
-from app.exec.sight.sight import ENTRIES
+from shellback.exec.backends.mounts.mount import HostMount
+from shellback.exec.backends.mounts.preview import preview
+from shellback.exec.backends.protected import Protected
+from shellback.exec.core.display import visible
+from shellback.exec.core.errors import CheckTimedOut, ExecError, WorkspaceUnusable
+from shellback.exec.core.paths import sandbox_cwd
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.core.sight.sight import ENTRIES
+from shellback.exec.core.threads import LEFT_MOST, Threads
+from shellback.exec.files import Files
+from shellback.exec.policy import binding
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.repository import objection, running
+from shellback.exec.policy.judge import judged
+from shellback.exec.policy.rules.denials import denial
+from shellback.exec.tools.file_tools.looks import Looks
 from tests.judged import around
 
 ENDS_S: Final = 60.0

@@ -12,27 +12,28 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.callback_text import callback_payload, wake_text
-from app.exec.errors import InvalidCommand
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import CallKey, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
-from app.exec.sessions import Sessions
-from app.storage import retention, watches
-from app.storage import sessions as store
-from app.storage.db import Database
-from app.storage.errors import StaleTurn
-from app.storage.tables import conversations, events, hosts, mailbox, notices, sessions, turns
-from app.work import approvals, claims, closing, sending, stopping
-from app.work import hosts as known_hosts
-from app.work.adopting import Here, give_up, move
-from app.work.asking import Proposed
-from app.work.callbacks import CallbackSink
-from app.work.claims import Wakes
-from app.work.closing import Closing
-from app.work.items import WorkItem
-from app.work.neighbours import Neighbours
-from app.work.notices import Outbox
-from app.work.queues import note_turn
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.model import CallKey, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.storage import retention, watches
+from shellback.storage import sessions as store
+from shellback.storage.db import Database
+from shellback.storage.errors import StaleTurn
+from shellback.storage.tables import conversations, events, hosts, mailbox, notices, sessions, turns
+from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.asking import Proposed
+from shellback.work.hosts import hosts as known_hosts
+from shellback.work.hosts.adopting import Here, give_up, move
+from shellback.work.hosts.neighbours import Neighbours
+from shellback.work.notices.notices import Outbox
+from shellback.work.queue.callbacks import CallbackSink
+from shellback.work.queue.items import WorkItem
+from shellback.work.queue.queues import note_turn
+from shellback.work.turn import claims, closing, stopping
+from shellback.work.turn.claims import Wakes
+from shellback.work.turn.closing import Closing
 from tests.databases import wait_until_locked_out
 from tests.execs import origin, places, run, unstarted_engine
 from tests.sessions import EXITED, a_session

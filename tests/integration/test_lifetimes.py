@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.exec.following import Follower
-from app.exec.model import EndedBy
+from shellback.exec.core.model import EndedBy
+from shellback.exec.engine.following import Follower
 from tests.execs import launch, origin
 from tests.pods import in_pod
 from tests.supervisors import SOON, Rig, gone, rig, until

@@ -22,22 +22,22 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from app.exec.blocks import MARK, TURN_CHARS
-from app.exec.callback_text import callback_payload, wake_text
-from app.exec.engine import Engine
-from app.exec.errors import SessionNotFound
-from app.exec.model import Delivery, Session, SessionEnd, SessionId, SessionState
-from app.exec.sessions import Sessions
-from app.exec.supervisor import layout
-from app.storage.db import Database
-from app.storage.sessions import SqlSessionStore
-from app.work import hearing
-from app.work.deps import TurnDeps
-from app.work.hearing import Hearing
-from app.work.live import LiveBlocks
-from app.work.mailbox import Letter
-from app.work.prompt import notice
-from app.work.stopping import Wish
+from shellback.exec.core.errors import SessionNotFound
+from shellback.exec.core.model import Delivery, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.reports.blocks import MARK, TURN_CHARS
+from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.exec.wire import layout
+from shellback.storage.db import Database
+from shellback.storage.sessions import SqlSessionStore
+from shellback.work.queue.mailbox import Letter
+from shellback.work.turn import hearing
+from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.hearing import Hearing
+from shellback.work.turn.live import LiveBlocks
+from shellback.work.turn.prompt import notice
+from shellback.work.turn.stopping import Wish
 from tests.execs import origin, places, unstarted_engine
 from tests.sessions import a_session
 
@@ -260,8 +260,8 @@ async def test_three_processes_cost_few_characters_in_a_turn(scene: Scene) -> No
 
 
 async def test_the_look_finds_what_to_show_among_thousands_that_have_ended(scene: Scene, database: Database) -> None:
-    from app.storage import pinned, session_rows
-    from app.storage.tables import sessions
+    from shellback.storage import pinned, session_rows
+    from shellback.storage.tables import sessions
 
     end = SessionEnd(state=SessionState.EXITED, exit_code=0, ended_at=1.0)
     rows = [

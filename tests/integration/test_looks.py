@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import pytest
 
-from app.exec.engine import Engine
-from app.exec.model import EndedBy, Session
-from app.exec.supervisor.answers import Look
+from shellback.exec.core.answers import Look
+from shellback.exec.core.model import EndedBy, Session
+from shellback.exec.engine.engine import Engine
 from tests.databases import unavailable
 from tests.execs import each_backend, launch, printed, run, running_engine
 from tests.supervisors import SOON, rig, stop
@@ -150,7 +150,7 @@ async def test_a_stopped_reader_does_not_wait_and_quiet_counts_from_the_last_out
 
 WITHOUT: Final = """
 import os, subprocess, sys, time
-from app.exec.supervisor import readers
+from shellback.exec.supervisor.process import readers
 ours, theirs = os.pipe()
 cat = subprocess.Popen(["cat"], stdin=ours, user=65534, group=65534, extra_groups=[])
 pipe = os.fstat(ours)

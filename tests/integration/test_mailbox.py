@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.storage.db import Database
-from app.storage.errors import StaleTurn
-from app.storage.tables import conversations, turns
-from app.storage.tables import mailbox as rows
-from app.work import approvals, claims, mailbox, sending, stopping, uses
-from app.work.asking import Proposed
-from app.work.claims import Entry, Wakes, fail
-from app.work.closing import Closing, close
-from app.work.errors import ApprovalSettled, InvalidRequest, UnknownApproval
-from app.work.items import ItemType, Priority, WorkItem, callback_item
+from shellback.storage.db import Database
+from shellback.storage.errors import StaleTurn
+from shellback.storage.tables import conversations, turns
+from shellback.storage.tables import mailbox as rows
+from shellback.work.approvals import approvals, sending, uses
+from shellback.work.approvals.asking import Proposed
+from shellback.work.errors import ApprovalSettled, InvalidRequest, UnknownApproval
+from shellback.work.queue import mailbox
+from shellback.work.queue.items import ItemType, Priority, WorkItem, callback_item
+from shellback.work.turn import claims, stopping
+from shellback.work.turn.claims import Entry, Wakes, fail
+from shellback.work.turn.closing import Closing, close
 from tests.items import NotedEnqueuer, committed
 
 HOST = "host1"

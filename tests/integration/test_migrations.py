@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from app.storage import schema
-from app.storage.db import Database
-from app.storage.errors import DatabaseUnreachable, SchemaBehind, SchemaTooNew
-from app.storage.schema import SchemaState
-from app.storage.tables import conversations, metadata
+from shellback.storage import schema
+from shellback.storage.db import Database
+from shellback.storage.errors import DatabaseUnreachable, SchemaBehind, SchemaTooNew
+from shellback.storage.schema import SchemaState
+from shellback.storage.tables import conversations, metadata
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,7 +92,7 @@ def test_migrating_again_changes_nothing(empty: Database, empty_url: str) -> Non
 
 MIGRATE = """
 import sys
-from app.storage import schema
+from shellback.storage import schema
 import dbos
 print("ready", flush=True)
 sys.stdin.readline()
@@ -181,9 +181,19 @@ def test_a_database_that_is_not_there_is_named(empty_postgres_url: str) -> None:
 
 def test_migrating_leaves_logging_as_it_was(empty_url: str) -> None:
     root = logging.getLogger()
-    before = (root.level, list(root.handlers), logging.getLogger("alembic").level, logging.getLogger("app").disabled)
+    before = (
+        root.level,
+        list(root.handlers),
+        logging.getLogger("alembic").level,
+        logging.getLogger("shellback").disabled,
+    )
     schema.migrate(empty_url)
-    after = (root.level, list(root.handlers), logging.getLogger("alembic").level, logging.getLogger("app").disabled)
+    after = (
+        root.level,
+        list(root.handlers),
+        logging.getLogger("alembic").level,
+        logging.getLogger("shellback").disabled,
+    )
     assert after == before
 
 

@@ -19,16 +19,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.settings import Settings, SettingsError, plain_environment
-from app.storage.db import Database
-from app.storage.errors import DatabaseUnreachable
-from app.storage.tables import notices as rows
-from app.work import claims, notices, notifier, sending
-from app.work.asking import Proposed
-from app.work.claims import Wakes
-from app.work.closing import Closing, close
-from app.work.notices import Outbox
-from app.work.notifier import Command, Notifier, NotSent, Target, Webhook
+from shellback.settings import Settings, SettingsError, plain_environment
+from shellback.storage.db import Database
+from shellback.storage.errors import DatabaseUnreachable
+from shellback.storage.tables import notices as rows
+from shellback.work.approvals import sending
+from shellback.work.approvals.asking import Proposed
+from shellback.work.notices import notices, notifier
+from shellback.work.notices.notices import Outbox
+from shellback.work.notices.notifier import Command, Notifier, NotSent, Target, Webhook
+from shellback.work.turn import claims
+from shellback.work.turn.claims import Wakes
+from shellback.work.turn.closing import Closing, close
 from tests.items import NotedEnqueuer
 
 pytestmark = pytest.mark.anyio
@@ -137,7 +139,7 @@ async def test_a_target_that_is_down_for_good_is_given_up_and_no_secret_is_writt
     receiver = receive(200)
     receiver.close()
     put(database)
-    with caplog.at_level(logging.DEBUG, logger="app"):
+    with caplog.at_level(logging.DEBUG, logger="shellback"):
         async with notifying(database, Webhook(receiver.url)):
             await until("it is given up", lambda: states(database) == [("given_up", 4)])
             await until("the log says so", lambda: "given up" in caplog.text)
@@ -267,7 +269,7 @@ async def test_a_command_of_a_worker_that_was_killed_ends_soon(tmp_path: Path) -
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     program = (
-        "import asyncio, app.work.notifier as n\n"
+        "import asyncio, shellback.work.notices.notifier as n\n"
         "n.ORPHAN_S = 1.0\n"
         f"argv = ['/bin/sh', '-c', 'exec 9>{fifo}; echo up >&9; sleep 300 & sleep 300']\n"
         "asyncio.run(n.Command(argv, {'PATH': '/usr/bin:/bin'}).send({}))\n"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import plain_environment
-from app.storage.host import boot_id
+from shellback.settings import plain_environment
+from shellback.storage.host import boot_id
 from tests.databases import unavailable
 from tests.nursery import ROOT, NoNursery, Nursery, Nursling, nursery, probe_machines
 

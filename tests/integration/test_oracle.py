@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.model import READ_ONLY, WORK
+from shellback.exec.core.model import READ_ONLY, WORK
 from tests.judged import around, make_tree
 from tests.oracle import everyday, made, outcome, read_only, tried
 from tests.sandboxes import boxes

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.runner import EXEC_UID
-from app.exec.owners import alterable
-from app.orders import known_workspaces, note_workspace
-from app.settings import Settings, SettingsError
+from shellback.exec.core.owners import alterable
+from shellback.exec.core.runner import EXEC_UID
+from shellback.orders import known_workspaces, note_workspace
+from shellback.settings import Settings, SettingsError
 from tests.databases import unavailable
 from tests.execs import places
 
@@ -42,7 +42,7 @@ def plant(directory: Path, dotenv: str = DOTENV) -> None:
 def shellback(ground: Path, directory: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a directory; its code is found whatever is there."""
     given = {"PATH": os.environ["PATH"], "HOME": str(ground), "SHELLBACK_HOME": str(ground / "state"), **environ}
-    entry = f"import sys; sys.path[0] = {str(ROOT)!r}; from app.cli.main import main; main()"
+    entry = f"import sys; sys.path[0] = {str(ROOT)!r}; from shellback.cli.main import main; main()"
     return subprocess.run(
         [sys.executable, "-c", entry, *words], cwd=directory, env=given, capture_output=True, text=True, check=False
     )
@@ -169,7 +169,7 @@ def test_a_module_of_a_shared_directory_does_not_stand_in_for_one_that_shellback
     plant(ground / "ws", "")
     (ground / "ws" / "click.py").write_text(f"import sys; sys.stderr.write({RAN!r})\n")
     given = {"PATH": os.environ["PATH"], "HOME": str(ground), "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "app", "--help"]
+    words = [sys.executable, "-m", "shellback", "--help"]
     said = subprocess.run(words, cwd=ground / "ws", env=given, capture_output=True, text=True, check=False)
     assert RAN not in said.stderr + said.stdout
     assert said.returncode == 0
@@ -196,7 +196,7 @@ def test_a_state_directory_remembers_workspaces_and_forgets_the_oldest(ground: P
 def test_a_worker_notes_its_workspace(ground: Path) -> None:
     workspace, _ = places(ground)
     said = subprocess.run(
-        [sys.executable, "-P", "-m", "app", "worker", "--while-stdin"],
+        [sys.executable, "-P", "-m", "shellback", "worker", "--while-stdin"],
         stdin=subprocess.DEVNULL,
         env={
             "PATH": os.environ["PATH"], "HOME": str(ground), "PYTHONPATH": str(ROOT), "BACKEND": "host",

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec import output_events as module
-from app.exec.engine import Engine
-from app.exec.following import Follower
-from app.exec.model import Session
-from app.exec.output_events import OutputEvent, OutputFeed, output_events
-from app.storage.db import Database
-from app.storage.tables import events
-from app.work import output_notes, stream
-from app.work.output_notes import OutputNotes
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.reports import output_events as module
+from shellback.exec.reports.output_events import OutputEvent, OutputFeed, output_events
+from shellback.storage.db import Database
+from shellback.storage.tables import events
+from shellback.work.queue import stream
+from shellback.work.turn import output_notes
+from shellback.work.turn.output_notes import OutputNotes
 from tests.execs import GATE, launch, let_go, origin, run, running_engine, spec
 from tests.execs import granted as grant
 from tests.supervisors import SOON

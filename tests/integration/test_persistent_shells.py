@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import TaskCompleted
-from app.exec.model import SessionState, WindowSize
-from app.exec.persistent import ShellBusy
+from shellback.exec.core.errors import TaskCompleted
+from shellback.exec.core.model import SessionState, WindowSize
+from shellback.exec.persistent import ShellBusy
 from tests.execs import each_backend
 from tests.shells import a_shell, started
 

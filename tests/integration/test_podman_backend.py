@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends import homes, podman_probe
-from app.exec.backends.container import COMMANDS, Container, ContainerLimits
-from app.exec.backends.mounted import check_mounts
-from app.exec.backends.podman_probe import probe_podman
-from app.exec.errors import BackendUnavailable, WorkspaceUnusable
-from app.exec.model import READ_ONLY, WORK
+from shellback.exec.backends import homes, podman_probe
+from shellback.exec.backends.container import COMMANDS, Container, ContainerLimits
+from shellback.exec.backends.mounted import check_mounts
+from shellback.exec.backends.podman_probe import probe_podman
+from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
+from shellback.exec.core.model import READ_ONLY, WORK
 from tests import images
 from tests.podmans import Yard, yard
 
@@ -300,7 +300,7 @@ async def test_an_image_without_python_is_refused_by_name(shop: Yard) -> None:
 async def test_an_image_with_an_older_python_is_refused_with_what_it_needs(
     shop: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.exec.backends.container._CODE", "import sys; sys.exit('Python 3.9 is too old')")
+    monkeypatch.setattr("shellback.exec.backends.container._CODE", "import sys; sys.exit('Python 3.9 is too old')")
     with pytest.raises(BackendUnavailable, match=r"Python 3\.9 is too old; take an image with Python 3\.11"):
         await shop.run("true", scope="old")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.errors import BackendUnavailable
-from app.exec.memory_store import MemoryWorkspaceStore
-from app.exec.model import READ_ONLY, WORK
-from app.exec.supervisor import layout
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.protocol import StartRequest
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.exec.engine.memory_store import MemoryWorkspaceStore
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import StartRequest
 from tests.podmans import Yard, yard
 from tests.supervisors import SOON, until
 

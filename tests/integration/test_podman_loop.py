@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.model import Evidence
-from app.exec.placements import Placements
+from shellback.exec.core.model import Evidence
+from shellback.exec.log.placements import Placements
 from tests import images
 from tests.commands import shellback
 from tests.pods import emptied, podman

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends import homes
-from app.exec.backends.podman import PodmanBackend
-from app.exec.model import READ_ONLY, WORK
-from app.exec.supervisor import layout
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.protocol import ExitRecord, StartRequest
+from shellback.exec.backends import homes
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import ExitRecord, StartRequest
 from tests.podmans import Yard, yard
 from tests.supervisors import SOON, end, until
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from app.exec.backends.podman_cli import Podman
-from app.exec.errors import SupervisorUnreachable
-from app.exec.model import Evidence, Session, SessionEnd, SessionState
-from app.exec.placements import Placements
-from app.exec.supervisor import layout
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.model import Evidence, Session, SessionEnd, SessionState
+from shellback.exec.log.placements import Placements
+from shellback.exec.wire import layout
 from tests.execs import granted, launch, origin, printed, run, spec
 from tests.pods import Pod, in_pod, kill, pod, podman
 from tests.supervisors import until

@@ -18,23 +18,23 @@ from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from app.exec import HostMount, PodmanSandboxConfig, PodmanSandboxSection, PodmanShellParams, PodmanWorkspace
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.container import ContainerLimits
-from app.exec.backends.host import HostBackend
-from app.exec.backends.podman_cli import Podman
-from app.exec.engine import Engine
-from app.exec.errors import BackendUnavailable, MountUnusable
-from app.exec.memory_store import MemorySessionStore, MemoryWorkspaceStore
-from app.exec.model import Session
-from app.exec.policy import Asked, Policy, TablePolicy, Verdict
-from app.exec.ports import Unwatched
-from app.exec.section import sandbox
-from app.exec.section.changes import DeleteEntry, EvalResult, WriteFile
-from app.exec.section.config import SandboxConfig
-from app.exec.section.sandbox import Make, SandboxSection
-from app.exec.shell import ShellSection, WorkspaceSection, shell_of
-from app.exec.shell.own import Made
+from shellback.exec import HostMount, PodmanSandboxConfig, PodmanSandboxSection, PodmanShellParams, PodmanWorkspace
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.container import ContainerLimits
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.core.errors import BackendUnavailable, MountUnusable
+from shellback.exec.core.model import Session
+from shellback.exec.core.ports import Unwatched
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore, MemoryWorkspaceStore
+from shellback.exec.policy.policy import Asked, Policy, TablePolicy, Verdict
+from shellback.exec.section import sandbox
+from shellback.exec.section.changes import DeleteEntry, EvalResult, WriteFile
+from shellback.exec.section.config import SandboxConfig
+from shellback.exec.section.sandbox import Make, SandboxSection
+from shellback.exec.shell import ShellSection, WorkspaceSection, shell_of
+from shellback.exec.shell.own import Made
 from tests import images, sandboxes
 from tests.pods import podman
 
@@ -383,7 +383,7 @@ def test_bounds_that_bound_nothing_are_refused() -> None:
 
 FORGETFUL = """
 import asyncio, pathlib, sys
-from app.exec import PodmanSandboxConfig, PodmanSandboxSection, PodmanShellParams
+from shellback.exec import PodmanSandboxConfig, PodmanSandboxSection, PodmanShellParams
 
 async def main():
     section = PodmanSandboxSection(PodmanSandboxConfig(image=sys.argv[1], cache=pathlib.Path(sys.argv[2])))

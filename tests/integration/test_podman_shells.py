@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from app.exec.persistent import PersistentShells
+from shellback.exec.persistent import PersistentShells
 from tests.pods import in_pod
 from tests.shells import Shell, hung_up, started
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends import homes
-from app.exec.backends.container import COMMANDS
-from app.exec.backends.trusted import PROTECTED
-from app.exec.model import READ_ONLY, WORK
+from shellback.exec.backends import homes
+from shellback.exec.backends.container import COMMANDS
+from shellback.exec.backends.trusted import PROTECTED
+from shellback.exec.core.model import READ_ONLY, WORK
 from tests.podmans import Yard, yard
 
 pytestmark = pytest.mark.anyio

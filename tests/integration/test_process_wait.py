@@ -12,8 +12,8 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.models.function import FunctionModel
 
-from app.exec.engine import Engine
-from app.exec.toolset import exec_toolset
+from shellback.exec.engine.engine import Engine
+from shellback.exec.tools.toolset import exec_toolset
 from tests.execs import launch, let_go, printed, running_engine
 from tests.integration.test_toolset_agent import OUTPUT, Deps, Script, converse, returns
 from tests.integration.test_toolset_bad_input import refusal

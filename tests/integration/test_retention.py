@@ -17,27 +17,29 @@ from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
 from pydantic_ai.messages import ModelRequest
 from sqlalchemy.dialects import sqlite
 
-from app.exec.ends import Ends
-from app.exec.errors import SupervisorUnreachable
-from app.exec.exec_registry import ExecRegistry
-from app.exec.links import LogLinks
-from app.exec.logs import remove_session
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import Delivery, SessionId
-from app.exec.rules.rule import Match, Rule
-from app.exec.supervisor import crashpoints
-from app.storage import history, retention, rules, sessions
-from app.storage import tables as t
-from app.storage.db import Database
-from app.work import approvals, asking, claims, closing, mailbox, sending, stopping
-from app.work.callbacks import CallbackSink
-from app.work.claims import Wakes
-from app.work.closing import Closing
-from app.work.items import WorkItem, callback_item
-from app.work.queues import DbosEnqueuer
-from app.work.retention import DAY_S, Ages, Retention
-from app.work.sweep import undelivered
-from app.work.worker import Worker, WorkerConfig
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.model import Delivery, SessionId
+from shellback.exec.engine.ends import Ends
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.registry import ExecRegistry
+from shellback.exec.log.links import LogLinks
+from shellback.exec.log.logs import remove_session
+from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.exec.wire import crashpoints
+from shellback.storage import history, retention, rules, sessions
+from shellback.storage import tables as t
+from shellback.storage.db import Database
+from shellback.work.approvals import approvals, asking, sending
+from shellback.work.hosts.sweep import undelivered
+from shellback.work.queue import mailbox
+from shellback.work.queue.callbacks import CallbackSink
+from shellback.work.queue.items import WorkItem, callback_item
+from shellback.work.queue.queues import DbosEnqueuer
+from shellback.work.turn import claims, closing, stopping
+from shellback.work.turn.claims import Wakes
+from shellback.work.turn.closing import Closing
+from shellback.work.worker.retention import DAY_S, Ages, Retention
+from shellback.work.worker.worker import Worker, WorkerConfig
 from tests.sessions import EXITED, a_session
 from tests.stage import stage
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
 
-from app.exec.environment import CHILD_PATH
-from app.exec.model import READ_ONLY, SessionState
+from shellback.exec.core.environment import CHILD_PATH
+from shellback.exec.core.model import READ_ONLY, SessionState
 from tests.desks import desk
 from tests.execs import EXEC_UID
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.supervisor import procfs
+from shellback.exec.supervisor.process import procfs
 from tests.sandboxes import Boxes, boxes
 from tests.supervisors import end, until
 

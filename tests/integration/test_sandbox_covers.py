@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.supervisor.sandbox import Sandbox
+from shellback.exec.wire.sandbox import Sandbox
 from tests.sandboxes import Boxes, boxes
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.supervisor import namespaces, procfs
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.supervisor.process import procfs
+from shellback.exec.supervisor.sandbox import namespaces
 from tests.sandboxes import Boxes, adjust, boxes
 from tests.supervisors import end, gone, until
 
@@ -94,7 +95,7 @@ NEVER_TOLD = (
 async def test_one_that_waits_for_its_go_is_not_taken_for_one_that_had_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    adjust(monkeypatch, "launching", NEVER_TOLD)
+    adjust(monkeypatch, "sandbox.launching", NEVER_TOLD)
     async with boxes(tmp_path) as box:
         supervisor, _ = await box.pids()
         asked = asyncio.create_task(box.start("waits", COUNTS))

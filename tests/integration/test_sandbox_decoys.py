@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends import protected
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.protected import Protected
-from app.exec.errors import WorkspaceUnusable
-from app.exec.model import READ_ONLY
+from shellback.exec.backends import protected
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.protected import Protected
+from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.core.model import READ_ONLY
 from tests.sandboxes import UID, Boxes, boxes
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.model import READ_ONLY
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.core.model import READ_ONLY
 from tests.sandboxes import Boxes, adjust, boxes
 from tests.supervisors import end, gone, removed, until
 
@@ -204,7 +204,7 @@ async def test_the_first_process_of_a_namespace_killed_is_a_kill_of_the_command(
 async def test_an_instance_that_nobody_uses_ends_and_what_was_in_its_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "instances", "adjusted.Instances.__init__.__kwdefaults__['idle_s'] = 0.3")
+    adjust(monkeypatch, "sandbox.instances", "adjusted.Instances.__init__.__kwdefaults__['idle_s'] = 0.3")
     async with boxes(tmp_path) as box:
         await box.run("a", "echo kept > /tmp/file")
         async with asyncio.timeout(30):
@@ -217,7 +217,7 @@ async def test_an_instance_that_nobody_uses_ends_and_what_was_in_its_tmp(
 async def test_instances_are_bounded_and_those_that_nobody_uses_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "instances", "adjusted.MOST = 2")
+    adjust(monkeypatch, "sandbox.instances", "adjusted.MOST = 2")
     async with boxes(tmp_path) as box:
         for name in ("a", "b"):
             await box.start(name, "read line", keep_stdin_open=True, scope=name)

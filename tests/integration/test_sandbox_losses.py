@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.model import READ_ONLY, WORK
-from app.exec.supervisor import layout
-from app.exec.supervisor.protocol import ExitRecord
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import ExitRecord
 from tests.sandboxes import Boxes, boxes
 from tests.supervisors import SOON, UID, end, state_of, stop, until
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.exec.supervisor import cgroups
-from app.exec.supervisor.sandbox import Bounds
+from shellback.exec.supervisor.sandbox import cgroups
+from shellback.exec.wire.sandbox import Bounds
 from tests.databases import unavailable
 from tests.sandboxes import Boxes, boxes
 

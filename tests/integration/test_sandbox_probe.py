@@ -16,19 +16,19 @@ from typing import Any
 
 import pytest
 
-from app.choice import bubblewrap as bubblewrap_of_settings
-from app.choice import choose
-from app.exec.backends import bubblewrap, probe, trial
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.causes import Machine, cause
-from app.exec.backends.protected import Covers
-from app.exec.backends.trial import tried
-from app.exec.errors import BackendUnavailable, SpawnFailed, WorkspaceUnusable
-from app.exec.model import READ_ONLY, WORK, CommandSpec
-from app.exec.supervisor import landlock, procfs
-from app.exec.supervisor.sandbox import Bounds, Sandbox
-from app.exec.supervisor.trial import Report
-from app.settings import Settings
+from shellback.exec.backends import bubblewrap, probe, trial
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.causes import Machine, cause
+from shellback.exec.backends.protected import Covers
+from shellback.exec.backends.trial import tried
+from shellback.exec.core.errors import BackendUnavailable, SpawnFailed, WorkspaceUnusable
+from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
+from shellback.exec.supervisor.process import landlock, procfs
+from shellback.exec.supervisor.sandbox.trial import Report
+from shellback.exec.wire.sandbox import Bounds, Sandbox
+from shellback.settings import Settings
+from shellback.wiring.choice import bubblewrap as bubblewrap_of_settings
+from shellback.wiring.choice import choose
 from tests.databases import unavailable
 from tests.execs import places
 from tests.sandboxes import needed
@@ -332,8 +332,8 @@ def _sleeps(pid: int) -> bool:
 
 def test_a_trial_ends_with_whoever_asked_for_it(workspace: Path) -> None:
     program = (
-        "import asyncio, sys; from app.exec.backends.bubblewrap import BubblewrapBackend;"
-        "from app.exec.backends.trial import tried; from app.exec.model import CommandSpec;"
+        "import asyncio, sys; from shellback.exec.backends.bubblewrap import BubblewrapBackend;"
+        "from shellback.exec.backends.trial import tried; from shellback.exec.core.model import CommandSpec;"
         f"b = BubblewrapBackend({str(workspace)!r});"
         f"s = CommandSpec(command='echo > up; sleep 4713', cwd={str(workspace)!r});"
         "tried(asyncio.run(b.plan(s, 'test')), timeout_s=0)"

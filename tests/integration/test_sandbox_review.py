@@ -15,10 +15,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from app.exec.supervisor import groups, hierarchies, layout, namespaces, procfs
-from app.exec.supervisor.cgroups import Cgroups, Found
-from app.exec.supervisor.loop import Loop
-from app.exec.supervisor.sandbox import Bounds
+from shellback.exec.supervisor.loop import Loop
+from shellback.exec.supervisor.process import procfs
+from shellback.exec.supervisor.sandbox import groups, hierarchies, namespaces
+from shellback.exec.supervisor.sandbox.cgroups import Cgroups, Found
+from shellback.exec.wire import layout
+from shellback.exec.wire.sandbox import Bounds
 from tests.sandboxes import adjust, boxes
 from tests.supervisors import until
 
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 _NO_ROOM = """
 import os, resource
-from app.exec.supervisor import namespaces
+from shellback.exec.supervisor.sandbox import namespaces
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 read, write = os.pipe()
 pid = namespaces.in_child(lambda: os._exit(0), write)
@@ -38,7 +40,7 @@ print(os.read(read, 100).decode())
 async def test_more_descriptors_than_a_command_may_have_stop_no_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "spawn", "adjusted._SOFT = 48")
+    adjust(monkeypatch, "process.spawn", "adjusted._SOFT = 48")
     async with boxes(tmp_path) as box:
         for number in range(12):
             answer = await box.start(f"s{number}", "exec sleep 600", keep_stdin_open=True)
@@ -69,7 +71,7 @@ def test_names_of_files_say_nothing_to_the_supervisor() -> None:
 async def test_a_start_that_fails_early_does_not_end_the_instance_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "instances", "adjusted.Instances.__init__.__kwdefaults__['idle_s'] = 0.05")
+    adjust(monkeypatch, "sandbox.instances", "adjusted.Instances.__init__.__kwdefaults__['idle_s'] = 0.05")
     async with boxes(tmp_path) as box:
         await box.start("long", "echo here > /tmp/x; echo ready; exec sleep 600")
         await box.until_log("long", b"ready")
@@ -83,7 +85,7 @@ async def test_a_start_that_fails_early_does_not_end_the_instance_of_others(
 async def test_a_forged_mark_of_a_first_process_keeps_nobody_from_being_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "recovery", "adjusted._STRAYS_S = 0.0")
+    adjust(monkeypatch, "service.recovery", "adjusted._STRAYS_S = 0.0")
     async with boxes(tmp_path) as box:
         await box.start(
             "a",
@@ -209,11 +211,11 @@ async def test_no_descriptor_for_a_look_into_a_namespace_ends_no_supervisor(
 ) -> None:
     # Twice for each of the kernel's looks: of the first process, and of who lives below it.
     failing = (
-        "import app.exec.supervisor.procfs as p; real, left = p.{name}, [2]\n"
+        "import shellback.exec.supervisor.process.procfs as p; real, left = p.{name}, [2]\n"
         "def fails(*a):\n    left[0] -= 1\n    if left[0] >= 0: raise OSError(24, 'full')\n    return real(*a)\n"
     )
     change = "; ".join(f"exec({failing.format(name=name)!r}); p.{name} = fails" for name in ("alive",))
-    adjust(monkeypatch, "sandboxes", change)
+    adjust(monkeypatch, "sandbox.sandboxes", change)
     async with boxes(tmp_path) as box:
         before = await box.pids()
         assert (await box.run("a", "exit 3"))["exit_code"] == 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.exec.supervisor.sandbox import Sandbox
+from shellback.exec.wire.sandbox import Sandbox
 from tests.sandboxes import Boxes, adjust, boxes
 from tests.supervisors import until
 
@@ -94,7 +94,7 @@ async def test_a_timeout_counts_from_the_request(tmp_path: Path) -> None:
 async def test_a_bubblewrap_that_hangs_is_a_start_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    module, name = ("instances", "MAKE_S") if stage == "instance" else ("launching", "LAUNCH_S")
+    module, name = ("sandbox.instances", "MAKE_S") if stage == "instance" else ("sandbox.launching", "LAUNCH_S")
     adjust(monkeypatch, module, f"adjusted.{name} = 3.0")
     async with boxes(tmp_path) as box:
         if stage == "command":

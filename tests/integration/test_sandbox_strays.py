@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.supervisor import layout, namespaces, procfs
+from shellback.exec.supervisor.process import procfs
+from shellback.exec.supervisor.sandbox import namespaces
+from shellback.exec.wire import layout
 from tests.escape.scene import PYTHON
 from tests.sandboxes import adjust, boxes
 from tests.supervisors import end, state_of, stop, until
@@ -32,7 +34,7 @@ UNMARKED = "known = adjusted.marker; adjusted.marker = lambda pid: m if (m := kn
 async def test_a_first_process_is_not_kept_by_who_ended_before_it_was_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "namespaces", SLOW)
+    adjust(monkeypatch, "sandbox.namespaces", SLOW)
     async with boxes(tmp_path) as box:
         assert (await box.run("a", "(sleep 0.1 &); exit 3"))["exit_code"] == 3
         await box.nothing_left()
@@ -52,7 +54,7 @@ async def test_nobody_stays_whose_first_thread_has_ended(tmp_path: Path) -> None
 async def test_a_command_that_was_told_to_go_is_never_said_not_to_have_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "recovery", "adjusted._STRAYS_S = 600.0")
+    adjust(monkeypatch, "service.recovery", "adjusted._STRAYS_S = 600.0")
     async with boxes(tmp_path) as box:
         supervisor, _ = await box.pids()
         box.arm("supervisor.forked", "stop self")
@@ -70,7 +72,7 @@ async def test_a_command_that_was_told_to_go_is_never_said_not_to_have_begun(
 async def test_a_first_process_is_not_taken_for_a_command_that_never_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "procfs", UNMARKED)
+    adjust(monkeypatch, "process.procfs", UNMARKED)
     async with boxes(tmp_path) as box:
         cold = (await box.plan("cold")).sandbox
         assert cold is not None

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from app.choice import bubblewrap, choose
-from app.cli.sandbox import missing
-from app.exec.backends import probe, trial, view
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.trial import tried
-from app.exec.errors import BackendUnavailable, WorkspaceUnusable
-from app.exec.model import READ_ONLY, WORK, CommandSpec
-from app.exec.supervisor.trial import Report
-from app.settings import Settings
+from shellback.cli.sandbox import missing
+from shellback.exec.backends import probe, trial, view
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.trial import tried
+from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
+from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
+from shellback.exec.supervisor.sandbox.trial import Report
+from shellback.settings import Settings
+from shellback.wiring.choice import bubblewrap, choose
 from tests.execs import places
 from tests.sandboxes import needed
 from tests.supervisors import UID

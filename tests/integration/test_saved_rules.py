@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.classify.model import Tier
-from app.exec.errors import CommandDenied, InvalidCommand, LimitReached
-from app.exec.rules.rule import Match, Rule
-from app.storage import rules as store
-from app.storage.db import Database
-from app.storage.rows import now
-from app.storage.tables import rules
+from shellback.exec.core.errors import CommandDenied, InvalidCommand, LimitReached
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.storage import rules as store
+from shellback.storage.db import Database
+from shellback.storage.rows import now
+from shellback.storage.tables import rules
 
 
 def wanted(database: Database, *prefix: str, days: float | None = 1.0, **match: Any) -> Rule:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic_ai.exceptions import ApprovalRequired
 
-from app.exec.classify.classify import classify
-from app.exec.model import READ_ONLY
+from shellback.exec.core.model import READ_ONLY
+from shellback.exec.policy.classify.classify import classify
 from tests.integration.test_workspace_tools import room
 from tests.judged import around
 from tests.sandboxes import Boxes, boxes

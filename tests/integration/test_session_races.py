@@ -11,21 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.errors import LimitReached
-from app.exec.model import (
-    CallKey,
-    Delivery,
-    Polled,
-    Session,
-    SessionEnd,
-    SessionState,
-)
-from app.storage import sessions as on_connection
-from app.storage.db import Database
-from app.storage.errors import StaleTurn
-from app.storage.rows import lock_row
-from app.storage.sessions import SqlSessionStore
-from app.storage.tables import conversations, sessions
+from shellback.exec.core.errors import LimitReached
+from shellback.exec.core.model import CallKey, Delivery, Polled, Session, SessionEnd, SessionState
+from shellback.storage import sessions as on_connection
+from shellback.storage.db import Database
+from shellback.storage.errors import StaleTurn
+from shellback.storage.rows import lock_row
+from shellback.storage.sessions import SqlSessionStore
+from shellback.storage.tables import conversations, sessions
 from tests.databases import wait_until_locked_out
 from tests.sessions import EXITED, LOST, RecordingSink, a_session
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.shell import HostShell
+from shellback.exec.shell import HostShell
 from tests.conformance.test_shells import a_root
 from tests.documents import ROOT
 from tests.supervisors import SOON, until
@@ -38,14 +38,14 @@ def test_closing_ends_what_runs_gives_its_callers_their_results_and_leaves_nothi
 def test_what_has_ended_is_forgotten_in_time_and_a_shell_that_nobody_closed_leaves_no_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.exec.shell.own.KEPT", 3)
+    monkeypatch.setattr("shellback.exec.shell.own.KEPT", 3)
     with HostShell(a_root()) as shell:
         own = shell._own  # pyright: ignore[reportPrivateUsage]
         for number in range(8):
             assert shell.execute(["echo", str(number)]).stdout == f"{number}\n"
         assert len(list((own._state / "sessions").iterdir())) <= 4  # pyright: ignore[reportPrivateUsage]
         assert len(own._store.ended()) <= 3  # pyright: ignore[reportPrivateUsage]
-    forgetful = f"from app.exec.shell import HostShell; HostShell({str(a_root())!r}).execute('true')"
+    forgetful = f"from shellback.exec.shell import HostShell; HostShell({str(a_root())!r}).execute('true')"
     environ = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", forgetful], env=environ, check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []
@@ -54,7 +54,7 @@ def test_what_has_ended_is_forgotten_in_time_and_a_shell_that_nobody_closed_leav
 def test_a_process_that_is_forked_takes_nothing_away_and_runs_nothing() -> None:
     script = (
         "import os, sys\n"
-        "from app.exec.shell import HostShell\n"
+        "from shellback.exec.shell import HostShell\n"
         f"shell = HostShell({str(a_root())!r})\n"
         "shell.execute('true')\n"
         "if not (pid := os.fork()):\n"
@@ -106,7 +106,7 @@ def test_closing_in_the_middle_of_many_calls_refuses_them_by_name_and_leaves_no_
 
 
 def test_what_a_stream_was_too_slow_to_read_is_counted_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.exec.shell.own.LOG_BYTES", 256 * 1024)
+    monkeypatch.setattr("shellback.exec.shell.own.LOG_BYTES", 256 * 1024)
     with HostShell(a_root()) as shell:
 
         async def read() -> tuple[int, list[str], str]:

@@ -12,13 +12,13 @@ from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from app.exec.engine import Engine
-from app.exec.identity import calling, origin_of
-from app.exec.identity import session_id as session_id_of
-from app.exec.model import READ_ONLY, WORK
-from app.exec.permit import ByOperator, ByPolicy
-from app.exec.shell import AsyncShell, ExecutionResult, MockShell, SyncShell
-from app.exec.toolset import plain_judge
+from shellback.exec.core.identity import calling, origin_of
+from shellback.exec.core.identity import session_id as session_id_of
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.exec.engine.engine import Engine
+from shellback.exec.shell import AsyncShell, ExecutionResult, MockShell, SyncShell
+from shellback.exec.shell.permit import ByOperator, ByPolicy
+from shellback.exec.tools.toolset import plain_judge
 from tests import sandboxes
 from tests.execs import running_engine
 

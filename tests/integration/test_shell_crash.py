@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.storage import schema
+from shellback.storage import schema
 from tests import sandboxes
 from tests.execs import places
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import InvalidCommand, SessionNotFound, TaskCompleted
-from app.exec.persistent import PersistentShells
+from shellback.exec.core.errors import InvalidCommand, SessionNotFound, TaskCompleted
+from shellback.exec.persistent import PersistentShells
 from tests.execs import launch, origin
 from tests.shells import a_shell
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import CommandDenied, InvalidCommand, PathOutsideSandbox, TaskCompleted
-from app.exec.judge import Judge
-from app.exec.model import READ_ONLY, WORK
-from app.exec.permit import ByOperator, ByPolicy
-from app.exec.secrets import Secrets
-from app.exec.shell import AsyncShell, CommandValidator
+from shellback.exec.core.errors import CommandDenied, InvalidCommand, PathOutsideSandbox, TaskCompleted
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.judge import Judge
+from shellback.exec.shell import AsyncShell, CommandValidator
+from shellback.exec.shell.permit import ByOperator, ByPolicy
 from tests.execs import running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.identity import call_key
-from app.exec.persistent import PersistentShells, ShellBusy
-from app.exec.persistent.marks import KEY_FILE, Names, found_in
+from shellback.exec.core.identity import call_key
+from shellback.exec.persistent import PersistentShells, ShellBusy
+from shellback.exec.persistent.marks import KEY_FILE, Names, found_in
 from tests.execs import each_backend, origin
 from tests.shells import Shell, a_shell, started
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import InvalidCommand, PtyError, SupervisorUnreachable, TaskCompleted
-from app.exec.model import WindowSize
-from app.exec.permit import ByOperator
-from app.exec.shell import AsyncShell, Chunk, SyncShell
-from app.exec.shell.words import quoted
+from shellback.exec.core.errors import InvalidCommand, PtyError, SupervisorUnreachable, TaskCompleted
+from shellback.exec.core.model import WindowSize
+from shellback.exec.shell import AsyncShell, Chunk, SyncShell
+from shellback.exec.shell.permit import ByOperator
+from shellback.exec.shell.words import quoted
 from tests.execs import each_backend, end_all, places, unstarted_engine
 from tests.sandboxes import adjust
 from tests.supervisors import SOON
@@ -175,7 +175,9 @@ async def test_a_supervisor_of_an_older_version_refuses_signals_by_name(
 ) -> None:
     without = "lambda self, peer, message: (self._ops.pop('signal', None), handle(self, peer, message))[1]"
     adjust(
-        monkeypatch, "requests", f"adjusted.Requests._handle = (lambda handle: {without})(adjusted.Requests._handle)"
+        monkeypatch,
+        "service.requests",
+        f"adjusted.Requests._handle = (lambda handle: {without})(adjusted.Requests._handle)",
     )
     async with shells(tmp_path) as shell:
         running = await shell.spawn(["sleep", "60"])

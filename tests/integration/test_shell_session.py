@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic_ai.exceptions import ToolFailed
 
-from app.exec.model import SessionId
-from app.exec.toolset import ExecTools
+from shellback.exec.core.model import SessionId
+from shellback.exec.tools.toolset import ExecTools
 from tests.desks import Desk, desk
 from tests.execs import GATE, let_go
 from tests.supervisors import SOON

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from pydantic_ai.exceptions import ToolFailed
 
-from app.exec.callback_text import callback_payload, wake_text
-from app.exec.classify.model import Tier
-from app.exec.errors import SpawnFailed
-from app.exec.model import SHELL, Session, SessionEnd, SessionState
-from app.exec.persistent import Executed, PersistentShells
-from app.exec.rules.matching import Tiers
-from app.exec.supervised import Seen
-from app.exec.tool_calls import Granted, ToolCalls
+from shellback.exec.core.errors import SpawnFailed
+from shellback.exec.core.model import SHELL, Session, SessionEnd, SessionState
+from shellback.exec.link.supervised import Seen
+from shellback.exec.persistent import Executed, PersistentShells
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.rules.matching import Tiers
+from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.exec.tools.tool_calls import Granted, ToolCalls
 from tests.desks import Desk, desk
 from tests.execs import GATE, let_go, printed
 from tests.supervisors import SOON, until

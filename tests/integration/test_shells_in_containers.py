@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.exec.toolset import ExecTools
+from shellback.exec.tools.toolset import ExecTools
 from tests.desks import desk_of
 from tests.pods import in_pod
 

@@ -12,21 +12,23 @@ from pydantic_ai import Agent, FunctionToolset, capture_run_messages
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from app.cli.waiting import Waiting
-from app.storage.db import Database
-from app.storage.tables import conversations
-from app.storage.tables import notices as told
-from app.work import approvals, beginning, claims, hearing, mailbox, sending, stopping
-from app.work.asking import Proposed
-from app.work.claims import Entry, Wakes, fail
-from app.work.closing import Closing, close
-from app.work.deps import TurnDeps
-from app.work.errors import UnknownConversation
-from app.work.hearing import Hearing, Stopped
-from app.work.items import ItemType, WorkItem
-from app.work.mailbox import Letter
-from app.work.notices import Outbox
-from app.work.stopping import NEXT, Stopping, Wish
+from shellback.cli.waiting import Waiting
+from shellback.storage.db import Database
+from shellback.storage.tables import conversations
+from shellback.storage.tables import notices as told
+from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.asking import Proposed
+from shellback.work.errors import UnknownConversation
+from shellback.work.notices.notices import Outbox
+from shellback.work.queue import mailbox
+from shellback.work.queue.items import ItemType, WorkItem
+from shellback.work.queue.mailbox import Letter
+from shellback.work.turn import beginning, claims, hearing, stopping
+from shellback.work.turn.claims import Entry, Wakes, fail
+from shellback.work.turn.closing import Closing, close
+from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.hearing import Hearing, Stopped
+from shellback.work.turn.stopping import NEXT, Stopping, Wish
 from tests.items import NotedEnqueuer
 
 HOST = "host1"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import InputUnknown
-from app.exec.supervisor import layout
+from shellback.exec.core.errors import InputUnknown
+from shellback.exec.wire import layout
 from tests.supervisors import SOON, end, gone, removed, rig, stop, until
 
 pytestmark = pytest.mark.anyio

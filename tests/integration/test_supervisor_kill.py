@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import SessionNotFound
+from shellback.exec.core.errors import SessionNotFound
 from tests.escape.scene import PYTHON
 from tests.sandboxes import adjust
 from tests.supervisors import SOON, rig, until
@@ -152,7 +152,7 @@ async def test_looks_that_take_longer_than_the_time_between_them_keep_no_later_k
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = "import time; scan = adjusted.Killer._scan; adjusted._LOOK_AGAIN_S = 0.01; "
-    adjust(monkeypatch, "kill", slow + "adjusted.Killer._scan = lambda *a: (time.sleep(0.1), scan(*a))")
+    adjust(monkeypatch, "process.kill", slow + "adjusted.Killer._scan = lambda *a: (time.sleep(0.1), scan(*a))")
     async with rig(tmp_path) as sup:
         for name in ("a", "b", "c"):
             await sup.start(name, "exec sleep 60")

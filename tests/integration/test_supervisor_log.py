@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from app.exec.supervisor import launch, layout
+from shellback.exec.link import launch
+from shellback.exec.wire import layout
 from tests.supervisors import SOON, Rig, rig
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import InvalidCommand, SessionNotFound, TaskCompleted
-from app.exec.supervisor.protocol import StartRequest
+from shellback.exec.core.errors import InvalidCommand, SessionNotFound, TaskCompleted
+from shellback.exec.wire.protocol import StartRequest
 from tests.supervisors import BOOT, UID, rig, until
 
 pytestmark = pytest.mark.anyio

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.model import SessionId
-from app.storage.db import Database
-from app.storage.tables import conversations, mailbox, sessions, turns, workers
-from app.work import approvals, asking, claims, sending, stopping, sweep
-from app.work.asking import Proposed
-from app.work.claims import Wakes
-from app.work.items import WorkItem
-from app.work.sweep import Sweep
+from shellback.exec.core.model import SessionId
+from shellback.storage.db import Database
+from shellback.storage.tables import conversations, mailbox, sessions, turns, workers
+from shellback.work.approvals import approvals, asking, sending
+from shellback.work.approvals.asking import Proposed
+from shellback.work.hosts import sweep
+from shellback.work.hosts.sweep import Sweep
+from shellback.work.queue.items import WorkItem
+from shellback.work.turn import claims, stopping
+from shellback.work.turn.claims import Wakes
 from tests.items import NotedEnqueuer
 
 HOST = "host1"

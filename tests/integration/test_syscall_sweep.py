@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.supervisor import procfs
 from chaos.syscalls import tracer
 from chaos.syscalls.life import Count, disturb, template, watch
 from chaos.syscalls.points import ALL, Point, forked, marked
 from chaos.syscalls.tracer import Call
+from shellback.exec.supervisor.process import procfs
 from tests.databases import unavailable
 from tests.supervisors import rig, until
 

@@ -14,17 +14,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.storage import rows
-from app.storage.db import Database
-from app.storage.executor_lock import hold_executor
-from app.storage.tables import conversations, mailbox, notices, turns, workers
-from app.work import claims, roster, sending, stream
-from app.work import worker as working
-from app.work.claims import RECOVERIES, Entry, Wakes
-from app.work.items import ItemType, Priority, WorkItem
-from app.work.notices import Outbox
-from app.work.takeover import GRACE_S, Takeover
-from app.work.turn import TurnRunner
+from shellback.storage import rows
+from shellback.storage.db import Database
+from shellback.storage.executor_lock import hold_executor
+from shellback.storage.tables import conversations, mailbox, notices, turns, workers
+from shellback.work.approvals import sending
+from shellback.work.hosts import roster
+from shellback.work.hosts.takeover import GRACE_S, Takeover
+from shellback.work.notices.notices import Outbox
+from shellback.work.queue import stream
+from shellback.work.queue.items import ItemType, Priority, WorkItem
+from shellback.work.turn import claims
+from shellback.work.turn.claims import RECOVERIES, Entry, Wakes
+from shellback.work.turn.turn import TurnRunner
+from shellback.work.worker import worker as working
 from tests.databases import wait_until_locked_out
 from tests.items import NotedEnqueuer
 

@@ -23,18 +23,18 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from app.exec.model import Evidence, SessionEnd, SessionState
-from app.storage.db import Database
-from app.storage.tables import approvals, turns
-from app.telemetry.levels import read_levels
-from app.telemetry.pipeline import ByTrace, Pipeline, Reach
-from app.telemetry.processes import WatchedSessions
-from app.telemetry.telemetry import Counts, Telemetry
-from app.telemetry.turns import WatchedTurns
-from app.telemetry.words import without_words
-from app.work.items import ItemType, Priority, chat_item, epoch_item
-from app.work.queues import note_turn
-from app.work.tracing import cause_of, context_of
+from shellback.exec.core.model import Evidence, SessionEnd, SessionState
+from shellback.storage.db import Database
+from shellback.storage.tables import approvals, turns
+from shellback.telemetry.levels import read_levels
+from shellback.telemetry.pipeline import ByTrace, Pipeline, Reach
+from shellback.telemetry.processes import WatchedSessions
+from shellback.telemetry.telemetry import Counts, Telemetry
+from shellback.telemetry.turns import WatchedTurns
+from shellback.telemetry.words import without_words
+from shellback.work.queue.items import ItemType, Priority, chat_item, epoch_item
+from shellback.work.queue.queues import note_turn
+from shellback.work.queue.tracing import cause_of, context_of
 from tests.otlp import receiving
 from tests.sessions import a_session
 
@@ -43,10 +43,11 @@ CALLER = SpanContext(2**127 + 2**63 - 1, 7, is_remote=True, trace_flags=TraceFla
 
 def test_without_an_endpoint_neither_the_wiring_nor_the_command_line_loads_the_sdk() -> None:
     program = (
-        "import sys, app.wiring, app.telemetry.watches, app.work.queues, app.work.turn, app.cli.main\n"
+        "import sys, shellback.wiring.wiring, shellback.telemetry.watches, shellback.cli.main\n"
+        "import shellback.work.queue.queues, shellback.work.turn.turn\n"
         "loaded = [name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]\n"
         "assert not loaded, loaded\n"
-        "assert 'app.telemetry.telemetry' not in sys.modules\n"
+        "assert 'shellback.telemetry.telemetry' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
@@ -137,7 +138,7 @@ def test_words_are_taken_out_and_that_there_was_an_error_is_not() -> None:
 
 def test_a_receiver_that_is_away_is_told_of_once_and_again_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     reach = Reach("http://h:4318")
-    with caplog.at_level(logging.INFO, "app.telemetry"):
+    with caplog.at_level(logging.INFO, "shellback.telemetry"):
         for taken in (True, False, False, False, True, True):
             reach.note(taken=taken)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]

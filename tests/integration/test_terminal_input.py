@@ -10,12 +10,12 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.models.function import FunctionModel
 
-from app.exec.model import WindowSize
-from app.exec.policy import Asked, TablePolicy, Verdict
-from app.exec.sessions import Sessions
-from app.exec.terminals.modes import BRACKETED_PASTE
-from app.exec.terminals.screen import Screens
-from app.exec.toolset import exec_toolset
+from shellback.exec.core.model import WindowSize
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.policy.policy import Asked, TablePolicy, Verdict
+from shellback.exec.terminals.modes import BRACKETED_PASTE
+from shellback.exec.terminals.screen import Screens
+from shellback.exec.tools.toolset import exec_toolset
 from tests import images
 from tests.execs import launch, origin, printed, running_engine
 from tests.integration.test_toolset_agent import Deps, Script, converse, returns
@@ -92,8 +92,8 @@ async def test_a_repeat_of_a_resize_changes_nothing_any_more(tmp_path: Path) -> 
 
 
 async def test_a_screen_is_not_shown_half_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.exec.terminals.screen.REST_S", 50.0)
-    monkeypatch.setattr("app.exec.terminals.screen.LONGEST_S", 60.0)
+    monkeypatch.setattr("shellback.exec.terminals.screen.REST_S", 50.0)
+    monkeypatch.setattr("shellback.exec.terminals.screen.LONGEST_S", 60.0)
     async with running_engine(tmp_path) as engine:
         program = await typist(engine, "printf half; read -rst 0.3 x; printf ' and whole'")
         await program.until("^half")
@@ -165,7 +165,7 @@ async def test_bad_input_gets_an_answer(tmp_path: Path) -> None:
 async def test_a_screen_is_made_from_a_bounded_part_of_a_long_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.exec.terminals.screen.WINDOW", 64 * 1024)
+    monkeypatch.setattr("shellback.exec.terminals.screen.WINDOW", 64 * 1024)
     async with running_engine(tmp_path) as engine:
         lines = await launch(engine, "printf '\\033[?2004h'; seq 1 50000", pty=True)
         await engine.wait(lines.id, up_to=60)
@@ -182,7 +182,7 @@ async def test_a_screen_is_made_from_a_bounded_part_of_a_long_log(
 async def test_few_screens_are_remembered_and_the_others_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.exec.terminals.screen.KEPT", 1)
+    monkeypatch.setattr("shellback.exec.terminals.screen.KEPT", 1)
     async with running_engine(tmp_path) as engine:
         screens = Screens(engine)
         for text in ("one", "two", "three"):

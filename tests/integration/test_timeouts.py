@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.model import SessionState
-from app.exec.permit import ByOperator
-from app.exec.shell import AsyncShell
+from shellback.exec.core.model import SessionState
+from shellback.exec.shell import AsyncShell
+from shellback.exec.shell.permit import ByOperator
 from tests.desks import desk
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]

@@ -21,15 +21,15 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from app.exec.capability import ExecCapability
-from app.exec.engine import Engine
-from app.exec.identity import call_key, origins_in
-from app.exec.model import CallKey
-from app.exec.policy import TOOLS, Approval
-from app.exec.sessions import Sessions
-from app.exec.toolset import ExecTools, exec_toolset
-from app.exec.watching.memory import MemoryWatchStore
-from app.exec.watching.watcher import Watcher
+from shellback.exec.core.identity import call_key, origins_in
+from shellback.exec.core.model import CallKey
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.policy.policy import TOOLS, Approval
+from shellback.exec.tools.capability import ExecCapability
+from shellback.exec.tools.toolset import ExecTools, exec_toolset
+from shellback.exec.watching.memory import MemoryWatchStore
+from shellback.exec.watching.watcher import Watcher
 from tests.desks import desk
 from tests.execs import GATE, Told, launch, let_go, printed, running_engine
 

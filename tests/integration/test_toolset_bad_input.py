@@ -10,11 +10,11 @@ import pytest
 from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.function import FunctionModel
 
-from app.exec.backends.host import HostBackend
-from app.exec.engine import Engine
-from app.exec.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
-from app.exec.memory_store import MemorySessionStore
-from app.exec.toolset import exec_toolset
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.tools.toolset import exec_toolset
 from tests.execs import Told, launch, places, running_engine, unstarted_engine
 from tests.integration.test_toolset_agent import OUTPUT, Deps, Script, converse, returns
 
@@ -118,7 +118,7 @@ async def test_a_directory_that_the_user_of_commands_cannot_enter_is_a_failed_st
 
 
 async def test_many_live_sessions_are_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.exec.limits.SESSIONS_WARN", 2)
+    monkeypatch.setattr("shellback.exec.core.limits.SESSIONS_WARN", 2)
     async with running_engine(tmp_path) as engine:
         slow = ("execute", {"command": "sleep 100", "background": True})
         first, second = await converse(engine, Script(slow, slow))

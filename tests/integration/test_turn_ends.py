@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.model import EndedBy, Session, SessionEnd, SessionState
-from app.storage.db import Database
-from app.storage.session_rows import to_row
-from app.storage.tables import conversations, sessions, turns
-from app.work.lifetimes import due
+from shellback.exec.core.model import EndedBy, Session, SessionEnd, SessionState
+from shellback.storage.db import Database
+from shellback.storage.session_rows import to_row
+from shellback.storage.tables import conversations, sessions, turns
+from shellback.work.turn.lifetimes import due
 from tests.commands import facts, told
 from tests.sessions import a_session
 from tests.stage import Stage, stage

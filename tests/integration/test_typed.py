@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.model import Session
-from app.storage import retention
-from app.storage.db import Database
-from app.storage.tables import mailbox as rows
-from app.work import audit, claims, mailbox, sending, stopping, typed
-from app.work.claims import Entry, Wakes
-from app.work.closing import Closing, close
-from app.work.items import ItemType, WorkItem, callback_item
-from app.work.prompt import texts_of
-from app.work.sweep import _with_unread_rows  # pyright: ignore[reportPrivateUsage]
+from shellback.exec.core.model import Session
+from shellback.storage import retention
+from shellback.storage.db import Database
+from shellback.storage.tables import mailbox as rows
+from shellback.work.approvals import audit, sending, typed
+from shellback.work.hosts.sweep import _with_unread_rows  # pyright: ignore[reportPrivateUsage]
+from shellback.work.queue import mailbox
+from shellback.work.queue.items import ItemType, WorkItem, callback_item
+from shellback.work.turn import claims, stopping
+from shellback.work.turn.claims import Entry, Wakes
+from shellback.work.turn.closing import Closing, close
+from shellback.work.turn.prompt import texts_of
 from tests.items import NotedEnqueuer
 from tests.sessions import a_session
 

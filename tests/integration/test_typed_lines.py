@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic_ai.exceptions import ToolFailed
 
-from app.exec.model import SessionId
-from app.exec.sessions import Sessions
+from shellback.exec.core.model import SessionId
+from shellback.exec.engine.sessions import Sessions
 from tests.desks import Desk, desk
 from tests.supervisors import SOON
 

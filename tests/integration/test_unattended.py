@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from pydantic_ai.exceptions import ApprovalRequired
 
-from app.exec.callback_text import callback_payload, wake_text
-from app.exec.limits import Limits
-from app.exec.model import EndedBy, SessionState
-from app.exec.permit import ByPolicy, launch_permitted
-from app.exec.toolset import plain_judge
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import EndedBy, SessionState
+from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.exec.shell.permit import ByPolicy, launch_permitted
+from shellback.exec.tools.toolset import plain_judge
 from tests import sandboxes
 from tests.desks import desk_of
 from tests.execs import KIND, origin, running_engine, spec

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.model import Session, SessionState
-from app.exec.supervisor import layout
-from app.work import generation
+from shellback.exec.core.model import Session, SessionState
+from shellback.exec.wire import layout
+from shellback.work.hosts import generation
 from tests.commands import assert_refused, facts, shellback, told
 from tests.stage import Stage, stage
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import CommandDenied
-from app.exec.identity import workspace_scope
-from app.exec.judge import CLASSIFIER, TRUSTED
-from app.exec.model import READ_ONLY, Act, CallKey, CommandSpec
-from app.exec.policy import Asked, Verdict, Withheld
-from app.exec.rules.rule import Match, Rule
-from app.storage import rules, sessions
-from app.storage.db import Database
-from app.work import audit, verdicts
+from shellback.exec.core.errors import CommandDenied
+from shellback.exec.core.identity import workspace_scope
+from shellback.exec.core.model import READ_ONLY, Act, CallKey, CommandSpec
+from shellback.exec.policy.judge import CLASSIFIER, TRUSTED
+from shellback.exec.policy.policy import Asked, Verdict, Withheld
+from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.storage import rules, sessions
+from shellback.storage.db import Database
+from shellback.work.approvals import audit, verdicts
 from tests.sessions import a_session
 
 pytestmark = pytest.mark.anyio

@@ -18,14 +18,14 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RunUsage
 
-from app.exec.backends.base import Plan
-from app.exec.engine import Engine
-from app.exec.errors import ExecError
-from app.exec.judge import CLASSIFIER, TRUSTED
-from app.exec.model import CallKey, CommandSpec, Evidence, Session, SessionState
-from app.exec.permit import permit
-from app.exec.policy import Approval, Asked, Verdict, Withheld
-from app.exec.tool_calls import ToolCalls
+from shellback.exec.core.base import Plan
+from shellback.exec.core.errors import ExecError
+from shellback.exec.core.model import CallKey, CommandSpec, Evidence, Session, SessionState
+from shellback.exec.engine.engine import Engine
+from shellback.exec.policy.judge import CLASSIFIER, TRUSTED
+from shellback.exec.policy.policy import Approval, Asked, Verdict, Withheld
+from shellback.exec.shell.permit import permit
+from shellback.exec.tools.tool_calls import ToolCalls
 from tests import sandboxes
 from tests.execs import running_engine, spec
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from app.exec.engine import Engine
-from app.exec.errors import InvalidCommand, PasswordWanted
-from app.exec.model import EndedBy, Session
-from app.exec.sessions import Sessions
-from app.exec.waiting import Waiting, until_waiting, waiting
+from shellback.exec.core.errors import InvalidCommand, PasswordWanted
+from shellback.exec.core.model import EndedBy, Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.engine.waiting import Waiting, until_waiting, waiting
 from tests.databases import unavailable
 from tests.execs import Told, granted, launch, origin, printed, running, running_engine, spec
 from tests.integration.test_toolset_agent import Script, converse

@@ -9,11 +9,11 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.models.function import FunctionModel
 
-from app.exec.engine import Engine
-from app.exec.toolset import exec_toolset
-from app.exec.watch import Watch
-from app.exec.watching.memory import MemoryWatchStore
-from app.exec.watching.watcher import Watcher
+from shellback.exec.core.watch import Watch
+from shellback.exec.engine.engine import Engine
+from shellback.exec.tools.toolset import exec_toolset
+from shellback.exec.watching.memory import MemoryWatchStore
+from shellback.exec.watching.watcher import Watcher
 from tests.execs import launch, running_engine
 from tests.integration.test_toolset_agent import Deps, Script, returns
 from tests.watches import Fired, a_hit

@@ -13,26 +13,27 @@ from pydantic_ai import Agent, FunctionToolset
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturn
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from app.exec.model import Delivery, EndedBy, SessionEnd, SessionId, SessionState
-from app.exec.output import Slice
-from app.exec.render import measured
-from app.exec.watch import Hit, Watch
-from app.storage import watches as store
-from app.storage.db import Database
-from app.storage.errors import StaleTurn
-from app.storage.retention import Cut, delete_sessions
-from app.storage.sessions import claim, finish
-from app.storage.tables import events, mailbox, turns
-from app.work import claims, hearing, tracing
-from app.work.callbacks import CallbackSink
-from app.work.claims import Wakes
-from app.work.closing import Closing, close
-from app.work.deps import TurnDeps
-from app.work.items import ItemType, Priority, WorkItem
-from app.work.mailbox import Letter
-from app.work.prompt import texts_of
-from app.work.stopping import Wish, look
-from app.work.watch_wakes import WatchWakes
+from shellback.exec.core.model import Delivery, EndedBy, SessionEnd, SessionId, SessionState
+from shellback.exec.core.watch import Hit, Watch
+from shellback.exec.log.output import Slice
+from shellback.exec.reports.render import measured
+from shellback.storage import watches as store
+from shellback.storage.db import Database
+from shellback.storage.errors import StaleTurn
+from shellback.storage.retention import Cut, delete_sessions
+from shellback.storage.sessions import claim, finish
+from shellback.storage.tables import events, mailbox, turns
+from shellback.work.queue import tracing
+from shellback.work.queue.callbacks import CallbackSink
+from shellback.work.queue.items import ItemType, Priority, WorkItem
+from shellback.work.queue.mailbox import Letter
+from shellback.work.queue.watch_wakes import WatchWakes
+from shellback.work.turn import claims, hearing
+from shellback.work.turn.claims import Wakes
+from shellback.work.turn.closing import Closing, close
+from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.prompt import texts_of
+from shellback.work.turn.stopping import Wish, look
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
 from tests.watches import a_hit, a_watch

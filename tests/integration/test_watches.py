@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from app.exec.engine import Engine
-from app.exec.errors import InvalidCommand
-from app.exec.identity import call_key
-from app.exec.model import Session
-from app.exec.supervisor.answers import Grown
-from app.exec.watch import Watch
-from app.exec.watch_text import watch_text
-from app.exec.watching import watcher
-from app.exec.watching.memory import MemoryWatchStore
-from app.exec.watching.watcher import Watcher
+from shellback.exec.core.answers import Grown
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.identity import call_key
+from shellback.exec.core.model import Session
+from shellback.exec.core.watch import Watch
+from shellback.exec.engine.engine import Engine
+from shellback.exec.reports.watch_text import watch_text
+from shellback.exec.watching import watcher
+from shellback.exec.watching.memory import MemoryWatchStore
+from shellback.exec.watching.watcher import Watcher
 from tests.execs import GATE, launch, let_go, origin, printed, running_engine
 from tests.watches import Fired, a_watch
 

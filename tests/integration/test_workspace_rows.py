@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.exec.errors import BackendUnavailable
-from app.exec.memory_store import MemoryWorkspaceStore
-from app.exec.model import Delivery, PodmanWorkspace
-from app.exec.ports import WorkspaceStore
-from app.storage import retention, sessions, workspaces
-from app.storage import tables as t
-from app.storage.db import Database
-from app.storage.workspaces import TOUCH_S, SqlWorkspaceStore
-from app.work.retention import DAY_S, Ages, Retention
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.core.model import Delivery, PodmanWorkspace
+from shellback.exec.core.ports import WorkspaceStore
+from shellback.exec.engine.memory_store import MemoryWorkspaceStore
+from shellback.storage import retention, sessions, workspaces
+from shellback.storage import tables as t
+from shellback.storage.db import Database
+from shellback.storage.workspaces import TOUCH_S, SqlWorkspaceStore
+from shellback.work.worker.retention import DAY_S, Ages, Retention
 from tests.sessions import EXITED, a_session
 
 pytestmark = pytest.mark.anyio

@@ -14,19 +14,19 @@ from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
 from pydantic_ai.messages import ToolReturn
 
-from app.exec.engine import Engine
-from app.exec.errors import CommandDenied
-from app.exec.file_tools.calls import FileCalls
-from app.exec.identity import call_key, origin_of, workspace_scope
-from app.exec.judge import Judge
-from app.exec.model import CallKey
-from app.exec.policy import Approval
-from app.exec.rules.matching import Rules
-from app.exec.rules.rule import Match, Rule
-from app.exec.secrets import Secrets
-from app.exec.tool_calls import FILES, ToolCalls
-from app.exec.toolset import ExecTools
-from app.exec.workspaces.files import files_of
+from shellback.exec.core.errors import CommandDenied
+from shellback.exec.core.identity import call_key, origin_of, workspace_scope
+from shellback.exec.core.model import CallKey
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.engine.engine import Engine
+from shellback.exec.policy.judge import Judge
+from shellback.exec.policy.policy import Approval
+from shellback.exec.policy.rules.matching import Rules
+from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.exec.shell.workspaces.files import files_of
+from shellback.exec.tools.file_tools.calls import FileCalls
+from shellback.exec.tools.tool_calls import FILES, ToolCalls
+from shellback.exec.tools.toolset import ExecTools
 from tests.desks import context_of
 from tests.execs import run, running_engine
 

@@ -24,22 +24,22 @@ from pydantic_ai.workspaces import (
     WorkspaceUnavailableError,
 )
 
-from app.exec.engine import Engine
-from app.exec.errors import CommandDenied
-from app.exec.files import Files
-from app.exec.identity import calling
-from app.exec.model import READ_ONLY, WORK, CallOrigin, CommandSpec, EndedBy
-from app.exec.permit import ByOperator
-from app.exec.policy import Grant
-from app.exec.shell import AsyncShell, SyncShell
-from app.exec.toolset import plain_judge
-from app.exec.workspaces.backend import ShellbackWorkspace
-from app.exec.workspaces.capability import WorkspaceCapability
-from app.exec.workspaces.files import files_of
-from app.storage.errors import StaleTurn
-from app.work import equipment
-from app.work.deps import TurnDeps
-from app.work.hearing import Fenced
+from shellback.exec.core.errors import CommandDenied
+from shellback.exec.core.identity import calling
+from shellback.exec.core.model import READ_ONLY, WORK, CallOrigin, CommandSpec, EndedBy
+from shellback.exec.engine.engine import Engine
+from shellback.exec.files import Files
+from shellback.exec.policy.policy import Grant
+from shellback.exec.shell import AsyncShell, SyncShell
+from shellback.exec.shell.permit import ByOperator
+from shellback.exec.shell.workspaces.backend import ShellbackWorkspace
+from shellback.exec.shell.workspaces.capability import WorkspaceCapability
+from shellback.exec.shell.workspaces.files import files_of
+from shellback.exec.tools.toolset import plain_judge
+from shellback.storage.errors import StaleTurn
+from shellback.work.turn import equipment
+from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.hearing import Fenced
 from tests import execs, sandboxes
 
 pytestmark = pytest.mark.anyio

@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.storage.db import Database
-from app.storage.rows import insert_new
-from app.work.items import WorkItem
-from app.work.queues import note_turn, queue_for
+from shellback.storage.db import Database
+from shellback.storage.rows import insert_new
+from shellback.work.queue.items import WorkItem
+from shellback.work.queue.queues import note_turn, queue_for
 
 metadata = sa.MetaData()
 queue = sa.Table(

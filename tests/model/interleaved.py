@@ -14,18 +14,19 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from app.exec.model import Delivery, SessionId
-from app.storage import sessions as on_connection
-from app.storage.db import Database
-from app.storage.tables import conversations
-from app.storage.tables import mailbox as rows
-from app.work import approvals, claims, sending, stopping
-from app.work.asking import Proposed
-from app.work.callbacks import CallbackSink
-from app.work.claims import Wakes
-from app.work.closing import Closing, close
-from app.work.errors import ApprovalSettled
-from app.work.items import WorkItem
+from shellback.exec.core.model import Delivery, SessionId
+from shellback.storage import sessions as on_connection
+from shellback.storage.db import Database
+from shellback.storage.tables import conversations
+from shellback.storage.tables import mailbox as rows
+from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.asking import Proposed
+from shellback.work.errors import ApprovalSettled
+from shellback.work.queue.callbacks import CallbackSink
+from shellback.work.queue.items import WorkItem
+from shellback.work.turn import claims, stopping
+from shellback.work.turn.claims import Wakes
+from shellback.work.turn.closing import Closing, close
 from tests.model.dbos import SimulatedEnqueuer, queue
 from tests.model.dbos import metadata as of_dbos
 from tests.model.schedules import Actor, play, watch

@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sqlalchemy import event
 
-from app.exec.errors import CommandDenied, ExecError
-from app.storage.db import Database
-from app.work import approvals, mailbox, sending, stopping, uses
-from app.work.errors import ApprovalSettled, UnknownConversation
-from app.work.items import Priority
-from app.work.uses import APART_S
+from shellback.exec.core.errors import CommandDenied, ExecError
+from shellback.storage.db import Database
+from shellback.work.approvals import approvals, sending, uses
+from shellback.work.approvals.uses import APART_S
+from shellback.work.errors import ApprovalSettled, UnknownConversation
+from shellback.work.queue import mailbox
+from shellback.work.queue.items import Priority
+from shellback.work.turn import stopping
 from tests.model.dbos import DEAD, SimulatedEnqueuer
 from tests.model.reference import Reference, Row, Rows
 from tests.model.stillness import Clock, StillLoop, at_once, ruled_by
@@ -66,7 +68,7 @@ class Mistakes(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.found: list[BaseException] = []
-        self._log = logging.getLogger("app")
+        self._log = logging.getLogger("shellback")
         self._before = self._log.propagate, self._log.level
         self._log.propagate = False
         self._log.setLevel(logging.ERROR)
@@ -107,7 +109,7 @@ def set_up(url: str, directory: Path) -> Generator[Bench]:
     try:
         with (
             ruled_by(clock),
-            patch("app.exec.commands.checking", at_once),
+            patch("shellback.exec.policy.commands.checking", at_once),
             closing(sqlite3.connect(str(db.url.database), isolation_level=None)) as rows,
         ):
             yield Bench(db, clock, loop, directory, rows, mistakes)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.exec.errors import SupervisorUnreachable
-from app.exec.ports import SupervisorPort
-from app.exec.supervisor import answers
-from app.exec.supervisor.answers import Grown, Killed, Look, StartAnswer, Written
-from app.exec.supervisor.protocol import ExitRecord, Loss, Message, StartRequest
+from shellback.exec.core import answers
+from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
 from tests.model.stillness import Clock
 
 

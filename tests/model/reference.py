@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.exec.model import Session
+from shellback.exec.core.model import Session
 from tests.model.machine import Machine
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from app.storage.db import Database
+from shellback.storage.db import Database
 
 LOCKED = sa.text("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 LIMIT_S = 60.0

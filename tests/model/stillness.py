@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from app.exec.sight.place import held
+from shellback.exec.core.sight.place import held
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ def ruled_by(clock: Clock) -> Generator[None]:
     given: list[tuple[Any, str, Any]] = []
     uuid = sys.modules["uuid"]
     for name, module in list(sys.modules.items()):
-        if name.startswith("app."):
+        if name.startswith("shellback."):
             for attribute, real in (("time", time), ("uuid", uuid)):
                 if getattr(module, attribute, None) is real:
                     given.append((module, attribute, real))

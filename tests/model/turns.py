@@ -11,25 +11,25 @@ from pydantic_ai.conversation import Conversation
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 from pydantic_ai.tools import DeferredToolRequests
 
-from app.exec.commands import command_spec, proposal_for
-from app.exec.engine import Engine
-from app.exec.errors import ExecError
-from app.exec.identity import call_key, origins_in, session_id
-from app.exec.model import CallOrigin, SessionId
-from app.exec.policy import Approval, Grant, Verdict, grant
-from app.storage.db import Database
-from app.storage.errors import StaleTurn
-from app.work import claims, stopping
-from app.work.approvals import Request
-from app.work.asking import Proposed
-from app.work.beginning import Begun, begin
-from app.work.claims import Wakes
-from app.work.closing import Closing, TurnStore, close, outcome_of
-from app.work.items import WorkItem
-from app.work.mailbox import Letter
-from app.work.prompt import texts_of
-from app.work.queues import Enqueuer
-from app.work.turn import _mended, _unheard  # pyright: ignore[reportPrivateUsage]
+from shellback.exec.core.errors import ExecError
+from shellback.exec.core.identity import call_key, origins_in, session_id
+from shellback.exec.core.model import CallOrigin, SessionId
+from shellback.exec.engine.engine import Engine
+from shellback.exec.policy.commands import command_spec, proposal_for
+from shellback.exec.policy.policy import Approval, Grant, Verdict, grant
+from shellback.storage.db import Database
+from shellback.storage.errors import StaleTurn
+from shellback.work.approvals.approvals import Request
+from shellback.work.approvals.asking import Proposed
+from shellback.work.queue.items import WorkItem
+from shellback.work.queue.mailbox import Letter
+from shellback.work.queue.queues import Enqueuer
+from shellback.work.turn import claims, stopping
+from shellback.work.turn.beginning import Begun, begin
+from shellback.work.turn.claims import Wakes
+from shellback.work.turn.closing import Closing, TurnStore, close, outcome_of
+from shellback.work.turn.prompt import texts_of
+from shellback.work.turn.turn import _mended, _unheard  # pyright: ignore[reportPrivateUsage]
 
 T = TypeVar("T")
 Step = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]

@@ -11,20 +11,20 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 
-from app.exec.backends.host import HostBackend
-from app.exec.callback_text import callback_payload
-from app.exec.engine import Engine
-from app.exec.errors import SupervisorUnreachable
-from app.exec.model import Session
-from app.storage.db import Database
-from app.storage.errors import StaleTurn
-from app.storage.sessions import SqlSessionStore, claim
-from app.storage.tables import metadata, workers
-from app.work.callbacks import CallbackSink
-from app.work.retention import Ages, Retention
-from app.work.sweep import Sweep
-from app.work.uses import consume_call, consume_claim
-from app.work.worker import RECOVERIES
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.reports.callback_text import callback_payload
+from shellback.storage.db import Database
+from shellback.storage.errors import StaleTurn
+from shellback.storage.sessions import SqlSessionStore, claim
+from shellback.storage.tables import metadata, workers
+from shellback.work.approvals.uses import consume_call, consume_claim
+from shellback.work.hosts.sweep import Sweep
+from shellback.work.queue.callbacks import CallbackSink
+from shellback.work.worker.retention import Ages, Retention
+from shellback.work.worker.worker import RECOVERIES
 from tests.model.dbos import SimulatedDbos, SimulatedEnqueuer, queue
 from tests.model.dbos import metadata as of_dbos
 from tests.model.machine import Machine, Port

@@ -5,11 +5,12 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-import app.agent.offline
-from app.cli.main import main
-from app.work import roster, takeover, worker
+import shellback.agent.offline
+from shellback.cli.main import main
+from shellback.work.hosts import roster, takeover
+from shellback.work.worker import worker
 
-stream = app.agent.offline._stream  # pyright: ignore[reportPrivateUsage]
+stream = shellback.agent.offline._stream  # pyright: ignore[reportPrivateUsage]
 
 
 def note() -> None:
@@ -23,7 +24,7 @@ async def counted(*args: Any) -> AsyncIterator[Any]:
         yield piece
 
 
-app.agent.offline._stream = counted  # pyright: ignore[reportPrivateUsage]
+shellback.agent.offline._stream = counted  # pyright: ignore[reportPrivateUsage]
 if len(sys.argv) > 1:
     lease = float(sys.argv[1])
     for module in (roster, takeover):

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from app.exec.backends.host import HostBackend
-from app.exec.commands import command_spec, proposal_for
-from app.exec.engine import Engine
-from app.exec.model import CallOrigin, Session
-from app.exec.policy import grant_by_operator
-from app.exec.ports import ExitSink
-from app.exec.supervisor import crashpoints
-from app.exec.supervisor.client import SupervisorClient
-from app.storage.db import Database
-from app.storage.sessions import SqlSessionStore
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.model import CallOrigin, Session
+from shellback.exec.core.ports import ExitSink
+from shellback.exec.engine.engine import Engine
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.policy.commands import command_spec, proposal_for
+from shellback.exec.policy.policy import grant_by_operator
+from shellback.exec.wire import crashpoints
+from shellback.storage.db import Database
+from shellback.storage.sessions import SqlSessionStore
 
 
 class TableSink(ExitSink):

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from app.exec.files import contents
-from app.exec.sight import regular
-from app.exec.sight.place import Root
+from shellback.exec.core.sight import regular
+from shellback.exec.core.sight.place import Root
+from shellback.exec.files import contents
 
 OLD, NEW = b"old" * 20_000, b"new" * 30_000
 WATCHED = ("open", "write", "fsync", "close", "fchmod", "fchown", "rename", "link", "unlink")

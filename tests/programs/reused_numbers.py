@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from app.exec.supervisor.procfs import TICKS
+from shellback.exec.supervisor.process.procfs import TICKS
 from tests.supervisors import Rig, end, stop, until
 
 

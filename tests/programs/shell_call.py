@@ -12,16 +12,16 @@ import signal
 import sys
 from pathlib import Path
 
-from app.exec.commands import proposal_for
-from app.exec.engine import Engine
-from app.exec.errors import ExecError, TaskCompleted
-from app.exec.model import CallOrigin
-from app.exec.persistent import PersistentShells, shell_command
-from app.exec.policy import grant_by_operator
-from app.exec.supervisor import crashpoints
-from app.exec.supervisor.client import SupervisorClient
-from app.storage.db import Database
-from app.storage.sessions import SqlSessionStore
+from shellback.exec.core.errors import ExecError, TaskCompleted
+from shellback.exec.core.model import CallOrigin
+from shellback.exec.engine.engine import Engine
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.persistent import PersistentShells, shell_command
+from shellback.exec.policy.commands import proposal_for
+from shellback.exec.policy.policy import grant_by_operator
+from shellback.exec.wire import crashpoints
+from shellback.storage.db import Database
+from shellback.storage.sessions import SqlSessionStore
 from tests.execs import backend_of
 
 COMMANDS = (

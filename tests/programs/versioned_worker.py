@@ -2,8 +2,8 @@
 
 import sys
 
-import app.work.worker
-from app.cli.main import main
+import shellback.work.worker.worker
+from shellback.cli.main import main
 
-app.work.worker.application_version = lambda: sys.argv[1]
+shellback.work.worker.worker.application_version = lambda: sys.argv[1]
 main(["worker"])

@@ -22,12 +22,12 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
-from app import agency
-from app.agent.answer import answer_text
-from app.agent.errors import AgentError, AgentUnavailable, ModelUnavailable
-from app.agent.loading import extended, has_output_for_approvals, load_agent
-from app.cli.shared import known_error
-from app.settings import Settings
+from shellback.agent.answer import answer_text
+from shellback.agent.errors import AgentError, AgentUnavailable, ModelUnavailable
+from shellback.agent.loading import extended, has_output_for_approvals, load_agent
+from shellback.cli.shared import known_error
+from shellback.settings import Settings
+from shellback.wiring import agency
 
 
 @dataclass
@@ -108,7 +108,7 @@ def test_an_agent_is_made_from_a_spec(here: Path, ending: str) -> None:
         ("", "robots:", ["cannot be read"]),
         ("", "nowhere:agent", ["does not import", "ModuleNotFoundError", "nowhere"]),
         ("", "robots:agent", ["no 'agent' in", "robots.py"]),
-        ("", "app:agent", ["`app` is Shellback itself"]),
+        ("", "shellback:agent", ["`shellback` is Shellback itself"]),
         (
             "import nothing_like_it",
             "robots:agent",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.probe import Found
 from benchmarks import __main__ as program
 from benchmarks import harness, report, sandbox
 from benchmarks.harness import Bench, Figure, Options, Reading, Result, alternate, judge, missed
+from shellback.exec.backends.probe import Found
 
 QUICK = Figure(name="quick", says="how quick", compare="ratio", limit=1.5)
 MANY = Figure(name="many", says="how many", unit="/s", limit=400.0, at_least=True)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from app.exec import binding
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.host import HostBackend
-from app.exec.commands import command_spec, proposal_for
-from app.exec.errors import CommandDenied
-from app.exec.limits import Limits
-from app.exec.model import DETACHED, READ_ONLY, SHELL, CommandSpec, WindowSize
-from app.exec.policy import Approval, Verdict, grant, grant_by_operator
-from app.exec.supervisor.sandbox import Bounds
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.errors import CommandDenied
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import DETACHED, READ_ONLY, SHELL, CommandSpec, WindowSize
+from shellback.exec.policy import binding
+from shellback.exec.policy.commands import command_spec, proposal_for
+from shellback.exec.policy.policy import Approval, Verdict, grant, grant_by_operator
+from shellback.exec.wire.sandbox import Bounds
 
 SPEC: dict[str, Any] = {
     "command": "bash ./x.sh",

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.exec import blocks
-from app.exec.blocks import ALL, HEADER, Seen, block_of, block_text, news, pinned
-from app.exec.model import SHELL, Delivery, EndedBy, Session, SessionEnd, SessionId, SessionState
-from app.exec.output import OutputLog
-from app.exec.supervisor import layout
+from shellback.exec.core.model import SHELL, Delivery, EndedBy, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.log.output import OutputLog
+from shellback.exec.reports import blocks
+from shellback.exec.reports.blocks import ALL, HEADER, Seen, block_of, block_text, news, pinned
+from shellback.exec.wire import layout
 from tests.sessions import a_session
 
 

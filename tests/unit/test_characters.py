@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.exec.classify.characters import BLANKS, BYTES, unshowable
-from app.exec.classify.grammar import parse
-from app.exec.classify.syntax import Parsed, Unparsable
+from shellback.exec.policy.classify.characters import BLANKS, BYTES, unshowable
+from shellback.exec.policy.classify.grammar import parse
+from shellback.exec.policy.classify.syntax import Parsed, Unparsable
 
 # All that are assigned, and of the others, which are many and alike, some.
 CHARACTERS = [

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify.classify import classify
-from app.exec.secrets import Secrets
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify.classify import classify
 from tests.judged import around, make_tree
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify.classify import classify
-from app.exec.classify.repository import objection
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.repository import objection
 from tests.judged import around, make_tree, trapped
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify import arguments, paths
-from app.exec.classify.classify import classify
-from app.exec.classify.options import Argument
-from app.exec.classify.paths import Files
-from app.exec.classify.syntax import Word
+from shellback.exec.policy.classify import arguments, paths
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.options import Argument
+from shellback.exec.policy.classify.paths import Files
+from shellback.exec.policy.classify.syntax import Word
 from tests.judged import around
 
 HANDED = ("find . -name '*.txt' | xargs cat", "cat $(find . -name '*.txt')", "for f in $(ls *.txt); do cat $f; done")

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from app.exec.classify.asking import Asks
-from app.exec.classify.languages import awk, jq, sed
+from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.languages import awk, jq, sed
 
 
 def filters(language: Callable[[str], None], script: str) -> bool:

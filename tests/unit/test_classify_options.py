@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify.arguments import match
-from app.exec.classify.asking import Asks
-from app.exec.classify.options import Argument, Call, Invocation, Kind, program
-from app.exec.classify.paths import Files
+from shellback.exec.policy.classify.arguments import match
+from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.options import Argument, Call, Invocation, Kind, program
+from shellback.exec.policy.classify.paths import Files
 from tests.judged import around
 
 TABLE = program("-ab --all", text="-e --expr", number="-n --lines", maybe="-U --color", digits=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify import paths
-from app.exec.classify.asking import Asks
-from app.exec.classify.classify import classify
-from app.exec.classify.paths import Files
+from shellback.exec.policy.classify import paths
+from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.paths import Files
 from tests.judged import around, make_tree
 
 

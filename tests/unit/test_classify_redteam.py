@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from app.cli.policy import policy
-from app.exec.classify.classify import classify
+from shellback.cli.policy import policy
+from shellback.exec.policy.classify.classify import classify
 from tests.judged import around, make_tree
 
 TRAP = "[core]\n\tfsmonitor = ./evil.sh\n"

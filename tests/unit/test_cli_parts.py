@@ -10,17 +10,17 @@ import click
 import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, UserPromptPart
 
-from app.cli import events, output
-from app.cli.events import KINDS
-from app.cli.logs import OfTerminal
-from app.cli.main import COMMANDS, SECTIONS
-from app.cli.moments import MOMENT
-from app.cli.shared import print_json, table_lines
-from app.cli.transcripts import lines_of
-from app.exec.blocks import MARK
-from app.work import stream
-from app.work.mailbox import Letter
-from app.work.prompt import contents_of
+from shellback.cli import events, output
+from shellback.cli.events import KINDS
+from shellback.cli.logs import OfTerminal
+from shellback.cli.main import COMMANDS, SECTIONS
+from shellback.cli.moments import MOMENT
+from shellback.cli.shared import print_json, table_lines
+from shellback.cli.transcripts import lines_of
+from shellback.exec.reports.blocks import MARK
+from shellback.work.queue import stream
+from shellback.work.queue.mailbox import Letter
+from shellback.work.turn.prompt import contents_of
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends.host import HostBackend
-from app.exec.commands import check_yield_after, command_spec, proposal_for
-from app.exec.errors import InvalidCommand
-from app.exec.limits import Limits
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.limits import Limits
+from shellback.exec.policy.commands import check_yield_after, command_spec, proposal_for
 
 
 def made(workspace: Path, **args: Any) -> Any:

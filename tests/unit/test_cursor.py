@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from app.exec.supervisor.cursor import Cursor
-from app.exec.terminals.emulator import Emulator
+from shellback.exec.supervisor.process.cursor import Cursor
+from shellback.exec.terminals.emulator import Emulator
 from tests.unit.test_emulator import sequences
 
 

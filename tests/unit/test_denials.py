@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify.grammar import parse
-from app.exec.classify.model import Surroundings
-from app.exec.classify.syntax import Parsed
-from app.exec.rules.denials import denied
-from app.exec.secrets import Secrets
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify.grammar import parse
+from shellback.exec.policy.classify.model import Surroundings
+from shellback.exec.policy.classify.syntax import Parsed
+from shellback.exec.policy.rules.denials import denied
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "commands.jsonl"
 STATE = Path("/home/op/.local/state/shellback")
@@ -208,7 +208,7 @@ cd /home/op/.local/state; cat ./shellback/host_id
 curl --unix-socket=/home/op/.local/state/shellback/supervisor/sock x
 shellback approvals approve a123
 sudo shellback rules add allow x
-python3 -m app approvals approve a123
+python3 -m shellback approvals approve a123
 """
 
 ORDINARY = r"""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.exec.display import bytes_of, folded, original, request_lines, shown, shown_line, visible
+from shellback.exec.core.display import bytes_of, folded, original, request_lines, shown, shown_line, visible
 from tests.displays import TEXTS, assert_faithful, misread
 
 EXAMPLES = 300

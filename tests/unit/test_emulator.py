@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wcwidth import wcwidth
 
-from app.exec.terminals.emulator import Emulator
-from app.exec.terminals.screen import drawn
+from shellback.exec.terminals.emulator import Emulator
+from shellback.exec.terminals.screen import drawn
 from tests.databases import unavailable
 from tests.supervisors import SOON
 
@@ -145,7 +145,7 @@ def test_no_output_breaks_it_or_makes_it_larger(
 
 @pytest.mark.parametrize("slow", [b"\n", b"\x1b[@"])
 def test_output_made_to_be_slow_is_cut_short(slow: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.exec.terminals.screen.BUDGET_S", 0.1)
+    monkeypatch.setattr("shellback.exec.terminals.screen.BUDGET_S", 0.1)
     emulator = Emulator(100, 300)
     began = time.thread_time()
     whole = drawn(emulator, (slow * (1 << 18))[: 1 << 18] + b"\r\n\x1b[Kthe end")

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from app import log
-from app.exec.ends import Ends
-from app.exec.exec_registry import ExecRegistry
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import Delivery, SessionEnd, SessionId
-from app.exec.recovery import Recovery
+from shellback import log
+from shellback.exec.core.model import Delivery, SessionEnd, SessionId
+from shellback.exec.engine.ends import Ends
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.recovery import Recovery
+from shellback.exec.engine.registry import ExecRegistry
 from tests.sessions import EXITED, a_session
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ async def test_an_end_that_comes_over_the_connection_of_a_turn_is_not_logged_as_
     handler = logging.StreamHandler(stream)
     handler.setFormatter(log.TextLines())
     handler.addFilter(log._with_ids)  # pyright: ignore[reportPrivateUsage]
-    logger = logging.getLogger("app.exec.ends")
+    logger = logging.getLogger("shellback.exec.engine.ends")
     logger.addHandler(handler)
 
     async def acknowledge(_: SessionId) -> None:

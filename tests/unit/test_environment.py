@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from app.exec import environment, limits
-from app.exec.environment import check_env, child_env
-from app.exec.errors import InvalidCommand
+from shellback.exec.core import environment, limits
+from shellback.exec.core.environment import check_env, child_env
+from shellback.exec.core.errors import InvalidCommand
 
 DANGEROUS = environment._DANGEROUS_ENV_VARS  # pyright: ignore[reportPrivateUsage]
 

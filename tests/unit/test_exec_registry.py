@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from app.exec.errors import SessionNotFound
-from app.exec.exec_registry import ExecRegistry
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import Session, SessionEnd, SessionId, SessionState
+from shellback.exec.core.errors import SessionNotFound
+from shellback.exec.core.model import Session, SessionEnd, SessionId, SessionState
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.registry import ExecRegistry
 from tests.unit.test_render import SESSION
 
 CLAIMED = replace(SESSION, state=SessionState.CLAIMED)

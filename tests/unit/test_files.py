@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import CommandDenied, InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
-from app.exec.files import Files, FileTooLarge
+from shellback.exec.core.errors import CommandDenied, InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
+from shellback.exec.files import Files, FileTooLarge
 from tests.filetrees import ROOT, SECRET, UID, give, ground, tree
 
 pytestmark = pytest.mark.anyio

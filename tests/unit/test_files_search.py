@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from app.exec.backends.protected import Protected
-from app.exec.errors import CommandDenied, InvalidCommand, PathOutsideSandbox
-from app.exec.files import BinaryFile, Files, Protection, TextAbsent, TextNotUnique, scan
+from shellback.exec.backends.protected import Protected
+from shellback.exec.core.errors import CommandDenied, InvalidCommand, PathOutsideSandbox
+from shellback.exec.files import BinaryFile, Files, Protection, TextAbsent, TextNotUnique, scan
 from tests.filetrees import give, ground
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.gitconfig import MOST_BYTES, UNREADABLE, harmful, settings
+from shellback.exec.wire.gitconfig import MOST_BYTES, UNREADABLE, harmful, settings
 
 PLAIN = b"""\
 [core]

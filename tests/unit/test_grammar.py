@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.exec.classify import second
-from app.exec.classify.grammar import COMMANDS, WORDS, parse
-from app.exec.classify.syntax import Output, Parsed, Redirect, Simple, Unparsable
+from shellback.exec.policy.classify import second
+from shellback.exec.policy.classify.grammar import COMMANDS, WORDS, parse
+from shellback.exec.policy.classify.syntax import Output, Parsed, Redirect, Simple, Unparsable
 from tests import lines
 from tests.lines import agrees_with_bash, read_as_bash_reads
 

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from app.exec.shell import (
+from examples.handlers import (
+    BuildParams,
+    Params,
+    RunTestsParams,
+    RunTestsResult,
+    build_handler,
+    my_handler,
+    run_tests_handler,
+)
+from shellback.exec.shell import (
     AsyncShell,
     ExecutionResult,
     Filesystem,
@@ -20,17 +29,8 @@ from app.exec.shell import (
     SyncFiles,
     ToolContext,
 )
-from app.exec.shell.mock import MockRunning, MockShellSession
-from app.work.deps import TurnDeps
-from examples.handlers import (
-    BuildParams,
-    Params,
-    RunTestsParams,
-    RunTestsResult,
-    build_handler,
-    my_handler,
-    run_tests_handler,
-)
+from shellback.exec.shell.mock import MockRunning, MockShellSession
+from shellback.work.turn.deps import TurnDeps
 
 
 def result(code: int = 0, out: str = "", err: str = "", *, late: bool = False) -> ExecutionResult:

@@ -19,9 +19,9 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.usage import RunUsage
 
-from app.exec.errors import InvalidCommand
-from app.exec.identity import call_key, conversation_of, origin_of, origins_in, session_id
-from app.exec.model import CallOrigin
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.identity import call_key, conversation_of, origin_of, origins_in, session_id
+from shellback.exec.core.model import CallOrigin
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 ORIGIN = CallOrigin(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import cast
 
-from app.exec.supervisor.diary import Diary
-from app.exec.supervisor.instances import Instances
-from app.exec.supervisor.link import Held, Line
-from app.exec.supervisor.loop import Loop
-from app.exec.supervisor.losses import Losses
+from shellback.exec.supervisor.loop import Loop
+from shellback.exec.supervisor.process.link import Held, Line
+from shellback.exec.supervisor.records.diary import Diary
+from shellback.exec.supervisor.sandbox.instances import Instances
+from shellback.exec.supervisor.sandbox.losses import Losses
 
 
 class Keeper:

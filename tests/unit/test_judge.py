@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from app.exec import judge as judging
-from app.exec.classify.model import CAPABILITIES, Judgement, Surroundings, Tier
-from app.exec.errors import PathOutsideSandbox, PermissionDenied
-from app.exec.judge import Judge, Keys, by_rules, judged
-from app.exec.model import READ_ONLY, WORK, CommandSpec, WindowSize
-from app.exec.policy import Asked, Verdict
-from app.exec.rules.matching import Facts, Rules, Tiers
-from app.exec.rules.rule import Match, Rule
-from app.exec.secrets import Secrets
+from shellback.exec.core.errors import PathOutsideSandbox, PermissionDenied
+from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec, WindowSize
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy import judge as judging
+from shellback.exec.policy.classify.model import CAPABILITIES, Judgement, Surroundings, Tier
+from shellback.exec.policy.judge import Judge, Keys, by_rules, judged
+from shellback.exec.policy.policy import Asked, Verdict
+from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
+from shellback.exec.policy.rules.rule import Match, Rule
 
 pytestmark = pytest.mark.anyio
 

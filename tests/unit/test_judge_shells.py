@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from app.exec.classify.model import Tier
-from app.exec.judge import Judge
-from app.exec.model import READ_ONLY, SHELL, WORK, CommandSpec
-from app.exec.policy import Asked, TablePolicy, Verdict
-from app.exec.rules.matching import Rules, Tiers
-from app.exec.rules.rule import Match, Rule
-from app.exec.secrets import Secrets
-from app.exec.typed_lines import lines_of
+from shellback.exec.core.model import READ_ONLY, SHELL, WORK, CommandSpec
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.judge import Judge
+from shellback.exec.policy.policy import Asked, TablePolicy, Verdict
+from shellback.exec.policy.rules.matching import Rules, Tiers
+from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.exec.policy.typed_lines import lines_of
 
 pytestmark = pytest.mark.anyio
 

@@ -6,9 +6,9 @@ import curses
 
 import pytest
 
-from app.exec.errors import InvalidCommand
-from app.exec.terminals.keys import NAMES, Typing, key_bytes
-from app.exec.terminals.modes import (
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.terminals.keys import NAMES, Typing, key_bytes
+from shellback.exec.terminals.modes import (
     ALTERNATE_SCREEN,
     APPLICATION_CURSOR,
     BRACKETED_PASTE,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import InvalidCommand
-from app.exec.watching.line_scan import BLOCK, COUNTED, LINE_BYTES, LINES, PATTERN_CHARS, LineScan, compiled
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.watching.line_scan import BLOCK, COUNTED, LINE_BYTES, LINES, PATTERN_CHARS, LineScan, compiled
 
 
 def scan_of(tmp_path: Path, data: bytes, pattern: str, offset: int = 0) -> LineScan:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.links import LogLinks
+from shellback.exec.log.links import LogLinks
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from typing import Literal
 
 import pytest
 
-from app.log import about, configure, process_wide
-from app.storage.db import Database
+from shellback.log import about, configure, process_wide
+from shellback.storage.db import Database
 
-log = logging.getLogger("app.test")
+log = logging.getLogger("shellback.test")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def written(form: Literal["text", "json"], level: str = "INFO") -> io.StringIO:
 def test_ids_are_fields_of_a_text_line() -> None:
     stream = written("text")
     log.info("turn %s", "closed", extra={"conversation": "a b", "session_id": "s_1"})
-    assert stream.getvalue().endswith('INFO    app.test: turn closed conversation="a b" session_id=s_1\n')
+    assert stream.getvalue().endswith('INFO    shellback.test: turn closed conversation="a b" session_id=s_1\n')
 
 
 def test_ids_are_fields_of_a_json_line() -> None:
@@ -46,7 +46,7 @@ def test_ids_are_fields_of_a_json_line() -> None:
     assert entry.pop("time").endswith("Z")
     assert entry == {
         "level": "INFO",
-        "logger": "app.test",
+        "logger": "shellback.test",
         "message": "turn closed",
         "work_item": "exec-callback:s_1",
         "message_count": 3,

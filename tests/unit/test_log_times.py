@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.supervisor import times
-from app.exec.supervisor.times import Times, offset_since
+from shellback.exec.supervisor.records import times
+from shellback.exec.supervisor.records.times import Times, offset_since
 
 
 class Clock:

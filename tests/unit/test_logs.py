@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from app.exec.errors import InvalidCommand
-from app.exec.exec_registry import ExecRegistry
-from app.exec.links import LogLinks
-from app.exec.logs import Kept, cleanup_exec_logs, empty_logs, kept_logs, remove_session
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import Delivery, Session, SessionEnd, SessionId, SessionState
-from app.exec.output import OutputLog
-from app.exec.sessions import Sessions
-from app.exec.supervisor import layout, linux
-from app.exec.supervisor.logfile import LogFile
-from app.exec.supervisor.records import Records
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.model import Delivery, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.registry import ExecRegistry
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.log.links import LogLinks
+from shellback.exec.log.logs import Kept, cleanup_exec_logs, empty_logs, kept_logs, remove_session
+from shellback.exec.log.output import OutputLog
+from shellback.exec.supervisor.records.logfile import LogFile
+from shellback.exec.supervisor.records.records import Records
+from shellback.exec.wire import layout, linux
 from tests.unit.test_render import SESSION
 
 HOUR = 3600.0
@@ -319,7 +319,7 @@ def test_two_workers_of_a_host_empty_and_remove_no_more_than_one(logs: Logs, mon
     def half_done(_path: Path) -> None:
         raise FileNotFoundError("the other one has it")
 
-    monkeypatch.setattr("app.exec.logs.kept_logs", as_it_was)
+    monkeypatch.setattr("shellback.exec.log.logs.kept_logs", as_it_was)
     logs.clean(total_bytes=budget)
     assert logs.read("older").bytes_dropped == 0
     monkeypatch.setattr(shutil, "rmtree", half_done)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from app.exec.callback_text import callback_payload, wake_text
-from app.exec.model import EndedBy, Loss, SessionEnd, SessionState
-from app.exec.render import ended_line, losses_text
-from app.storage.session_rows import end_from_json, end_to_json
+from shellback.exec.core.end_text import losses_text
+from shellback.exec.core.model import EndedBy, Loss, SessionEnd, SessionState
+from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.exec.reports.render import ended_line
+from shellback.storage.session_rows import end_from_json, end_to_json
 from tests.unit.test_render import ended
 
 LOSSES = (

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from app.exec.errors import MountUnusable, WorkspaceUnusable
-from app.exec.mounts import copying, tree
-from app.exec.mounts.copying import Hydrated, Owner, Progress
-from app.exec.mounts.hydration import forget, hydrate
-from app.exec.mounts.mount import HostMount
-from app.exec.mounts.preview import CHARS, PATHS, preview
+from shellback.exec.backends.mounts import copying, tree
+from shellback.exec.backends.mounts.copying import Hydrated, Owner, Progress
+from shellback.exec.backends.mounts.hydration import forget, hydrate
+from shellback.exec.backends.mounts.mount import HostMount
+from shellback.exec.backends.mounts.preview import CHARS, PATHS, preview
+from shellback.exec.core.errors import MountUnusable, WorkspaceUnusable
 
 BINARY = bytes(range(256)) * 5
 
@@ -347,7 +347,7 @@ def test_what_is_swapped_for_a_symlink_between_look_and_copy_is_not_followed(
         os.symlink(root.parent / "secret", root / "project/src")
         return found
 
-    monkeypatch.setattr("app.exec.mounts.hydration.plan", planned)
+    monkeypatch.setattr("shellback.exec.backends.mounts.hydration.plan", planned)
     with pytest.raises(MountUnusable, match="went away while it was copied"):
         filled(HostMount("project"), workspace, root)
     assert nothing_is_left(workspace)

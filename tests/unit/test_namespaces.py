@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.exec.supervisor.namespaces import GO, told
+from shellback.exec.supervisor.sandbox.namespaces import GO, told
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from pydantic_ai.messages import (
     PartStartEvent,
 )
 
-from app.agent.builtin import ModelUnavailable, build_agent, choose_model
-from app.agent.offline import ABOUT, offline_model
-from app.exec.callback_text import HEADER, KEYS, wake_text
+from shellback.agent.builtin import ModelUnavailable, build_agent, choose_model
+from shellback.agent.offline import ABOUT, offline_model
+from shellback.exec.reports.callback_text import HEADER, KEYS, wake_text
 
 Call = tuple[str, dict[str, Any]]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from app.exec import limits
-from app.exec.callback_text import callback_payload, wake_text
-from app.exec.errors import InvalidCommand
-from app.exec.model import SessionEnd, SessionState
-from app.exec.output import OutputLog
-from app.exec.plain_text import harmless, whole_characters
-from app.exec.supervisor import layout
+from shellback.exec.core import limits
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.model import SessionEnd, SessionState
+from shellback.exec.log.output import OutputLog
+from shellback.exec.log.plain_text import harmless, whole_characters
+from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.exec.wire import layout
 from tests.sessions import a_session
 
 

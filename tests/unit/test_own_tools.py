@@ -11,10 +11,10 @@ from pydantic_ai import Agent, ModelRetry, RunContext
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models.test import TestModel
 
-from app.work.deps import TurnDeps
-from app.work.hearing import Hearing
-from app.work.mailbox import Letter
-from app.work.stopping import Wish
+from shellback.work.queue.mailbox import Letter
+from shellback.work.turn.deps import TurnDeps
+from shellback.work.turn.hearing import Hearing
+from shellback.work.turn.stopping import Wish
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext

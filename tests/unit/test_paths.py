@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import InvalidCommand, PathOutsideSandbox
-from app.exec.paths import inside, sandbox_cwd
+from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox
+from shellback.exec.core.paths import inside, sandbox_cwd
 
 
 @pytest.fixture

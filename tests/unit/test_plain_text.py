@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.output import OutputLog
-from app.exec.plain_text import harmless, masked
-from app.exec.supervisor import layout
+from shellback.exec.log.output import OutputLog
+from shellback.exec.log.plain_text import harmless, masked
+from shellback.exec.wire import layout
 
 pytestmark = pytest.mark.anyio
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.choice import choose, podman, podman_sandbox
-from app.exec import PodmanSandboxConfig
-from app.exec.backends import podman_cli, podman_probe, probe
-from app.exec.backends.podman_cli import Podman
-from app.exec.backends.probe import Found
-from app.exec.errors import BackendUnavailable
-from app.settings import Settings
+from shellback.exec import PodmanSandboxConfig
+from shellback.exec.backends import podman_cli, podman_probe, probe
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.probe import Found
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.settings import Settings
+from shellback.wiring.choice import choose, podman, podman_sandbox
 
 NONE = BackendUnavailable("no bubblewrap here")
 
@@ -44,7 +44,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Found | BackendUnavailab
 
     monkeypatch.setattr(probe, "probe", of_bubblewrap)
     monkeypatch.setattr(podman_probe, "probe_podman", of_podman)
-    monkeypatch.setattr("app.exec.backends.host.HostBackend.check", lambda self: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr("shellback.exec.backends.host.HostBackend.check", lambda self: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return answers
 
 
@@ -82,7 +82,7 @@ def test_without_a_name_bubblewrap_comes_first_then_a_container_then_the_host(
 
 
 def test_settings_shape_the_container(settings: dict[str, str], found: dict[str, Found | BackendUnavailable]) -> None:
-    from app.exec.backends.podman import PodmanBackend
+    from shellback.exec.backends.podman import PodmanBackend
 
     more = {"PODMAN_IMAGE": "some:1", "SANDBOX_PROCESSES": "99", "NETWORK": "on", "PODMAN_IDLE_SECONDS": "60"}
     backend = choose(Settings.load({**settings, **more, "BACKEND": "podman"})).backend

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends import podman_cli
-from app.exec.backends.podman_cli import LOCAL, MISSING, Podman
-from app.exec.errors import BackendUnavailable
+from shellback.exec.backends import podman_cli
+from shellback.exec.backends.podman_cli import LOCAL, MISSING, Podman
+from shellback.exec.core.errors import BackendUnavailable
 
 Stand = Callable[[str], Path]
 

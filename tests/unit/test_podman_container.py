@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends import container, mounted
-from app.exec.backends.container import Container, ContainerLimits, Mount
-from app.exec.errors import BackendUnavailable, WorkspaceUnusable
-from app.settings import Settings
+from shellback.exec.backends import container, mounted
+from shellback.exec.backends.container import Container, ContainerLimits, Mount
+from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
+from shellback.settings import Settings
 
 WANT = Container(
     scope="talk",

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from app.exec import binding
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.podman_cli import Podman
-from app.policing import policy_for
-from app.settings import Settings
-from app.storage.db import Database
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.policy import binding
+from shellback.settings import Settings
+from shellback.storage.db import Database
+from shellback.wiring.policing import policy_for
 
 
 @pytest.fixture

@@ -7,9 +7,19 @@ from typing import Any
 
 import pytest
 
-from app.exec import policy
-from app.exec.errors import CommandDenied
-from app.exec.policy import Approval, Asked, Grant, Proposal, TablePolicy, Verdict, asks, grant, grant_by_operator
+from shellback.exec.core.errors import CommandDenied
+from shellback.exec.policy import policy
+from shellback.exec.policy.policy import (
+    Approval,
+    Asked,
+    Grant,
+    Proposal,
+    TablePolicy,
+    Verdict,
+    asks,
+    grant,
+    grant_by_operator,
+)
 
 PROPOSAL = Proposal("execute", {"command": "make", "cwd": "/ws", "env": {"A": "1"}, "timeout_s": 30.0, "stdin": None})
 

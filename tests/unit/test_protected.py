@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.protected import Covers, Protected
-from app.exec.backends.trusted import PROTECTED
-from app.exec.errors import WorkspaceUnusable
-from app.exec.supervisor.stubs import make
+from shellback.exec.backends.protected import Covers, Protected
+from shellback.exec.backends.trusted import PROTECTED
+from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.supervisor.sandbox.stubs import make
 
 
 @pytest.fixture
@@ -287,7 +287,7 @@ def test_every_change_is_seen_by_the_next_look(workspace: Path) -> None:
 def test_a_settled_directory_is_not_read_again(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (workspace / f"d{number}").mkdir()
-    monkeypatch.setattr("app.exec.backends.tree._SETTLED_NS", -1)
+    monkeypatch.setattr("shellback.exec.backends.tree._SETTLED_NS", -1)
     look = Protected(workspace)
     first = look.covers()
     opened: list[str] = []
@@ -310,7 +310,7 @@ def test_a_directory_just_changed_is_read_again_though_its_ctime_is_the_same(
 ) -> None:
     (workspace / "a").mkdir()
     frozen = (workspace / "a").stat().st_ctime_ns
-    monkeypatch.setattr("app.exec.backends.tree.time.time_ns", lambda: frozen + 1_000_000)
+    monkeypatch.setattr("shellback.exec.backends.tree.time.time_ns", lambda: frozen + 1_000_000)
     look = Protected(workspace)
     look.covers()
     real = os.lstat

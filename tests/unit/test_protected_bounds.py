@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends import protected
-from app.exec.backends.protected import Covers, Protected
-from app.exec.errors import WorkspaceUnusable
+from shellback.exec.backends import protected
+from shellback.exec.backends.protected import Covers, Protected
+from shellback.exec.core.errors import WorkspaceUnusable
 from tests.unit.test_protected import all_of, below, git, repository
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from app.exec.callback_text import HEADER, KEYS, callback_payload, wake_text
-from app.exec.model import TURN, Delivery, EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
-from app.exec.outcome import Outcome
-from app.exec.output import EMPTY, OutputLog, Slice
-from app.exec.render import ended_line, facts, how_it_ended, killed_text, outcome_text
+from shellback.exec.core.end_text import how_it_ended
+from shellback.exec.core.model import TURN, Delivery, EndedBy, Evidence, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.engine.outcome import Outcome
+from shellback.exec.log.output import EMPTY, OutputLog, Slice
+from shellback.exec.reports.callback_text import HEADER, KEYS, callback_payload, wake_text
+from shellback.exec.reports.render import ended_line, facts, killed_text, outcome_text
 
 SESSION = Session(
     id=SessionId("xsession"), conversation_id="talk", tool_call_id="call_1", turn_id="", epoch=0, host_id="h",

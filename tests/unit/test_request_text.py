@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify.model import Surroundings
-from app.exec.display import request_lines
-from app.exec.judge import judged, shown_of
-from app.exec.operands import named_in
-from app.exec.secrets import Secrets
+from shellback.exec.core.display import request_lines
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify.model import Surroundings
+from shellback.exec.policy.judge import judged, shown_of
+from shellback.exec.policy.operands import named_in
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.classify.model import Tier
-from app.exec.errors import PolicyUnusable
-from app.exec.rules.file import load
-from app.exec.rules.matching import Rules
+from shellback.exec.core.errors import PolicyUnusable
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.rules.file import load
+from shellback.exec.policy.rules.matching import Rules
 
 WHOLE = """\
 # what this host lets agents do

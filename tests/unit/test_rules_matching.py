@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from app.exec.classify import paths
-from app.exec.classify.classify import classify
-from app.exec.classify.model import Surroundings, Tier
-from app.exec.rules.facts import Facts, Hit
-from app.exec.rules.matching import Rules
-from app.exec.rules.rule import Effect, Match, Rule
-from app.exec.rules.tiers import Tiers
-from app.exec.secrets import Secrets
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify import paths
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.model import Surroundings, Tier
+from shellback.exec.policy.rules.facts import Facts, Hit
+from shellback.exec.policy.rules.matching import Rules
+from shellback.exec.policy.rules.rule import Effect, Match, Rule
+from shellback.exec.policy.rules.tiers import Tiers
 
 
 def rule(effect: Effect, *prefix: str, **match: Any) -> Rule:

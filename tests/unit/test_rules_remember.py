@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from app.exec.classify.classify import classify
-from app.exec.classify.model import Surroundings
-from app.exec.errors import InvalidCommand
-from app.exec.rules.facts import Facts
-from app.exec.rules.matching import Rules
-from app.exec.rules.remember import DAY_S, rules_for
-from app.exec.rules.rule import Rule
-from app.exec.secrets import Secrets
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.model import Surroundings
+from shellback.exec.policy.rules.facts import Facts
+from shellback.exec.policy.rules.matching import Rules
+from shellback.exec.policy.rules.remember import DAY_S, rules_for
+from shellback.exec.policy.rules.rule import Rule
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends.causes import Machine, cause, passing
-from app.exec.supervisor.trial import COMMAND, INSTANCE, Report
+from shellback.exec.backends.causes import Machine, cause, passing
+from shellback.exec.supervisor.sandbox.trial import COMMAND, INSTANCE, Report
 
 NO_NAMESPACE = (
     "bwrap: No permissions to create new namespace, likely because the kernel does not allow non-privileged user"

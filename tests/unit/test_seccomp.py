@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.backends import seccomp
-from app.exec.backends.seccomp import CHECKED, DENIED, NEWEST, Call, Step, assemble, program
-from app.exec.errors import BackendUnavailable
+from shellback.exec.backends import seccomp
+from shellback.exec.backends.seccomp import CHECKED, DENIED, NEWEST, Call, Step, assemble, program
+from shellback.exec.core.errors import BackendUnavailable
 from tests.databases import unavailable
 
 ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

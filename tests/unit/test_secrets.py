@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.secrets import DEFAULT_SECRETS, Secrets, named, secret_paths
+from shellback.exec.core.secrets import DEFAULT_SECRETS, Secrets, named, secret_paths
 
 
 @pytest.fixture

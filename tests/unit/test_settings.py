@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app import choice
-from app.exec.supervisor import hierarchies
-from app.settings import Settings, SettingsError, shown_url
+from shellback.exec.supervisor.sandbox import hierarchies
+from shellback.settings import Settings, SettingsError, shown_url
+from shellback.wiring import choice
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -191,7 +191,7 @@ def in_directory(directory: Path, program: str, **environ: str) -> str:
     return done.stdout.strip()
 
 
-SHOW = "import os; from app.settings import Settings; s = Settings.load(); "
+SHOW = "import os; from shellback.settings import Settings; s = Settings.load(); "
 
 
 def test_dotenv_fills_in_what_the_environment_lacks(tmp_path: Path) -> None:
@@ -214,7 +214,9 @@ def test_a_dotenv_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 def test_importing_settings_loads_neither_dbos_nor_pydantic_ai(tmp_path: Path) -> None:
-    program = "import sys, app.settings; print([m for m in ('dbos', 'pydantic_ai', 'sqlalchemy') if m in sys.modules])"
+    program = (
+        "import sys, shellback.settings; print([m for m in ('dbos', 'pydantic_ai', 'sqlalchemy') if m in sys.modules])"
+    )
     assert in_directory(tmp_path, program) == "[]"
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.exec.backends.shell_words import shell_argv, shell_env
-from app.exec.environment import home_of
-from app.exec.errors import (
+from shellback.exec.backends.shell_words import shell_argv, shell_env
+from shellback.exec.core.environment import home_of
+from shellback.exec.core.errors import (
     CommandDenied,
     InvalidCommand,
     PathOutsideSandbox,
@@ -19,11 +19,11 @@ from app.exec.errors import (
     SpawnFailed,
     TaskCompleted,
 )
-from app.exec.limits import Limits
-from app.exec.login_commands import login_spec
-from app.exec.model import READ_ONLY, SHELL, CommandSpec
-from app.exec.policy import ACTIONS, INPUT, TOOLS, act_of, asks
-from app.exec.shell_calls import check_parameters, worded
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import READ_ONLY, SHELL, CommandSpec
+from shellback.exec.policy.policy import ACTIONS, INPUT, TOOLS, act_of, asks
+from shellback.exec.tools.login_commands import login_spec
+from shellback.exec.tools.shell_calls import check_parameters, worded
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic_ai import Agent
 from pydantic_ai.capabilities import AbstractCapability, CombinedCapability
 
-from app.exec.errors import (
+from shellback.exec.core.errors import (
     BackendUnavailable,
     CommandDenied,
     InvalidCommand,
@@ -24,8 +24,8 @@ from app.exec.errors import (
     SupervisorUnreachable,
     WorkspaceUnusable,
 )
-from app.exec.output import OutputLog
-from app.exec.shell import (
+from shellback.exec.log.output import OutputLog
+from shellback.exec.shell import (
     DEFAULT_BLOCKED,
     AsyncShell,
     BubblewrapShell,
@@ -41,8 +41,8 @@ from app.exec.shell import (
     WorkspaceSection,
     shell_of,
 )
-from app.exec.shell.captured import captured
-from app.exec.shell.words import line_of
+from shellback.exec.shell.captured import captured
+from shellback.exec.shell.words import line_of
 
 pytestmark = pytest.mark.anyio
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.errors import InvalidCommand
-from app.exec.limits import Limits
-from app.exec.model import CallKey, SessionId
-from app.exec.output import OutputLog
-from app.exec.persistent import marks
-from app.exec.persistent.command import check_line, shell_command
-from app.exec.persistent.quoting import quoted, unquoted
-from app.exec.persistent.reading import Reader, last_mark, mark_named
-from app.exec.supervisor import layout
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import CallKey, SessionId
+from shellback.exec.log.output import OutputLog
+from shellback.exec.persistent import marks
+from shellback.exec.persistent.command import check_line, shell_command
+from shellback.exec.persistent.quoting import quoted, unquoted
+from shellback.exec.persistent.reading import Reader, last_mark, mark_named
+from shellback.exec.wire import layout
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.exec.sight.patterns import expanded
-from app.exec.sight.sight import PUBLIC_TREES, Sight, TooMuch, Unseen
+from shellback.exec.core.sight.patterns import expanded
+from shellback.exec.core.sight.sight import PUBLIC_TREES, Sight, TooMuch, Unseen
 
 
 @pytest.fixture

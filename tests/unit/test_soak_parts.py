@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolReturnPart, UserPromptPart
 
-from app.exec.callback_text import HEADER
 from chaos import options, polls
 from chaos.soak.batch_agent import decide
 from chaos.soak.figures import Figure, judged, of_delays
 from chaos.soak.staff import Outage
 from chaos.soak.verdict import Delay
+from shellback.exec.reports.callback_text import HEADER
 
 
 @pytest.mark.parametrize(

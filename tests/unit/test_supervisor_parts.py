@@ -19,29 +19,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.exec.output import OutputLog
-from app.exec.supervisor import gaps, launch, layout, link, linux, namespaces, procfs, spawn, stubs
-from app.exec.supervisor.kill import Killer, Target, members
-from app.exec.supervisor.logfile import LogFile
-from app.exec.supervisor.loop import Loop
-from app.exec.supervisor.protocol import MAX_FRAME, Decoder, Message, ProtocolError, Refused, StartRequest, encode
-from app.exec.supervisor.records import Records
-from app.exec.supervisor.spare import Spares
+from shellback.exec.link import launch
+from shellback.exec.log.output import OutputLog
+from shellback.exec.supervisor.loop import Loop
+from shellback.exec.supervisor.process import link, procfs, spawn
+from shellback.exec.supervisor.process.kill import Killer, Target, members
+from shellback.exec.supervisor.records.logfile import LogFile
+from shellback.exec.supervisor.records.records import Records
+from shellback.exec.supervisor.records.spare import Spares
+from shellback.exec.supervisor.sandbox import namespaces, stubs
+from shellback.exec.wire import gaps, layout, linux
+from shellback.exec.wire.protocol import MAX_FRAME, Decoder, Message, ProtocolError, Refused, StartRequest, encode
 
 
 def test_the_daemon_loads_the_standard_library_and_itself_only() -> None:
     root = Path(launch.__file__).parents[3]
     code = (
-        f"import sys; sys.path.append({str(root)!r}); from app.exec.supervisor import keeper; "
+        f"import sys; sys.path.append({str(root)!r}); from shellback.exec.supervisor.service import keeper; "
         "print('\\n'.join(sorted(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, check=True)
     modules = set(run.stdout.split())
-    own = {name for name in modules if name.split(".")[0] == "app"}
+    own = {name for name in modules if name.split(".")[0] == "shellback"}
     assert {name.split(".")[0] for name in modules - own} <= set(sys.stdlib_module_names) | {"__main__"}
-    allowed = {"app", "app.exec", "app.exec.gitconfig", "app.exec.pty_spawn", "app.exec.supervisor"}
-    assert {name for name in own if not name.startswith("app.exec.supervisor.")} <= allowed
-    assert not {f"app.exec.supervisor.{name}" for name in ("answers", "client", "connection", "launch")} & own
+    allowed = ("shellback.exec.supervisor", "shellback.exec.wire")
+    assert {name for name in own if not name.startswith(allowed)} == {"shellback", "shellback.exec"}
 
 
 @settings(database=None)

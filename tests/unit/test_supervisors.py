@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from app.exec import dormant
-from app.exec.backends import homes
-from app.exec.errors import BackendUnavailable, LimitReached, TaskCompleted
-from app.exec.links import LogLinks
-from app.exec.logs import kept_logs, remove_session
-from app.exec.placements import Placements
-from app.exec.supervisor import launch, layout
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.protocol import ExitRecord, StartRequest
-from app.exec.supervisor.records import ABANDONED, Records
-from app.exec.supervisors import Supervisors
+from shellback.exec.backends import dormant, homes
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.errors import BackendUnavailable, LimitReached, TaskCompleted
+from shellback.exec.link import launch
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.links import LogLinks
+from shellback.exec.log.logs import kept_logs, remove_session
+from shellback.exec.log.placements import Placements
+from shellback.exec.supervisor.records.records import ABANDONED, Records
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import ExitRecord, StartRequest
 from tests.supervisors import BOOT, SOON, UID, end, until
 
 pytestmark = pytest.mark.anyio

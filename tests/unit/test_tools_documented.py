@@ -10,10 +10,10 @@ from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import ToolDefinition
 
-from app.exec.policy import TOOLS, asks
-from app.exec.toolset import ExecTools
-from app.exec.watching.memory import MemoryWatchStore
-from app.exec.watching.watcher import Watcher
+from shellback.exec.policy.policy import TOOLS, asks
+from shellback.exec.tools.toolset import ExecTools
+from shellback.exec.watching.memory import MemoryWatchStore
+from shellback.exec.watching.watcher import Watcher
 from tests.execs import unstarted_engine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "agents.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.exec.typed_lines import MOST, left_of, lines_of
+from shellback.exec.policy.typed_lines import MOST, left_of, lines_of
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from app.exec.supervisor.answers import Look, Terminal
-from app.exec.waiting import Waiting, advice, judged
+from shellback.exec.core.answers import Look, Terminal
+from shellback.exec.engine.waiting import Waiting, advice, judged
 from tests.sessions import a_session
 
 PLAIN = Terminal(rows=40, cols=120, echo=True, canonical=True, foreground=7)

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from app.exec import short_commands as short
-from app.exec.capability import ExecCapability
-from app.exec.errors import InvalidCommand, PathOutsideSandbox
-from app.exec.file_tools import shown
-from app.exec.file_tools.marks import marked
-from app.exec.limits import Limits
-from app.exec.model import CommandSpec, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
-from app.exec.output import Slice
+from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import CommandSpec, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.log.output import Slice
+from shellback.exec.tools import short_commands as short
+from shellback.exec.tools.capability import ExecCapability
+from shellback.exec.tools.file_tools import shown
+from shellback.exec.tools.file_tools.marks import marked
 
 SESSION = Session(
     id=SessionId("x1"), conversation_id="c", tool_call_id="t", turn_id="", epoch=0, host_id="h", boot_id="b", uid=1,

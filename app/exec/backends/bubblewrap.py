@@ -11,16 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends import causes, seccomp, view
-from app.exec.backends.base import Plan
-from app.exec.backends.protected import Covers, Protected
-from app.exec.backends.runner import EXEC_UID, Runner, found
-from app.exec.backends.shell_words import shell_argv, shell_env
-from app.exec.environment import child_env, home_of
-from app.exec.errors import BackendUnavailable, WorkspaceUnusable
-from app.exec.model import READ_ONLY, WORK, CommandSpec
-from app.exec.supervisor.sandbox import Bounds, Sandbox
-from app.exec.supervisor.stubs import SOCKET
+from shellback.exec.backends import causes, seccomp, view
+from shellback.exec.backends.protected import Covers, Protected
+from shellback.exec.backends.shell_words import shell_argv, shell_env
+from shellback.exec.core.base import Plan
+from shellback.exec.core.environment import child_env, home_of
+from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
+from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
+from shellback.exec.core.runner import EXEC_UID, Runner, found
+from shellback.exec.supervisor.sandbox.stubs import SOCKET
+from shellback.exec.wire.sandbox import Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"

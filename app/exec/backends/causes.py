@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from app.exec.supervisor.trial import COMMAND, Report
+from shellback.exec.supervisor.sandbox.trial import COMMAND, Report
 
 NEEDED: Final = (0, 8)
 MISSING: Final = (

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.errors import WorkspaceUnusable
-from app.exec.supervisor import contained
+from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.wire import contained
 
 IMAGE: Final = "docker.io/library/python:3.12-bookworm"
 IDLE_S: Final = 1800.0
@@ -63,10 +63,10 @@ _CODE: Final = (
     "file.write(json.dumps(found)); file.close()\n"
     f"sys.path.append('{_OURS}/code')\n"
     # Podman's own filter lets through what makes namespaces, types into terminals and reaches a virtual machine's host.
-    "from app.exec.backends.seccomp import program\n"
-    "from app.exec.supervisor.linux import filter_calls\n"
+    "from shellback.exec.backends.seccomp import program\n"
+    "from shellback.exec.wire.linux import filter_calls\n"
     "filter_calls(program())\n"
-    "from app.exec.supervisor.keeper import main\n"
+    "from shellback.exec.supervisor.service.keeper import main\n"
     "main()\n"
 )
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
@@ -175,7 +175,7 @@ class Container:
         found += ["--tmpfs", f"/run:rw,noexec,nosuid,nodev,notmpcopyup,mode=0755,size={_RUN_BYTES}"]
         found += ["--tmpfs", f"{_OURS}:rw,noexec,nosuid,nodev,notmpcopyup,mode=0700,size=4096"]
         found += _mounted(Mount(source=str(home), target=f"{_OURS}/home", writable=True))
-        found += _mounted(Mount(source=str(_PACKAGE), target=f"{_OURS}/code/app"))
+        found += _mounted(Mount(source=str(_PACKAGE), target=f"{_OURS}/code/shellback"))
         found += _mounted(Mount(source=self.workspace, target=WORKSPACE, writable=self.writable))
         for mount in self.mounts:
             found += _mounted(mount)

@@ -16,17 +16,17 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends import container as made_of
-from app.exec.backends import homes
-from app.exec.backends.container import Container
-from app.exec.backends.mounted import Unseen, check_mounts
-from app.exec.backends.podman_cli import Podman
-from app.exec.backends.stand_ins import StandIns
-from app.exec.errors import BackendUnavailable, SupervisorAbsent, SupervisorUnreachable
-from app.exec.model import WORK, PodmanWorkspace
-from app.exec.ports import WorkspaceStore
-from app.exec.supervisor import launch
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.backends import container as made_of
+from shellback.exec.backends import homes
+from shellback.exec.backends.container import Container
+from shellback.exec.backends.mounted import Unseen, check_mounts
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.stand_ins import StandIns
+from shellback.exec.core.errors import BackendUnavailable, SupervisorAbsent, SupervisorUnreachable
+from shellback.exec.core.model import WORK, PodmanWorkspace
+from shellback.exec.core.ports import WorkspaceStore
+from shellback.exec.link import launch
+from shellback.exec.link.client import SupervisorClient
 
 STOP_S: Final = 10.0
 """What a supervisor gets to end its commands, before podman kills all of it."""

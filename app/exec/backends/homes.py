@@ -9,8 +9,9 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends.container import CONSOLE, SURROUNDINGS, Container
-from app.exec.supervisor import launch, layout, linux
+from shellback.exec.backends.container import CONSOLE, SURROUNDINGS, Container
+from shellback.exec.link import launch
+from shellback.exec.wire import layout, linux
 
 DESCRIPTION: Final = layout.CONTAINER
 

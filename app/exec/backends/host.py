@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends.base import Plan
-from app.exec.backends.private_homes import PrivateHomes
-from app.exec.backends.runner import EXEC_UID, Runner, found
-from app.exec.backends.shell_words import shell_argv, shell_env
-from app.exec.environment import CHILD_PATH, child_env, home_of
-from app.exec.errors import BackendUnavailable
-from app.exec.model import WORK, CommandSpec
-from app.exec.supervisor import landlock
+from shellback.exec.backends.private_homes import PrivateHomes
+from shellback.exec.backends.shell_words import shell_argv, shell_env
+from shellback.exec.core.base import Plan
+from shellback.exec.core.environment import CHILD_PATH, child_env, home_of
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.core.model import WORK, CommandSpec
+from shellback.exec.core.runner import EXEC_UID, Runner, found
+from shellback.exec.supervisor.process import landlock
 
 _BASH: Final = "/bin/bash"
 _SCRATCH: Final = "/tmp"  # noqa: S108 - what programs take for scratch

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-from app.exec.backends import view
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.errors import WorkspaceUnusable
-from app.exec.model import WORK
-from app.exec.supervisor.sandbox import Bounds
+from shellback.exec.backends import view
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.core.model import WORK
+from shellback.exec.wire.sandbox import Bounds
 
 _KINDS: Final = ("user", "pid", "ipc", "uts", "mnt")
 OUTSIDE: Final = ("/", "/usr", "/etc", "/var", "/opt", "/dev", "/proc/sys/kernel")

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.exec.backends.container import WORKSPACE, Container
-from app.exec.errors import BackendUnavailable
+from shellback.exec.backends.container import WORKSPACE, Container
+from shellback.exec.core.errors import BackendUnavailable
 
 
 class Unseen(BackendUnavailable):

@@ -13,9 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends import homes
-from app.exec.backends.base import Plan
-from app.exec.backends.container import (
+from shellback.exec.backends import homes
+from shellback.exec.backends.container import (
     COMMANDS,
     HOME,
     IMAGE,
@@ -26,14 +25,15 @@ from app.exec.backends.container import (
     ContainerLimits,
     Mount,
 )
-from app.exec.backends.containers import Containers
-from app.exec.backends.protected import Covers, Protected
-from app.exec.backends.runner import EXEC_UID, Runner
-from app.exec.backends.shell_words import shell_argv, shell_env
-from app.exec.environment import CHILD_PATH, child_env, home_of
-from app.exec.errors import BackendUnavailable, WorkspaceUnusable
-from app.exec.model import READ_ONLY, WORK, CommandSpec
-from app.exec.supervisor.stubs import SOCKET
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.protected import Covers, Protected
+from shellback.exec.backends.shell_words import shell_argv, shell_env
+from shellback.exec.core.base import Plan
+from shellback.exec.core.environment import CHILD_PATH, child_env, home_of
+from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
+from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
+from shellback.exec.core.runner import EXEC_UID, Runner
+from shellback.exec.supervisor.sandbox.stubs import SOCKET
 
 _BASH: Final = "/bin/bash"
 _TRIES: Final = 3

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from app.exec.backends.runner import found
-from app.exec.environment import CHILD_PATH
-from app.exec.errors import BackendUnavailable
-from app.exec.mounts.hydration import forget
+from shellback.exec.backends.mounts.hydration import forget
+from shellback.exec.core.environment import CHILD_PATH
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.core.runner import found
 
 NEEDED: Final = (4, 3)
 ANSWER_S: Final = 60.0

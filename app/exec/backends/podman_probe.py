@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends.base import Plan
-from app.exec.backends.container import SCRATCHES, WORKSPACE
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.probe import Found
-from app.exec.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
-from app.exec.model import READ_ONLY, WORK, CommandSpec
-from app.exec.supervisor import layout
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisor.protocol import StartRequest
+from shellback.exec.backends.container import SCRATCHES, WORKSPACE
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.probe import Found
+from shellback.exec.core.base import Plan
+from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
+from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import StartRequest
 
 LOOK_S: Final = 30.0
 _OUTSIDE: Final = ("/", "/usr", "/etc", "/var", "/opt", "/dev", "/run", "/home", "/root", "/proc/sys/kernel")

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.model import CommandSpec
-from app.exec.supervisor.trial import Report
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.core.model import CommandSpec
+from shellback.exec.supervisor.sandbox.trial import Report
 
 OUTPUT_BYTES: Final = 65_536
 _SIGNALLED: Final = 128

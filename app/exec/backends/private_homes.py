@@ -18,9 +18,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from app.exec.errors import BackendUnavailable
-from app.exec.last_acts import at_the_end
-from app.exec.owners import alterable
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.core.last_acts import at_the_end
+from shellback.exec.core.owners import alterable
 
 HOMES: Final = "homes"
 """Below the state directory."""

@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from app.exec.backends import look, view
-from app.exec.backends.base import Plan
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.causes import Machine, cause, passing
-from app.exec.backends.trial import tried
-from app.exec.environment import child_env
-from app.exec.errors import WorkspaceUnusable
-from app.exec.model import READ_ONLY, WORK
-from app.exec.supervisor.bwrap import words_in
-from app.exec.supervisor.sandbox import Bounds
-from app.exec.supervisor.trial import Report
+from shellback.exec.backends import look, view
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.causes import Machine, cause, passing
+from shellback.exec.backends.trial import tried
+from shellback.exec.core.base import Plan
+from shellback.exec.core.environment import child_env
+from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.core.model import READ_ONLY, WORK
+from shellback.exec.supervisor.sandbox.bwrap import words_in
+from shellback.exec.supervisor.sandbox.trial import Report
+from shellback.exec.wire.sandbox import Bounds
 
 TRIAL_S: Final = 30.0
 

@@ -1,6 +1,6 @@
 """What stays read-only in a writable workspace, because somebody outside runs it or trusts it without being asked.
 
-`app.exec.backends.trusted` has the names.
+`shellback.exec.backends.trusted` has the names.
 
 Every directory on the way to a protected path is bound onto itself: a mountpoint cannot be renamed, so nothing can be
 put in the place of what was protected. Not covered: symlinks below the root, other file systems inside the workspace,
@@ -23,12 +23,12 @@ from pathlib import Path
 from threading import RLock
 from typing import Final
 
-from app.exec.backends.tree import Directory, Tree
-from app.exec.backends.trusted import HEAD, PROTECTED, Rule, Where
-from app.exec.errors import WorkspaceUnusable
-from app.exec.secrets import named
-from app.exec.sight import regular
-from app.exec.supervisor.stubs import SOCKET
+from shellback.exec.backends.tree import Directory, Tree
+from shellback.exec.backends.trusted import HEAD, PROTECTED, Rule, Where
+from shellback.exec.core.errors import WorkspaceUnusable
+from shellback.exec.core.secrets import named
+from shellback.exec.core.sight import regular
+from shellback.exec.supervisor.sandbox.stubs import SOCKET
 
 PLACES: Final = 50
 """Repositories and worktrees that are protected part by part: each costs five mounts for every command."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.exec.errors import BackendUnavailable
+from shellback.exec.core.errors import BackendUnavailable
 
 # Numbers are those of Linux 6.18: arch/x86/entry/syscalls/syscall_64.tbl and, for aarch64, scripts/syscall.tbl;
 # nfsservctl, which the second leaves out, is in include/uapi/asm-generic/unistd.h.

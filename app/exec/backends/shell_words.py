@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from app.exec.model import READ_ONLY, CommandSpec
+from shellback.exec.core.model import READ_ONLY, CommandSpec
 
 _NO_HOME: Final = "/proc"
 """A directory in which nobody can make a file."""

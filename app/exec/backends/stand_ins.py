@@ -14,10 +14,10 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.backends import homes
-from app.exec.backends.container import Container
-from app.exec.errors import BackendUnavailable
-from app.exec.supervisor import stubs
+from shellback.exec.backends import homes
+from shellback.exec.backends.container import Container
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.supervisor.sandbox import stubs
 
 _MADE: Final = "made"
 _FOR: Final = "for"

@@ -14,17 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends.base import Plan
-from app.exec.errors import SpawnFailed
-from app.exec.supervisor.protocol import StartRequest
-from app.exec.supervisor.sandbox import Sandbox
-from app.exec.supervisor.trial import Report
+from shellback.exec.core.base import Plan
+from shellback.exec.core.errors import SpawnFailed
+from shellback.exec.supervisor.sandbox.trial import Report
+from shellback.exec.wire.protocol import StartRequest
+from shellback.exec.wire.sandbox import Sandbox
 
 OUTPUT_BYTES: Final = 65_536
 _OVERHEAD_S: Final = 60.0
 """What the trial gets beyond its command's time: twice what bubblewrap gets, and its own end."""
 _ROOT: Final = str(Path(__file__).resolve().parents[3])
-_CODE: Final = f"import sys; sys.path.append({_ROOT!r}); from app.exec.supervisor.trial import main; main()"
+_CODE: Final = (
+    f"import sys; sys.path.append({_ROOT!r}); from shellback.exec.supervisor.sandbox.trial import main; main()"
+)
 
 
 def tried(plan: Plan, *, timeout_s: float, streams: Sequence[int] | None = None) -> Report:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.exec.supervisor.stubs import SOCKET
+from shellback.exec.supervisor.sandbox.stubs import SOCKET
 
 Where = Literal["root", "repository", "worktree"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from app.exec.supervisor.sandbox import COPY, EMPTY, NOTHING, NOWHERE, PROC, TERMINALS
+from shellback.exec.wire.sandbox import COPY, EMPTY, NOTHING, NOWHERE, PROC, TERMINALS
 
 HOME: Final = "/home/agent"
 """The private home of an instance."""

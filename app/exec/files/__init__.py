@@ -10,14 +10,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.exec.files.contents import READ_MOST
-    from app.exec.files.entries import Entry
-    from app.exec.files.errors import BinaryFile, FileTooLarge, TextAbsent, TextNotUnique
-    from app.exec.files.files import Check, Files
-    from app.exec.files.grep import Hit, Hits
-    from app.exec.files.protection import Protection
-    from app.exec.files.search import Found
-    from app.exec.files.text import Edited, Text
+    from shellback.exec.files.contents import READ_MOST
+    from shellback.exec.files.entries import Entry
+    from shellback.exec.files.errors import BinaryFile, FileTooLarge, TextAbsent, TextNotUnique
+    from shellback.exec.files.files import Check, Files
+    from shellback.exec.files.grep import Hit, Hits
+    from shellback.exec.files.protection import Protection
+    from shellback.exec.files.search import Found
+    from shellback.exec.files.text import Edited, Text
 
 __all__ = (
     "READ_MOST",

@@ -10,9 +10,9 @@ import stat
 from collections.abc import Generator
 from typing import Final, Literal
 
-from app.exec.files.errors import FileTooLarge
-from app.exec.sight.place import Place
-from app.exec.sight.regular import made, opened, regular
+from shellback.exec.core.sight.place import Place
+from shellback.exec.core.sight.regular import made, opened, regular
+from shellback.exec.files.errors import FileTooLarge
 
 READ_MOST: Final = 64 * 1024 * 1024
 _LEAST: Final = 4096

@@ -7,9 +7,9 @@ import os
 import stat
 from typing import Final, NamedTuple
 
-from app.exec.files import scan
-from app.exec.files.errors import FileTooLarge
-from app.exec.sight.place import Place, Root
+from shellback.exec.core.sight.place import Place, Root
+from shellback.exec.files import scan
+from shellback.exec.files.errors import FileTooLarge
 
 LIST_MOST: Final = 100_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from app.exec.errors import ExecError, InvalidCommand
+from shellback.exec.core.errors import ExecError, InvalidCommand
 
 _LINES_SHOWN: Final = 20
 

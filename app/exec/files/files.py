@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from app.exec.errors import CommandDenied, ExecError, InvalidCommand
-from app.exec.files import contents, removal
-from app.exec.files.contents import READ_MOST, Mode
-from app.exec.files.entries import Entry, entry_of, listed
-from app.exec.files.grep import Grep, Hits
-from app.exec.files.locks import Locks
-from app.exec.files.search import Found, Glob
-from app.exec.files.text import Edited, Text, lines_of, replaced
-from app.exec.files.threads import CHECK_S, FileThreads, Threads
-from app.exec.sight.place import Names, Place, Root
+from shellback.exec.core.errors import CommandDenied, ExecError, InvalidCommand
+from shellback.exec.core.sight.place import Names, Place, Root
+from shellback.exec.core.threads import CHECK_S, FileThreads, Threads
+from shellback.exec.files import contents, removal
+from shellback.exec.files.contents import READ_MOST, Mode
+from shellback.exec.files.entries import Entry, entry_of, listed
+from shellback.exec.files.grep import Grep, Hits
+from shellback.exec.files.locks import Locks
+from shellback.exec.files.search import Found, Glob
+from shellback.exec.files.text import Edited, Text, lines_of, replaced
 
 TEXT_MOST: Final = 262_144
 LINES_MOST: Final = 2000

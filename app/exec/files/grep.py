@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from app.exec.errors import InvalidCommand
-from app.exec.files.search import bounded
-from app.exec.sight.place import Root
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.sight.place import Root
+from shellback.exec.files.search import bounded
 
 HITS_MOST: Final = 1000
 PATTERN_MOST: Final = 1000
@@ -25,7 +25,7 @@ BYTES_MOST: Final = 262_144
 _GRACE_S: Final = 2.0
 _ASKS: Final = b'{"ask"'
 _ROOT: Final = str(Path(__file__).resolve().parents[3])
-_CODE: Final = f"import sys; sys.path.append({_ROOT!r}); from app.exec.files.grepping import main; main()"
+_CODE: Final = f"import sys; sys.path.append({_ROOT!r}); from shellback.exec.files.grepping import main; main()"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from app.exec.errors import ExecError
-from app.exec.files import scan
-from app.exec.files.patterns import Pattern, State, alternatives
-from app.exec.files.scan import Scan
-from app.exec.sight.place import Root, held
-from app.exec.sight.regular import opened
+from shellback.exec.core.errors import ExecError
+from shellback.exec.core.sight.place import Root, held
+from shellback.exec.core.sight.regular import opened
+from shellback.exec.files import scan
+from shellback.exec.files.patterns import Pattern, State, alternatives
+from shellback.exec.files.scan import Scan
 
 FILE_MOST: Final = 16 * 1024 * 1024
 FILE_S: Final = 1.0

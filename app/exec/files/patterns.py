@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from app.exec.errors import InvalidCommand
+from shellback.exec.core.errors import InvalidCommand
 
 PATTERN_MOST: Final = 1000
 ALTERNATIVES_MOST: Final = 64

@@ -1,12 +1,12 @@
-"""What a file tool leaves alone because sandboxes hold it read-only: see `app.exec.backends.protected`."""
+"""What a file tool leaves alone because sandboxes hold it read-only: see `shellback.exec.backends.protected`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-from app.exec.backends.protected import Covers, Protected
-from app.exec.backends.trusted import PROTECTED
+from shellback.exec.backends.protected import Covers, Protected
+from shellback.exec.backends.trusted import PROTECTED
 
 _WHY: Final = {rule.name: rule.why for rule in PROTECTED}
 

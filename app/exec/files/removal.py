@@ -8,7 +8,7 @@ import stat
 import time
 from typing import Final
 
-from app.exec.sight.place import Place
+from shellback.exec.core.sight.place import Place
 
 SECONDS: Final = 120.0
 """Of one removal: a command may fill a directory faster than it is emptied."""

@@ -9,12 +9,12 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
-from app.exec.errors import InvalidCommand
-from app.exec.files import scan
-from app.exec.files.entries import Entry, entry
-from app.exec.files.patterns import Pattern, State, alternatives, split
-from app.exec.files.scan import Scan
-from app.exec.sight.place import Root
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.sight.place import Root
+from shellback.exec.files import scan
+from shellback.exec.files.entries import Entry, entry
+from shellback.exec.files.patterns import Pattern, State, alternatives, split
+from shellback.exec.files.scan import Scan
 
 FOUND_MOST: Final = 1000
 SECONDS_MOST: Final = 60.0

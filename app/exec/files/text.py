@@ -6,8 +6,8 @@ import codecs
 from dataclasses import dataclass
 from typing import Final
 
-from app.exec.errors import InvalidCommand
-from app.exec.files.errors import BinaryFile, TextAbsent, TextNotUnique
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.files.errors import BinaryFile, TextAbsent, TextNotUnique
 
 SNIFFED: Final = 8192
 """Bytes at the beginning in which a NUL makes a file binary."""

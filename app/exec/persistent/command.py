@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from app.exec.commands import check_command, command_spec
-from app.exec.errors import InvalidCommand
-from app.exec.limits import Limits
-from app.exec.model import SHELL, CommandSpec, WindowSize
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import SHELL, CommandSpec, WindowSize
+from shellback.exec.policy.commands import check_command, command_spec
 
 SHELL_COMMAND: Final = "exec bash --noprofile --norc --noediting -i"
 """Bash without start-up files and without an editor of its own for lines: what is typed arrives as it is."""

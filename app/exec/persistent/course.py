@@ -6,17 +6,17 @@ import time
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.exec.engine import Engine
-from app.exec.errors import ExecError
-from app.exec.following import Follower
-from app.exec.model import Session
-from app.exec.persistent.marks import Mark, ended, without
-from app.exec.persistent.payload import KNOWN, Frame
-from app.exec.persistent.readiness import prompts
-from app.exec.persistent.reading import Reader
-from app.exec.plain_text import decoded
-from app.exec.supervisor.answers import Look
-from app.exec.waiting import judged
+from shellback.exec.core.answers import Look
+from shellback.exec.core.errors import ExecError
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.engine.waiting import judged
+from shellback.exec.log.plain_text import decoded
+from shellback.exec.persistent.marks import Mark, ended, without
+from shellback.exec.persistent.payload import KNOWN, Frame
+from shellback.exec.persistent.readiness import prompts
+from shellback.exec.persistent.reading import Reader
 
 _FIRST_S: Final = 0.4
 _LONGEST_S: Final = 5.0

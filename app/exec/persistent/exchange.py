@@ -12,18 +12,18 @@ import secrets
 import time
 from typing import Final
 
-from app.exec.engine import Engine
-from app.exec.errors import ExecError, InputUnknown, InvalidCommand, SupervisorUnreachable, TaskCompleted
-from app.exec.following import Follower
-from app.exec.model import CallKey, Session
-from app.exec.persistent import payload
-from app.exec.persistent.course import Course, Outcome, look_at
-from app.exec.persistent.marks import Mark, Names
-from app.exec.persistent.payload import Bounds, Frame
-from app.exec.persistent.readiness import listens, reads_commands
-from app.exec.persistent.reading import Reader, mark_named
-from app.exec.persistent.results import ShellBusy
-from app.exec.supervisor.crashpoints import reach
+from shellback.exec.core.errors import ExecError, InputUnknown, InvalidCommand, SupervisorUnreachable, TaskCompleted
+from shellback.exec.core.model import CallKey, Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.persistent import payload
+from shellback.exec.persistent.course import Course, Outcome, look_at
+from shellback.exec.persistent.marks import Mark, Names
+from shellback.exec.persistent.payload import Bounds, Frame
+from shellback.exec.persistent.readiness import listens, reads_commands
+from shellback.exec.persistent.reading import Reader, mark_named
+from shellback.exec.persistent.results import ShellBusy
+from shellback.exec.wire.crashpoints import reach
 
 READY_S: Final = 5.0
 """How long a shell that waits for a command may take to ask for it."""

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from app.exec.errors import ExecError
-from app.exec.model import SessionId
+from shellback.exec.core.errors import ExecError
+from shellback.exec.core.model import SessionId
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from app.exec.engine import Engine
-from app.exec.following import Follower
-from app.exec.model import Session
-from app.exec.output import OutputLog
-from app.exec.persistent.course import Outcome, look_at
-from app.exec.persistent.payload import Frame
-from app.exec.persistent.place import place_of
-from app.exec.persistent.readiness import prompts, reads_commands, ready, rests, runs
-from app.exec.persistent.reading import Reader, last_mark
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.log.output import OutputLog
+from shellback.exec.persistent.course import Outcome, look_at
+from shellback.exec.persistent.payload import Frame
+from shellback.exec.persistent.place import place_of
+from shellback.exec.persistent.readiness import prompts, reads_commands, ready, rests, runs
+from shellback.exec.persistent.reading import Reader, last_mark
 
 _BUSY_S: Final = 1.0
 """How long a shell is given to prompt that has just been seen to do something else."""

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from app.exec.model import CallKey, SessionId
-from app.exec.persistent.quoting import unquoted
-from app.exec.supervisor import linux
+from shellback.exec.core.model import CallKey, SessionId
+from shellback.exec.persistent.quoting import unquoted
+from shellback.exec.wire import linux
 
 KEY_FILE: Final = "shell.key"
 _KEY_BYTES: Final = 32

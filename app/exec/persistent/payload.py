@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.exec.classify.grammar import unfinished
-from app.exec.persistent.quoting import quoted
+from shellback.exec.persistent.quoting import quoted
+from shellback.exec.policy.classify.grammar import unfinished
 
 END: Final = b"\x01"
 """Ends what the line asked for; a terminal that reads single characters lets it through."""

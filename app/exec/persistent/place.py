@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from app.exec.model import Session
-from app.exec.output import OutputLog
-from app.exec.persistent.marks import ended
-from app.exec.persistent.reading import last_mark
+from shellback.exec.core.model import Session
+from shellback.exec.log.output import OutputLog
+from shellback.exec.persistent.marks import ended
+from shellback.exec.persistent.reading import last_mark
 
 _GONE: Final = " (deleted)"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from app.exec.output import OutputLog
-from app.exec.persistent.marks import OPEN, Mark, without
-from app.exec.persistent.reading import last_mark
-from app.exec.supervisor.answers import Look
+from shellback.exec.core.answers import Look
+from shellback.exec.log.output import OutputLog
+from shellback.exec.persistent.marks import OPEN, Mark, without
+from shellback.exec.persistent.reading import last_mark
 
 _SHELL = "bash"
 _ALL = "RSEPC"

@@ -6,8 +6,8 @@ import asyncio
 import re
 from typing import Final
 
-from app.exec.output import OutputLog
-from app.exec.persistent.marks import LONGEST, OPEN, Mark, found_in
+from shellback.exec.log.output import OutputLog
+from shellback.exec.persistent.marks import LONGEST, OPEN, Mark, found_in
 
 _TAIL: Final = 4096
 _PIECE: Final = 64 * 1024

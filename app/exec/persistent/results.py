@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.exec.errors import InvalidCommand
-from app.exec.model import Session
-from app.exec.output import EMPTY, Slice
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.model import Session
+from shellback.exec.log.output import EMPTY, Slice
 
 
 class ShellBusy(InvalidCommand):

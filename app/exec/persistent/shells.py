@@ -12,23 +12,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from app.exec.engine import Engine
-from app.exec.errors import BackendUnavailable, InputUnknown, InvalidCommand, TaskCompleted
-from app.exec.identity import call_key
-from app.exec.model import SHELL, CallKey, CallOrigin, CommandSpec, EndedBy, Session, SessionId, WindowSize
-from app.exec.persistent import telling
-from app.exec.persistent.command import PROMPT, check_line
-from app.exec.persistent.course import Outcome
-from app.exec.persistent.exchange import Exchange
-from app.exec.persistent.expiry import Expiry
-from app.exec.persistent.known import Known
-from app.exec.persistent.marks import Names
-from app.exec.persistent.payload import Bounds
-from app.exec.persistent.reading import before_unfinished
-from app.exec.persistent.results import Executed, Read, ShellBusy, Started
-from app.exec.policy import Grant
-from app.exec.sessions import Listed, Sessions
-from app.exec.supervisor.crashpoints import reach
+from shellback.exec.core.errors import BackendUnavailable, InputUnknown, InvalidCommand, TaskCompleted
+from shellback.exec.core.identity import call_key
+from shellback.exec.core.model import SHELL, CallKey, CallOrigin, CommandSpec, EndedBy, Session, SessionId, WindowSize
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.sessions import Listed, Sessions
+from shellback.exec.persistent import telling
+from shellback.exec.persistent.command import PROMPT, check_line
+from shellback.exec.persistent.course import Outcome
+from shellback.exec.persistent.exchange import Exchange
+from shellback.exec.persistent.expiry import Expiry
+from shellback.exec.persistent.known import Known
+from shellback.exec.persistent.marks import Names
+from shellback.exec.persistent.payload import Bounds
+from shellback.exec.persistent.reading import before_unfinished
+from shellback.exec.persistent.results import Executed, Read, ShellBusy, Started
+from shellback.exec.policy.policy import Grant
+from shellback.exec.wire.crashpoints import reach
 
 IDLE_S: Final = 1800.0
 TIMEOUT_S: Final = 30.0

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from app.exec import limits
-from app.exec.engine import Engine
-from app.exec.following import Follower
-from app.exec.model import EndedBy, Session
-from app.exec.output import OutputLog
-from app.exec.persistent.course import Outcome
-from app.exec.persistent.marks import without
-from app.exec.persistent.results import Executed
-from app.exec.plain_text import continuation_bytes, masked, whole_characters
-from app.exec.render import how_it_ended
-from app.exec.typed_lines import UNFINISHED
+from shellback.exec.core import limits
+from shellback.exec.core.end_text import how_it_ended
+from shellback.exec.core.model import EndedBy, Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.log.output import OutputLog
+from shellback.exec.log.plain_text import continuation_bytes, masked, whole_characters
+from shellback.exec.persistent.course import Outcome
+from shellback.exec.persistent.marks import without
+from shellback.exec.persistent.results import Executed
+from shellback.exec.policy.typed_lines import UNFINISHED
 
 BUSY: Final = (
     "a command runs in shell {0}, so this one was not run: read what it prints, answer or interrupt it with write "

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from app.exec.errors import ExecError
-from app.exec.files import Entry, Files
-from app.exec.links import TMP
+from shellback.exec.core.errors import ExecError
+from shellback.exec.files import Entry, Files
+from shellback.exec.log.links import TMP
 
 MOST: Final = 100_000
 """So many names of a workspace are looked at."""

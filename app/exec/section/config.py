@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.exec.backends.container import IMAGE, ContainerLimits
-from app.exec.backends.podman_cli import Podman
-from app.exec.engine import Engine
-from app.exec.errors import BackendUnavailable
-from app.exec.mounts.mount import HostMount
-from app.exec.policy import Policy
-from app.exec.toolset import plain_judge
+from shellback.exec.backends.container import IMAGE, ContainerLimits
+from shellback.exec.backends.mounts.mount import HostMount
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.engine.engine import Engine
+from shellback.exec.policy.policy import Policy
+from shellback.exec.tools.toolset import plain_judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

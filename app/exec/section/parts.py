@@ -10,14 +10,14 @@ from typing import Any
 from pydantic_ai import RunContext
 from pydantic_ai.toolsets import ToolsetTool, WrapperToolset
 
-from app.exec.backends.base import Backend, Plan
-from app.exec.engine import Engine
-from app.exec.identity import call_in_progress
-from app.exec.model import CommandSpec
-from app.exec.permit import ByOperator
-from app.exec.policy import Grant, Policy
-from app.exec.tool_calls import answering
-from app.exec.workspaces.authority import ByCall
+from shellback.exec.core.base import Backend, Plan
+from shellback.exec.core.identity import call_in_progress
+from shellback.exec.core.model import CommandSpec
+from shellback.exec.engine.engine import Engine
+from shellback.exec.policy.policy import Grant, Policy
+from shellback.exec.shell.permit import ByOperator
+from shellback.exec.shell.workspaces.authority import ByCall
+from shellback.exec.tools.tool_calls import answering
 
 
 class Pinned:

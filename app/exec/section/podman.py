@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman import PodmanBackend
-from app.exec.memory_store import MemoryWorkspaceStore
-from app.exec.model import WORK, PodmanWorkspace
-from app.exec.ports import SessionStore, SessionWatch
-from app.exec.section.config import PodmanSandboxConfig
-from app.exec.section.sandbox import SandboxSection
-from app.exec.shell.own import Made
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisors import Supervisors
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.model import WORK, PodmanWorkspace
+from shellback.exec.core.ports import SessionStore, SessionWatch
+from shellback.exec.engine.memory_store import MemoryWorkspaceStore
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.section.config import PodmanSandboxConfig
+from shellback.exec.section.sandbox import SandboxSection
+from shellback.exec.shell.own import Made
 
 
 class PodmanSandboxSection(SandboxSection):

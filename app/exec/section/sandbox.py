@@ -23,35 +23,35 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset
 from pydantic_ai.workspaces import WorkspaceBackend
 
-from app.exec.backends.base import Backend
-from app.exec.backends.containers import Containers
-from app.exec.backends.podman_cli import Podman
-from app.exec.backends.runner import Runner
-from app.exec.capability import ExecCapability
-from app.exec.errors import BackendUnavailable, ExecError
-from app.exec.last_acts import at_the_end
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import EndedBy, Session
-from app.exec.mounts.copying import Owner
-from app.exec.mounts.hydration import forget, hydrated, overlay
-from app.exec.mounts.preview import preview
-from app.exec.output import both_ends
-from app.exec.ports import SessionStore, SessionWatch
-from app.exec.secrets import Secrets, secret_paths
-from app.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile, changes, snapshot
-from app.exec.section.config import SandboxConfig
-from app.exec.section.parts import Filled, Owners, Pinned, Started
-from app.exec.section.short import PodmanShellParams, PodmanShellResult, run_shell
-from app.exec.sessions import Sessions
-from app.exec.shell.async_shell import AsyncShell
-from app.exec.shell.facade import SyncFiles, SyncShell
-from app.exec.shell.own import Made, Unlinked, stop_host
-from app.exec.short_commands import OUTPUT_BYTES, PYTHON, result
-from app.exec.supervisor.client import SupervisorClient
-from app.exec.supervisors import Supervisors
-from app.exec.toolset import ExecTools
-from app.exec.workspaces.capability import WorkspaceCapability
-from app.exec.workspaces.files import files_of, guarded
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.mounts.copying import Owner
+from shellback.exec.backends.mounts.hydration import forget, hydrated, overlay
+from shellback.exec.backends.mounts.preview import preview
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.base import Backend
+from shellback.exec.core.errors import BackendUnavailable, ExecError
+from shellback.exec.core.last_acts import at_the_end
+from shellback.exec.core.model import EndedBy, Session
+from shellback.exec.core.ports import SessionStore, SessionWatch
+from shellback.exec.core.runner import Runner
+from shellback.exec.core.secrets import Secrets, secret_paths
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.output import both_ends
+from shellback.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile, changes, snapshot
+from shellback.exec.section.config import SandboxConfig
+from shellback.exec.section.parts import Filled, Owners, Pinned, Started
+from shellback.exec.section.short import PodmanShellParams, PodmanShellResult, run_shell
+from shellback.exec.shell.async_shell import AsyncShell
+from shellback.exec.shell.facade import SyncFiles, SyncShell
+from shellback.exec.shell.own import Made, Unlinked, stop_host
+from shellback.exec.shell.workspaces.capability import WorkspaceCapability
+from shellback.exec.shell.workspaces.files import files_of, guarded
+from shellback.exec.tools.capability import ExecCapability
+from shellback.exec.tools.short_commands import OUTPUT_BYTES, PYTHON, result
+from shellback.exec.tools.toolset import ExecTools
 
 log = logging.getLogger(__name__)
 

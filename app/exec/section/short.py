@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.exec.engine import Engine
-from app.exec.identity import a_call
-from app.exec.output import both_ends
-from app.exec.permit import ByOperator, run_permitted
-from app.exec.short_commands import OUTPUT_BYTES, TIMEOUT_S, clamp_note, result, shell_spec
+from shellback.exec.core.identity import a_call
+from shellback.exec.engine.engine import Engine
+from shellback.exec.log.output import both_ends
+from shellback.exec.shell.permit import ByOperator, run_permitted
+from shellback.exec.tools.short_commands import OUTPUT_BYTES, TIMEOUT_S, clamp_note, result, shell_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

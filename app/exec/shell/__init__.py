@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.exec.shell.async_shell import AsyncShell
-    from app.exec.shell.facade import SyncFiles, SyncShell
-    from app.exec.shell.handling import ToolContext, ToolResult
-    from app.exec.shell.mock import MockAsyncShell, MockFilesystem, MockShell
-    from app.exec.shell.protocol import Filesystem, Shell, ShellSection, WorkspaceSection, shell_of
-    from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
-    from app.exec.shell.running import Chunk, Running
-    from app.exec.shell.shell_session import ShellSession
-    from app.exec.shell.standalone import BubblewrapShell, HostShell, PodmanShell
-    from app.exec.shell.suite import ShellProtocolTests, ShellShapeTests
-    from app.exec.shell.validator import DEFAULT_BLOCKED, CommandValidator
+    from shellback.exec.shell.async_shell import AsyncShell
+    from shellback.exec.shell.facade import SyncFiles, SyncShell
+    from shellback.exec.shell.handling import ToolContext, ToolResult
+    from shellback.exec.shell.mock import MockAsyncShell, MockFilesystem, MockShell
+    from shellback.exec.shell.protocol import Filesystem, Shell, ShellSection, WorkspaceSection, shell_of
+    from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+    from shellback.exec.shell.running import Chunk, Running
+    from shellback.exec.shell.shell_session import ShellSession
+    from shellback.exec.shell.standalone import BubblewrapShell, HostShell, PodmanShell
+    from shellback.exec.shell.suite import ShellProtocolTests, ShellShapeTests
+    from shellback.exec.shell.validator import DEFAULT_BLOCKED, CommandValidator
 
 __all__ = (
     "DEFAULT_BLOCKED",

@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from app.exec import limits as bounds
-from app.exec.binding import found
-from app.exec.engine import Engine
-from app.exec.errors import InvalidCommand, LimitReached, SpawnFailed
-from app.exec.identity import a_call, origin_in_call
-from app.exec.model import READ_ONLY, SHELL, CallOrigin, CommandSpec, Session, WindowSize
-from app.exec.permit import Authority, launch_permitted, permitted_or_before, run_permitted
-from app.exec.persistent import SHELL_COMMAND, PersistentShells
-from app.exec.persistent.command import COLS, ROWS
-from app.exec.policy import Grant
-from app.exec.sessions import check_size
-from app.exec.shell import words
-from app.exec.shell.ending import MISSING, result_of
-from app.exec.shell.protocol import EnvMode
-from app.exec.shell.requests import Requests, background_seconds, foreground_seconds, stdin_bytes
-from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
-from app.exec.shell.running import Chunk, Running
-from app.exec.shell.shell_session import ShellSession
-from app.exec.shell.validator import CommandValidator
+from shellback.exec.core import limits as bounds
+from shellback.exec.core.errors import InvalidCommand, LimitReached, SpawnFailed
+from shellback.exec.core.identity import a_call, origin_in_call
+from shellback.exec.core.model import READ_ONLY, SHELL, CallOrigin, CommandSpec, Session, WindowSize
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.sessions import check_size
+from shellback.exec.persistent import SHELL_COMMAND, PersistentShells
+from shellback.exec.persistent.command import COLS, ROWS
+from shellback.exec.policy.binding import found
+from shellback.exec.policy.policy import Grant
+from shellback.exec.shell import words
+from shellback.exec.shell.ending import MISSING, result_of
+from shellback.exec.shell.permit import Authority, launch_permitted, permitted_or_before, run_permitted
+from shellback.exec.shell.protocol import EnvMode
+from shellback.exec.shell.requests import Requests, background_seconds, foreground_seconds, stdin_bytes
+from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.running import Chunk, Running
+from shellback.exec.shell.shell_session import ShellSession
+from shellback.exec.shell.validator import CommandValidator
 
 OUTPUT_BYTES: Final = 32 * 1024
 """What a result has of both streams together."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from app.exec.output import OutputLog
-from app.exec.plain_text import continuation_bytes, whole_characters
+from shellback.exec.log.output import OutputLog
+from shellback.exec.log.plain_text import continuation_bytes, whole_characters
 
 _NOTE_BYTES: Final = 64
 """Kept free for the line that says what was left out."""

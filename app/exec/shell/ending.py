@@ -6,11 +6,11 @@ import errno
 import os
 from typing import Final
 
-from app.exec.engine import Engine
-from app.exec.errors import BackendUnavailable
-from app.exec.model import Session, SessionEnd, SessionState
-from app.exec.shell.captured import captured
-from app.exec.shell.results import ExecutionResult
+from shellback.exec.core.errors import BackendUnavailable
+from shellback.exec.core.model import Session, SessionEnd, SessionState
+from shellback.exec.engine.engine import Engine
+from shellback.exec.shell.captured import captured
+from shellback.exec.shell.results import ExecutionResult
 
 MISSING: Final = 127
 NOT_EXECUTABLE: Final = 126

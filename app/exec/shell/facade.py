@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from app.exec.shell.async_shell import AsyncShell
-from app.exec.shell.protocol import AsyncFilesystem, EnvMode, Stat
-from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.async_shell import AsyncShell
+from shellback.exec.shell.protocol import AsyncFilesystem, EnvMode, Stat
+from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
 
 T = TypeVar("T")
 

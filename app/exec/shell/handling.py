@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from app.exec.shell.async_shell import AsyncShell
-    from app.exec.shell.protocol import AsyncFilesystem, Filesystem, Shell
+    from shellback.exec.shell.async_shell import AsyncShell
+    from shellback.exec.shell.protocol import AsyncFilesystem, Filesystem, Shell
 
 T = TypeVar("T")
 V = TypeVar("V")

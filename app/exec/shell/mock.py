@@ -9,14 +9,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from app.exec.errors import PathOutsideSandbox
-from app.exec.limits import FOREGROUND_TIMEOUT_S
-from app.exec.model import Delivery, Session, SessionEnd, SessionId, SessionState
-from app.exec.persistent import Executed, Read
-from app.exec.shell.async_shell import AsyncShell
-from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
-from app.exec.shell.running import Chunk, Running
-from app.exec.shell.shell_session import ShellSession
+from shellback.exec.core.errors import PathOutsideSandbox
+from shellback.exec.core.limits import FOREGROUND_TIMEOUT_S
+from shellback.exec.core.model import Delivery, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.persistent import Executed, Read
+from shellback.exec.shell.async_shell import AsyncShell
+from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.running import Chunk, Running
+from shellback.exec.shell.shell_session import ShellSession
 
 
 @dataclass(slots=True)

@@ -15,22 +15,22 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from app.exec.backends.base import Backend
-from app.exec.backends.private_homes import PrivateHomes
-from app.exec.engine import Engine
-from app.exec.errors import ExecError, SupervisorUnreachable
-from app.exec.last_acts import at_the_end
-from app.exec.limits import Limits
-from app.exec.links import LogLinks
-from app.exec.logs import remove_session
-from app.exec.memory_store import MemorySessionStore
-from app.exec.model import EndedBy
-from app.exec.ports import SupervisorPort
-from app.exec.sessions import Sessions
-from app.exec.supervisor.client import SupervisorClient
+from shellback.exec.backends.private_homes import PrivateHomes
+from shellback.exec.core.base import Backend
+from shellback.exec.core.errors import ExecError, SupervisorUnreachable
+from shellback.exec.core.last_acts import at_the_end
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import EndedBy
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.memory_store import MemorySessionStore
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.links import LogLinks
+from shellback.exec.log.logs import remove_session
 
 if TYPE_CHECKING:
-    from app.exec.backends.containers import Containers
+    from shellback.exec.backends.containers import Containers
 
 LOG_BYTES: Final = 16 * 1024 * 1024
 KEPT: Final = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import AbstractAgent
@@ -152,7 +152,7 @@ class Filesystem(Protocol):
 
 
 class AsyncFilesystem(Protocol):
-    """The same for code on the event loop; `app.exec.files.Files` is one, and what guards it."""
+    """The same for code on the event loop; `shellback.exec.files.Files` is one, and what guards it."""
 
     async def read_bytes(self, path: str) -> bytes: ...
     async def write_bytes(self, path: str, data: bytes) -> object: ...

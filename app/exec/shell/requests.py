@@ -7,15 +7,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from app.exec import limits as bounds
-from app.exec.backends.base import Backend
-from app.exec.commands import private
-from app.exec.environment import check_env
-from app.exec.errors import InvalidCommand, PathOutsideSandbox
-from app.exec.limits import Limits
-from app.exec.model import WORK, CommandSpec
-from app.exec.paths import sandbox_cwd
-from app.exec.shell.protocol import EnvMode
+from shellback.exec.core import limits as bounds
+from shellback.exec.core.base import Backend
+from shellback.exec.core.environment import check_env
+from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import WORK, CommandSpec
+from shellback.exec.core.paths import sandbox_cwd
+from shellback.exec.policy.commands import private
+from shellback.exec.shell.protocol import EnvMode
 
 _MODES: Final = ("extend", "replace")
 

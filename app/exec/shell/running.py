@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from app.exec.engine import Engine
-from app.exec.errors import InvalidCommand, TaskCompleted
-from app.exec.following import Follower
-from app.exec.limits import BACKGROUND_TIMEOUT_MAX_S
-from app.exec.model import CallOrigin, EndedBy, Session, SessionId, WindowSize
-from app.exec.output import OutputLog
-from app.exec.sessions import Sessions
-from app.exec.shell.captured import captured
-from app.exec.shell.ending import result_of
-from app.exec.shell.results import ExecutionResult
+from shellback.exec.core.errors import InvalidCommand, TaskCompleted
+from shellback.exec.core.limits import BACKGROUND_TIMEOUT_MAX_S
+from shellback.exec.core.model import CallOrigin, EndedBy, Session, SessionId, WindowSize
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.log.output import OutputLog
+from shellback.exec.shell.captured import captured
+from shellback.exec.shell.ending import result_of
+from shellback.exec.shell.results import ExecutionResult
 
 _READ: Final = 256 * 1024
 _REST_S: Final = 0.005

@@ -7,14 +7,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from app.exec.engine import Engine
-from app.exec.errors import CommandDenied, TaskCompleted
-from app.exec.identity import call_key
-from app.exec.model import SHELL, CallOrigin, CommandSpec, Session, SessionId, WindowSize
-from app.exec.output import Slice
-from app.exec.permit import Authority
-from app.exec.persistent import Executed, PersistentShells, Read
-from app.exec.shell.validator import CommandValidator
+from shellback.exec.core.errors import CommandDenied, TaskCompleted
+from shellback.exec.core.identity import call_key
+from shellback.exec.core.model import SHELL, CallOrigin, CommandSpec, Session, SessionId, WindowSize
+from shellback.exec.engine.engine import Engine
+from shellback.exec.log.output import Slice
+from shellback.exec.persistent import Executed, PersistentShells, Read
+from shellback.exec.shell.permit import Authority
+from shellback.exec.shell.validator import CommandValidator
 
 _TOOL = "shell"
 

@@ -7,19 +7,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from app.exec.backends.bubblewrap import BubblewrapBackend
-from app.exec.backends.container import IMAGE
-from app.exec.backends.containers import Containers
-from app.exec.backends.host import HostBackend
-from app.exec.backends.podman import PodmanBackend
-from app.exec.backends.podman_cli import Podman
-from app.exec.limits import FOREGROUND_TIMEOUT_S
-from app.exec.permit import ByOperator
-from app.exec.shell.async_shell import OUTPUT_BYTES, AsyncShell
-from app.exec.shell.facade import SyncShell
-from app.exec.shell.own import Made, Own
-from app.exec.shell.validator import DEFAULT_BLOCKED, CommandValidator
-from app.exec.supervisors import Supervisors
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
+from shellback.exec.backends.container import IMAGE
+from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.host import HostBackend
+from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.supervisors import Supervisors
+from shellback.exec.core.limits import FOREGROUND_TIMEOUT_S
+from shellback.exec.shell.async_shell import OUTPUT_BYTES, AsyncShell
+from shellback.exec.shell.facade import SyncShell
+from shellback.exec.shell.own import Made, Own
+from shellback.exec.shell.permit import ByOperator
+from shellback.exec.shell.validator import DEFAULT_BLOCKED, CommandValidator
 
 
 class Standalone(SyncShell):

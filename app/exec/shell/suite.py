@@ -11,8 +11,8 @@ from dataclasses import FrozenInstanceError, fields
 from functools import partial
 from typing import ClassVar, Final
 
-from app.exec.shell.protocol import Shell
-from app.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.protocol import Shell
+from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
 
 LIMIT: Final = 32 * 1024
 _TRICKY: Final = (

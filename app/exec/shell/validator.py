@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
-from app.exec.errors import CommandDenied, InvalidCommand
-from app.exec.limits import COMMAND_CHARS
-from app.exec.rules.loose import read
+from shellback.exec.core.errors import CommandDenied, InvalidCommand
+from shellback.exec.core.limits import COMMAND_CHARS
+from shellback.exec.policy.rules.loose import read
 
 DEFAULT_BLOCKED: Final = frozenset(
     {

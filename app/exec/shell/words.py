@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Final
 
-from app.exec.errors import InvalidCommand
-from app.exec.rules.carriers import names
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.policy.rules.carriers import names
 
 SCRIPT_BYTES: Final = 1024 * 1024
 SCRIPT_PATH: Final = "/dev/fd/3"

@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from app.exec.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
-from app.exec.limits import Limits
-from app.exec.model import CallKey, Session, SessionEnd, WindowSize
-from app.exec.output import OutputLog
-from app.exec.ports import SupervisorPort
-from app.exec.supervised import Supervised
-from app.exec.supervisor import layout
-from app.exec.supervisor.answers import Grown
-from app.exec.terminals.screen import Screen, Screens
+from shellback.exec.core.answers import Grown
+from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import CallKey, Session, SessionEnd, WindowSize
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.link.supervised import Supervised
+from shellback.exec.log.output import OutputLog
+from shellback.exec.terminals.screen import Screen, Screens
+from shellback.exec.wire import layout
 
 if TYPE_CHECKING:
-    from app.exec.engine import Engine
+    from shellback.exec.engine.engine import Engine
 
 T = TypeVar("T")
 AWAY_S: Final = 30.0

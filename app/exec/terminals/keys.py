@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.exec.errors import InvalidCommand
-from app.exec.terminals.modes import APPLICATION_CURSOR, BRACKETED_PASTE
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.terminals.modes import APPLICATION_CURSOR, BRACKETED_PASTE
 
 _PLAIN: Final = {
     "Enter": b"\r",

@@ -8,19 +8,19 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from app.exec import limits
-from app.exec.engine import Engine
-from app.exec.errors import PtyError
-from app.exec.following import Follower
-from app.exec.model import SHELL, Session, SessionId, WindowSize
-from app.exec.output import OutputLog
-from app.exec.plain_text import harmless
-from app.exec.render import how_it_ended
-from app.exec.sessions import Sessions
-from app.exec.terminals.modes import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
+from shellback.exec.core import limits
+from shellback.exec.core.end_text import how_it_ended
+from shellback.exec.core.errors import PtyError
+from shellback.exec.core.model import SHELL, Session, SessionId, WindowSize
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.log.output import OutputLog
+from shellback.exec.log.plain_text import harmless
+from shellback.exec.terminals.modes import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
 
 if TYPE_CHECKING:
-    from app.exec.terminals.emulator import Emulator
+    from shellback.exec.terminals.emulator import Emulator
 
 WINDOW: Final = 1024 * 1024
 """How much output a screen is made from at most: what was drawn before and never since is missing."""
@@ -186,7 +186,7 @@ async def _fed(modes: Modes, log: OutputLog, start: int, end: int) -> int:
 
 def _emulator(size: WindowSize, before: frozenset[str]) -> Emulator:
     # Imported here: it takes longer to load than all else of the tools, and most conversations never look.
-    from app.exec.terminals.emulator import Emulator
+    from shellback.exec.terminals.emulator import Emulator
 
     emulator = Emulator(size.rows, size.cols)
     emulator.feed(b"\x1b[?1049h" if ALTERNATE_SCREEN in before else b"")

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from app.exec.engine import Engine
-from app.exec.following import Follower
-from app.exec.limits import CALLBACK_CHARS, CALLBACK_LINES
-from app.exec.model import Session
-from app.exec.output import OutputLog
-from app.exec.waiting import Waiting, until_waiting, waiting
-from app.exec.watch import Watch
-from app.exec.watching.line_scan import COUNTED, LineScan, compiled
+from shellback.exec.core.limits import CALLBACK_CHARS, CALLBACK_LINES
+from shellback.exec.core.model import Session
+from shellback.exec.core.watch import Watch
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
+from shellback.exec.engine.waiting import Waiting, until_waiting, waiting
+from shellback.exec.log.output import OutputLog
+from shellback.exec.watching.line_scan import COUNTED, LineScan, compiled
 
 PATIENCE_S: Final = 30.0
 UNFINISHED_S: Final = 1.0

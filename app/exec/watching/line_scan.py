@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
 
-from app.exec.errors import InvalidCommand
-from app.exec.holes import holes_in, nth_newline
-from app.exec.plain_text import decoded
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.log.holes import holes_in, nth_newline
+from shellback.exec.log.plain_text import decoded
 
 re2: Final[Any] = _re2  # it says nothing of its types
 PATTERN_CHARS: Final = 1000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from app.exec.errors import LimitReached
-from app.exec.ports import WatchSink, WatchStore
-from app.exec.watch import PER_CONVERSATION, PER_SESSION, Hit, Watch, after, is_read, past
+from shellback.exec.core.errors import LimitReached
+from shellback.exec.core.ports import WatchSink, WatchStore
+from shellback.exec.core.watch import PER_CONVERSATION, PER_SESSION, Hit, Watch, after, is_read, past
 
 
 def check_room(of_session: int, of_conversation: int, watch: Watch) -> None:

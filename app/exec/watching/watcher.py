@@ -13,18 +13,18 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Final
 
-from app.exec.engine import Engine
-from app.exec.errors import InvalidCommand
-from app.exec.identity import call_key, watch_id
-from app.exec.model import CallOrigin, Session, SessionId
-from app.exec.ports import WatchStore
-from app.exec.render import how_it_ended
-from app.exec.supervisor.crashpoints import reach
-from app.exec.waiting import takes_input
-from app.exec.watch import APART_S, BY_THE_AGENT, ENDED, FIRED, Hit, Kind, Watch, is_read
-from app.exec.watching.conditions import PATIENCE_S, Condition, Line, condition_of
-from app.exec.watching.line_scan import compiled
-from app.log import about
+from shellback.exec.core.end_text import how_it_ended
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.identity import call_key, watch_id
+from shellback.exec.core.model import CallOrigin, Session, SessionId
+from shellback.exec.core.ports import WatchStore
+from shellback.exec.core.watch import APART_S, BY_THE_AGENT, ENDED, FIRED, Hit, Kind, Watch, is_read
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.waiting import takes_input
+from shellback.exec.watching.conditions import PATIENCE_S, Condition, Line, condition_of
+from shellback.exec.watching.line_scan import compiled
+from shellback.exec.wire.crashpoints import reach
+from shellback.log import about
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,383 @@
+"""Several supervisors behind one: the host's, and one in each container, each asked for the sessions it has.
+
+What cannot be reached is never taken for something that is not there: a list leaves it out, and a question about one
+of its sessions raises. A container that ended while a session of it had not is brought up again, so that its supervisor
+says what became of it; one that owes nothing is left alone, and its records are read where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from shellback.exec.backends import dormant, homes
+from shellback.exec.backends.contained import ContainedClient
+from shellback.exec.backends.forwarding import Forwarding
+from shellback.exec.core import answers
+from shellback.exec.core.answers import StartAnswer
+from shellback.exec.core.errors import (
+    ExecError,
+    LimitReached,
+    SessionNotFound,
+    SupervisorAbsent,
+    SupervisorUnreachable,
+    TaskCompleted,
+)
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.log.placements import Placements
+from shellback.exec.wire import linux
+from shellback.exec.wire.crashpoints import reach
+from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLIENTS: Final = 64
+"""Containers that are spoken to at the same time."""
+PATIENCE_S: Final = 45.0
+"""What a list waits for a container that is being brought up."""
+_TOGETHER: Final = 4
+_KNOWN: Final = 1024
+"""Sessions of the host's of which it is remembered that they are there."""
+_AGAIN_S: Final = 5.0
+"""A container that could not be brought up is not tried again before that."""
+
+
+class Revival(Protocol):
+    """Who makes containers run."""
+
+    async def revive(self, home: Path) -> None:
+        """Make the container of a home run again, and return when its supervisor listens."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of them; they run on."""
+        ...
+
+
+class Supervisors(Forwarding):
+    """One client for each home, made when it is needed.
+
+    Without `containers`, as for the command line and a worker of another backend, one that does not run stays down, and
+    of what was started in it only its records tell: without an end there it is lost. With `host_needed` False
+    the host's supervisor is only started for a session of its own.
+    """
+
+    def __init__(
+        self,
+        host: SupervisorPort,
+        state: Path,
+        *,
+        containers: Revival | None = None,
+        host_needed: bool = True,
+        clients: int = CLIENTS,
+    ) -> None:
+        self._host = host
+        self._placements = Placements(state)
+        self._revival = containers
+        self._hosting = host_needed
+        self._bound = clients
+        self._clients: dict[Path, ContainedClient] = {}
+        self._starting: Counter[Path] = Counter()
+        self._reviving: dict[Path, asyncio.Task[None]] = {}
+        self._few = asyncio.Semaphore(_TOGETHER)
+        self._room = asyncio.Lock()
+        self._here: set[str] = set()
+        self._failed: dict[Path, tuple[float, str]] = {}
+        self.on_exit: Callable[[ExitRecord], None] | None = None
+        self.on_reconnect: Callable[[], None] | None = None
+        self.on_losses: Callable[[str, list[Loss]], None] | None = None
+
+    # -- who is there ----------------------------------------------------------------------------
+
+    async def connect(self) -> Message:
+        """See `SupervisorPort.connect`; reaches each container that owes an end, and waits for none that cannot be."""
+        self._host.on_exit, self._host.on_reconnect = self.on_exit, self.on_reconnect
+        self._host.on_losses = self.on_losses
+        hello: Message = {"boot_id": linux.boot_id()}
+        if self._hosting or await asyncio.to_thread(self._placements.host_owes):
+            try:
+                hello = await self._host.connect()
+                self._hosting = True
+            except SupervisorAbsent:
+                if not await asyncio.to_thread(self._without_host):
+                    raise
+                self._hosting = False
+        await self._everybody(lambda port: port.connect())
+        return hello
+
+    def _without_host(self) -> bool:
+        running = any(homes.kept(home) for home in self._placements.homes())
+        return running and not self._placements.host_owes()
+
+    async def close(self) -> None:
+        """See `SupervisorPort.close`."""
+        for task in self._reviving.values():
+            task.cancel()
+        await asyncio.gather(*self._reviving.values(), return_exceptions=True)
+        await asyncio.gather(*(client.close() for client in self._clients.values()), self._host.close())
+        self._clients.clear()
+        if self._revival is not None:
+            await self._revival.close()
+
+    def starting(self, home: Path) -> bool:
+        """Whether a start is on its way to this home."""
+        return self._starting[home] > 0
+
+    async def _client(self, home: Path) -> ContainedClient:
+        async with self._room:
+            if home not in self._clients:
+                await self._make_room()
+                self._clients[home] = ContainedClient(
+                    home,
+                    lambda: self._bring(home),
+                    on_exit=None if self.on_exit is None else self._exited,
+                    on_reconnect=self._reconnected,
+                )
+                self._clients[home].on_losses = self.on_losses
+            return self._clients[home]
+
+    async def _make_room(self) -> None:
+        for home, client in list(self._clients.items()) if len(self._clients) >= self._bound else ():
+            if self.starting(home) or await asyncio.to_thread(self._placements.owes, home):
+                continue
+            if not self.starting(home):  # it was looked at for a while
+                self._clients.pop(home, None)
+                await client.close()
+                return
+        if len(self._clients) >= self._bound:
+            raise LimitReached(
+                f"commands run in {self._bound} containers, which is the most; let one of them end first"
+            )
+
+    def _exited(self, record: ExitRecord) -> None:
+        if self.on_exit is not None:
+            self.on_exit(record)
+
+    def _reconnected(self) -> None:
+        if self.on_reconnect is not None:
+            self.on_reconnect()
+
+    # -- containers that do not run --------------------------------------------------------------
+
+    async def _bring(self, home: Path) -> None:
+        """Have the container of a home run again if anybody needs that; cancelling leaves it coming up."""
+        when, why = self._failed.get(home, (0.0, ""))
+        if why and time.monotonic() - when < _AGAIN_S:
+            raise SupervisorUnreachable(why)
+        if self._revival is None:
+            raise SupervisorAbsent(f"the container of {home} does not run: a worker brings it up (shellback worker)")
+        if not self.starting(home) and not await asyncio.to_thread(self._placements.owes, home):
+            raise SupervisorAbsent(f"the container of {home} does not run, and nothing of it is left to tell")
+        task = self._reviving.get(home)
+        if task is None:
+            task = self._reviving[home] = asyncio.get_running_loop().create_task(self._revived(home, self._revival))
+            task.add_done_callback(lambda _: self._reviving.pop(home, None))
+        await asyncio.shield(task)
+
+    async def _revived(self, home: Path, containers: Revival) -> None:
+        try:
+            async with self._few:
+                await containers.revive(home)
+            self._failed.pop(home, None)
+        except (ExecError, OSError) as error:
+            why = f"the container of {home} cannot be brought up: {error}"
+            self._failed[home] = time.monotonic(), why
+            raise SupervisorUnreachable(why) from error
+
+    # -- all together ----------------------------------------------------------------------------
+
+    async def _everybody(self, ask: Callable[[SupervisorPort], Awaitable[T]]) -> list[T]:
+        """What everybody answers who can be reached.
+
+        Raises:
+            SupervisorUnreachable: Nobody can, and the host's, or any for the command line, should.
+        """
+        ports: list[SupervisorPort] = [self._host] if self._hosting else []
+        ports += await self._containers()
+        found: list[T] = []
+        missed: list[SupervisorUnreachable] = []
+        for answer in await asyncio.gather(*(_in_time(ask(port)) for port in ports), return_exceptions=True):
+            if isinstance(answer, SupervisorUnreachable):
+                missed.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        if missed and not found and (self._hosting or self._revival is None):
+            raise missed[0]
+        for error in missed:
+            if not isinstance(error, SupervisorAbsent):
+                log.warning("what it runs is not known now: %s", error)
+        return found
+
+    async def _containers(self) -> list[SupervisorPort]:
+        """Clients of the containers that run or owe an end; those of homes that were removed are let go."""
+        there, needed = await asyncio.to_thread(self._needed)
+        for home in [home for home in self._clients if home not in there and not self.starting(home)]:
+            if (client := self._clients.pop(home, None)) is not None:
+                self._failed.pop(home, None)
+                await client.close()
+        found: list[SupervisorPort] = []
+        try:
+            # Those who are spoken to already come first: their room is not to be had.
+            for home in sorted(needed, key=lambda home: home not in self._clients)[: self._bound]:
+                found.append(await self._client(home))  # noqa: PERF401 - those before the one that has no room count
+        except LimitReached as error:
+            log.warning("what it runs is not known now: %s", error)
+        return found
+
+    def _needed(self) -> tuple[set[Path], list[Path]]:
+        there = self._placements.homes()
+        owing = [home for home in there if self._placements.owes(home)]
+        running = [home for home in there if home not in owing and homes.kept(home)]
+        return set(there), owing + running
+
+    async def list(self) -> list[Message]:
+        """See `SupervisorPort.list`: of everybody who can be reached."""
+        return [row for rows in await self._everybody(lambda port: port.list()) for row in rows]
+
+    async def unacknowledged(self) -> list[ExitRecord]:
+        """See `SupervisorPort.unacknowledged`: of everybody who can be reached."""
+        return [record for records in await self._everybody(lambda port: port.unacknowledged()) for record in records]
+
+    # -- one session -----------------------------------------------------------------------------
+
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
+        """See `SupervisorPort.start`; a session that was placed elsewhere is not started here."""
+        name = request.session_id
+        if home is not None:
+            self._starting[home] += 1
+        try:
+            try:
+                placed, lost = await asyncio.to_thread(self._place, name, home)
+            except OSError as error:
+                return StartAnswer(outcome="refused", code="os_error", message=f"{home}: {error.strerror}")
+            if placed != home or lost:
+                status = await self.status(name)
+                if status["state"] != "unknown":
+                    return answers.known(status)
+                where = "on the host" if placed is None else f"in {placed.name}"
+                return StartAnswer(outcome="refused", code="placed", message=f"it was to run {where}, and only there")
+            if home is None:
+                self._hosting = True
+                return await self._host.start(request)
+            reach("start.placed")
+            return await (await self._client(home)).start(request)
+        finally:
+            if home is not None:
+                self._starting[home] -= 1
+                self._starting += Counter()
+
+    def _place(self, name: str, home: Path | None) -> tuple[Path | None, bool]:
+        """Where a session is, and whether its records were removed there."""
+        placed = self._placements.home_of(name) if home is None else self._placements.place(name, home)
+        return placed, placed is not None and dormant.gone(placed, name)
+
+    async def status(self, session_id: str) -> Message:
+        """See `SupervisorPort.status`; of a container that cannot be brought up what its records leave no doubt of."""
+        home = await asyncio.to_thread(self._placements.home_of, session_id)
+        if home is None:
+            if not self._hosting and not await asyncio.to_thread(self._placements.at_host, session_id):
+                return {"state": "unknown"}
+            return await self._host.status(session_id)
+        asleep = await asyncio.to_thread(self._asleep, home)
+        if asleep and (told := await asyncio.to_thread(dormant.status, home, session_id)) is not None:
+            return told
+        try:
+            told = await (await self._client(home)).status(session_id)
+        except SupervisorUnreachable:
+            if (ended := await asyncio.to_thread(_fallen, home, session_id)) is None:
+                raise
+            return ended
+        if told["state"] == "unknown" and await asyncio.to_thread(dormant.gone, home, session_id):
+            return dormant.lost(session_id, "record_unreadable")
+        return told
+
+    async def abandon(self, session_id: str) -> Message:
+        """See `SupervisorPort.abandon`."""
+        home = await asyncio.to_thread(self._placements.home_of, session_id)
+        if home is None:
+            self._hosting = True
+            return await self._host.abandon(session_id)
+        if await asyncio.to_thread(dormant.gone, home, session_id):
+            # It may have run before its records were removed.
+            return await self.status(session_id)
+        if await asyncio.to_thread(homes.kept, home):
+            return await (await self._client(home)).abandon(session_id)
+        if await asyncio.to_thread(dormant.abandon, home, session_id):
+            return {"state": "abandoned"}
+        return await self.status(session_id)
+
+    async def ack(self, session_id: str) -> bool:
+        """See `SupervisorPort.ack`."""
+        home = await asyncio.to_thread(self._placements.home_of, session_id)
+        if home is None:
+            return (self._hosting or await asyncio.to_thread(self._placements.at_host, session_id)) and (
+                await self._host.ack(session_id)
+            )
+        if await asyncio.to_thread(self._asleep, home):
+            return False
+        if self._revival is None and not await asyncio.to_thread(homes.kept, home):
+            return False  # its supervisor tells the end again when it is brought up
+        return await (await self._client(home)).ack(session_id)
+
+    async def expire(self, lifetime: str, owner: str) -> list[str]:
+        """See `SupervisorPort.expire`: of everybody who can be reached."""
+        return [name for names in await self._everybody(lambda port: port.expire(lifetime, owner)) for name in names]
+
+    async def _teller(self, session_id: str) -> SupervisorPort:
+        # A session that is nowhere yet does not need the host's.
+        if session_id not in self._here and not self._hosting:
+            home = await asyncio.to_thread(self._placements.home_of, session_id)
+            if home is None and not await asyncio.to_thread(self._placements.at_host, session_id):
+                raise SessionNotFound(session_id)
+        return await self._live(session_id)
+
+    async def _live(self, session_id: str) -> SupervisorPort:
+        if session_id in self._here:
+            return self._host
+        home = await asyncio.to_thread(self._placements.home_of, session_id)
+        if home is None:
+            self._hosting = True
+            if await asyncio.to_thread(self._placements.at_host, session_id):
+                # It stays there, and is asked for again and again.
+                if len(self._here) >= _KNOWN:
+                    self._here.clear()
+                self._here.add(session_id)
+            return self._host
+        if self._revival is None or await asyncio.to_thread(self._asleep, home):
+            told = await asyncio.to_thread(_fallen, home, session_id)
+            if told is not None and "record" in told:
+                raise TaskCompleted(session_id, "its container does not run any more")
+            if told is not None:
+                raise SessionNotFound(session_id)
+        return await self._client(home)
+
+    def _asleep(self, home: Path) -> bool:
+        """Whether the container does not run and owes nothing: nobody needs to bring it up."""
+        return not homes.kept(home) and not self._placements.owes(home)
+
+
+def _fallen(home: Path, session_id: str) -> Message | None:
+    """A session's status where its container does not run: without its first process nothing of it is left.
+
+    None where it does, or somebody brings it up at this moment. Blocks.
+    """
+    if homes.kept(home):
+        return None
+    told = dormant.ended(home, session_id)
+    return None if homes.kept(home) else told
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(answer, PATIENCE_S)
+    except TimeoutError:
+        raise SupervisorUnreachable(f"no answer within {PATIENCE_S:.0f} s") from None

@@ -1,0 +1,1 @@
+"""Nouns, errors, limits, ports: what every package above speaks of."""

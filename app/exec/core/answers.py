@@ -1,0 +1,196 @@
+"""What the supervisor's answers mean to the engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from shellback.exec.core.errors import (
+    ExecError,
+    InvalidCommand,
+    LimitReached,
+    PtyError,
+    SessionNotFound,
+    SpawnFailed,
+    SupervisorUnreachable,
+    TaskCompleted,
+)
+from shellback.exec.wire import layout
+from shellback.exec.wire.fields import SESSION_ID
+from shellback.exec.wire.protocol import ExitRecord, Message
+
+log = logging.getLogger(__name__)
+
+SILENT: Final = (
+    "the supervisor in {home} does not answer: it is stopped, or hangs; nothing is started in its place until it ends"
+)
+MISUNDERSTOOD: Final = (
+    "what listens in {home} says what this program does not understand: {said}; it may be of another version: "
+    "let what runs end, then start the supervisor anew"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAnswer:
+    """What became of a start.
+
+    `already`: the session was started before; `status` says how it is. `start_failed`: the kernel
+    refused to execute it; `record` has the errno. `refused`: nothing was begun; `code` is one of
+    boot_id, keeper_dead, stopping, state_gone, descriptors, disk, stdin, bad_request, os_error.
+    """
+
+    outcome: Literal["started", "already", "abandoned", "start_failed", "refused"]
+    pid: int | None = None
+    starttime: int | None = None
+    started_at: float | None = None
+    status: Message | None = None
+    record: ExitRecord | None = None
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """How much of its output a session has had, in bytes, and whether it has ended."""
+
+    size: int
+    err_size: int = 0
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terminal:
+    """A terminal as the kernel has it: rows and columns, whether input is shown and comes by lines, who has it."""
+
+    rows: int
+    cols: int
+    echo: bool
+    canonical: bool
+    foreground: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a running session does at this moment.
+
+    `pid` is its main process, `quiet_s` how long it has printed nothing. `reader` is the process that waits for input,
+    0 where none is seen to; `how` says whether it reads (`read`) or waits for several things at once (`poll`), and is
+    `unknown` where the kernel does not let us see.
+    """
+
+    pid: int
+    quiet_s: float
+    terminal: Terminal | None = None
+    reader: int = 0
+    name: str = ""
+    how: Literal["read", "poll", "none", "unknown"] = "unknown"
+
+
+def on_disk(directory: Path, *, ended: bool) -> Grown:
+    """How much of the output of a session is in its directory; a log that is not there is empty. Blocks."""
+    size, err_size = (_size(directory / name) for name in (layout.LOG, layout.ERR))
+    return Grown(size=size, err_size=err_size, ended=ended)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def looked(answer: Message) -> Look | None:
+    """The look in an answer; None of a session that does not run."""
+    found = answer.get("look")
+    if found is None:
+        return None
+    terminal = found.pop("terminal", None)
+    return Look(**found, terminal=None if terminal is None else Terminal(**terminal))
+
+
+TOO_OLD: Final = StartAnswer(
+    outcome="refused",
+    code="unsupported_version",
+    message="it is of an older version, which knows no sandboxes; it makes room by itself once nothing runs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """What a kill left: nothing, or the pids that are still there."""
+
+    killed: bool
+    survivors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How much of a write the command has taken; `closed` means that nobody reads any more."""
+
+    accepted: int
+    total: int
+    eof: bool
+    closed: bool
+
+
+def started(answer: Message) -> StartAnswer:
+    if not answer["ok"]:
+        return StartAnswer(outcome="refused", code=answer["error"], message=answer["message"])
+    fields: dict[str, Any] = {name: answer[name] for name in StartAnswer.__slots__ if name in answer}
+    return StartAnswer(**fields)
+
+
+def known(status: Message) -> StartAnswer:
+    match status["state"]:
+        case "abandoned":
+            return StartAnswer(outcome="abandoned", status=status)
+        case "start_failed":
+            return StartAnswer(outcome="start_failed", record=status["record"])
+        case _:
+            return StartAnswer(outcome="already", status=status)
+
+
+def named(records: object) -> list[ExitRecord]:
+    """The records that name their session; of the others nobody can be told, so they are logged."""
+    found: list[ExitRecord] = []
+    for record in cast("list[object]", records) if isinstance(records, list) else [records]:
+        name = cast("Message", record).get("session_id") if isinstance(record, dict) else None
+        if isinstance(name, str) and SESSION_ID.match(name):
+            found.append(cast("ExitRecord", cast("object", record)))
+        else:
+            log.error("the supervisor tells an end that names no session: %s", json.dumps(record)[:200])
+    return found
+
+
+def checked(answer: Message, message: Message) -> Message:
+    """The answer to `message`, unless it is a refusal.
+
+    Raises:
+        ExecError: Which one says what was refused.
+    """
+    if answer["ok"]:
+        return answer
+    raise _error(str(answer["error"]), str(answer["message"]), str(message.get("session_id", "")))
+
+
+_ERRORS: Final[dict[str, type[ExecError]]] = {
+    "descriptors": LimitReached,
+    "busy": LimitReached,
+    "no_pty": PtyError,
+    "no_stdin": InvalidCommand,
+    "bad_request": InvalidCommand,
+    "unknown_op": SupervisorUnreachable,
+    "unsupported_version": SupervisorUnreachable,
+    "malformed": SupervisorUnreachable,
+}
+
+
+def _error(code: str, text: str, session_id: str) -> ExecError:
+    if code == "not_found":
+        return SessionNotFound(session_id)
+    if code == "ended":
+        return TaskCompleted(session_id, "it is over")
+    return _ERRORS.get(code, SpawnFailed)(text)

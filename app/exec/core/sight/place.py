@@ -1,0 +1,324 @@
+"""Where a path leads inside the workspace, found so that nobody can swap it for a way out while it is walked.
+
+Every step opens one name in a directory that is held by a descriptor, and never through a symlink: what a symlink says
+is read and walked by the same rules, so a name that is exchanged between two steps is another name in the workspace
+at worst. A path that begins with `/` is taken as commands see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Self
+
+from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
+
+LINKS_MOST: Final = 40
+PATH_MOST: Final = 4096
+_STEPS_MOST: Final = 20_000
+"""Of one walk: every `..` walks again from the top, and links may hold many."""
+_DIRECTORY: Final = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+
+Names = tuple[str, ...]
+
+
+class Place:
+    """A name in a directory that is held open, with what stood there: None for nothing.
+
+    `name` is `.` for the workspace itself, and where the path said that it has to be a directory. `names` is the way
+    there from the workspace, without symlinks.
+    """
+
+    __slots__ = ("directory", "name", "names", "status")
+
+    def __init__(self, directory: int, name: str, names: Names, status: os.stat_result | None) -> None:
+        self.directory = directory
+        self.name = name
+        self.names = names
+        self.status = status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        os.close(self.directory)
+
+    def again(self) -> Self:
+        """Look once more: somebody else may have been here."""
+        self.status = _look(self.name, self.directory)
+        return self
+
+    @property
+    def there(self) -> os.stat_result:
+        """What stands there.
+
+        Raises:
+            FileNotFoundError: Nothing does.
+        """
+        if self.status is None:
+            raise gone()
+        return self.status
+
+
+class Root:
+    """The workspace, which commands see at `inner`; `workspace` is absolute and without symlinks.
+
+    Where commands reach it by a mount alone, what it is in need not let them through: `held` then says by a descriptor
+    of its own what the workspace is, and what they may do there is asked of the workspace itself.
+    """
+
+    def __init__(self, workspace: str, inner: str, held: Callable[[], int] | None = None) -> None:
+        self.workspace = workspace
+        self.inner = inner
+        self._held = held
+        self._inner = _parts(inner)
+
+    def shown(self, names: Sequence[str]) -> str:
+        """The path of `names` as commands see it."""
+        return "/".join((self.inner.rstrip("/"), *names)) if names else self.inner
+
+    def asked(self, path: str, names: Sequence[str]) -> str:
+        """`path` as commands see it, symlinks kept; with a `..` in it what it leads to, `names`."""
+        parts = [part for part in self.parts(path) if part != "."]
+        return self.shown(names if ".." in parts else parts)
+
+    def place(self, path: str, *, follow: bool = True, making: Callable[[Names], None] | None = None) -> Place:
+        """Where `path` leads; the caller closes it. `follow` says what is done about a symlink at its end.
+
+        With `making`, directories on the way that are missing are made, after it was called once with the names of the
+        whole path; what it raises ends the walk before anything is made.
+
+        Raises:
+            InvalidCommand: It is empty, too long, holds a NUL, or cannot be written as a file name.
+            PathOutsideSandbox: It leaves the workspace, by itself or by a symlink.
+            WorkspaceUnusable: The workspace is gone.
+            OSError: A directory on the way is missing, is none, may not be entered, or symlinks go round in a circle.
+        """
+        walk = _Walk(self, path, making)
+        try:
+            name, status = walk.to_the_end(follow)
+        except BaseException:
+            os.close(walk.directory)
+            raise
+        return Place(walk.directory, name, tuple(walk.names), status)
+
+    def real(self, path: str) -> Names:
+        """The names of `path` without symlinks; from where nothing is there to look at, they are kept as written.
+
+        Raises:
+            InvalidCommand, PathOutsideSandbox, WorkspaceUnusable: As `place`.
+            OSError: Symlinks go round in a circle.
+        """
+        walk = _Walk(self, path)
+        try:
+            walk.as_far_as_it_goes()
+        finally:
+            os.close(walk.directory)
+        return tuple(walk.names)
+
+    def open(self) -> int:
+        """A descriptor of the workspace.
+
+        Raises:
+            WorkspaceUnusable: It is gone or may not be entered.
+        """
+        try:
+            try:
+                return os.open(self.workspace, _DIRECTORY)
+            except PermissionError:
+                if self._held is None:
+                    raise
+                held = self._held()
+                try:
+                    return os.open(".", _DIRECTORY, dir_fd=held)
+                finally:
+                    os.close(held)
+        except OSError as error:
+            raise WorkspaceUnusable(
+                f"the workspace {self.inner} cannot be entered ({error.strerror}); the operator has to put it back"
+            ) from None
+
+    def parts(self, path: str) -> list[str]:
+        """The components of `path` below the workspace, `..` among them; a last `.` where it has to be a directory.
+
+        Raises:
+            InvalidCommand: It is empty, too long, holds a NUL, or cannot be written as a file name.
+            PathOutsideSandbox: It is absolute and not below the workspace.
+        """
+        if not path:
+            raise InvalidCommand("the path is empty; `.` is the workspace")
+        try:
+            encoded = os.fsencode(path)
+        except UnicodeEncodeError:
+            raise InvalidCommand(f"the path {path!r} has characters that no file name can have") from None
+        if b"\0" in encoded:
+            raise InvalidCommand("the path holds a NUL byte; give a plain path inside the workspace")
+        if len(encoded) >= PATH_MOST:
+            raise InvalidCommand(f"the path has {len(encoded)} bytes of at most {PATH_MOST - 1}")
+        parts = _parts(path)
+        if path[0] == "/":
+            below = len(self._inner)
+            if [part for part in parts[:below] if part != "."] != self._inner:
+                raise self.outside(path)
+            parts = parts[below:]
+        return parts
+
+    def outside(self, path: str, leads: str = "") -> PathOutsideSandbox:
+        """What is raised for a path that leaves the workspace; see there for `leads`."""
+        error = PathOutsideSandbox(f"{path!r} leads out of the workspace; use a path inside {self.inner}")
+        error.leads = leads
+        return error
+
+
+class _Walk:
+    """One way through the workspace; `directory` is open as long as it lasts, and has what is left of `pending`."""
+
+    def __init__(self, root: Root, path: str, making: Callable[[Names], None] | None = None) -> None:
+        self._root = root
+        self._path = path
+        self._making = making
+        self._pending = deque(root.parts(path))
+        self._links = 0
+        self._steps = 0
+        self.names: list[str] = []
+        self.directory = root.open()
+
+    def to_the_end(self, follow: bool) -> tuple[str, os.stat_result | None]:
+        while self._pending:
+            name = self._next()
+            if name == ".":
+                continue
+            if name == "..":
+                self._up()
+            elif self._pending:
+                self._down(name)
+            else:
+                status = _look(name, self.directory)
+                if status is not None and follow and stat.S_ISLNK(status.st_mode):
+                    self._through(os.readlink(name, dir_fd=self.directory))
+                    continue
+                self.names.append(name)
+                return name, status
+        return ".", os.fstat(self.directory)
+
+    def as_far_as_it_goes(self) -> None:
+        lost = False
+        while self._pending:
+            name = self._next()
+            if name == ".":
+                continue
+            if name == "..":
+                self._up()
+                lost = False
+            elif lost:
+                self.names.append(name)
+            else:
+                try:
+                    self._down(name)
+                except OSError as error:
+                    if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG}:
+                        raise
+                    self.names.append(name)
+                    lost = True
+
+    def _next(self) -> str:
+        self._steps += 1
+        if self._steps > _STEPS_MOST:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._path)
+        return self._pending.popleft()
+
+    def _down(self, name: str) -> None:
+        try:
+            below = os.open(name, _DIRECTORY, dir_fd=self.directory)
+        except NotADirectoryError:
+            self._through(self._target(name))
+            return
+        except FileNotFoundError:
+            if self._making is None:
+                raise
+            self._make(name)
+            return
+        os.close(self.directory)
+        self.directory = below
+        self.names.append(name)
+
+    def _up(self) -> None:
+        # Not the directory's own `..`, which is outside as soon as somebody has moved the directory there.
+        if not self.names:
+            above = self._root.workspace.rpartition("/")[0]
+            raise self._root.outside(self._path, "/".join((above, *self._pending)) or "/")
+        self._pending.extendleft(self.names[-2::-1])
+        self._again()
+
+    def _through(self, target: str) -> None:
+        self._links += 1
+        if self._links > LINKS_MOST:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._path)
+        try:
+            parts = self._root.parts(target)
+        except PathOutsideSandbox:
+            raise self._root.outside(self._path, "/".join((target, *self._pending))) from None
+        self._pending.extendleft(reversed(parts))
+        if target[0] == "/":
+            self._again()
+
+    def _again(self) -> None:
+        top = self._root.open()
+        os.close(self.directory)
+        self.directory = top
+        self.names.clear()
+
+    def _target(self, name: str) -> str:
+        try:
+            return os.readlink(name, dir_fd=self.directory)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._path) from None
+
+    def _make(self, name: str) -> None:
+        assert self._making is not None
+        if ".." in self._pending:
+            raise gone()
+        if self._pending and self._pending[-1] == ".":
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        self._making((*self.names, name, *(part for part in self._pending if part != ".")))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o777, dir_fd=self.directory)
+        self._pending.appendleft(name)
+
+
+def held(workspace: str) -> int:
+    """A descriptor of the workspace, by what the caller may, who need not be the user whom files are handled as.
+
+    Raises:
+        OSError: It is gone, a symlink, or no directory.
+    """
+    return os.open(workspace, _DIRECTORY)
+
+
+def _look(name: str, directory: int) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def gone() -> FileNotFoundError:
+    """What is raised where nothing stands; who knows the path says it."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _parts(path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part and part != "."]
+    if path.endswith(("/", "/.")) and parts:
+        parts.append(".")
+    return parts

@@ -1,0 +1,271 @@
+"""What a check of a call may look at before anybody approved it: some directories, so many names, so many seconds.
+
+Where a path leads is walked as by `Root`, from one of the directories to the next where a symlink says so. What lies
+in none of them is not even looked at, so that nothing a call names makes us touch another file system of the host.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import stat
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from shellback.exec.core.errors import ExecError, InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
+from shellback.exec.core.sight import regular
+from shellback.exec.core.sight.place import LINKS_MOST, PATH_MOST, Place, Root, gone
+
+ENTRIES: Final = 20_000
+"""Names that one check looks at."""
+SECONDS: Final = 3.0
+DEPTH: Final = 100
+PUBLIC_TREES: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""What only root changes, and every command may read."""
+UNSTEADY: Final = frozenset({"/proc", "/dev", "/sys"})
+"""What is in there is another thing for each process."""
+_LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Unseen(ExecError):
+    """Raised for a path that a check does not look at; `above`: it is on the way down to one that it may look at."""
+
+    def __init__(self, path: str, *, above: str = "") -> None:
+        super().__init__(f"{path} lies outside of what is looked at")
+        self.above = above
+
+
+class TooMuch(ExecError):
+    """Raised when a check would have to look at more than its bound."""
+
+
+class Name(NamedTuple):
+    """A name in a directory: `kind` is `d` for a directory, `l` for a symlink, else `f`."""
+
+    name: str
+    kind: str
+
+
+class Sight:
+    """One check's look at the directories `roots`, absolute and without symlinks, as the user of its thread.
+
+    `held` opens a directory that this user cannot reach by its path; see `Root`. Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        roots: Iterable[str],
+        *,
+        held: Callable[[str], int] | None = None,
+        entries: int = ENTRIES,
+        seconds: float = SECONDS,
+    ) -> None:
+        self._roots: dict[str, Root | None] = dict.fromkeys(_plain(roots))
+        self._ways = _ways(tuple(self._roots))
+        self._held = held
+        self._left = entries
+        self._entries = entries
+        self._seconds = seconds
+        self._ends = time.monotonic() + seconds
+
+    def count(self, names: int = 1) -> None:
+        """Take note of names that are looked at.
+
+        Raises:
+            TooMuch: They are too many by now, or it has taken too long.
+        """
+        self._left -= names
+        if self._left < 0:
+            raise TooMuch(f"more than {self._entries:,} names would have to be looked at")
+        if time.monotonic() > self._ends:
+            raise TooMuch(f"looking at its files took more than {self._seconds:g} s")
+
+    def place(self, path: str, *, follow: bool = True) -> tuple[str, Place]:
+        """The real path that an absolute one leads to, and its place; `follow` is about a symlink at its end.
+
+        Raises:
+            Unseen: It leads, or is, outside of what is looked at.
+            TooMuch: The bound is reached.
+            OSError: A directory on the way is missing or none, or symlinks go round in a circle.
+        """
+        given = path
+        for _ in range(LINKS_MOST):
+            self.count()
+            top, rest = self._top(path)
+            root = self._root(top)
+            try:
+                found = root.place(rest, follow=follow)
+            except PathOutsideSandbox as error:
+                path = error.leads
+            except WorkspaceUnusable:
+                raise gone() from None
+            except InvalidCommand:
+                raise OSError(errno.ENAMETOOLONG, "it is too long, or no file can have that name", given) from None
+            else:
+                return root.shown(found.names), found
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), given)
+
+    def sees(self, path: str) -> bool:
+        """Whether a path without symlinks is one of the directories or in one."""
+        return any(path.startswith(root) and path[len(root) : len(root) + 1] in {"/", ""} for root in self._roots)
+
+    def real(self, path: str) -> str:
+        """Where a path leads. Its last part may be missing.
+
+        Raises: As `place`.
+        """
+        real, found = self.place(path)
+        found.close()
+        return real
+
+    def status(self, path: str, *, follow: bool = True) -> os.stat_result | None:
+        """What stands at a path; None for nothing, and for what is not looked at.
+
+        Raises:
+            TooMuch: The bound is reached.
+        """
+        try:
+            _, found = self.place(path, follow=follow)
+        except (OSError, Unseen):
+            return None
+        found.close()
+        return found.status
+
+    def is_directory(self, path: str) -> bool:
+        """Whether a path leads to one that may be looked at."""
+        status = self.status(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
+    def content(self, path: str, most: int, *, follow: bool = False) -> bytes:
+        """The first `most` bytes of a regular file.
+
+        Raises: As `place`, and OSError for what is no regular file or may not be read.
+        """
+        _, found = self.place(path, follow=follow)
+        with found:
+            return regular.content(found, most)
+
+    def names(self, path: str) -> list[Name]:
+        """The names in a directory, unsorted.
+
+        Raises: As `place`, and OSError for what is none, or may not be read.
+        """
+        _, found = self.place(path)
+        with found:
+            return self._names(found.name, found.directory)
+
+    def listed(self, path: str, *, hidden: bool) -> list[Name]:
+        """The names in a directory that are, or are not, hidden; none where it cannot be looked at.
+
+        Raises:
+            TooMuch: The bound is reached.
+        """
+        try:
+            return [one for one in self.names(path) if one.name.startswith(".") == hidden]
+        except (OSError, Unseen):
+            return []
+
+    def stands(self, path: str) -> bool:
+        """Whether anything that may be looked at stands at a path, a symlink itself."""
+        return self.status(path, follow=False) is not None
+
+    enters = is_directory
+    meets = stands
+
+    def below(self, path: str, *, hidden: bool = True) -> Generator[tuple[str, Name]]:
+        """All that is below a directory, with its path; no symlink is entered, nor what may not be read.
+
+        Not what is hidden, and what is in there, unless `hidden`.
+
+        Raises: As `place`.
+        """
+        waiting = [path]
+        while waiting:
+            above = waiting.pop()
+            if above.count("/") - path.count("/") > DEPTH:
+                raise TooMuch(f"directories more than {DEPTH} deep would have to be looked at")
+            try:
+                found = self.names(above)
+            except OSError:
+                continue
+            for one in found:
+                if one.name.startswith(".") and not hidden:
+                    continue
+                inner = f"{above.rstrip('/')}/{one.name}"
+                yield inner, one
+                if one.kind == "d":
+                    waiting.append(inner)
+
+    def _names(self, name: str, directory: int) -> list[Name]:
+        found: list[Name] = []
+        descriptor = os.open(name, _LIST, dir_fd=directory)
+        try:
+            with os.scandir(descriptor) as entries:
+                for one in entries:
+                    self.count()
+                    kind = "d" if one.is_dir(follow_symlinks=False) else "l" if one.is_symlink() else "f"
+                    found.append(Name(one.name, kind))
+        finally:
+            os.close(descriptor)
+        return found
+
+    def _top(self, path: str) -> tuple[str, str]:
+        """The directory that a path is walked from, and the rest of it; the way there has no symlinks."""
+        if len(path) >= PATH_MOST * 2 or not path.startswith("/"):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        for root in self._roots:  # as its path is written without symlinks, so mostly
+            if path.startswith(root) and path[len(root) : len(root) + 1] in {"/", ""}:
+                return root, path[len(root) + 1 :].lstrip("/") or "."
+        at, waiting = "", deque(path.split("/"))
+        while waiting:
+            name = waiting.popleft()
+            if name in {"", "."}:
+                continue
+            at = at.rpartition("/")[0] if name == ".." else f"{at}/{name}"
+            if at in self._roots:
+                return at, "/".join(waiting).lstrip("/") or "."
+            target = _aliases().get(at)
+            if target is not None:
+                at, waiting = "", deque((*target.split("/"), *waiting))
+            elif at and at not in self._ways:
+                raise Unseen(path)
+        raise Unseen(path, above=at or "/")
+
+    def _root(self, path: str) -> Root:
+        root = self._roots[path]
+        if root is None:
+            held = None if self._held is None else functools.partial(self._held, path)
+            root = self._roots[path] = Root(path, path, held)
+        return root
+
+
+@functools.lru_cache(maxsize=64)
+def _ways(roots: tuple[str, ...]) -> frozenset[str]:
+    """The directories that roots are in, which are no symlinks."""
+    return frozenset(str(above) for root in roots for above in Path(root).parents)
+
+
+@functools.cache
+def _aliases() -> dict[str, str]:
+    """Names in `/` that are symlinks, as `/bin` is: only root makes them."""
+    found: dict[str, str] = {}
+    for tree in PUBLIC_TREES:
+        try:
+            target = os.readlink(tree)
+        except OSError:
+            continue
+        found[tree] = target if target.startswith("/") else f"/{target}"
+    return found
+
+
+def _plain(roots: Iterable[str]) -> Generator[str]:
+    for root in roots:
+        if root != "/":
+            if root not in _aliases():
+                yield root
+            continue
+        yield from (top for name in os.listdir("/") if (top := f"/{name}") not in UNSTEADY and top not in _aliases())

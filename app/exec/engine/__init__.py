@@ -1,0 +1,1 @@
+"""A command is started once and ended once: starts, waits, ends, the registry of sessions."""

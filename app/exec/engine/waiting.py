@@ -1,0 +1,233 @@
+"""Whether a session waits for input: who reads, as the kernel has it, how long it is silent, and its last line.
+
+Text alone is never enough: what has printed a question may be computing. A program that reads is believed at once, one
+that watches its terminal beside other things only with a prompt, or where it takes single keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from shellback.exec.core.answers import Look
+from shellback.exec.core.errors import ExecError, PasswordWanted, SessionNotFound
+from shellback.exec.core.model import SHELL, Session, SessionState
+from shellback.exec.link.supervised import Supervised
+from shellback.exec.log.output import OutputLog
+from shellback.exec.policy.rules.carriers import SHELLS, name_of, names
+
+SETTLED_S: Final = 0.2
+"""What has just printed may be about to go on: it is looked at again once it has been silent for so long."""
+CAREFUL_S: Final = 1.0
+"""Who watches the terminal beside other things may still be about to print."""
+DOUBT_S: Final = 2.0
+"""Who reads without having asked for anything may do so beside a program that works."""
+BLIND_S: Final = 15.0
+"""Where the kernel says nothing, a prompt and this silence are told, and nothing is concluded from them."""
+FIRST_S: Final = 0.3
+LONGEST_S: Final = 5.0
+"""How long a session is silent before it is looked at, at first, and at most later on."""
+RETRY_S: Final = 1.0
+PROMPT_CHARS: Final = 200
+_LINES: Final = 12
+
+_ASKS: Final = re.compile(
+    r"(?:[?:>$#\u276f\u203a\u00bb]|(?<!\d)%|[\[(] ?(?:y|n|yes|no)\b[^\[\]()]{0,40}[\])][?:.]?"
+    r"|--more--.{0,20}|\(end\)|(?:press|hit|type) .{0,40}(?:enter|return|key|continue|quit|abort|more).{0,30}"
+    r"|^\([a-z][\w .-]{0,20}\)|^\.\.\.)$",
+    re.IGNORECASE,
+)
+"""How the last line of a program ends that asks for something."""
+_MENU: Final = re.compile(
+    r"^\s*(?:[\u276f\u203a\u25b8\u25ba\u27a4\u25c9\u25cf\u25c6] |\? )|arrow keys|space> to|space to (?:select|toggle)",
+    re.IGNORECASE,
+)
+"""What is near the end of a menu that is drawn over and over."""
+_SECRET: Final = re.compile(
+    r"^[^$#%=~^\"'`<>]{0,80}"
+    r"(?:pass ?(?:word|phrase|code)|\bpin\b|\b(?:otp|2fa|mfa|totp)\b|\b(?:secret|token|api key)\b"
+    r"|(?:verification|security|one-time|login) code"
+    r"|passwort|kennwort|contraseña|mot de passe|senha|пароль|密码|パスワード)"
+    r"[^$#%=~^\"'`<>]{0,60}[:?\u203a] ?(?:\[[^\]]*hidden[^\]]*\]|[*\u2022\u25cf\u25aa]+)?$",
+    re.IGNORECASE,
+)
+"""A line that asks for a secret, of a program that hides it by itself; nothing that is typed into a shell or editor."""
+_SHELLS: Final = SHELLS | names(
+    "ssh mosh telnet su sudo doas login screen tmux script expect docker podman kubectl nsenter chroot busybox"
+    " machinectl nerdctl lxc pwsh nu xonsh elvish rc es rlwrap nc ncat socat"
+)
+"""Programs that run what is typed, here or elsewhere, or have one run that does."""
+_WORDS: Final = re.compile(r"[^\s;|&()<>'\"`$]+")
+_NO_TEXT: Final = b"\x03\x04\x1b"
+"""C-c, C-d and Escape type nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """That a session waits for input, and how that is known.
+
+    `evidence` is `read`: a process is blocked reading; `poll`: one watches its terminal or stdin and shows a prompt or
+    takes single keys; `echo_off`: the terminal hides what is typed; `silence`: the kernel does not let us see, but
+    there is a prompt and nothing since. `since_s` is how long nothing was printed. With `password` only a person may
+    type. `sure` is whether waiting for its end would be in vain; else it may be busy all the same.
+    """
+
+    evidence: Literal["read", "poll", "echo_off", "silence"]
+    prompt: str
+    since_s: float
+    password: bool
+    sure: bool
+    program: str
+
+
+class Looked(Protocol):
+    """What an engine has for this."""
+
+    supervised: Supervised
+
+    def output(self, session: Session, *, err: bool = False) -> OutputLog:
+        """The log of a session."""
+        ...
+
+
+def takes_input(session: Session) -> bool:
+    """Whether anybody could answer it: it may run, and has a terminal or an open stdin."""
+    return session.live and session.stdin_open
+
+
+async def waiting(engine: Looked, session: Session) -> Waiting | None:
+    """What a session waits for at this moment; None where it does not, or where nobody can tell. Changes nothing."""
+    if not takes_input(session) or session.state is not SessionState.RUNNING:
+        return None
+    look = await _look(engine, session)
+    if look is not None and look.quiet_s < SETTLED_S and (look.how != "none" or _hidden(look)):
+        await asyncio.sleep(SETTLED_S - look.quiet_s + 0.01)
+        look = await _look(engine, session)
+    return None if look is None or look.quiet_s < SETTLED_S else judged(look, _last_lines(engine, session))
+
+
+async def until_waiting(engine: Looked, session: Session) -> Waiting | None:
+    """Wait until the session is surely waiting for input; None once it has ended.
+
+    Looks only while it is silent, less and less often. Cancelling ends only the waiting.
+    """
+    size, pause = 0, FIRST_S
+    while takes_input(session):
+        try:
+            grown = await engine.supervised.grown(session.id, size, err_beyond=None, rest_s=FIRST_S, timeout_s=pause)
+        except SessionNotFound:
+            return None
+        except ExecError:
+            await asyncio.sleep(RETRY_S)
+            continue
+        if grown.ended:
+            return None
+        if grown.size > size:
+            size, pause = grown.size, FIRST_S
+            continue
+        look = await _look(engine, session)
+        found = None if look is None else judged(look, _last_lines(engine, session))
+        if found is not None and found.sure:
+            return found
+        pause = min(pause * 1.5, LONGEST_S)
+    return None
+
+
+def judged(look: Look, lines: list[str]) -> Waiting | None:
+    """What a look and the last lines of the output say together; the last line is empty where it is finished."""
+    terminal, quiet = look.terminal, look.quiet_s
+    raw = terminal is not None and not terminal.canonical
+    last = lines[-1].rstrip() if lines else ""
+    if raw and len(last) > PROMPT_CHARS:
+        last = ""  # drawn all over the screen, by no line
+    asks = _ASKS.search(last) is not None
+    password = _hidden(look) and look.how != "none" and (not raw or _SECRET.search(last) is not None)
+    evidence: Literal["read", "poll", "echo_off", "silence"]
+    match look.how:
+        case "read":
+            evidence = "read"
+            sure = quiet >= (SETTLED_S if asks or (last and not raw) else DOUBT_S) and bool(last or not raw)
+        case "poll":
+            asks = asks or (raw and any(_MENU.search(line) for line in lines))
+            if not (asks or raw or password):
+                return None
+            evidence, sure = "poll", asks and quiet >= CAREFUL_S
+        case "unknown" if password:
+            evidence, sure = "echo_off", quiet >= CAREFUL_S
+        case "unknown" if asks and quiet >= BLIND_S:
+            evidence, sure = "silence", False
+        case _:
+            return None
+    return Waiting(
+        evidence=evidence,
+        prompt=last[-PROMPT_CHARS:] if asks or look.how != "poll" else "",
+        since_s=round(quiet, 1),
+        password=password,
+        sure=sure or (password and look.how != "unknown"),
+        program=look.name,
+    )
+
+
+def shown(found: Waiting, session: Session) -> dict[str, object]:
+    """It as portable JSON for the model, which also says what to do."""
+    return {
+        "evidence": found.evidence,
+        "prompt": found.prompt,
+        "since_seconds": found.since_s,
+        "password": found.password,
+        "program": found.program,
+        "what_to_do": advice(found, session),
+    }
+
+
+def advice(found: Waiting, session: Session) -> str:
+    """What the model is to do about it."""
+    if found.password:
+        return (
+            "it asks for a password, which is not yours to type: tell the person to type it in a terminal with "
+            f"`shellback attach {session.id}`, or end it with process_kill"
+        )
+    how = "process_send_keys or process_write" if session.pty else "process_write"
+    if not found.sure:
+        return f"it takes input, and may be busy all the same: look at what it shows before you answer with {how}"
+    return f"answer with {how}, or end it with process_kill"
+
+
+async def check_typing(engine: Looked, session: Session, data: bytes) -> None:
+    """Whether a model may type `data` now.
+
+    Raises:
+        PasswordWanted: The session waits for a password, and `data` is more than C-c, C-d and Escape.
+    """
+    if not session.pty or not takes_input(session) or not data.strip(_NO_TEXT):
+        return
+    look = await _look(engine, session)
+    found = None if look is None or not _hidden(look) else judged(look, _last_lines(engine, session))
+    if found is not None and found.password:
+        raise PasswordWanted(f"nothing was typed into session {session.id}: {advice(found, session)}")
+
+
+async def shell_reads(engine: Looked, session: Session) -> bool:
+    """Whether a shell may read what is typed into a session now; True also where nobody can tell."""
+    if session.kind == SHELL or not _SHELLS.isdisjoint(map(name_of, _WORDS.findall(session.command))):
+        return True
+    look = await _look(engine, session)
+    return look is None or look.how in {"unknown", "none"} or look.name in _SHELLS
+
+
+def _hidden(look: Look) -> bool:
+    return look.terminal is not None and not look.terminal.echo
+
+
+def _last_lines(engine: Looked, session: Session) -> list[str]:
+    text = engine.output(session).last_lines(_LINES, 2_000).text
+    return text.split("\n")
+
+
+async def _look(engine: Looked, session: Session) -> Look | None:
+    try:
+        return await engine.supervised.look(session.id)
+    except ExecError:
+        return None

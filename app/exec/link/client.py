@@ -1,0 +1,262 @@
+"""The worker's side of the socket: one connection, any number of requests under way, exits as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from pathlib import Path
+from typing import Final, cast
+
+from shellback.exec.core import answers
+from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
+from shellback.exec.core.errors import InputUnknown, InvalidCommand, SessionNotFound, SupervisorUnreachable
+from shellback.exec.link import reaching
+from shellback.exec.link.connection import Connection, Lost
+from shellback.exec.link.reaching import Reaching
+from shellback.exec.wire import layout
+from shellback.exec.wire.protocol import GROWTH_SINCE, SANDBOXES_SINCE, ExitRecord, Message, ProtocolError, StartRequest
+
+__all__ = ["Grown", "Killed", "StartAnswer", "SupervisorClient", "Written"]
+
+_REPLACED_S: Final = 2.0
+"""How long a start waits for a supervisor that is to be replaced to go; one that still has commands stays."""
+_PAUSE_S: Final = 0.1
+"""How long output may go unseen where the supervisor is of an older version and tells nobody."""
+
+
+class SupervisorClient(Reaching):
+    """Speaks to the supervisor of a state directory, starting it where there is none.
+
+    `on_exit(record)` is called on the event loop for every exit that is not acknowledged, again
+    after each reconnection: it must bear repeats. `on_reconnect()` is called when the supervisor
+    or its connection was replaced. A call survives the supervisor's death; it never acts twice.
+
+    Without `spawn` it starts none, and waits up to `wait_s` seconds for one that somebody else starts.
+    """
+
+    async def info(self) -> Message:
+        """What the supervisor says of itself now; the keys of `connect`."""
+        return await self._act({"op": "info"})
+
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
+        """Start a command, at most once however often the same session id is asked for; there is no other `home`.
+
+        Cancelling leaves it started or not; the same call later says which.
+
+        Raises:
+            SupervisorUnreachable: It is not known whether the command was started; `status` will tell.
+        """
+        assert home is None or home == self._home
+        message = {"op": "start", **request.to_wire()}
+        until = time.monotonic() + reaching.NO_ANSWER_S
+        while time.monotonic() < until:
+            connection = await self._connected()
+            held = request.sandbox is not None or request.fence is not None
+            if held and connection.info["version"] < SANDBOXES_SINCE:
+                return answers.TOO_OLD
+            try:
+                answer = await connection.ask(message, reaching.NO_ANSWER_S)
+            except Lost:
+                if connection.garbled:
+                    raise self._misunderstood(connection) from None
+                status = await self.status(request.session_id)
+                if status["state"] != "unknown":
+                    return answers.known(status)
+            except TimeoutError:
+                raise self._silent(connection) from None
+            except ProtocolError as error:
+                return StartAnswer(outcome="refused", code="bad_request", message=str(error))
+            else:
+                leaving = not answer["ok"] and answer["error"] in {"keeper_dead", "stopping"}
+                # It has begun nothing, and makes room for a new pair as soon as nothing runs.
+                if not (leaving and await connection.gone_within(_REPLACED_S)):
+                    return answers.started(answer)
+        raise SupervisorUnreachable("the supervisor does not answer a start")
+
+    async def status(self, session_id: str) -> Message:
+        """State of a session: `unknown`, `abandoned`, `running` (pid, started_at, ...) or an end with `record`."""
+        return await self._act({"op": "status", "session_id": session_id})
+
+    async def list(self) -> list[Message]:
+        """Sessions that run, each as `status` has it."""
+        return cast("list[Message]", (await self._act({"op": "list"}))["sessions"])
+
+    async def unacknowledged(self) -> list[ExitRecord]:
+        """Exit records nobody has acknowledged."""
+        return answers.named((await self._act({"op": "list"}))["ended"])
+
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+        """End the whole tree: SIGTERM, `grace_s` seconds, SIGKILL, until nothing is found twice.
+
+        An ended session's survivors are ended too. Cancelling leaves the kill going on.
+
+        Raises:
+            SessionNotFound: No such session.
+        """
+        message: Message = {"op": "kill", "session_id": session_id, "grace_s": grace_s, "ended_by": ended_by}
+        answer = await self._act(message, longer_s=grace_s)
+        return Killed(answer["killed"], tuple(answer["survivors"]))
+
+    async def write(
+        self,
+        session_id: str,
+        data: bytes,
+        *,
+        eof: bool = False,
+        key: str = "",
+        beyond: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> Written:
+        """See `SupervisorPort.write`; waits a second at most for a full input.
+
+        Raises:
+            InputUnknown: The supervisor died meanwhile: not known whether the input arrived.
+            TaskCompleted: The session has ended.
+            SessionNotFound: No such session.
+            InvalidCommand: The session has no open input.
+        """
+        text = base64.b64encode(data).decode()
+        message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
+        if beyond is not None:
+            # One of an older version takes no notice, and answers at once.
+            message |= {"beyond": beyond, "timeout_s": timeout_s}
+        limit_s = reaching.NO_ANSWER_S + timeout_s
+        connection = await self._connected()
+        try:
+            answer = await connection.ask(message, limit_s, withdraws=beyond is not None)
+        except (Lost, TimeoutError):
+            again = await self._same(connection) if key else None
+            if again is None:
+                raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
+            try:
+                answer = await again.ask(message, limit_s)
+            except (Lost, TimeoutError):
+                raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
+        except ProtocolError as error:
+            raise InvalidCommand(str(error)) from None
+        answer = answers.checked(answer, message)
+        return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
+
+    async def written(self, session_id: str, key: str) -> Written | None:
+        """What the write with this key did, None if this supervisor has served none. Writes nothing.
+
+        Raises:
+            TaskCompleted: The session has ended.
+            SessionNotFound: No such session.
+        """
+        message: Message = {"op": "write", "session_id": session_id, "data": "", "key": key, "again": True}
+        answer = await self._ask(message)
+        if not answer["ok"] and answer["error"] == "not_known":
+            return None
+        answer = answers.checked(answer, message)
+        return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
+
+    async def _same(self, connection: Connection) -> Connection | None:
+        """A new connection to the same process, which remembers the keys it has served."""
+        try:
+            again = await self._connected()
+        except SupervisorUnreachable:
+            return None
+        return again if again.info["instance"] == connection.info["instance"] else None
+
+    async def resize(self, session_id: str, rows: int, cols: int) -> None:
+        """Set the size of the session's terminal.
+
+        Raises:
+            PtyError: It has none.
+            TaskCompleted: The session has ended.
+        """
+        await self._act({"op": "resize", "session_id": session_id, "rows": rows, "cols": cols})
+
+    async def signal(self, session_id: str, number: int) -> None:
+        """Send a signal to every process of the session's tree; where the answer is lost, it may have been sent.
+
+        Raises:
+            TaskCompleted: The session has ended; nothing was signalled.
+            SupervisorUnreachable: It does not answer, or is of an older version that knows no signals.
+        """
+        message: Message = {"op": "signal", "session_id": session_id, "number": number}
+        connection = await self._connected()
+        try:
+            answers.checked(await connection.ask(message, reaching.NO_ANSWER_S), message)
+        except (Lost, TimeoutError):
+            raise SupervisorUnreachable("the supervisor went away: not known whether the signal was sent") from None
+
+    async def grown(
+        self,
+        session_id: str,
+        beyond: int,
+        *,
+        err_beyond: int | None = None,
+        rest_s: float = 0.0,
+        timeout_s: float = 30.0,
+    ) -> Grown:
+        """See `SupervisorPort.grown`; goes on with the next supervisor where one is replaced meanwhile.
+
+        Raises:
+            SessionNotFound: No such session.
+            LimitReached: Too many wait already.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            left = max(0.0, until - time.monotonic())
+            connection = await self._connected()
+            if connection.info["version"] < GROWTH_SINCE:
+                return await self._grown_unseen(session_id, beyond, err_beyond, max(rest_s, _PAUSE_S), left)
+            message: Message = {
+                "op": "grown", "session_id": session_id, "beyond": beyond, "err_beyond": err_beyond, "rest_s": rest_s,
+                "timeout_s": left,
+            }  # fmt: skip
+            try:
+                answer = await connection.ask(message, left + reaching.NO_ANSWER_S, withdraws=True)
+            except Lost:
+                if connection.garbled:
+                    raise self._misunderstood(connection) from None
+            except TimeoutError:
+                raise self._silent(connection) from None
+            else:
+                answer = answers.checked(answer, message)
+                return Grown(size=answer["size"], err_size=answer["err_size"], ended=answer["ended"])
+
+    async def _grown_unseen(
+        self, session_id: str, beyond: int, err_beyond: int | None, pause_s: float, timeout_s: float
+    ) -> Grown:
+        until = time.monotonic() + timeout_s
+        directory = self._home / layout.SESSIONS / session_id
+        while True:
+            status = await self.status(session_id)
+            if status["state"] == "unknown":
+                raise SessionNotFound(session_id)
+            grown = await asyncio.to_thread(answers.on_disk, directory, ended=status["state"] != "running")
+            done = grown.ended or grown.size > beyond or (err_beyond is not None and grown.err_size > err_beyond)
+            left = until - time.monotonic()
+            if done or left <= 0:
+                return grown
+            await asyncio.sleep(min(pause_s, left))
+
+    async def look(self, session_id: str) -> Look | None:
+        """See `SupervisorPort.look`."""
+        message: Message = {"op": "look", "session_id": session_id}
+        answer = await self._ask(message)
+        return answers.looked(answer) if answer["ok"] else None
+
+    async def expire(self, lifetime: str, owner: str) -> list[str]:
+        """See `SupervisorPort.expire`; a supervisor of an older version started nothing with a lifetime."""
+        message: Message = {"op": "expire", "lifetime": lifetime, "owner": owner}
+        answer = await self._ask(message)
+        if not answer["ok"] and answer["error"] == "unknown_op":
+            return []
+        return [str(name) for name in answers.checked(answer, message)["sessions"]]
+
+    async def ack(self, session_id: str) -> bool:
+        """Say that the exit is recorded elsewhere, so that it is not told again; False if it was not due."""
+        return bool((await self._act({"op": "ack", "session_id": session_id}))["acknowledged"])
+
+    async def abandon(self, session_id: str) -> Message:
+        """Make sure that this session never starts; returns its status, `abandoned` if that worked."""
+        return cast("Message", (await self._act({"op": "abandon", "session_id": session_id}))["status"])
+
+    async def stop(self) -> int:
+        """Have supervisor and keeper end as soon as no session is left; returns how many there are."""
+        return int((await self._act({"op": "stop"}))["live"])

@@ -1,0 +1,179 @@
+"""Starting keeper and supervisor from a worker, once, whoever else tries at the same time. Blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Final, NoReturn
+
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.wire import layout
+
+START_S: Final = 15.0
+_START_LOCK: Final = "start.lock"
+_ROOT: Final = str(Path(__file__).resolve().parents[3])
+_CODE: Final = (
+    "import sys; sys.path.append({root!r}); from shellback.exec.supervisor.service.keeper import main; main()"
+)
+
+
+def folder(home: Path) -> int:
+    """A descriptor of the supervisor's folder, made 0700 where it is missing.
+
+    Raises:
+        SupervisorUnreachable: The state directory cannot be used, or others may put something in our way there.
+    """
+    path = home / layout.SUPERVISOR
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        _trusted(home, os.stat(home), 0o022)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise SupervisorUnreachable(f"the state directory {home} cannot be used: {error.strerror}") from error
+    try:
+        _trusted(path, os.fstat(fd), 0o077)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _trusted(path: Path, found: os.stat_result, others: int) -> None:
+    if found.st_uid != os.geteuid():
+        raise SupervisorUnreachable(
+            f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}: run as its owner or set SHELLBACK_HOME"
+        )
+    if found.st_mode & others:
+        raise SupervisorUnreachable(f"{path} is open to other users: run `chmod 700 {path}`, then repeat")
+
+
+def connect(folder_fd: int) -> socket.socket:
+    """Connect to the supervisor; paths of any length work.
+
+    Raises:
+        OSError: Nobody listens.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(5.0)
+        connection.connect(f"/proc/self/fd/{folder_fd}/{layout.SOCKET}")
+        connection.setblocking(False)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def ensure(home: Path, folder_fd: int, crash_dir: str | None, idle_s: float) -> None:
+    """Start a keeper unless there is one; return when its supervisor listens, or may soon.
+
+    Raises:
+        SupervisorUnreachable: They do not come up.
+    """
+    with _locked(folder_fd, _START_LOCK):
+        if _answers(folder_fd):
+            return
+        if not _free(folder_fd, layout.KEEPER_LOCK):
+            # Its supervisor is being replaced, or both are about to end.
+            time.sleep(0.01)
+            return
+        _spawn(home, crash_dir, idle_s)
+
+
+def kept(folder_fd: int) -> bool:
+    """Whether a keeper holds its lock: one in a container holds it too, over the file that both see."""
+    try:
+        fd = os.open(layout.KEEPER_LOCK, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder_fd)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, so that two who look do not take each other for a keeper.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _answers(folder_fd: int) -> bool:
+    try:
+        connect(folder_fd).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _locked(folder_fd: int, name: str) -> Generator[None]:
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _free(folder_fd: int, name: str) -> bool:
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def become_service(home: Path, crash_dir: str | None) -> NoReturn:
+    """Replace this process by the keeper of `home`, which runs until it is told to end.
+
+    Raises:
+        SupervisorUnreachable: The state directory cannot be used.
+    """
+    os.close(folder(home))
+    argv = service_argv(home, crash_dir)
+    os.execve(argv[0], argv, {})  # noqa: S606 - no shell is wanted
+
+
+def service_argv(home: Path, crash_dir: str | None = None, root: str = _ROOT) -> list[str]:
+    """The program that `become_service` executes; `root` is the directory that has the package `app`."""
+    return [*_argv(home, crash_dir, 0.0, root), "--service"]
+
+
+def _argv(home: Path, crash_dir: str | None, idle_s: float, root: str = _ROOT) -> list[str]:
+    python = [sys.executable, "-I", "-S", "-E", "-c", _CODE.format(root=root)]
+    words = [*python, str(home.resolve()), "--idle", str(idle_s)]
+    return words if crash_dir is None else [*words, "--crash-dir", crash_dir]
+
+
+def _spawn(home: Path, crash_dir: str | None, idle_s: float) -> None:
+    with subprocess.Popen(
+        _argv(home, crash_dir, idle_s),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={},
+    ) as first:
+        assert first.stdout is not None
+        assert first.stderr is not None
+        first.wait()
+        poller = select.poll()
+        poller.register(first.stdout, select.POLLIN)
+        said = os.read(first.stdout.fileno(), 100) if poller.poll(START_S * 1000) else b""
+        if said.startswith((b"ready", b"busy")):
+            return
+        os.set_blocking(first.stderr.fileno(), False)
+        why = (first.stderr.read() or b"")[-500:].decode("utf-8", "replace").strip()
+    log = home / layout.SUPERVISOR / layout.DIARY
+    raise SupervisorUnreachable(f"the supervisor did not start; {log} may say why. {why}".strip())

@@ -1,0 +1,264 @@
+"""The supervisor as the engine sees it: plans go in, nouns of the engine come out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shellback.exec.core import limits as bounds
+from shellback.exec.core.answers import Grown, Look, StartAnswer, Written
+from shellback.exec.core.base import Plan
+from shellback.exec.core.errors import ExecError, LimitReached, SessionNotFound, SpawnFailed, TaskCompleted
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import (
+    CallKey,
+    CommandSpec,
+    EndedBy,
+    Evidence,
+    Loss,
+    Session,
+    SessionEnd,
+    SessionId,
+    SessionState,
+    WindowSize,
+)
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.wire.protocol import ExitRecord, Message, StartRequest
+from shellback.exec.wire.shapes import exit_record
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the supervisor knows of a session: its process, its end, or that it can never start."""
+
+    session_id: SessionId
+    pid: int | None = None
+    started_at: float | None = None
+    end: SessionEnd | None = None
+    abandoned: bool = False
+
+
+class Supervised:
+    """Translates between the engine and one supervisor."""
+
+    def __init__(self, port: SupervisorPort, limits: Limits) -> None:
+        self._port = port
+        self._limits = limits
+        self.boot_id = ""
+        """This boot of the machine; known once connected."""
+
+    async def connect(
+        self,
+        on_end: Callable[[SessionId, SessionEnd], None],
+        on_reconnect: Callable[[], None],
+        on_losses: Callable[[SessionId, Sequence[Loss]], None] = lambda _session_id, _losses: None,
+    ) -> None:
+        """Reach the supervisor and hear every end and loss, those of before included; and when it was replaced."""
+        self._port.on_losses = lambda name, found: on_losses(SessionId(name), [Loss.of(loss) for loss in found])
+        self._port.on_exit = lambda record: on_end(SessionId(record["session_id"]), end_of(record))
+        self._port.on_reconnect = on_reconnect
+        self.boot_id = (await self._port.connect())["boot_id"]
+
+    async def close(self) -> None:
+        """Let go of it; processes go on."""
+        await self._port.close()
+
+    async def start(self, session: Session, spec: CommandSpec, plan: Plan) -> Seen:
+        """Start the session's process, or learn that it was started, or given up, before.
+
+        Raises:
+            SpawnFailed: The supervisor could not take it; nothing was started.
+            LimitReached: Descriptors or disk are used up; nothing was started.
+            SupervisorUnreachable: Not known whether it started.
+        """
+        request = StartRequest(
+            session_id=session.id,
+            argv=plan.argv,
+            env=plan.env,
+            cwd=plan.cwd,
+            boot_id=session.boot_id,
+            uid=plan.uid,
+            gid=plan.gid,
+            pty=None if spec.pty is None else (spec.pty.rows, spec.pty.cols),
+            stdin=spec.stdin,
+            keep_stdin_open=session.stdin_open,
+            separate_stderr=spec.separate_stderr,
+            timeout_s=spec.timeout_s,
+            grace_s=spec.grace_s,
+            log_cap=spec.log_bytes,
+            background=spec.background,
+            umask=plan.umask,
+            sandbox=plan.sandbox,
+            fence=plan.fence,
+            place=plan.place,
+            lifetime=spec.lifetime,
+            owner=session.turn_id,
+            scope=session.conversation_id,
+        )
+        answer = await (self._port.start(request, home=plan.home) if plan.home else self._port.start(request))
+        match answer.outcome:
+            case "started":
+                return Seen(session_id=session.id, pid=answer.pid, started_at=answer.started_at)
+            case "start_failed" if answer.record is not None:
+                return Seen(session_id=session.id, end=end_of(answer.record))
+            case "refused":
+                raise _refused(answer)
+            case _:
+                seen = _seen(session.id, answer.status or {"state": "unknown"})
+                if seen is None:
+                    raise SpawnFailed(f"the supervisor says that {session.id} was started before, and does not know it")
+                return seen
+
+    async def status(self, session_id: SessionId) -> Seen | None:
+        """What it knows of a session; None when nothing."""
+        return _seen(session_id, await self._port.status(session_id))
+
+    async def list(self) -> list[Seen]:
+        """What it knows of all sessions whose end is not acknowledged."""
+        # In this order, what ends between the two questions is in both answers, not in none.
+        running = [_running(SessionId(status["session_id"]), status) for status in await self._port.list()]
+        ended = [
+            Seen(session_id=SessionId(record["session_id"]), end=end_of(record))
+            for record in await self._port.unacknowledged()
+        ]
+        return running + ended
+
+    async def acknowledge(self, session_id: SessionId) -> None:
+        """Say that the store has the end."""
+        await self._port.ack(session_id)
+
+    async def abandon(self, session_id: SessionId) -> bool:
+        """Make the session impossible to start; False when it has been started."""
+        return (await self._port.abandon(session_id))["state"] == "abandoned"
+
+    async def write(
+        self,
+        session_id: SessionId,
+        data: bytes,
+        *,
+        eof: bool,
+        key: CallKey,
+        beyond: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> dict[str, object]:
+        """Write input once for this key; answers `accepted`, `total`, `eof`, `closed`.
+
+        With `beyond` it waits for the output that this brings too, see `SupervisorPort.write`.
+
+        Raises:
+            TaskCompleted: The session has ended; nothing was written.
+            InvalidCommand: Its input is closed; nothing was written.
+            LimitReached: Too many writes wait; nothing was written.
+            InputUnknown: A crash hides whether it was written.
+        """
+        written = await self._port.write(session_id, data, eof=eof, key=key, beyond=beyond, timeout_s=timeout_s)
+        return _told(written)
+
+    async def written(self, session_id: SessionId, *, key: CallKey) -> dict[str, object] | None:
+        """What an earlier write with this key did; None where nobody remembers one."""
+        outcome = await self._port.written(session_id, key)
+        return None if outcome is None else _told(outcome)
+
+    async def resize(self, session_id: SessionId, size: WindowSize) -> None:
+        """Change the size of the terminal.
+
+        Raises:
+            TaskCompleted: The session has ended.
+        """
+        await self._port.resize(session_id, size.rows, size.cols)
+
+    async def signal(self, session_id: SessionId, number: int) -> None:
+        """Send a signal to the whole tree.
+
+        Raises:
+            TaskCompleted: The session has ended; nothing was signalled.
+        """
+        await self._port.signal(session_id, number)
+
+    async def grown(
+        self, session_id: SessionId, beyond: int, *, err_beyond: int | None, rest_s: float, timeout_s: float
+    ) -> Grown:
+        """See `SupervisorPort.grown`; `Follower` is what asks.
+
+        Raises:
+            SessionNotFound: It was never started.
+            LimitReached: Too many wait already.
+            SupervisorUnreachable: Nobody can tell.
+        """
+        return await self._port.grown(session_id, beyond, err_beyond=err_beyond, rest_s=rest_s, timeout_s=timeout_s)
+
+    async def look(self, session_id: SessionId) -> Look | None:
+        """See `SupervisorPort.look`."""
+        return await self._port.look(session_id)
+
+    async def expire(self, lifetime: str, owner: str) -> list[SessionId]:
+        """See `SupervisorPort.expire`.
+
+        Raises:
+            SupervisorUnreachable: Nobody can tell.
+        """
+        return [SessionId(name) for name in await self._port.expire(lifetime, owner)]
+
+    async def kill(self, session_id: SessionId, *, by: EndedBy) -> tuple[int, ...]:
+        """End the whole tree; returns who could not be ended. One that is not known any more has no tree."""
+        try:
+            return (await self._port.kill(session_id, grace_s=bounds.KILL_GRACE_S, ended_by=by.value)).survivors
+        except (SessionNotFound, TaskCompleted):
+            return ()
+
+
+def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
+    """The exit record as the rest of the system sees it; one that cannot be read says so, and nothing else."""
+    whole = exit_record(record)
+    if whole is None:
+        log.error("an exit record of another version or none at all: %.500r", record)
+        return SessionEnd(state=SessionState.LOST, evidence=Evidence.RECORD_UNREADABLE, ended_at=time.time())
+    evidence = whole["evidence"]
+    return SessionEnd(
+        state=SessionState(whole["state"]),
+        exit_code=whole["exit_code"],
+        signal=whole["signal"],
+        errno=whole["errno"],
+        evidence=None if evidence is None else Evidence(evidence),
+        ended_by=EndedBy(whole["ended_by"]),
+        ended_at=whole["ended_at"],
+        duration_s=whole["duration_s"],
+        bytes_total=whole["bytes_total"],
+        bytes_dropped=whole["bytes_dropped"],
+        err_bytes_total=whole["err_bytes_total"],
+        log_errno=whole.get("log_errno", 0),
+        uncounted=whole.get("uncounted", False),
+        survivors=tuple(whole["survivors"]),
+        losses=tuple(Loss.of(loss) for loss in whole.get("losses", ())),
+    )
+
+
+def _seen(session_id: SessionId, status: Message) -> Seen | None:
+    if status["state"] == "unknown":
+        return None
+    if status["state"] == "abandoned":
+        return Seen(session_id=session_id, abandoned=True)
+    if "record" in status:
+        return Seen(session_id=session_id, end=end_of(status["record"]))
+    return _running(session_id, status)
+
+
+def _told(written: Written) -> dict[str, object]:
+    return {"accepted": written.accepted, "total": written.total, "eof": written.eof, "closed": written.closed}
+
+
+def _running(session_id: SessionId, status: Message) -> Seen:
+    return Seen(session_id=session_id, pid=status["pid"], started_at=status["started_at"])
+
+
+def _refused(answer: StartAnswer) -> ExecError:
+    if answer.code == "descriptors":
+        return LimitReached(f"no room for another process: {answer.message} ; end one and try again")
+    if answer.code == "disk":
+        return LimitReached(f"no room in the state directory: {answer.message}; make room and try again")
+    return SpawnFailed(f"the supervisor refuses: {answer.message} ({answer.code})")

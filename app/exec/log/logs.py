@@ -1,0 +1,242 @@
+"""Old logs go, and the oldest when all together take too much room; never one that somebody may still need.
+
+A log that goes for its age goes with the session's directory. One that goes for its room is emptied: the whole
+of it becomes a range that was dropped, so every reader says how much there was instead of showing nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from shellback.exec.core import limits
+from shellback.exec.core.model import Delivery, SessionId
+from shellback.exec.core.ports import SessionStore
+from shellback.exec.log.holes import extent, newlines_in
+from shellback.exec.log.links import LogLinks
+from shellback.exec.log.placements import Placements
+from shellback.exec.wire import gaps, layout, linux
+from shellback.exec.wire.gaps import Hole
+
+log = logging.getLogger(__name__)
+
+STILL_S: Final = 60.0
+"""A log that was written to since, or whose session has ended since, is not emptied: somebody is about to read it."""
+_STREAMS: Final = ((layout.LOG, layout.HOLES), (layout.ERR, layout.ERR_HOLES))
+
+
+class Kept(NamedTuple):
+    """A session's directory: when its end was recorded, if it was, else when it began; allocated bytes."""
+
+    session_id: SessionId
+    at: float
+    log_bytes: int
+    all_bytes: int
+
+
+async def cleanup_exec_logs(
+    store: SessionStore,
+    links: LogLinks,
+    *,
+    max_age_hours: float = limits.LOG_AGE_HOURS,
+    conversation_bytes: int = 0,
+    total_bytes: int = 0,
+    undelivered: Collection[str] = (),
+    now: float | None = None,
+) -> list[str]:
+    """Delete the logs of sessions that ended more than `max_age_hours` ago, then empty the oldest beyond the bounds.
+
+    First those of conversations that have more than `conversation_bytes`, then all of them beyond `total_bytes`. A
+    conversation counts for no more than that in there: what one writes at the moment displaces nothing of another.
+
+    Returns the ids of both. Only directories that are there are looked at, so the cost is that of the logs kept, not of
+    the sessions that ever were. The log of a session that may still run, whose end somebody waits for or has yet
+    to hear (`undelivered`), stays. The session itself stays in the store. 0 is no bound; what counts
+    are allocated blocks. What cannot be read or removed is logged and left. Cancelling leaves some done and the
+    others whole.
+    """
+    at = time.time() if now is None else now
+    before = at - max_age_hours * 3600
+    kept = await asyncio.to_thread(kept_logs, links.sessions)
+    gone: list[str] = []
+    for one in kept:
+        goes = one.at < before and await _goes(store, one, before, undelivered)
+        if goes and await asyncio.to_thread(remove_session, links, one.session_id):
+            gone.append(one.session_id)
+    left = [one for one in kept if one.session_id not in gone]
+    room = await _room(store, left, conversation_bytes, total_bytes)
+    for excess in (room.of_its_own, room.of_all):
+        for one in left:
+            if not one.log_bytes or one.session_id in gone or excess(one) <= 0:
+                continue
+            goes = await _goes(store, one, at - STILL_S, undelivered)
+            if goes and await asyncio.to_thread(_emptied, links.sessions / one.session_id, at - STILL_S):
+                gone.append(one.session_id)
+                room.given_back(one)
+    return gone
+
+
+@dataclass(slots=True)
+class _Room:
+    """Bytes on disk, by conversation; bounds of 0 are none."""
+
+    whose: Mapping[str, str]
+    used: Counter[str]
+    each: int
+    most: int
+
+    def of_its_own(self, one: Kept) -> int:
+        """How much a session's conversation has beyond its bound."""
+        return self.used[self.whose[one.session_id]] - self.each if self.each else 0
+
+    def of_all(self, one: Kept) -> int:  # noqa: ARG002 - whoever is the oldest
+        """How much all have beyond theirs, none counting for more than its own."""
+        return sum(min(used, self.each or used) for used in self.used.values()) - self.most if self.most else 0
+
+    def given_back(self, one: Kept) -> None:
+        """Note that a log was emptied."""
+        # What it had, not what the file says now: some file systems count blocks a while later.
+        self.used[self.whose[one.session_id]] -= one.log_bytes
+
+
+async def _room(store: SessionStore, kept: Sequence[Kept], each: int, most: int) -> _Room:
+    whose: dict[str, str] = {}
+    bounds = [bound for bound in (each, most) if bound]
+    within = not bounds or sum(one.all_bytes for one in kept) <= min(bounds)
+    for one in kept:
+        session = None if within else await store.get(one.session_id)
+        whose[one.session_id] = one.session_id if session is None else session.conversation_id
+    used: Counter[str] = Counter()
+    for one in kept:
+        used[whose[one.session_id]] += one.all_bytes
+    return _Room(whose, used, each, most)
+
+
+def _emptied(directory: Path, before: float) -> bool:
+    try:
+        return empty_logs(directory, before)
+    except OSError as error:
+        log.warning("the log in %s stays, it cannot be emptied: %s", directory, error.strerror)
+        return False
+
+
+async def _goes(store: SessionStore, kept: Kept, before: float, undelivered: Collection[str]) -> bool:
+    """Whether nobody may need the session's log any more."""
+    session = await store.get(kept.session_id)
+    return (
+        session is not None
+        and session.end is not None
+        and session.end.ended_at < before
+        and session.delivery is not Delivery.INLINE
+        and session.id not in undelivered
+    )
+
+
+def kept_logs(sessions: Path) -> list[Kept]:
+    """Every session's directory, oldest first; one that cannot be read is logged and left out."""
+    found: list[Kept] = []
+    places = Placements(sessions.parent)
+    with contextlib.suppress(FileNotFoundError), os.scandir(sessions) as directories:
+        for directory in directories:
+            try:
+                placed = directory.is_symlink() and places.home_of(directory.name) is not None
+                if directory.is_dir(follow_symlinks=placed):
+                    found.append(_kept(directory))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("%s cannot be read and is left alone: %s", directory.path, error.strerror)
+    return sorted(found, key=lambda one: one.at)
+
+
+def _kept(directory: os.DirEntry[str]) -> Kept:
+    status = directory.stat()
+    at, log_bytes, all_bytes = status.st_mtime, 0, status.st_blocks * 512
+    with os.scandir(directory.path) as files:
+        for file in files:
+            status = file.stat(follow_symlinks=False)
+            all_bytes += status.st_blocks * 512
+            if file.name in {layout.LOG, layout.ERR}:
+                log_bytes += status.st_blocks * 512
+            elif file.name in {layout.ACKED, layout.EXIT}:
+                at = status.st_mtime
+    return Kept(SessionId(directory.name), at, log_bytes, all_bytes)
+
+
+def remove_session(links: LogLinks, session_id: str) -> bool:
+    """Remove what is on disk of an ended session; whether nothing is there now.
+
+    An exit record that the supervisor has yet to hear acknowledged keeps the directory: without it the end
+    would be told again to somebody who has forgotten the session. What cannot be removed is logged.
+    """
+    directory = links.sessions / session_id
+    try:
+        if (directory / layout.EXIT).exists():
+            return False
+        home = Placements(links.sessions.parent).home_of(session_id)
+        with contextlib.suppress(FileNotFoundError):  # gone before, or another worker of this host removes it
+            shutil.rmtree(directory if home is None else home / layout.SESSIONS / session_id)
+        if home is not None:
+            directory.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed and is left alone: %s", directory, error.strerror or error)
+        return False
+    links.remove(session_id)
+    return not os.path.lexists(directory)
+
+
+def empty_logs(directory: Path, before: float) -> bool:
+    """Give the blocks of logs back that were not written to since `before`; whether one of the session has none now."""
+    emptied = False
+    for name, table in _STREAMS:
+        try:
+            fd = os.open(directory / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        try:
+            status = os.fstat(fd)
+            if status.st_blocks and status.st_mtime >= before:
+                continue
+            if status.st_blocks:
+                _note_dropped(fd, directory / table)
+                _punch(fd, status.st_size)
+            emptied = True
+        finally:
+            os.close(fd)
+    return emptied
+
+
+def _note_dropped(fd: int, table: Path) -> None:
+    """Put the whole log into the table of what was dropped; like everybody who writes it, before the bytes go."""
+    size, holes = extent(fd, str(table))
+    newlines = newlines_in(fd, 0, size, holes)
+    whole = Hole(0, size, newlines, 0, any(hole.uncounted for hole in holes))
+    draft = table.with_name(table.name + ".emptied")  # the supervisor may be at its own draft
+    try:
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps([gaps.row_of(whole)]))
+        draft.replace(table)
+    except OSError:
+        # This is how a full disk gets room again.
+        draft.unlink(missing_ok=True)
+        gaps.write_last(str(table), whole)
+    else:
+        gaps.remove_last(str(table))
+
+
+def _punch(fd: int, size: int) -> None:
+    try:
+        linux.punch_hole(fd, 0, size)
+    except OSError:  # a file system without holes in files
+        os.ftruncate(fd, 0)
+        os.ftruncate(fd, size)

@@ -1,0 +1,1 @@
+"""Whether a command may run: classified, matched with rules, bound, decided."""

@@ -1,0 +1,333 @@
+"""What a command line will run, read from the file system: its programs, and the content of its scripts.
+
+Content is bound where the agent could change it: in the workspace. A script that reads further files of its own is not
+followed, and what is larger than a bound is bound by its identity alone; `unbound` says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from shellback.exec.core.environment import CHILD_PATH
+from shellback.exec.core.sight import regular
+from shellback.exec.core.sight.patterns import expanded
+from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen
+from shellback.exec.policy.operands import Line, Operand, named_in
+
+PROGRAM_BYTES: Final = 64 * 1024 * 1024
+FILE_BYTES: Final = 16 * 1024 * 1024
+ALL_BYTES: Final = 64 * 1024 * 1024
+FILES: Final = 64
+PATTERN_NAMES: Final = 256
+_CHUNK: Final = 1 << 20
+_LINKS: Final = 40
+
+Row = dict[str, Any]
+"""One file as a proposal has it: `name` in the line, `path`, `size`, `sha256`; without that what identifies it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """What a command line runs.
+
+    `scripts` have `named` too, where the command finds the file, and `held`: whether a sandbox shall keep these bytes
+    there.
+    """
+
+    executables: tuple[Row, ...] = ()
+    scripts: tuple[Row, ...] = ()
+    unbound: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, object]:
+        """As portable JSON."""
+        return {"executables": [*self.executables], "scripts": [*self.scripts], "unbound": [*self.unbound]}
+
+
+def reads_files(command: str) -> bool:
+    """Whether binding this line may read files of the workspace, which takes its time."""
+    return bool(named_in(command).files)
+
+
+def read(
+    command: str,
+    *,
+    cwd: str,
+    workspace: Path,
+    private: Sequence[str] = (),
+    inner: str | None = None,
+    held: Callable[[str], int] | None = None,
+) -> Binding:
+    """Look at everything that the command line names. Blocks for as long as it takes to read the files.
+
+    `private` are directories that a command has of its own: nothing of them can be seen from here. `inner` is the path
+    of the workspace as the command sees it; where that is another one, programs are those of an image, and nothing of
+    those can be seen here either: the image's id stands for them. `held` opens a directory that this thread's user
+    cannot reach by its path.
+    """
+    line = named_in(command)
+    reading = _Reading(str(workspace), cwd, private, line, inner or str(workspace), Sight((str(workspace),), held=held))
+    for name in line.programs if reading.inner == reading.workspace else ():
+        reading.program(name)
+    for operand in line.files:
+        reading.file(operand)
+    return reading.binding()
+
+
+def changed(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """What differs between the facts of two proposals, by name; '' where nothing does."""
+    names: dict[str, None] = {}
+    for key in ("executables", "scripts"):
+        old, new = _by_path(before.get(key)), _by_path(now.get(key))
+        names |= dict.fromkeys(name for name in (*old, *new) if old.get(name) != new.get(name))
+    told = {"executables", "scripts", "unbound"} if names else set[str]()
+    for key in sorted({*before, *now} - told):
+        if before.get(key) != now.get(key):
+            names[key.removesuffix("_device").removesuffix("_inode")] = None
+    return ", ".join(names)
+
+
+@dataclass(slots=True)
+class _Reading:
+    workspace: str
+    cwd: str
+    private: Sequence[str]
+    line: Line
+    inner: str
+    sight: Sight
+    _executables: dict[str, Row] = field(default_factory=dict[str, Row])
+    _scripts: dict[str, Row] = field(default_factory=dict[str, Row])
+    _unbound: dict[str, None] = field(default_factory=dict[str, None])
+    _bytes: int = 0
+
+    def binding(self) -> Binding:
+        written = {real for name in self.line.written for _, real in self._paths(Operand(name))}
+        for path, row in self._scripts.items():
+            row["held"] = bool(row["held"] and row["sha256"] and path not in written)
+        return Binding(
+            executables=tuple(self._executables.values()),
+            scripts=tuple(self._scripts.values()),
+            unbound=(*self.line.unknown, *self._unbound),
+        )
+
+    def program(self, name: str) -> None:
+        path = found(name)
+        self._executables[name] = {"name": name, "path": None} if path is None else self._program_row(name, path)
+
+    def _program_row(self, name: str, path: str) -> Row:
+        real = os.path.realpath(path)
+        try:
+            identity = _identity(os.stat(real))
+            sha256 = _content(real, identity) if _steady(real) else _hashed_program(real)[1]
+        except OSError as error:
+            return {"name": name, "path": path, "why": error.strerror}
+        if sha256 is None:
+            self._unbound[f"{name}: larger than {PROGRAM_BYTES >> 20} MiB, its content is not bound"] = None
+        return _row(name, real, identity, sha256)
+
+    def file(self, operand: Operand) -> None:
+        for named, real in self._paths(operand):
+            self._bind(operand, named, real)
+
+    def _paths(self, operand: Operand) -> Iterator[tuple[str, str]]:
+        """Files that the name may mean: as the command finds them, and with symlinks resolved."""
+        name = operand.name
+        if name == "~" or name.startswith("~/"):
+            name = self.workspace + name[1:]
+        elif f"{name}/".startswith(f"{self.inner}/"):
+            name = self.workspace + name[len(self.inner) :]
+        try:
+            for folder in self._folders():
+                path = os.path.join(folder, name)
+                names = expanded(path, self.sight) if operand.globs else [path]
+                if len(names) > PATTERN_NAMES:
+                    self._unbound[f"{operand.name}: more than {PATTERN_NAMES} names, the others are not bound"] = None
+                if operand.globs and not self.sight.sees(os.path.normpath(_fixed(path))):
+                    self._unbound[f"{operand.name}: a pattern outside of the workspace, it is not bound"] = None
+                for met in names[:PATTERN_NAMES]:
+                    if (found := self._file(met, operand)) is not None:
+                        yield found
+                if os.path.isabs(name):
+                    return
+        except TooMuch as error:
+            self._unbound[f"{operand.name}: {error}; not all of it is bound"] = None
+
+    def _file(self, met: str, operand: Operand) -> tuple[str, str] | None:
+        """A plain file, or what runs of a directory: its path and the real one. Outside only of what runs."""
+        one = os.path.join(met, "__main__.py") if operand.runs and self.sight.is_directory(met) else met
+        try:
+            real, place = self.sight.place(one)
+        except Unseen:
+            if not operand.runs:
+                return None
+            real = os.path.realpath(one)
+            return (one, real) if os.path.isfile(real) else None
+        except OSError:
+            return None
+        place.close()
+        return (one, real) if place.status is not None and stat.S_ISREG(place.status.st_mode) else None
+
+    def _folders(self) -> list[str]:
+        places = [self.cwd]
+        for folder in self.line.folders:
+            # A line may change more than once, from wherever it is.
+            places += [path for place in places if (path := os.path.join(place, folder)) not in places][:FILES]
+        return places[:FILES]
+
+    def _bind(self, operand: Operand, named: str, path: str) -> None:
+        if not f"{path}/".startswith(f"{self.workspace}/"):
+            if not operand.runs or self.inner != self.workspace:
+                return
+            if any(f"{path}/".startswith(f"{place}/") for place in self.private):
+                self._unbound[f"{operand.name}: in a directory of the sandbox's own, it is not bound"] = None
+            elif path not in self._executables:
+                self._executables[path] = self._program_row(operand.name, path)
+            return
+        row = self._scripts.get(path)
+        if row is None:
+            row = self._scripts[path] = {**self._script_row(operand.name, path), "named": named, "held": False}
+        row["held"] |= bool(operand.runs) or (operand.runs is None and self._runs(path))
+
+    def _script_row(self, name: str, path: str) -> Row:
+        sha256: str | None = None
+        why = ""
+        try:
+            _, place = self.sight.place(path, follow=False)
+            with place:
+                identity = _identity(place.there)
+                fd = regular.opened(place.name, place.directory)
+        except (OSError, Unseen, TooMuch) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._unbound[f"{name}: {why}, its content is not bound"] = None
+            return {"name": name, "path": path, "sha256": None, "why": why}
+        try:
+            if len(self._scripts) >= FILES:
+                why = f"more than {FILES} files"
+            elif self._bytes + identity.size > ALL_BYTES:
+                why = f"more than {ALL_BYTES >> 20} MiB together"
+            else:
+                identity, sha256 = _hashed(fd, FILE_BYTES)
+                why = f"larger than {FILE_BYTES >> 20} MiB"
+        finally:
+            os.close(fd)
+        if sha256 is None:
+            self._unbound[f"{name}: {why}, its content is not bound"] = None
+        else:
+            self._bytes += identity.size
+        return _row(name, path, identity, sha256)
+
+    def _runs(self, path: str) -> bool:
+        try:
+            status = self.sight.status(path, follow=False)
+            return (status is not None and bool(status.st_mode & 0o111)) or self.sight.content(path, 2) == b"#!"
+        except (OSError, Unseen, TooMuch):
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+def ways(paths: Iterable[str], workspace: Path) -> tuple[str, ...]:
+    """Every name in the workspace on the way to files: directories, symlinks and themselves; parents come first."""
+    root, met = str(workspace), dict[str, None]()
+    for path in paths:
+        left, at, links = path.split("/")[::-1], "/", 0
+        while left and links < _LINKS:
+            part = left.pop()
+            if part in {"", "."}:
+                continue
+            at = os.path.dirname(at) if part == ".." else os.path.join(at, part)
+            if part != ".." and at.startswith(f"{root}/"):
+                met[at] = None
+            if os.path.islink(at):
+                links += 1
+                target = os.readlink(at)
+                left += target.split("/")[::-1]
+                at = "/" if target.startswith("/") else os.path.dirname(at)
+    return tuple(sorted(met))
+
+
+def _fixed(pattern: str) -> str:
+    """The directories of an absolute pattern that are no patterns themselves."""
+    return (
+        "/".join(itertools.takewhile(lambda part: not any(sign in part for sign in "*?["), pattern.split("/"))) or "/"
+    )
+
+
+def found(program: str) -> str | None:
+    """Where a command finds this program, None where it does not."""
+    for directory in CHILD_PATH.split(":"):
+        path = f"{directory}/{program}"
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _row(name: str, path: str, identity: _Identity, sha256: str | None) -> Row:
+    row: Row = {"name": name, "path": path, "size": identity.size, "sha256": sha256}
+    if sha256 is None:
+        row |= {"device": identity.device, "inode": identity.inode, "mtime_ns": identity.mtime_ns}
+    return row
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _steady(path: str) -> bool:
+    """Whether only root can change the file, so that its content need not be read again while it looks the same."""
+    while True:
+        status = os.lstat(path)
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
+            return False
+        if path == "/":
+            return True
+        path = os.path.dirname(path)
+
+
+@functools.lru_cache(maxsize=1024)
+def _content(path: str, identity: _Identity) -> str | None:
+    return _hashed_program(path)[1] if identity.size <= PROGRAM_BYTES else None
+
+
+def _hashed_program(path: str) -> tuple[_Identity, str | None]:
+    """`_hashed` of a program outside of the workspace, by its real path."""
+    fd = regular.opened(path, None)
+    try:
+        return _hashed(fd, PROGRAM_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _hashed(fd: int, most: int) -> tuple[_Identity, str | None]:
+    """The identity of a file, and the digest of its content, None where that is more than `most` bytes."""
+    identity = _identity(os.fstat(fd))
+    if identity.size > most:
+        return identity, None
+    digest, total = hashlib.sha256(), 0
+    while data := os.read(fd, _CHUNK):
+        total += len(data)
+        if total > most:
+            return identity, None
+        digest.update(data)
+    return identity, digest.hexdigest()
+
+
+def _by_path(rows: object) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for row in cast("Sequence[Row]", rows or ()):
+        found[str(row["name"])] = row
+    return found

@@ -1,0 +1,250 @@
+"""From a command line to what it is: each command of it judged, and all of it only as good as the worst."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from shellback.exec.core.label import label
+from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen
+from shellback.exec.policy.classify.arguments import Bound, Looked, bindings, expand
+from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.grammar import parse
+from shellback.exec.policy.classify.model import Judgement, Segment, Surroundings, Tier
+from shellback.exec.policy.classify.options import COUNTED, HOLE, Argument, Call, Pieces
+from shellback.exec.policy.classify.outputs import printed
+from shellback.exec.policy.classify.paths import Files, Known, seen_from
+from shellback.exec.policy.classify.places import MAY_MOVE, Places
+from shellback.exec.policy.classify.programs import Trust, judge
+from shellback.exec.policy.classify.syntax import NUMBER, Parsed, Redirect, Simple, Unparsable
+from shellback.exec.policy.classify.tables.variables import harmless
+
+_PATH: Final = re.compile(r"[^\s;|&$`<>(){}]*/[^\s;|&$`<>(){}]*|(?:\.{0,2}|~)/[^\n]*|\.\.")
+"""A word that reads like a path, and like no script."""
+_LOOPS: Final = re.compile(r"\b(for|while|until)\b")
+
+
+def classify(command: str, around: Surroundings) -> Judgement:
+    """Judge a command line from its text and the directories it would run in; nothing is started.
+
+    `read_only` only where every command in it is known to only read allowed files. What bash would refuse, or cannot
+    be shown to a person, is `deny`, with the place in the reason; all else is `needs_approval`.
+    """
+    parsed = parse(command)
+    if isinstance(parsed, Unparsable):
+        return Judgement(verdict="deny", tier=Tier.ADMIN, reason=f"{parsed.reason} (at character {parsed.at})")
+    segments = _Line(parsed, around).segments()
+    tier = max((segment.tier for segment in segments), default=Tier.READ_ONLY)
+    if parsed.outside:
+        first = parsed.outside[0]
+        reason = f"{first.reason} (at character {first.start})"
+        return Judgement(
+            verdict="needs_approval", tier=max(tier, Tier.READ_WRITE), reason=reason, segments=tuple(segments)
+        )
+    if not segments:
+        return Judgement(verdict="needs_approval", tier=tier, reason="there is nothing in it to run")
+    if tier is Tier.READ_ONLY:
+        reason = "every command in it only reads"
+        return Judgement(verdict="read_only", tier=tier, reason=reason, segments=tuple(segments))
+    worst = next(segment for segment in segments if segment.tier is not Tier.READ_ONLY)
+    return Judgement(verdict="needs_approval", tier=tier, reason=worst.reason, segments=tuple(segments))
+
+
+class _Line:
+    """The commands of one line, in order, with the directories that they may run in."""
+
+    def __init__(self, parsed: Parsed, around: Surroundings) -> None:
+        self.parsed = parsed
+        self.around = around
+        self.places = Places(parsed.source, around.cwd)
+        self.commands = {simple.start: simple for simple in parsed.commands}
+        self.trust = Trust(around.search)
+        self.known = Known(seen_from(around))
+        self._everything = Sight(("/",), held=around.held)
+        self.looked: Looked = {}
+        self.outputs: dict[tuple[int, Path], list[Pieces]] = {}
+
+    def segments(self) -> list[Segment]:
+        """Each command, judged."""
+        return [self._segment(simple) for simple in self.parsed.commands]
+
+    def _segment(self, simple: Simple) -> Segment:
+        self.places.reach(simple)
+        words: set[tuple[str, ...]] = set()
+        looked: list[Files] = []
+        entered: list[Path | None] = []
+        tier, reason = Tier.READ_ONLY, "it only reads"
+        try:
+            for place in self.places.here:
+                for given in self._variants(simple, place, looked):
+                    words.add(given)
+                    entered += [looked[-1].entered] if looked[-1].entered is not None else []
+            self._enter(entered)
+        except (Asks, TooMuch) as asks:
+            tier, reason = (asks.tier, asks.reason) if isinstance(asks, Asks) else (Tier.READ_WRITE, str(asks))
+            words = {_plain(simple)}
+        named = dict.fromkeys(path for files in looked for path in files.named)
+        if tier is not Tier.READ_ONLY:
+            named |= dict.fromkeys(self._reads_like(simple))
+            self._leads(simple)
+        given = words.pop() if len(words) == 1 else ()
+        return Segment(
+            text=simple.text,
+            words=() if any(HOLE in word for word in given) else given,
+            tier=tier,
+            reason=reason,
+            paths=tuple(named),
+        )
+
+    def _enter(self, directories: list[Path | None]) -> None:
+        """From now on commands run there, or where they ran before: `cd` may fail, or be in a subshell."""
+        if directories:
+            if _LOOPS.search(self.parsed.source):
+                raise Asks("cd in a loop leads to more than one place")
+            self.places.move(directories)
+
+    def _leads(self, simple: Simple) -> None:
+        """Follow a command that changes the directory and that a person is asked about."""
+        words = list(_plain(simple)) or [*(word.text for word in simple.words[:1]), "-"]
+        while words[0] in {"builtin", "command"} and len(words) > 1:
+            del words[0]
+        name = words[0]
+        operands = [word for word in words[1:] if word not in {"-L", "-P", "-n", "--"}]
+        known = len(operands) == 1 and operands[0][:1] not in {"-", "+"} and not _LOOPS.search(self.parsed.source)
+        if name in MAY_MOVE or (name in {"cd", "pushd"} and not known):
+            self.places.move([None])
+        elif name in {"cd", "pushd"}:
+            there = [place and Path(_joined(place, operands[0])) for place in self.places.here]
+            with contextlib.suppress(Asks):
+                self.places.move(there)
+
+    def _reads_like(self, simple: Simple) -> Iterator[str]:
+        """What a command that is asked about names: words like paths, where it writes, and what is there."""
+        targets = [one.target.text for one in simple.redirects if one.target and one.op not in {"<<<", ">&", "<&"}]
+        words = [word for word in simple.words[1:] if word.text and not (word.globs or word.variables or word.unknown)]
+        for place in self.places.here:
+            yield from (_joined(place, target) for target in targets)
+            for word in words:
+                path = f"{self.around.home}{word.text[1:]}" if word.tilde else _joined(place, word.text)
+                if _PATH.fullmatch(word.text) or (place and word.text[0] != "-" and self._stands(path)):
+                    yield path
+
+    def _stands(self, path: str) -> bool:
+        with contextlib.suppress(OSError, TooMuch, Unseen):
+            return self._everything.stands(path)
+        return False
+
+    def _variants(self, simple: Simple, place: Path | None, looked: list[Files]) -> Iterator[tuple[str, ...]]:
+        """Judge a command for one directory and each value of its variables; `looked` has the files of each."""
+        if place is None:
+            raise Asks("it is known only when it runs in which directory it does")
+        around = self.around if place == self.around.cwd else replace(self.around, cwd=place)
+        for bound in bindings(simple, Files(around, self.known), self._printed, self.looked):
+            files = Files(around, self.known)
+            looked.append(files)
+            for name, value in simple.assignments if not simple.sets else ():
+                _assign(name, expand(value, bound, files), alone=not simple.words)
+            for redirect in simple.redirects:
+                _redirect(redirect, bound, files)
+            call = self._call(simple, bound, files)
+            if call is not None:
+                name = self.trust.name(call.name)
+                judge(replace(call, name=name), by_path="/" in call.name)
+            yield () if call is None else tuple(one.text for one in (Argument(call.name), *call.arguments))
+
+    def _call(self, simple: Simple, bound: Bound, files: Files) -> Call | None:
+        words = simple.words
+        if words and words[0].text == "[[":  # where nothing is taken apart
+            words = tuple(word._replace(splits=False) for word in words)
+        arguments = [argument for word in words for argument in expand(word, bound, files)]
+        if not arguments:
+            return None
+        if arguments[0].matched or words[0].variables:
+            raise Asks(f"{label(words[0].raw)} is no plain name of a program")
+        return Call(
+            name=arguments[0].text,
+            arguments=tuple(arguments[1:]),
+            files=files,
+            piped=simple.piped and not any(redirect.feeds for redirect in simple.redirects),
+            fed=lambda: self._printed(simple.fed_by, files),
+            carry=self._carried,
+        )
+
+    def _carried(self, call: Call) -> None:
+        judge(replace(call, name=self.trust.name(call.name, builtin=False)), by_path=True)
+
+    def _printed(self, at: int | None, files: Files) -> list[Pieces]:
+        """What the command that begins there can print, in the directory of these files."""
+        if at == NUMBER:
+            return [(COUNTED,)]
+        simple = self.commands.get(at) if at is not None else None
+        if simple is None:
+            return [None]
+        key = (simple.start, files.around.cwd)
+        if key not in self.outputs:
+            self.outputs[key] = [None]
+            self.outputs[key] = self._output(simple, files)
+        return self.outputs[key]
+
+    def _output(self, simple: Simple, files: Files) -> list[Pieces]:
+        counts = bool(simple.words) and simple.words[0].text == "wc"  # a number, whatever its input is
+        if not all(_only_errors(redirect) or (counts and redirect.feeds) for redirect in simple.redirects):
+            return [None]
+        try:
+            values = bindings(simple, files, self._printed, self.looked)
+            calls = [self._call(simple, bound, files) for bound in values]
+            return [None if call is None else printed(call, self.trust) for call in calls]
+        except Asks:  # then it is asked about anyway
+            return [None]
+
+
+def _joined(place: Path | None, word: str) -> str:
+    """A path as the shell would take it, symlinks aside; as it is written where nobody knows the directory."""
+    return os.path.normpath(os.path.join(place or "", word))
+
+
+def _plain(simple: Simple) -> tuple[str, ...]:
+    """The words of a command that need nothing to be looked up; none where one does."""
+    looked_up = any(word.globs or word.variables or word.unknown for word in simple.words)
+    return () if looked_up else tuple(word.text for word in simple.words)
+
+
+def _assign(name: str, values: list[Argument], *, alone: bool) -> None:
+    exact = all(value.open is None for value in values)
+    if alone or not exact or not harmless(name, " ".join(value.text for value in values)):
+        raise Asks(f"{name} is set, which may steer what runs")
+
+
+def _only_errors(redirect: Redirect) -> bool:
+    """Whether a redirection only throws errors away."""
+    target = redirect.target
+    return redirect.fd == 2 and redirect.op in {">", ">>"} and target is not None and target.raw == "/dev/null"
+
+
+def _redirect(redirect: Redirect, bound: Bound, files: Files) -> None:
+    if redirect.fd is not None and redirect.fd > 2:
+        raise Asks(f"descriptor {redirect.fd} is redirected")
+    if redirect.op in {"<<", "<<-"} and redirect.body is not None:
+        return
+    if redirect.target is None:
+        raise Asks("a redirection is not known")
+    if redirect.op == "<<<":
+        if redirect.target.unknown:
+            raise Asks(f"{label(redirect.target.raw)} is known only when it runs")
+        return
+    targets = expand(redirect.target, bound, files)
+    if len(targets) != 1 or targets[0].matched:
+        raise Asks("a redirection goes to what a pattern matches")
+    target = targets[0].text
+    if redirect.op == "<":
+        files.read(target)
+    elif redirect.op == ">&" and target in {"1", "2"}:
+        return
+    elif redirect.op not in {">", ">>", ">|", "&>", "&>>", ">&"} or target != "/dev/null":
+        tier = Tier.ADMIN if target.startswith("/dev/") else Tier.READ_WRITE
+        raise Asks(f"{redirect.op} writes {target}" if ">" in redirect.op else f"{redirect.op} is not known", tier)

@@ -1,0 +1,223 @@
+"""git prints what files hold, those of long ago too: it may not be what is in one that may be a secret.
+
+What a repository tracks is told from its index, so that a secret is known wherever it lies, and nothing is asked about
+the many repositories that track none. What is in the history and not in the index is not known; docs/security.md.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.core.sight.sight import Sight, Unseen
+from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.index import Unread, entries
+from shellback.exec.policy.classify.options import Invocation, words
+from shellback.exec.policy.classify.paths import Files
+from shellback.exec.policy.classify.repository import MOST_INDEX, MOST_LINE
+
+_ALWAYS: Final = words("diff show range-diff grep")
+"""They print what is in files, unless they are told to sum it up."""
+_TOLD: Final = words("log whatchanged reflog stash diff-tree diff-index diff-files rev-list")
+_PATCH: Final = tuple(
+    words(
+        "-p -u --patch --patch-with-raw --patch-with-stat -U --unified -W --function-context --word-diff"
+        " --word-diff-regex --color-words --binary --check -c --cc -m --diff-merges -S -G -L --ignore-matching-lines"
+    )
+)
+"""What makes them print it, or tells by what they list whether a text is in it."""
+_SUM: Final = tuple(
+    words(
+        "--stat --numstat --shortstat --summary --name-only --name-status --raw -s --no-patch --quiet"
+        " --compact-summary --dirstat -X --dirstat-by-file"
+    )
+)
+_NUMBER: Final = re.compile(r"[0-9a-f]{4,64}", re.IGNORECASE)
+_TOKEN: Final = re.compile(rb"://[^/\s@]*:[^/\s@]+@|://[^/\s@:]{20,}@|^\s*url\s*=\s*\"?[\w.-]+:[^/\s@]+@", re.MULTILINE)
+"""An address with a password, or with a name as long as a token."""
+_OF_A_FILE: Final = re.compile(r"[\w./~^@+-]*:(?![/(!^])(?:[0-3]:)?(.*)", re.DOTALL)
+"""A revision and a path in it: only what is there is printed."""
+
+_LEFT_OUT: Final = re.compile(r":(/?[!^]|\((top,)?exclude\))")
+
+
+class _Tracked(NamedTuple):
+    """`prefix` is the directory that a command runs in, from the top of the working tree; "" for that."""
+
+    prefix: str
+    secrets: tuple[str, ...]
+
+
+def no_secret(name: str, found: Invocation, behind: Sequence[str], files: Files) -> None:
+    """Accept a subcommand that prints nothing of a file that may be a secret; `behind` are its operands behind `--`.
+
+    Raises:
+        Asks: It may, as far as the index tells; or the index cannot be told.
+    """
+    if any(value == "diff" for value in found.values("--submodule")):
+        raise Asks("a submodule's differences are printed, of which nothing is known")
+    named = _named(name, found, behind)
+    if named is None:
+        return
+    lines = [value.rpartition(":")[2] for value in found.values("-L")]
+    if any(files.private(os.path.normpath(path)) for path in (*lines, *wanted(behind)) if path):
+        raise Asks("it prints a secret")
+    of_files = [match for operand in named if (match := _OF_A_FILE.fullmatch(operand))]
+    if named and len(of_files) == len(named) and not behind:
+        # Whatever directory it runs in, these are told from the top.
+        tops = [top for _, top in _repositories(files.around.cwd, files.repositories)]
+        if any(files.around.secret.written(f"{top}/{one[1]}") for one in of_files for top in tops):
+            raise Asks("it prints a secret")
+        return
+    numbered = name not in _TOLD and any(_numbered(operand) for operand in named)
+    here = [] if name in {"stash", "reflog", "cat-file"} else [one for one in named if _stands(files, one)]
+    for tracked in _looked_at(files.around.cwd, files.around.secret, files.repositories):
+        if tracked.secrets and numbered:
+            shown = tracked.secrets[0]
+            raise Asks(f"it prints an object by its number, and {shown!r} of the repository may be a secret")
+        specs = [_Spec.read(text, tracked.prefix) for text in (*behind, *lines, *here)]
+        for secret in tracked.secrets:
+            if _selected(secret, specs):
+                raise Asks(
+                    f"it prints what is in files, and {secret!r} of the repository may be a secret: name others behind "
+                    f"--, or leave it out with ':(top,exclude){secret}'"
+                )
+
+
+def no_token(files: Files) -> None:
+    """Accept that the addresses of remotes are printed, where there is no token in one.
+
+    Raises:
+        Asks: There is, or nobody can tell.
+    """
+    sight = files.repositories
+    for git, _ in _repositories(files.around.cwd, sight):
+        try:
+            place = _place(git, sight)
+            if sight.stands(f"{place}/commondir"):
+                place = os.path.join(place, sight.content(f"{place}/commondir", MOST_LINE).decode().strip())
+            config = sight.content(f"{place}/config", MOST_INDEX) if sight.stands(f"{place}/config") else b""
+        except (OSError, ValueError, Unseen):
+            raise Asks("it prints what is in the repository's configuration, which cannot be looked at") from None
+        if _TOKEN.search(config):
+            raise Asks("it prints addresses of remotes, and there is a token in one")
+
+
+def _named(name: str, found: Invocation, behind: Sequence[str]) -> list[str] | None:
+    """The revisions and files of which something is printed; None where nothing of any file is."""
+    named = list(found.operands[: len(found.operands) - len(behind)])
+    if name == "cat-file" or (name == "show" and not _prints(name, found)):
+        # Other names are of commits; what has a number is printed whatever is to be left out.
+        named = [operand for operand in named if _numbered(operand) or _OF_A_FILE.fullmatch(operand)]
+        return None if not named or found.given("-t", "-e", "--batch-check") else named
+    if not _prints(name, found):
+        return None
+    return named[1:] if name == "grep" and not found.given("-e", "-f") else named
+
+
+def wanted(specs: Sequence[str]) -> list[str]:
+    """Pathspecs without those that leave something out."""
+    return [spec for spec in specs if not _LEFT_OUT.match(spec)]
+
+
+def _prints(name: str, found: Invocation) -> bool:
+    if name == "status":
+        return found.given("-v", "--verbose")
+    if name == "stash" and found.given("--include-untracked", "--only-untracked"):
+        raise Asks("it prints files that were never committed, of which nothing is known")
+    if name in _TOLD and not (name == "stash" and found.operands[:1] == ("show",)):
+        return found.given(*_PATCH)
+    return name == "stash" or (name in _ALWAYS and (found.given(*_PATCH) or not found.given(*_SUM)))
+
+
+def _numbered(operand: str) -> bool:
+    return any(_NUMBER.fullmatch(part) for part in re.split(r"\.\.+|[\^~@].*", operand))
+
+
+class _Spec(NamedTuple):
+    """A pathspec, from the top: what it begins with where it is plain, else a pattern; None for all there is."""
+
+    plain: str = ""
+    pattern: re.Pattern[str] | None = None
+    excludes: bool = False
+    suffix: str = ""
+
+    @classmethod
+    def read(cls, text: str, prefix: str) -> _Spec:
+        magic = re.match(r":(?:\(((?:top|exclude|,)*)\)|([/!^]*):?(?![(]))", text)
+        if text.startswith(":"):
+            if magic is None:
+                return cls()
+            signs, text = f"{magic[1] or ''}{magic[2] or ''}", text[magic.end() :]
+            prefix = "" if "top" in signs or "/" in signs else prefix
+            excludes = "exclude" in signs or "!" in signs or "^" in signs
+        else:
+            excludes = False
+        if "\\" in text or (excludes and re.search(r"[?\[]|.\*", text)):
+            return cls(excludes=excludes, plain="\0" if excludes else "")
+        if text.startswith("/"):
+            return cls(plain="\0" if excludes else "", excludes=excludes)
+        path = os.path.normpath(os.path.join(prefix, text))
+        if excludes and text.startswith("*"):
+            return cls(plain=prefix, excludes=True, suffix=text[1:])
+        if re.search(r"[*?\[]", text):
+            return cls(pattern=re.compile(fnmatch.translate(re.sub(r"\[.*", "*", path, flags=re.DOTALL)), re.DOTALL))
+        return cls(plain="" if path == "." else path, excludes=excludes)
+
+    def covers(self, path: str) -> bool:
+        above = [path, *map(str, Path(path).parents)]
+        if self.pattern is not None:
+            return any(self.pattern.fullmatch(one) for one in above)
+        return (not self.plain or self.plain in above) and path.endswith(self.suffix)
+
+
+def _selected(secret: str, specs: Sequence[_Spec]) -> bool:
+    wanted = [spec for spec in specs if not spec.excludes]
+    left_out = any(spec.excludes and spec.covers(secret) for spec in specs)
+    return not left_out and (not wanted or any(spec.covers(secret) for spec in wanted))
+
+
+def _stands(files: Files, operand: str) -> bool:
+    """Whether there is such a file. Git takes it for no revision then, or refuses it as both."""
+    return files.stands(operand)
+
+
+def _repositories(cwd: Path, sight: Sight) -> Iterator[tuple[str, str]]:
+    """What git may take for its directory, and the top of its working tree."""
+    for directory in map(str, (cwd, *cwd.parents)):
+        if sight.stands(f"{directory}/.git"):
+            yield f"{directory}/.git", directory
+        elif sight.stands(f"{directory}/HEAD") and all(
+            sight.is_directory(f"{directory}/{name}") for name in ("objects", "refs")
+        ):
+            yield directory, directory
+
+
+def _looked_at(cwd: Path, secret: Secrets, sight: Sight) -> Iterator[_Tracked]:
+    """What each repository that git may take tracks of what may be a secret."""
+    for git, top in _repositories(cwd, sight):
+        try:
+            data = sight.content(f"{_place(git, sight)}/index", MOST_INDEX)  # cut off it is not understood
+            prefix = os.path.relpath(cwd, top)
+            yield _Tracked("" if prefix == "." else prefix, _secrets(data, top, secret))
+        except (OSError, ValueError, Unread, Unseen):
+            raise Asks("it prints what is in files, and which the repository tracks cannot be told") from None
+
+
+def _place(git: str, sight: Sight) -> str:
+    """Where a repository is, through the file that says that it is elsewhere."""
+    if sight.is_directory(git):
+        return git
+    pointer = sight.content(git, MOST_LINE).decode().removeprefix("gitdir:").strip()
+    return os.path.join(os.path.dirname(git), pointer)
+
+
+@lru_cache(maxsize=2)
+def _secrets(data: bytes, top: str, secret: Secrets) -> tuple[str, ...]:
+    return tuple(path for path in entries(data) if secret.written(f"{top}/{path}"))

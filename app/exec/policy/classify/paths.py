@@ -1,0 +1,308 @@
+"""Which files a command may name, resolved as the kernel would: in an allowed directory, and no secret."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from shellback.exec.core.sight.patterns import expanded
+from shellback.exec.core.sight.sight import PUBLIC_TREES, Name, Sight, Unseen
+from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Surroundings
+
+_TIDY: Final = re.compile(r"[^\s'\"\\*?\[\]]*")
+_IN_PUBLIC: Final = tuple(f"{tree}/" for tree in PUBLIC_TREES)
+PUBLIC_FILES: Final = frozenset(
+    {
+        "/dev/null",
+        *(f"/etc/{name}" for name in ("os-release", "debian_version", "lsb-release", "issue", "alpine-release")),
+        *(f"/etc/{name}" for name in ("redhat-release", "fedora-release", "hostname", "timezone", "shells")),
+        *(f"/proc/{name}" for name in ("cpuinfo", "meminfo", "version", "uptime", "loadavg", "stat", "filesystems")),
+        *(f"/proc/sys/kernel/{name}" for name in ("ostype", "osrelease", "hostname", "version", "pid_max")),
+    }
+)
+MOST_NAMED: Final = 200
+"""Files that a judgement names one by one; more are named by their directory, with a slash at its end."""
+MOST_SEEN: Final = 5_000
+"""Entries of directories that are looked at for one operand; a tree with more asks where it has to be known."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What has been found out for one command line, so that it is found out once; `sight` bounds all of it."""
+
+    sight: Sight
+    plain: dict[str, bool] = field(default_factory=dict[str, bool])
+    real: dict[tuple[Path, str], Path] = field(default_factory=dict[tuple[Path, str], Path])
+    private: dict[str, bool] = field(default_factory=dict[str, bool])
+    allowed: set[str] = field(default_factory=set[str])
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """Files below a directory, that one included: with `plain` only regular ones, with `names` only those like each.
+
+    `depth`: no further down. `nul`: they are told apart by NUL, so that any name may be one of them.
+    """
+
+    top: str
+    names: tuple[str, ...] = ()
+    plain: bool = False
+    depth: int | None = None
+    nul: bool = False
+
+
+class Files:
+    """The files that one command names, judged one by one. Looks at directories and symlinks, never into a file."""
+
+    def __init__(self, around: Surroundings, known: Known | None = None) -> None:
+        self.around = around
+        self._known = known or Known(seen_from(around))
+        self.sight = self._known.sight
+        self.named: list[str] = []
+        self.entered: Path | None = None
+
+    def within(self, directory: Path) -> Files:
+        """The files of a command that runs in another directory."""
+        return Files(replace(self.around, cwd=directory), self._known)
+
+    @property
+    def repositories(self) -> Sight:
+        """What is looked at to know a repository: on the host git takes those above the workspace too."""
+        return self.sight if self.around.sandboxed else Sight(("/",))
+
+    def read(self, text: str) -> None:
+        """Let a file or directory be read.
+
+        Raises:
+            Asks: It is a secret, lies outside, or cannot be resolved now.
+        """
+        self._allow(text, self.resolve(text))
+
+    def look(self, text: str) -> None:
+        """Let facts of a path be told, and a directory's names; see `read`."""
+        real = self.resolve(text)
+        if real in self._above():
+            self.named.append(str(real))
+        else:
+            self._allow(text, real)
+
+    def link(self, text: str) -> None:
+        """Let facts of a path be told, a symlink not followed; see `read`."""
+        trimmed = text.rstrip("/")
+        if trimmed != text or os.path.basename(text) in {"", ".", ".."}:
+            self.look(text)
+            return
+        directory, last = os.path.split(text)
+        self._allow(text, self.resolve(f"{directory}/" if directory else "./") / last)
+
+    def enter(self, text: str) -> None:
+        """Let the commands that follow run in a directory that is there; `entered` is that one. See `look`."""
+        self.look(f"{text}/")
+        real = self.resolve(text)
+        if str(real) != os.path.normpath(os.path.join(self.around.cwd, text)):
+            raise Asks(f"{text} leads through a symlink")
+        self.entered = real
+
+    def descend(self, text: str, *, follows: bool, reads: bool, hidden: bool = True) -> None:
+        """Let everything below a directory be told, or with `reads` be read; hidden files only with `hidden`.
+
+        In the sandbox what is hidden there cannot be read; elsewhere the tree must hold no secret. With `follows` it
+        must hold no symlink that leads outside.
+
+        Raises:
+            Asks: As `read`, or the tree holds such a thing, or is too large to know.
+        """
+        path = os.path.join(self.around.cwd, text)
+        if not follows and self._is_link(path):
+            self.link(text)
+            return
+        self.read(text)
+        real = self.resolve(text)
+        if not follows and (self.around.sandboxed or not reads):
+            return
+        for seen, (inner, entry) in enumerate(self.sight.below(str(real), hidden=hidden)):
+            if seen > MOST_SEEN:
+                raise Asks(f"{text} holds too much to know that no secret is in it")
+            if follows and entry.kind == "l":
+                self._allow(inner, self.resolve(inner))
+            elif reads and not self.around.sandboxed and self.private(inner):
+                raise Asks(f"{inner} is a secret, and {text} would be read with all that is in it")
+
+    def every(self, below: Below, judge: Callable[[str], None]) -> None:
+        """Let each file that is below a directory be judged; see `Below`.
+
+        Raises:
+            Asks: One may not be named, a name in it asks for secrets, or there are too many to know.
+        """
+        for name in below.names:
+            if name.startswith((".", "[")) or self.private(os.path.join(below.top, name)):
+                raise Asks(f"{name} may stand for secrets")
+        judge(below.top)
+        kept = len(self.named)
+        for path in self._under(below):
+            judge(path)
+        if len(self.named) - kept > MOST_NAMED:
+            self.named[kept:] = [f"{self.resolve(below.top)}/"]
+
+    def tidy(self, below: Below) -> bool:
+        """Whether no name below a directory has in it what a shell, or what reads names from text, takes apart."""
+        top = str(self.resolve(below.top))
+        return not below.nul and all(_TIDY.fullmatch(path) for path in (below.top, *self._under(below, above=top)))
+
+    def _under(self, below: Below, above: str = "") -> Iterator[str]:
+        patterns = [_like(name) for name in below.names]
+        top = str(self.resolve(below.top))
+        for seen, (inner, entry) in enumerate(self._entries(top)):
+            if seen > MOST_SEEN:
+                raise Asks(f"{below.top} holds too much to know all that is in it")
+            if below.depth is not None and inner.count("/") - top.rstrip("/").count("/") > below.depth:
+                continue
+            if (not below.plain or entry.kind == "f") and all(like.fullmatch(entry.name) for like in patterns):
+                yield inner.removeprefix(above)
+
+    def _entries(self, top: str) -> Iterator[tuple[str, Name]]:
+        try:
+            yield from self.sight.below(top)
+        except Unseen:
+            raise Asks(f"{top} is outside the directories that may be read") from None
+
+    def expand(self, pattern: str) -> list[str]:
+        """The names that a pattern stands for, or more of them; empty where there are none.
+
+        Raises:
+            Asks: They lie outside.
+            TooMuch: They are too many.
+        """
+        return expanded(pattern, self, wide=True)
+
+    def listed(self, path: str, *, hidden: bool) -> list[Name]:
+        """The names in a directory that are, or are not, hidden; see `read`."""
+        real = self.resolve(path)
+        self._allow(path, real)
+        self.named.pop()
+        try:
+            names = self.sight.names(str(real))
+        except (OSError, Unseen):
+            return []
+        if len(names) > MOST_SEEN:
+            raise Asks(f"{path} holds too many files for a pattern")
+        return [one for one in names if one.name.startswith(".") == hidden]
+
+    def enters(self, path: str) -> bool:
+        """The same, or that it leads where nothing may be looked at: a shell will find what is there."""
+        return self._maybe(path, follow=True, is_one=lambda status: stat.S_ISDIR(status.st_mode))
+
+    def meets(self, path: str) -> bool:
+        """Whether anything stands at a path, or it leads where nothing may be looked at."""
+        return self._maybe(path, follow=False, is_one=lambda _: True)
+
+    def _maybe(self, path: str, *, follow: bool, is_one: Callable[[os.stat_result], bool]) -> bool:
+        try:
+            _, found = self.sight.place(os.path.join(self.around.cwd, path), follow=follow)
+        except Unseen:
+            return True
+        except OSError:
+            return False
+        found.close()
+        return found.status is not None and is_one(found.status)
+
+    def stands(self, path: str) -> bool:
+        """Whether anything that may be looked at stands at a path, a symlink itself."""
+        return self.sight.stands(os.path.join(self.around.cwd, path))
+
+    def _is_link(self, path: str) -> bool:
+        status = self.sight.status(path, follow=False)
+        return status is not None and stat.S_ISLNK(status.st_mode)
+
+    def is_directory(self, path: str) -> bool:
+        """Whether a path leads to a directory that may be looked at."""
+        return self.sight.is_directory(os.path.join(self.around.cwd, path))
+
+    def resolve(self, text: str) -> Path:
+        """Where a path leads. Its last component may be missing; what is on the way may not.
+
+        Raises:
+            Asks: It cannot be told.
+        """
+        place = (self.around.cwd, text)
+        if place not in self._known.real:
+            self._known.real[place] = self._resolved(text)
+        return self._known.real[place]
+
+    def _resolved(self, text: str) -> Path:
+        if "\0" in text or len(text) > 4096:
+            raise Asks("a path is no path")
+        if os.path.normpath(text) in PUBLIC_FILES:
+            return Path(os.path.normpath(text))
+        path = text if text.startswith("/") else f"{self.around.cwd}/{text}"
+        try:
+            real, found = self.sight.place(path)
+        except Unseen as unseen:
+            if unseen.above:
+                return Path(unseen.above)
+            self.named.append(os.path.normpath(path))
+            raise Asks(f"{text} is outside the directories that may be read") from None
+        except OSError as error:
+            self.named.append(os.path.normpath(path))
+            if error.errno == errno.ELOOP:
+                raise Asks(f"{text} is a loop of symlinks") from None
+            raise Asks(f"a directory on the way to {text} is not there, so where it leads is not known") from None
+        found.close()
+        mode = None if found.status is None else found.status.st_mode
+        self._known.plain[real] = mode is None or stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+        return Path(real)
+
+    def _allow(self, text: str, real: Path) -> None:
+        plain = str(real)
+        self.named.append(plain)
+        if plain not in self._known.allowed:
+            self._judge(text, plain)
+            self._known.allowed.add(plain)
+        written = os.path.normpath(os.path.join(self.around.cwd, text))
+        if written != plain and self.private(written):
+            raise Asks(f"{text} is a secret")
+
+    def _judge(self, text: str, real: str) -> None:
+        if self.private(real):
+            raise Asks(f"{text} is a secret")
+        if real in PUBLIC_FILES or real in PUBLIC_TREES or real.startswith(_IN_PUBLIC):
+            return
+        if not any(_inside(real, str(directory)) for directory in self.around.allowed):
+            raise Asks(f"{text} is outside the directories that may be read")
+        if not self._known.plain.get(real, True):
+            raise Asks(f"{text} is no plain file or directory")
+
+    def private(self, path: str) -> bool:
+        """Whether it may be a secret: see `Secrets`."""
+        path = os.path.join(self.around.cwd, path)
+        if path not in self._known.private:
+            self._known.private[path] = self.around.secret(Path(path))
+        return self._known.private[path]
+
+    def _above(self) -> set[Path]:
+        """Directories on the way down to the allowed ones; on the host only the root, which is no news."""
+        if not self.around.sandboxed:
+            return {Path("/")}
+        return {parent for directory in self.around.allowed for parent in directory.parents} | {Path("/")}
+
+
+def seen_from(around: Surroundings) -> Sight:
+    """What is looked at to judge one command line."""
+    return Sight((*map(str, around.allowed), *PUBLIC_TREES), held=around.held)
+
+
+def _like(pattern: str) -> re.Pattern[str]:
+    """A pattern of `find`, or a wider one: what is in brackets or behind a backslash is not read."""
+    return re.compile(".*" if set(pattern) & set("[\\") else fnmatch.translate(pattern), re.DOTALL | re.IGNORECASE)
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(directory if directory == "/" else f"{directory}/")

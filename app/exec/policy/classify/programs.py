@@ -1,0 +1,125 @@
+"""Which program a name stands for, and whether what it is given lets it only read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from typing import Final
+
+from shellback.exec.policy.classify.arguments import match
+from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.git import git
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.classify.options import Call, Judge, Program
+from shellback.exec.policy.classify.tables.archives import ARCHIVES
+from shellback.exec.policy.classify.tables.builtins import BUILTINS, LIKE_BUILTINS
+from shellback.exec.policy.classify.tables.files import FILES
+from shellback.exec.policy.classify.tables.filters import FILTERS
+from shellback.exec.policy.classify.tables.search import SEARCH
+from shellback.exec.policy.classify.tables.system import SYSTEM
+from shellback.exec.policy.classify.tables.text import TEXT
+from shellback.exec.policy.classify.tables.tiers import needs_more
+from shellback.exec.policy.classify.tables.versions import VERSIONS
+from shellback.exec.policy.classify.tables.wrappers import WRAPPERS
+
+TABLES: Final[Mapping[str, Program | Judge]] = {
+    **VERSIONS,
+    **TEXT,
+    **FILES,
+    **SEARCH,
+    **FILTERS,
+    **SYSTEM,
+    **ARCHIVES,
+    **LIKE_BUILTINS,
+    **WRAPPERS,
+    "git": git,
+}
+"""Programs that are files."""
+
+_ASKED_OF_ALL: Final = frozenset({("--version",), ("--help",)})
+_AS_FILES: Final = frozenset({"echo", "true", "false", "printf", "test", "[", "pwd"})
+
+
+class Trust:
+    """Where programs lie, and whether only root can put them there; looked up once for each name."""
+
+    def __init__(self, search: tuple[str, ...]) -> None:
+        self._search = search
+        self._known: dict[str, Asks | None] = {}
+
+    def where(self, name: str) -> str | None:
+        """The path of the program that a name stands for; None where none is there."""
+        return next((path for path in (os.path.join(one, name) for one in self._search) if os.path.isfile(path)), None)
+
+    def name(self, given: str, *, builtin: bool = True) -> str:
+        """The name in the tables of what a command's first word runs; no `builtin` where a program runs it.
+
+        Raises:
+            Asks: It is not a plain name, or leads to a file that others than root can change.
+        """
+        name = given
+        if "/" in given:
+            directory, name = os.path.split(given)
+            if directory not in self._search:
+                raise Asks(f"{given} is not in a directory of trusted programs")
+        elif builtin and given in BUILTINS:
+            return given
+        if given not in self._known:
+            self._known[given] = self._objection(given, name)
+        objection = self._known[given]
+        if objection is not None:
+            raise Asks(objection.reason)
+        return name
+
+    def _objection(self, given: str, name: str) -> Asks | None:
+        if "/" in given:
+            if not os.path.isfile(given):
+                return Asks(f"{given} is not there")
+            return None if _only_roots(given) else Asks(f"{given} can be changed by others than root")
+        for directory in self._search:
+            path = os.path.join(directory, name)
+            if os.path.lexists(path):
+                return None if _only_roots(path) else Asks(f"{path} can be changed by others than root")
+        return None
+
+
+def _only_roots(path: str) -> bool:
+    """Whether a program, where symlinks lead too, and its directories belong to root, and no other may write them."""
+    try:
+        real = os.path.realpath(path, strict=True)
+        places = {real, os.path.dirname(real), os.path.dirname(path)}
+        return all(_belongs_to_root(os.stat(place)) for place in places) and os.path.isfile(real)
+    except OSError:
+        return False
+
+
+def _belongs_to_root(found: os.stat_result) -> bool:
+    return found.st_uid == 0 and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def judge(call: Call, *, by_path: bool) -> None:
+    """Accept a call that lets its program only read.
+
+    Raises:
+        Asks: It may do more, or nothing is known of the program.
+    """
+    arguments = tuple(argument.text for argument in call.arguments)
+    table = TABLES.get(call.name)
+    if call.name in BUILTINS and (not by_path or call.name in _AS_FILES):
+        table = BUILTINS[call.name]
+    elif arguments in _ASKED_OF_ALL and table is not None and table is not VERSIONS.get(call.name):
+        return
+    if table is None:
+        raise Asks(f"{call.name} is not known to only read", _tier(call.name, arguments))
+    try:
+        if isinstance(table, Program):
+            match(table, call)
+        else:
+            table(call)
+    except Asks as asks:
+        raise Asks(asks.reason, max(asks.tier, _tier(call.name, arguments))) from None
+
+
+def _tier(name: str, arguments: tuple[str, ...]) -> Tier:
+    return Tier.ADMIN if needs_more(name, arguments) else Tier.READ_WRITE

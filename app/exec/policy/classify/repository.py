@@ -1,0 +1,170 @@
+"""Whether a git repository's own configuration runs no program when it is only asked. Starts nothing.
+
+The configuration of the whole machine, `/etc/gitconfig`, is its owner's word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from shellback.exec.core.sight.sight import Sight, Unseen
+from shellback.exec.wire.gitconfig import HARMLESS
+
+MOST_BYTES: Final = 64 * 1024
+"""Of a configuration file; a longer one is not looked at."""
+MOST_LINE: Final = 4096
+MOST_INDEX: Final = 16 * 1024 * 1024
+
+_RUNS: Final = re.compile(
+    r"filter\..+|diff\.(external|.+\.(command|textconv))|core\.(fsmonitor|pager|editor|sshcommand|gitproxy|askpass"
+    r"|alternaterefscommand)|alias\..+|pager\..+|gpg\.(.+\.)?program|include\.path|includeif\..+|credential\..+"
+    r"|interactive\.difffilter|sequence\.editor|uploadpack\..+|(diff|merge)tool\..+|merge\..+\.driver|trailer\..+",
+    re.IGNORECASE,
+)
+"""Keys by which git runs a program when it is asked, or may take such a key from elsewhere."""
+_SAID: Final = re.compile(
+    r"core\.[a-z]+|diff\.external|include\.path|gpg\.program|interactive\.difffilter|sequence\.editor", re.IGNORECASE
+)
+"""Those of them that are words of git's as a whole; of the others only the section is, and the rest is not said."""
+_HEADER: Final = re.compile(r'\[([A-Za-z0-9.-]+)(?:[ \t]+"((?:[^"\\\n]|\\["\\])*)")?\][ \t]*')
+_KEY: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=(.*))?")
+_HOOKS: Final = ("post-index-change", "fsmonitor-watchman", "query-watchman", "reference-transaction", "pre-auto-gc")
+_UNREADABLE: Final = "the repository's configuration cannot be looked at: it is no plain file, or may not be read"
+_GITLINK: Final = (0o160000).to_bytes(4, "big")
+
+
+def objection(cwd: Path, home: Path | None = None, sight: Sight | None = None) -> str | None:
+    """Why asking git in a directory may run a program, in words that follow "because"; None if it does not.
+
+    `home` is HOME where that is a directory that commands may write, so that its configuration is nobody's word. What
+    is said holds nothing that stands in a file.
+
+    Raises:
+        TooMuch: It takes more than `sight` may look at.
+    """
+    look = _Look(sight or Sight(("/",)))
+    try:
+        for file in (f"{home}/.gitconfig", f"{home}/.config/git/config") if home else ():
+            if (key := look.first(file, _strange)) is not None:
+                return f"git's configuration in HOME sets {key}"
+        return next((reason for found in look.candidates(cwd) if (reason := look.judge(*found)) is not None), None)
+    except (OSError, UnicodeDecodeError, Unseen):
+        return _UNREADABLE
+
+
+def running(cwd: Path, sight: Sight | None = None) -> str | None:
+    """The same where a profile holds git to reading: only what plainly names a program.
+
+    Hooks run when something is written, which nothing there can be.
+    """
+    look = _Look(sight or Sight(("/",)))
+    try:
+        configs = [config for found in look.candidates(cwd) for config in look.configs(*found)]
+        key = next((key for config in configs if (key := look.first(config, _runs)) is not None), None)
+    except (OSError, UnicodeDecodeError, Unseen):
+        return _UNREADABLE
+    return None if key is None else f"the repository's configuration sets {key}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Looks at repositories within a bound. No file is opened that is a symlink, or no plain file."""
+
+    sight: Sight
+
+    def candidates(self, cwd: Path) -> Iterator[tuple[str, int]]:
+        """What git may take for its directory: a `.git` that is none is passed over, so each on the way up counts.
+
+        With the mode of what stands there.
+        """
+        for directory in map(str, (cwd, *cwd.parents)):
+            if directory != "/" and not self.sight.sees(directory):
+                return
+            found = self._status(f"{directory}/.git")
+            if found is not None:
+                yield f"{directory}/.git", found.st_mode
+            if self._status(f"{directory}/HEAD") is not None:
+                yield directory, stat.S_IFDIR
+
+    def configs(self, git: str, mode: int) -> Iterator[str]:
+        """The files that a repository's configuration is in, through the files that say that it is elsewhere."""
+        if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
+            pointer = self._line(git)
+            if pointer.startswith("gitdir:"):
+                git = os.path.join(os.path.dirname(git), pointer[len("gitdir:") :].strip())
+        yield f"{git}/config"
+        yield f"{git}/config.worktree"
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            yield os.path.join(git, self._line(f"{git}/commondir").strip(), "config")
+
+    def judge(self, git: str, mode: int) -> str | None:
+        """What speaks against a repository."""
+        names = {one.name for one in self.sight.names(git)} if stat.S_ISDIR(mode) else set[str]()
+        if not stat.S_ISDIR(mode) or not names.isdisjoint({"commondir", "config.worktree"}):
+            return "the repository takes its configuration from elsewhere"
+        shared = any(name.startswith("sharedindex.") for name in names)
+        if "modules" in names or shared or ("index" in names and self._links(f"{git}/index")):
+            return "the repository has submodules, or an index that cannot be looked at"
+        hooks = {one.name for one in self.sight.names(f"{git}/hooks")} if "hooks" in names else set[str]()
+        if hook := next((name for name in _HOOKS if name in hooks), None):
+            return f"the repository has a hook {hook}"
+        key = self.first(f"{git}/config", _strange)
+        return None if key is None else f"the repository's configuration sets {key}"
+
+    def first(self, file: str, wanted: Callable[[str], bool]) -> str | None:
+        """A key of a configuration file that is `wanted`, or that something of it is not understood."""
+        try:
+            content = self.sight.content(file, MOST_BYTES + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if len(content) > MOST_BYTES:
+            return "more than can be looked at"
+        section = ""
+        for number, written in enumerate(content.decode().replace("\r\n", "\n").split("\n"), 1):
+            line = written.strip(" \t")
+            if header := _HEADER.match(line):
+                section = header[1].lower() + (f".{header[2]}" if header[2] is not None else "")
+                line = line[header.end() :]
+            if not line or line[0] in "#;":
+                continue
+            key = _KEY.fullmatch(line)
+            if key is None or line.endswith("\\") or not section:
+                return f"what is not understood (line {number})"
+            name = f"{section}.{key[1].lower()}"
+            quiet = name == "core.fsmonitor" and (key[2] or "").strip() == "false"
+            if not quiet and wanted(name):
+                return f"{_said(name)} (line {number})"
+        return None
+
+    def _links(self, index: str) -> bool:
+        """Whether an index holds another repository, or is too large to know; git would ask that one too."""
+        content = self.sight.content(index, MOST_INDEX + 1)
+        return len(content) > MOST_INDEX or _GITLINK in content
+
+    def _line(self, file: str) -> str:
+        return self.sight.content(file, MOST_LINE).partition(b"\n")[0].decode()
+
+    def _status(self, path: str) -> os.stat_result | None:
+        return self.sight.status(path, follow=False)
+
+
+def _strange(name: str) -> bool:
+    return not HARMLESS.fullmatch(name)
+
+
+def _runs(name: str) -> bool:
+    return _RUNS.fullmatch(name) is not None
+
+
+def _said(name: str) -> str:
+    """A key that is no harmless one, in words of git's and ours."""
+    if not _RUNS.fullmatch(name):
+        return "what is not known to run nothing"
+    return name if _SAID.fullmatch(name) else f"{name.partition('.')[0]}.*"

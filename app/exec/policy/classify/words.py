@@ -1,0 +1,400 @@
+"""How bash reads a word: quotes, backslashes and expansions, one character after the other."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from typing import Final
+
+from shellback.exec.policy.classify.characters import named
+from shellback.exec.policy.classify.lookalikes import misleading
+from shellback.exec.policy.classify.pieces import Misread, Pieces, Refused, Unread
+from shellback.exec.policy.classify.syntax import KNOWN, STATUS, Output, Outside, Simple, Values, Word
+
+DEPTH: Final = 20
+"""How deep commands may stand in one another, substitutions counted."""
+
+LEVELS: Final = 500
+"""How many levels are entered in all: what looks like arithmetic may be read twice."""
+
+_EASY: Final = re.compile(r"[A-Za-z0-9_./,@%+^-][A-Za-z0-9_./:,@%+^-]*(?=[ \t\n;|&)]|\Z)")
+_PLAIN: Final = re.compile(r"[^ \t\n|&;()<>'\"\\$`]+")
+_IN_DOUBLE: Final = re.compile(r'[^"\\$`]+')
+_IN_HEREDOC: Final = re.compile(r"[^\\$`]+")
+_BLANKS: Final = re.compile(r"[ \t]*")
+_CONTINUED: Final = re.compile(r"(?:\\\n)+")
+_GLOB: Final = re.compile(r"[*?\[]")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_BRACED_NAME: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_ASSIGNED_TILDE: Final = re.compile(r"[=:]~")
+_ARRAY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=\Z")
+_OPENING: Final = {"(": ")", "{": "}", "[": "]"}
+SUBSTITUTED: Final = "a command's output becomes part of the command line"
+
+
+class Words(ABC):
+    """Reads words of `source` from `at` on, and notes what of them is outside the subset."""
+
+    def __init__(self, source: str, at: int = 0) -> None:
+        self.source = source
+        self.at = at
+        self.end = len(source)
+        self.outside: list[Outside] = []
+        self.commands: list[Simple] = []
+        self.spans: list[tuple[int, int]] = []
+        self.loops: dict[str, Values] = {}
+        self.printer: int | None = None
+        self.depth = 0
+        self.levels = 0
+
+    @abstractmethod
+    def nested(self, opened: int) -> None:
+        """Read commands up to the `)` that ends them, and that too; `printer` is then what prints their output."""
+
+    @abstractmethod
+    def part(self, upto: int, at: int) -> Words:
+        """A reader for another part of the text, from `at` on; what it finds is found here."""
+
+    @abstractmethod
+    def listed(self) -> None:
+        """Read commands up to the end."""
+
+    def leave(self, reason: str, start: int, end: int | None = None) -> None:
+        """Note what is outside the subset."""
+        end = self.at if end is None else end
+        self.outside.append(Outside(reason=reason, text=self.source[start:end], start=start, end=end))
+
+    def here(self, ahead: int = 0) -> str:
+        """The character at the place, or nothing behind the end."""
+        at = self.at + ahead
+        return self.source[at] if at < self.end else ""
+
+    def skip(self) -> None:
+        """Go to the next token: over blanks, continued lines and a comment."""
+        source = self.source
+        if self.at < self.end and source[self.at] not in " \t\\#":
+            return
+        while self.at < self.end:
+            if (matched := _BLANKS.match(source, self.at)) is not None:
+                self.at = matched.end()
+            if (continued := _CONTINUED.match(source, self.at)) is not None:
+                before, after = source[self.at - 1 : self.at], source[continued.end() : continued.end() + 1]
+                if before and before in "|&;<>()" and after and after in "|&;<>()-":
+                    raise Unread("an operator goes on in the next line")
+                self.at = continued.end()
+                continue
+            if self.here() == "#":
+                ends = source.find("\n", self.at)
+                self.at = self.end if ends < 0 else ends
+            return
+
+    def word(self) -> Word:
+        """The word that begins here."""
+        source, start = self.source, self.at
+        if (easy := _EASY.match(source, start)) is not None:
+            self.at = end = easy.end()
+            self.spans.append((start, end))
+            return Word(easy[0], easy[0], start, end)
+        pieces = Pieces()
+        while self.at < self.end and self._piece(pieces, start):
+            pass
+        return self._made(pieces, start)
+
+    def _piece(self, pieces: Pieces, start: int) -> bool:
+        source, at = self.source, self.at
+        if (plain := _PLAIN.match(source, at)) is not None:
+            self.at = plain.end()
+            pieces.plain(plain[0])
+            return True
+        match source[at]:
+            case "'":
+                self.at = self.closed("'", at) + 1
+                pieces.quote(source[at + 1 : self.at - 1])
+            case '"':
+                self._double(pieces)
+            case "\\":
+                self._escaped(pieces)
+            case "$":
+                self._dollar(pieces, quoted=False)
+            case "`":
+                self._backquoted(pieces, quoted=False)
+            case "<" | ">" if self.here(1) == "(":
+                self.at += 2
+                self.nested(at)
+                self.leave("a command runs in place of a file", at)
+                pieces.expansion(source[at : self.at])
+            case "(" if at > start and pieces.literal and self._opens_in_word(pieces, at):
+                self.matched("(", at)
+                pieces.expansion(source[at : self.at])
+            case _:
+                return False
+        return True
+
+    def _opens_in_word(self, pieces: Pieces, at: int) -> bool:
+        before = self.source[at - 1]
+        if before in "?*+@!" and pieces.text[-1] is pieces.literal[-1]:
+            self.leave("an extended pattern is not read", at - 1, at + 1)
+            return True
+        if not pieces.quoted and _ARRAY.match(pieces.literal[0]) and len(pieces.text) == 1:
+            self.leave("an array is not read", at - len(pieces.literal[0]), at + 1)
+            return True
+        return False
+
+    def _made(self, pieces: Pieces, start: int) -> Word:
+        raw, text, literal = self.source[start : self.at], "".join(pieces.text), "".join(pieces.literal)
+        if (character := misleading(literal)) is not None:
+            at = self.source.index(character, start)
+            raise Misread(at, f"it looks like what it is not, and is not quoted: {named(character)}")
+        globs = _GLOB.search(literal) is not None and text not in {"[", "[["}
+        first = pieces.text[0] if pieces.text else ""
+        tilde = first.startswith("~") and bool(pieces.literal) and pieces.literal[0] is first
+        if tilde and not (raw == "~" or raw.startswith("~/")):
+            self.leave("a home directory other than one's own is not known", start)
+        elif "~" in literal and _ASSIGNED_TILDE.search(raw):
+            self.leave("a home directory within a word is not read", start)
+        if "{" in literal and ("," in (opened := raw[raw.index("{") :]) or ".." in opened):
+            self.leave("braces become several words", start)
+        if globs and pieces.kept:
+            kept = "".join(pieces.kept)
+            if _GLOB.search(kept) or "\\" in kept or "[" in literal:
+                self.leave("a pattern that is quoted in part is not read", start)
+        if raw.startswith("!!"):
+            self.leave("a command of the history is not known", start)
+        if pieces.variables and any("$" in piece for piece in (*pieces.literal, *pieces.kept)):
+            self.leave("a $ beside a loop variable is not read", start)
+        self.spans.append((start, self.at))
+        return Word(
+            text=text,
+            raw=raw,
+            start=start,
+            end=self.at,
+            quoted=pieces.quoted,
+            globs=globs,
+            variables=tuple(pieces.variables),
+            tilde=tilde,
+            splits=pieces.splits,
+            unknown=pieces.unknown,
+        )
+
+    def closed(self, mark: str, opened: int) -> int:
+        found = self.source.find(mark, opened + 1)
+        if found < 0:
+            raise Refused(opened, f"the {mark} is not closed")
+        return found
+
+    def _escaped(self, pieces: Pieces) -> None:
+        at, following = self.at, self.here(1)
+        self.at = min(at + 2, self.end)
+        if following == "\n":
+            self.leave("a word goes on in the next line", at)
+        elif following:
+            pieces.quote(following)
+        else:
+            pieces.quote("\\")
+            self.leave("it ends with a backslash", at)
+
+    def _double(self, pieces: Pieces) -> None:
+        opened = self.at
+        self.at += 1
+        pieces.quote("")
+        while (character := self.here()) != '"':
+            if not character:
+                raise Refused(opened, 'the " is not closed')
+            self._in_text(pieces, _IN_DOUBLE, '$`"\\')
+        self.at += 1
+
+    def _in_text(self, pieces: Pieces, plain: re.Pattern[str], escapable: str) -> None:
+        source, at = self.source, self.at
+        if (matched := plain.match(source, at)) is not None:
+            self.at = matched.end()
+            pieces.quote(matched[0])
+        elif source[at] == "$":
+            self._dollar(pieces, quoted=True)
+        elif source[at] == "`":
+            self._backquoted(pieces, quoted=True)
+        else:
+            following = self.here(1)
+            self.at = min(at + 2, self.end)
+            if following == "\n":
+                self.leave("quoted text goes on in the next line", at)
+            else:
+                pieces.quote(following if following and following in escapable else f"\\{following}")
+
+    def _dollar(self, pieces: Pieces, *, quoted: bool) -> None:
+        source, at = self.source, self.at
+        name = _NAME.match(source, at + 1)
+        braced = _BRACED_NAME.match(source, at + 1)
+        known = braced[1] if braced else name[0] if name else STATUS if self.here(1) == "?" else ""
+        if known in KNOWN:
+            self.loops = {**self.loops, known: KNOWN[known]}
+        if known and known in self.loops:
+            self.at = braced.end() if braced else at + 1 + len(name[0] if name else "?")
+            pieces.variable(known, quoted=quoted)
+        elif self.here(1) == "(":
+            self._parenthesis_after_dollar(pieces, at, quoted=quoted)
+        elif self._expansion(at, name, quoted=quoted):
+            pieces.expansion(source[at : self.at])
+        else:
+            self.at += 1
+            (pieces.quote if quoted else pieces.plain)("$")
+            if self.source.startswith("\\\n", self.at):
+                raise Unread("what a $ begins goes on in the next line")
+
+    def _expansion(self, at: int, name: re.Match[str] | None, *, quoted: bool) -> bool:
+        """Go over the expansion here, if the $ begins one."""
+        following = self.here(1)
+        if name:
+            self.at = name.end()
+            self.leave("a variable has a value that is known only when it runs", at)
+        elif following and following in "{[":
+            self.at += 1
+            self.matched(following, at, quoted=quoted)
+            self.leave(
+                "a variable has a value that is known only when it runs"
+                if following == "{"
+                else "arithmetic can run commands",
+                at,
+            )
+        elif following and following in "0123456789@*#?-$!":
+            self.at += 2
+            self.leave("a variable has a value that is known only when it runs", at)
+        elif following and following in "'\"" and not quoted:
+            self.at += 1
+            if following == "'":
+                self.matched("'", at)
+            else:
+                self._double(Pieces())
+            self.leave("quotes with a $ before them are not read", at)
+        else:
+            return False
+        return True
+
+    def _parenthesis_after_dollar(self, pieces: Pieces, at: int, *, quoted: bool) -> None:
+        if self.here(2) == "(" and self.arithmetic(at + 1):
+            self.leave("arithmetic can run commands", at)
+            pieces.expansion(self.source[at : self.at])
+            return
+        self.at = at + 2
+        self.nested(at)
+        self._substituted(pieces, at, quoted=quoted)
+
+    def _substituted(self, pieces: Pieces, at: int, *, quoted: bool) -> None:
+        """Note the substitution that begins at a place: a variable whose name is that place."""
+        self.loops = {**self.loops, str(at): Output(self.printer)}
+        pieces.variable(str(at), quoted=quoted)
+
+    def arithmetic(self, opened: int, *, command: bool = False) -> bool:
+        """Read `((...))`, which `opened` is the beginning of; False, and nothing read, where it is not one.
+
+        As a `command` it is not one either where a quote is not closed: in a comment or heredoc it need not be.
+        """
+        self.at = opened
+        known, depth = (len(self.outside), len(self.commands)), self.depth
+        try:
+            self.matched("(", opened)
+        except Misread:
+            raise
+        except Refused:
+            if not command:
+                raise
+            self.depth = depth
+        else:
+            if self.source[self.at - 2] == ")" and self._pair(opened + 1) == self.at - 1:
+                return True
+        del self.outside[known[0] :], self.commands[known[1] :]
+        self.at = opened
+        return False
+
+    def _pair(self, opened: int) -> int:
+        """Behind the end of the bracket that is opened at a place, as far as can be told without reading it again."""
+        level, at = 0, opened
+        while at < self.at:
+            match self.source[at]:
+                case "(":
+                    level += 1
+                case ")":
+                    level -= 1
+                    if level == 0:
+                        return at + 1
+                case "\\":
+                    at += 1
+                case _:
+                    pass
+            at += 1
+        return -1
+
+    def _backquoted(self, pieces: Pieces, *, quoted: bool) -> None:
+        opened = at = self.at
+        while (at := at + 1) < self.end and self.source[at] != "`":
+            at += self.source[at] == "\\"
+        if at >= self.end:
+            raise Refused(opened, "the ` is not closed")
+        self.at = at + 1
+        if "\\" not in self.source[opened:at] and self._apart(opened + 1, at):
+            self._substituted(pieces, opened, quoted=quoted)
+        else:
+            pieces.expansion(self.source[opened : self.at])
+            self.leave(SUBSTITUTED, opened)
+
+    def _apart(self, start: int, end: int) -> bool:
+        """Read commands that bash reads only when it comes to them: what is wrong with them is no error here."""
+        inner = self.part(end, start)
+        try:
+            inner.listed()
+        except Misread:
+            raise
+        except Refused:
+            return False
+        self.printer = inner.printer
+        return True
+
+    def expanding(self, start: int, end: int) -> None:
+        """Read text that bash expands like a quoted one when it comes to it."""
+        inner = self.part(end, start)
+        pieces = Pieces()
+        try:
+            while inner.at < inner.end:
+                inner._in_text(pieces, _IN_HEREDOC, "$`\\")  # noqa: SLF001 - of its own kind
+        except Misread:
+            raise
+        except Refused:
+            pass
+
+    def matched(self, mark: str, opened: int, *, quoted: bool = False) -> None:
+        """Go behind the bracket or quote that closes the one here."""
+        closing = _OPENING.get(mark, mark)
+        self.deeper()
+        self.at += 1
+        ignored = Pieces()
+        while (character := self.here()) != closing:
+            if not character:
+                raise Refused(opened, f"the {mark} is not closed")
+            if character == "\\":
+                self.at = min(self.at + 2, self.end)
+            elif mark == "'":
+                self.at += 1
+            elif character == mark and mark != "{":
+                self.matched(mark, self.at, quoted=quoted)
+            elif character == "'" and not quoted:
+                self.at = self.closed("'", self.at) + 1
+            elif character == '"':
+                self._double(ignored)
+            elif character == "$":
+                self._dollar(ignored, quoted=quoted)
+            elif character == "`":
+                self._backquoted(ignored, quoted=quoted)
+            else:
+                self.at += 1
+        self.at += 1
+        self.depth -= 1
+
+    def deeper(self) -> None:
+        """Count a level.
+
+        Raises:
+            Unread: It is one too many, or there were too many in all.
+        """
+        self.depth += 1
+        self.levels += 1
+        if self.depth > DEPTH or self.levels > LEVELS:
+            raise Unread("commands stand too deep in one another to be followed")

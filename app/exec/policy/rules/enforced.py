@@ -1,0 +1,136 @@
+"""Paths that are enforced (spec 002): what a command line names lies in the allowed directories, or it is refused.
+
+Told from the text and from symlinks as they are now, so it is no boundary, the sandbox is that. What only the shell
+knows (variables, substitutions, what a pattern matches) is not seen here, and is asked about.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen
+from shellback.exec.policy.classify.model import Judgement, Surroundings, Tier
+from shellback.exec.policy.rules.carriers import Text, carried, name_of
+from shellback.exec.policy.rules.commands import MOVES
+from shellback.exec.policy.rules.loose import Loose, read
+from shellback.exec.policy.rules.protected import written
+from shellback.exec.policy.rules.spelling import sourced
+
+_DEPTH: Final = 5
+_STEPS: Final = 64
+_PLACES: Final = 8
+"""Command lines within command lines, commands that one carries, directories that one may run in."""
+_STREAMS: Final = re.compile(r"/dev/(?:null|zero|full|u?random|tty|std(?:in|out|err)|fd/[0-9]+)")
+_BEHIND: Final = re.compile(r"[=:](?!//)")
+_SHORT: Final = re.compile(r"-[A-Za-z](?=.)")
+
+
+def outside(source: str, judgement: Judgement, around: Surroundings) -> str | None:
+    """Why a command line is refused where paths are enforced; None where all that it names is inside."""
+    only_reads = [one for one in judgement.segments if one.tier is Tier.READ_ONLY]
+    # Of these the paths are known; their other words may look like some: `grep /x/ file`.
+    named = [path for one in only_reads for path in one.paths]
+    known = frozenset(one.words for one in only_reads)
+    return any_outside(named, around) or _said(_Line(around, known).line(source, _DEPTH))
+
+
+def any_outside(paths: Sequence[str], around: Surroundings) -> str | None:
+    """The same of paths."""
+    return _said(_Line(around).first(paths))
+
+
+def _said(word: str | None) -> str | None:
+    return word and f"{word!r} is outside of what commands may name, and paths are enforced"
+
+
+class _Line:
+    """The commands of one line, in order, with every directory that they may run in: a `cd` may fail."""
+
+    def __init__(self, around: Surroundings, known: frozenset[tuple[str, ...]] = frozenset()) -> None:
+        self._around = around
+        self._known = known
+        self._cwds = [str(around.cwd)]
+        self._roots = tuple(map(str, around.allowed))
+        self._sight = Sight(self._roots, held=around.held)
+
+    def first(self, words: Sequence[str]) -> str | None:
+        """The first word that leads outside, from any of the directories."""
+        return next((word for word in words if any(self._leads_out(word, cwd) for cwd in self._cwds)), None)
+
+    def line(self, source: str, depth: int) -> str | None:
+        """The first word of a line that leads outside."""
+        return next((found for command in read(source).commands if (found := self._command(command, depth))), None)
+
+    def _command(self, command: Loose, depth: int) -> str | None:
+        targets = [target for op, target in command.redirects if not op.startswith("<<")]
+        found = self.first([target for target in targets if not target.isdigit()])
+        todo, steps = [command.words], 0
+        while todo and found is None and steps < _STEPS:
+            words, steps = todo.pop(), steps + 1
+            inner = [one for one in carried(words) if words]
+            texts = [one.text for one in inner if isinstance(one, Text)]
+            lists = [one for one in inner if not isinstance(one, Text) and len(one) < len(words)]
+            programs = {one[0] for one in lists if one}
+            todo += lists
+            found = self._words(words, programs, texts)
+            for text in texts if depth and found is None else ():
+                found = found or self.line(sourced(text), depth - 1)
+        return found
+
+    def _words(self, words: Sequence[str], programs: set[str], texts: Sequence[str]) -> str | None:
+        if not words or tuple(words) in self._known:
+            return self._enter(words)
+        operands = [word for word in words[1:] if word not in texts]
+        others = [word for word in (words[0], *operands) if not self._is_program(word, {words[0], *programs})]
+        return self.first([part for word in others for part in _parts(word)]) or self._enter(words)
+
+    def _enter(self, words: Sequence[str]) -> str | None:
+        """Let what follows run where a `cd` leads too."""
+        if not words or name_of(words[0]) not in MOVES:
+            return None
+        operand = next((word for word in words[1:] if word == "-" or not word.startswith(("-", "+"))), "~")
+        if operand == "-" or name_of(words[0]) == "popd":
+            return None
+        if found := self.first([operand]):
+            return found
+        there = [os.path.normpath(os.path.join(cwd, written(operand, self._around))) for cwd in self._cwds]
+        self._cwds = list(dict.fromkeys([*self._cwds, *there]))
+        return operand if len(self._cwds) > _PLACES else None
+
+    def _is_program(self, word: str, programs: set[str]) -> bool:
+        return word in programs and ("/" not in word or os.path.dirname(word) in self._around.search)
+
+    def _leads_out(self, word: str, cwd: str) -> bool:
+        text = written(word, self._around)
+        if not text or "\0" in text or _STREAMS.fullmatch(os.path.normpath(text)):
+            return False
+        path = os.path.join(cwd, "/".join(map(_upwards, text.split("/"))))
+        for one in (path, os.path.normpath(path)):
+            try:
+                self._sight.real(one)
+            except (Unseen, TooMuch):
+                return True
+            except OSError:
+                continue  # something on the way is not there yet: then by the text alone
+            else:
+                return False
+        return not self._sight.sees(os.path.normpath(path))
+
+
+def _upwards(part: str) -> str:
+    """A component of a path as what it could match at worst: `.?` and `.*` match `..`."""
+    return ".." if part.startswith(".") and fnmatchcase("..", part) else part
+
+
+def _parts(word: str) -> Iterator[str]:
+    """What of a word may be a path: all of it, what is behind `=` and `:` in it, or behind the letter of an option."""
+    short = _SHORT.match(word)
+    if short is not None:
+        yield word[short.end() :]
+    elif not word.startswith("-"):
+        yield word
+    yield from _BEHIND.split(word)[1:]

@@ -1,0 +1,263 @@
+"""The operator's policy file: read whole, checked whole, or refused with file, line and remedy."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shlex
+import stat
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from shellback.exec.core.errors import PolicyUnusable
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.rules import globs
+from shellback.exec.policy.rules.examples import contradiction
+from shellback.exec.policy.rules.matching import Rules
+from shellback.exec.policy.rules.narrow import objection
+from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule
+from shellback.exec.policy.rules.tiers import Tiers
+
+FILE_BYTES: Final = 256 * 1024
+RULES: Final = 500
+_TIERS: Final = {str(tier): tier for tier in Tier}
+_TOP: Final = ("tiers", "rules")
+_OF_TIERS: Final = ("default", "strict", "allowed_paths", "strict_path_enforcement", "rules")
+_OF_RULE: Final = (
+    "effect", "prefix", "exact", "tier", "paths", "piped", "cwd", "backend", "profile", "conversation", "agent",
+    "note", "expires", "examples",
+)  # fmt: skip
+_TABLE: Final = re.compile(r"\s*\[")
+_HEADER: Final = re.compile(r"\s*\[\[\s*[\"']?rules[\"']?\s*\]\]")
+
+
+def load(path: Path | None) -> Rules:
+    """The tiers and rules of a policy file; without one the defaults and no rules.
+
+    Raises:
+        PolicyUnusable: It is missing, others may change it, or something in it cannot be followed: nothing of it is.
+    """
+    if path is None:
+        return Rules()
+    reader = _Reader(path, _text(path))
+    found = Rules(rules=reader.rules(), tiers=reader.tiers())
+    for rule in found.rules:
+        wrong = contradiction(rule, reader.examples_of(rule), path.parent)
+        if wrong is not None:
+            raise PolicyUnusable(f"{rule.source}: {wrong}: change the rule or the example")
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise PolicyUnusable(f"{path}: {error.strerror}: create it, or unset POLICY_FILE") from None
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise PolicyUnusable(f"{path}: not a regular file: name one in POLICY_FILE")
+        if found.st_uid not in (0, os.geteuid()):
+            raise PolicyUnusable(f"{path}: it belongs to uid {found.st_uid}: make it yours, or root's")
+        if stat.S_IMODE(found.st_mode) & 0o022:
+            raise PolicyUnusable(f"{path}: others may write it: run `chmod go-w {shlex.quote(str(path))}`")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > FILE_BYTES:
+        raise PolicyUnusable(f"{path}: longer than {FILE_BYTES} bytes: write fewer or shorter rules")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise PolicyUnusable(f"{path}:{line}: not UTF-8: save it as UTF-8") from None
+
+
+class _Reader:
+    """One file's text and what TOML makes of it."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = text.split("\n")
+        try:
+            self._top: dict[str, Any] = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            where = re.search(r"\(at line (\d+)", str(error))
+            line = int(where[1]) if where else len(self._lines)
+            said = str(error).partition(" (at ")[0]
+            raise PolicyUnusable(f"{path}:{line}: not TOML: {said}: mend that line") from None
+        self._examples: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._known(self._top, _TOP, 1)
+
+    def tiers(self) -> Tiers:
+        """The table `[tiers]`."""
+        start = self._find(r"\s*\[\s*tiers\s*\]", 1)
+        given = self._table(self._top.get("tiers", {}), start, "tiers")
+        self._known(given, _OF_TIERS, start)
+        default = given.get("default", "read_write")
+        paths: list[Path] = []
+        for text in self._strings(given, "allowed_paths", start):
+            real = Path(os.path.realpath(self._path.parent / os.path.expanduser(text)))
+            if not real.is_dir():
+                raise self._wrong(start, "allowed_paths", f"{text!r} is no directory", "create it, or leave it out")
+            paths.append(real)
+        return Tiers(
+            default=self._tier(default, start, "default"),
+            strict=self._flag(given, "strict", start),
+            allowed_paths=tuple(paths),
+            strict_path_enforcement=self._flag(given, "strict_path_enforcement", start),
+            rules=self._pairs(given, start),
+        )
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The tables `[[rules]]`, in their order."""
+        given = self._top.get("rules", [])
+        if not isinstance(given, list):
+            raise self._wrong(1, "rules", "it is one table", "write [[rules]], with two brackets")
+        tables = cast("list[Any]", given)
+        if len(tables) > RULES:
+            raise self._wrong(
+                1, "rules", f"there are {len(tables)}, at most {RULES} are read", "write fewer, wider ones"
+            )
+        heads = [at for at, line in enumerate(self._lines, 1) if _HEADER.match(line)]
+        if len(heads) != len(tables):
+            heads = [self._find(r"\s*rules\s*=", 1)] * len(tables)
+        found: list[Rule] = []
+        seen: dict[Match, Rule] = {}
+        for table, line in zip(tables, heads, strict=True):
+            rule = self._rule(self._table(table, line, "rules"), line, len(found))
+            twin = seen.setdefault(rule.match, rule)
+            if twin is not rule:
+                said = "says the same as" if twin.effect == rule.effect else f"says {rule.effect} to what is"
+                raise PolicyUnusable(f"{rule.source}: {said} {twin.source} ({twin.effect}): remove one of the two")
+            found.append(rule)
+        return tuple(found)
+
+    def examples_of(self, rule: Rule) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Commands that the rule has to match, and such that it must not."""
+        return self._examples[rule.id]
+
+    def _rule(self, given: dict[str, Any], line: int, number: int) -> Rule:
+        self._known(given, _OF_RULE, line)
+        effect = given.get("effect")
+        if effect not in EFFECTS:
+            raise self._wrong(line, "effect", f"it is {effect!r}", f"write one of {', '.join(EFFECTS)}")
+        match = self._match(given, line)
+        examples = self._table(given.get("examples", {}), line, "examples")
+        self._known(examples, ("match", "no_match"), self._find(r"\s*\[?(rules\.)?examples\b", line))
+        rule = Rule(
+            effect=effect,
+            match=match,
+            id=f"file-{number + 1}",
+            note=self._string(given, "note", line) or "",
+            source=f"{self._path}:{line}",
+            owner="operator",
+            expires_at=self._moment(given, line),
+        )
+        wrong = objection(rule)
+        if wrong is not None:
+            raise self._wrong(line, *wrong)
+        self._examples[rule.id] = (
+            self._strings(examples, "match", line), self._strings(examples, "no_match", line),
+        )  # fmt: skip
+        return rule
+
+    def _match(self, given: dict[str, Any], line: int) -> Match:
+        paths: list[str] = []
+        for text in self._strings(given, "paths", line):
+            try:
+                paths.append(globs.absolute(text, self._path.parent))
+            except ValueError as error:
+                raise self._wrong(line, "paths", f"{text!r}", str(error)) from None
+        cwd = self._string(given, "cwd", line)
+        return Match(
+            prefix=self._strings(given, "prefix", line),
+            exact=self._flag(given, "exact", line),
+            tier=self._tier(given["tier"], line, "tier") if "tier" in given else None,
+            paths=tuple(paths),
+            piped=self._flag(given, "piped", line),
+            cwd=None if cwd is None else os.path.realpath(self._path.parent / os.path.expanduser(cwd)),
+            backend=self._string(given, "backend", line),
+            profile=self._string(given, "profile", line),
+            conversation_id=self._string(given, "conversation", line),
+            agent=self._string(given, "agent", line),
+        )
+
+    def _pairs(self, given: dict[str, Any], line: int) -> tuple[tuple[tuple[str, ...], Tier], ...]:
+        found: list[tuple[tuple[str, ...], Tier]] = []
+        for pair in cast("list[Any]", given.get("rules", [])):
+            remedy = 'write pairs, as in ["terraform *", "admin"]'
+            if not (isinstance(pair, list) and len(cast("list[Any]", pair)) == 2):
+                raise self._wrong(line, "rules", f"{pair!r}", remedy)
+            pattern, tier = cast("list[Any]", pair)
+            try:
+                words = shlex.split(pattern if isinstance(pattern, str) else "")
+            except ValueError:
+                words = []
+            if words[-1:] == [ANY]:
+                words.pop()  # a prefix it is anyhow
+            if not words:
+                raise self._wrong(line, "rules", f"the pattern {pattern!r} names no program", remedy)
+            found.append((tuple(words), self._tier(tier, line, "rules")))
+        return tuple(found)
+
+    def _moment(self, given: dict[str, Any], line: int) -> float | None:
+        value = given.get("expires")
+        if value is None:
+            return None
+        if isinstance(value, datetime.datetime):
+            return value.timestamp()
+        if isinstance(value, datetime.date):
+            return datetime.datetime.combine(value, datetime.time()).timestamp()
+        raise self._wrong(line, "expires", f"it is {value!r}", "write a date without quotes, as in 2030-12-31")
+
+    def _tier(self, value: object, line: int, key: str) -> Tier:
+        if not isinstance(value, str) or value not in _TIERS:
+            raise self._wrong(line, key, f"it is {value!r}", f"write one of {', '.join(_TIERS)}")
+        return _TIERS[value]
+
+    def _flag(self, given: Mapping[str, Any], key: str, line: int) -> bool:
+        value = given.get(key, False)
+        if not isinstance(value, bool):
+            raise self._wrong(line, key, f"it is {value!r}", "write true or false")
+        return value
+
+    def _string(self, given: Mapping[str, Any], key: str, line: int) -> str | None:
+        value = given.get(key)
+        if value is not None and not (isinstance(value, str) and value):
+            raise self._wrong(line, key, f"it is {value!r}", "write a text in quotes, or leave it out")
+        return value
+
+    def _strings(self, given: Mapping[str, Any], key: str, line: int) -> tuple[str, ...]:
+        value = given.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in cast("list[Any]", value)):
+            raise self._wrong(line, key, f"it is {value!r}", 'write a list of texts, as in ["git", "push"]')
+        return tuple(cast("list[str]", value))
+
+    def _table(self, value: object, line: int, key: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._wrong(line, key, f"it is {value!r}", "write a table")
+        return cast("dict[str, Any]", value)
+
+    def _known(self, given: Mapping[str, Any], known: tuple[str, ...], start: int) -> None:
+        for key in given:
+            if key not in known:
+                raise self._wrong(start, key, "no such key", f"the keys here are {', '.join(known)}")
+
+    def _wrong(self, start: int, key: str, what: str, remedy: str) -> PolicyUnusable:
+        line = self._find(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[.=]|\s*\[+\s*[\"']?{re.escape(key)}\b", start)
+        return PolicyUnusable(f"{self._path}:{line}: {key}: {what}: {remedy}")
+
+    def _find(self, pattern: str, start: int) -> int:
+        """The line where a key stands, from the line `start` on; `start` where it cannot be told."""
+        for at in range(start, len(self._lines) + 1):
+            line = self._lines[at - 1]
+            if re.match(pattern, line):
+                return at
+            if at > start and _TABLE.match(line) and _TABLE.match(self._lines[start - 1]):
+                break
+        return start

@@ -1,0 +1,187 @@
+"""A command line read as widely as it can be: what each command of it could be, also where the subset ends.
+
+For refusing only. Nothing is ever allowed on the word of this reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, NamedTuple
+
+import tree_sitter
+import tree_sitter_bash
+
+from shellback.exec.policy.rules import spelling
+
+NODES: Final = 12_000
+DEPTH: Final = 200
+STAGES: Final = 12
+"""So many commands before it in a pipe are known of each."""
+_COMMANDS: Final = frozenset(("command", "declaration_command", "unset_command", "test_command"))
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """One command: its words, where it writes or reads by redirection, what is assigned before it.
+
+    `before` is what comes through its pipe, the nearest first; `fed` the text that it is given as input.
+    """
+
+    words: Words
+    redirects: tuple[tuple[str, str], ...] = ()
+    assigned: Words = ()
+    before: tuple[Words, ...] = ()
+    fed: Words = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """All commands of a line, at any depth, and the functions in it that would call themselves for ever."""
+
+    commands: tuple[Loose, ...]
+    bombs: tuple[str, ...] = ()
+
+
+def read(source: str) -> Line:
+    """Read a command line; what is beyond the bounds is left out, as that asks anyhow."""
+    data = source.encode("utf-8", "surrogatepass")
+    reader = _Reader(data, NODES)
+    reader.walk(_parser().parse(data).root_node)
+    return Line(tuple(reader.commands), tuple(reader.bombs))
+
+
+@cache
+def _parser() -> tree_sitter.Parser:
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+
+
+class _Visit(NamedTuple):
+    node: tree_sitter.Node
+    before: tuple[Words, ...] = ()
+    redirects: tuple[tuple[str, str], ...] = ()
+    depth: int = 0
+
+    def under(self, node: tree_sitter.Node) -> _Visit:
+        """A visit below this one that belongs to another command."""
+        return _Visit(node, depth=self.depth + 1)
+
+
+class _Reader:
+    def __init__(self, data: bytes, left: int) -> None:
+        self._data = data
+        self._left = left
+        self.commands: list[Loose] = []
+        self.bombs: list[str] = []
+
+    def walk(self, root: tree_sitter.Node) -> int:
+        """Collect the commands under a node, in order of the text; returns how many nodes may still be seen."""
+        stack = [_Visit(root)]
+        while stack:
+            visit = stack.pop()
+            self._left -= 1
+            if self._left < 0 or visit.depth > DEPTH:
+                break
+            kind = visit.node.type
+            if kind in _COMMANDS:
+                following = self._command(visit)
+            elif kind == "redirected_statement":
+                following = self._redirected(visit)
+            elif kind == "pipeline":
+                following = self._pipeline(visit)
+            else:
+                if kind == "function_definition":
+                    self._function(visit.node)
+                following = [visit._replace(node=child, depth=visit.depth + 1) for child in visit.node.named_children]
+            stack += reversed(following)
+        return self._left
+
+    def _redirected(self, visit: _Visit) -> list[_Visit]:
+        body = visit.node.child_by_field_name("body")
+        found, extra = self._redirects(visit.node)
+        inner = visit._replace(redirects=(*visit.redirects, *found), depth=visit.depth + 1)
+        if body is None:
+            self.commands.append(Loose(extra, inner.redirects, (), visit.before))
+            following: list[_Visit] = []
+        elif body.type in _COMMANDS:
+            following = self._command(inner._replace(node=body), extra, visit.node.children)
+        else:
+            following = [inner._replace(node=body)]
+        return following + [visit.under(child) for child in visit.node.named_children if _redirects(child)]
+
+    def _pipeline(self, visit: _Visit) -> list[_Visit]:
+        following: list[_Visit] = []
+        before = visit.before
+        for child in visit.node.named_children:
+            following.append(_Visit(child, before, visit.redirects, visit.depth + 1))
+            probe = _Reader(self._data, min(self._left, 2_000))
+            self._left -= probe._left - probe.walk(child)
+            before = (*(command.words for command in reversed(probe.commands)), *before)[:STAGES]
+        return following
+
+    def _command(
+        self, visit: _Visit, extra: Words = (), around: list[tree_sitter.Node] | tuple[()] = ()
+    ) -> list[_Visit]:
+        node = visit.node
+        words: list[str] = []
+        assigned: list[str] = []
+        redirects, trailing = self._redirects(node)
+        for child in node.children:
+            if child.type == "variable_assignment" and not words:
+                name = child.child_by_field_name("name")
+                assigned.append(spelling.source(self._data, name) if name is not None else "")
+            elif not _redirects(child):
+                words += spelling.words(spelling.word(self._data, child))
+        self._left -= len(node.children)
+        fed = tuple(self._fed(child) for child in (*node.children, *around) if _feeds(child))
+        self.commands.append(
+            Loose((*words, *trailing, *extra), (*visit.redirects, *redirects), tuple(assigned), visit.before, fed)
+        )
+        return [visit.under(child) for child in node.named_children]
+
+    def _fed(self, node: tree_sitter.Node) -> str:
+        if node.type == "herestring_redirect":
+            return " ".join(spelling.word(self._data, child) for child in node.named_children)
+        bodies = [child for child in node.named_children if child.type == "heredoc_body"]
+        return "".join(spelling.source(self._data, child) for child in bodies)
+
+    def _redirects(self, node: tree_sitter.Node) -> tuple[tuple[tuple[str, str], ...], Words]:
+        found: list[tuple[str, str]] = []
+        trailing: list[str] = []
+        for child in node.children:
+            if child.type != "file_redirect":
+                continue
+            operator = next((part.type for part in child.children if not part.is_named), ">")
+            targets = [spelling.word(self._data, part) for part in child.children_by_field_name("destination")]
+            found += [(operator, target) for target in targets[:1]]
+            for target in targets[1:]:  # the grammar takes the words behind a redirection for more targets
+                trailing += spelling.words(target)
+        return tuple(found), tuple(trailing)
+
+    def _function(self, node: tree_sitter.Node) -> None:
+        """Note a function that calls itself, with nothing told to it, in a pipe or the background."""
+        name_node, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        if name_node is None or body is None:
+            return
+        name = spelling.source(self._data, name_node)
+        stack = [(body, False)]
+        while stack and self._left > 0:
+            self._left -= 1
+            current, apart = stack.pop()
+            if current.type == "command" and apart and spelling.source(self._data, current).strip() == name:
+                self.bombs.append(name)
+                return
+            children = current.children
+            behind = [child.type for child in children[1:]] + [""]
+            apart = apart or current.type == "pipeline"
+            stack += [(child, apart or after == "&") for child, after in zip(children, behind, strict=False)]
+
+
+def _redirects(node: tree_sitter.Node) -> bool:
+    return node.type.endswith("_redirect")
+
+
+def _feeds(node: tree_sitter.Node) -> bool:
+    return node.type in ("heredoc_redirect", "herestring_redirect")

@@ -1,0 +1,102 @@
+"""What "remember this" would save: a rule for each command of an approved line that needs one, as narrow as it ran."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.grammar import parse
+from shellback.exec.policy.classify.model import Judgement, Surroundings, Tier
+from shellback.exec.policy.classify.syntax import Parsed, Simple
+from shellback.exec.policy.rules.carriers import runs_anything
+from shellback.exec.policy.rules.commands import is_plain, moves, tier_of, words_of
+from shellback.exec.policy.rules.facts import Facts
+from shellback.exec.policy.rules.rule import Match, Rule, literal
+
+DAYS: Final = 30
+DAYS_MAX: Final = 365
+DAY_S: Final = 86_400.0
+
+
+def offer(
+    judgement: Judgement, *, facts: Facts, owner: str, everywhere: bool = False, days: int = DAYS, reading: bool = False
+) -> tuple[Rule, ...]:
+    """The rules that would let this very line run again, without ids; `facts.now` is when they begin.
+
+    Each holds for one whole command, in the same directory, backend and profile, and in its conversation unless
+    `everywhere`. Nothing is offered for a command that is read-only by itself, unless `reading`: where no sandbox holds
+    it to that, it is asked about too.
+
+    Raises:
+        InvalidCommand: One of its commands cannot be remembered; the message has it and says why.
+    """
+    if not 1 <= days <= DAYS_MAX:
+        raise InvalidCommand(f"a rule holds for 1 to {DAYS_MAX} days, not for {days}")
+    parsed = parse(facts.command)
+    if not isinstance(parsed, Parsed) or judgement.verdict == "deny":
+        raise InvalidCommand(f"this cannot be remembered: {judgement.reason}; nothing may allow it")
+    if parsed.outside:
+        part = parsed.outside[0]
+        raise InvalidCommand(
+            f"this cannot be remembered: `{part.text}` is not understood ({part.reason}); approve it each time"
+        )
+    if facts.more:
+        raise InvalidCommand(
+            "this cannot be remembered: it comes with environment, input or a terminal, which no rule names; "
+            "approve it each time"
+        )
+    if moves(parsed):
+        raise InvalidCommand(
+            "this cannot be remembered: it changes the directory, and a rule holds for one; "
+            "approve it each time, or have it called there with cwd"
+        )
+    found: dict[tuple[str, ...], Rule] = {}
+    for simple in parsed.commands:
+        tier = tier_of(simple, judgement)
+        why = _unfit(simple, tier)
+        if tier is Tier.READ_ONLY and (why is not None or not reading):
+            continue
+        if why is not None:
+            raise InvalidCommand(f"`{simple.text}` cannot be remembered: {why}; approve it each time")
+        words = words_of(simple)
+        found[words] = Rule(
+            effect="allow",
+            match=Match(
+                prefix=tuple(map(literal, words)),
+                exact=True,
+                cwd=str(facts.cwd),
+                backend=facts.backend,
+                profile=facts.profile,
+                conversation_id=None if everywhere else facts.conversation_id,
+            ),
+            owner=owner,
+            created_at=facts.now,
+            expires_at=facts.now + days * DAY_S,
+            saved=True,
+        )
+    return tuple(found.values())
+
+
+def rules_for(
+    tool: str, facts: Facts, around: Surroundings, *, owner: str, everywhere: bool = False, days: int = DAYS
+) -> tuple[Rule, ...]:
+    """What `offer` says to a call that waits for approval, judged here and now.
+
+    Raises:
+        InvalidCommand: It runs no command that ends by itself, or cannot be remembered.
+    """
+    if tool not in {"execute", "shell_execute"}:
+        raise InvalidCommand(f"a call of {tool} cannot be remembered, only a command; approve it each time")
+    judgement = classify(facts.command, around)
+    return offer(judgement, facts=facts, owner=owner, everywhere=everywhere, days=days, reading=not around.sandboxed)
+
+
+def _unfit(simple: Simple, tier: Tier | None) -> str | None:
+    if not is_plain(simple):
+        return "it sets variables, redirects, or has words that stand for others, which no rule names"
+    if simple.piped:
+        return "what comes through the pipe is not part of a rule"
+    if tier is None or tier is Tier.ADMIN:
+        return "it is of tier admin"
+    return runs_anything(words_of(simple))

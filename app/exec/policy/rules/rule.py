@@ -1,0 +1,102 @@
+"""A rule: what it matches of a parsed command and of where it would run, and what it says to that."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from shellback.exec.policy.classify.model import Tier
+
+Effect = Literal["allow", "ask", "deny"]
+EFFECTS: Final[tuple[Effect, ...]] = ("allow", "ask", "deny")
+ANY: Final = "*"
+"""The pattern word that stands for any one word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """What a rule holds for; what is not given holds for everything.
+
+    `prefix` are a command's first words, each taken literally but for `*`, any one word; with `exact` nothing may
+    follow them. `tier` is the highest that an allow holds for, the lowest that an ask or deny does. `paths` are
+    absolute globs: all files that a command names for an allow, any of them for the others. An allow holds behind a
+    pipe only with `piped`, because what comes through it is not in the rule. `cwd` is a directory, symlinks resolved.
+    """
+
+    prefix: tuple[str, ...] = ()
+    exact: bool = False
+    tier: Tier | None = None
+    paths: tuple[str, ...] = ()
+    piped: bool = False
+    cwd: str | None = None
+    backend: str | None = None
+    profile: str | None = None
+    conversation_id: str | None = None
+    agent: str | None = None
+
+    @property
+    def anything(self) -> bool:
+        """Whether it asks nothing of the command itself."""
+        return not (self.prefix or self.paths or self.tier is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What somebody said beforehand. `source` is `file:line`, or `saved` with an `id` that it is revoked by.
+
+    Times are seconds of the database's clock; `expires_at` None never comes.
+    """
+
+    effect: Effect
+    match: Match
+    id: str = ""
+    note: str = ""
+    source: str = "saved"
+    owner: str = ""
+    created_at: float = 0.0
+    expires_at: float | None = None
+    uses: int = 0
+    saved: bool = False
+
+    def described(self) -> str:
+        """All of it on one line, for the person who saves or reads it."""
+        match = self.match
+        parts = [f"{self.effect} {_commands(match)}"]
+        if match.tier is not None:
+            parts.append(f"{'up to' if self.effect == 'allow' else 'from'} tier {match.tier}")
+        if match.paths:
+            every = "only files of" if self.effect == "allow" else "any file of"
+            parts.append(f"{every} {' '.join(map(shlex.quote, match.paths))}")
+        if match.piped:
+            parts.append("also behind a pipe")
+        if match.cwd is not None:
+            parts.append(f"in {shlex.quote(match.cwd)}")
+        named = {"backend": match.backend, "profile": match.profile, "agent": match.agent}
+        parts += [f"{name} {value}" for name, value in named.items() if value is not None]
+        parts.append("every conversation" if match.conversation_id is None else f"conversation {match.conversation_id}")
+        if self.expires_at is not None:
+            parts.append(time.strftime("until %Y-%m-%d %H:%M", time.localtime(self.expires_at)))
+        return ", ".join(parts)
+
+
+def literal(word: str) -> str:
+    """The pattern word that stands for exactly this word."""
+    return f"\\{word}" if word.lstrip("\\") == ANY else word
+
+
+def fits(pattern: str, word: str) -> bool:
+    """Whether a pattern word stands for this word: `*` for any, a backslash before it for the star itself."""
+    return pattern == ANY or pattern == literal(word)
+
+
+def shown(prefix: tuple[str, ...]) -> str:
+    """A prefix as a person would type it: words quoted, the star that stands for any word bare."""
+    return " ".join(word if word == ANY else shlex.quote(word) for word in prefix)
+
+
+def _commands(match: Match) -> str:
+    if not match.prefix:
+        return "every command"
+    return f"exactly `{shown(match.prefix)}`" if match.exact else f"`{shown(match.prefix)}` and whatever follows"

@@ -1,0 +1,1 @@
+"""What the agent is told of sessions: results, callbacks, output events."""

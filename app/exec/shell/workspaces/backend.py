@@ -1,0 +1,220 @@
+"""A workspace of Pydantic AI whose commands are sessions of an engine: durable, listed, held to policy."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from pydantic_ai.workspaces import (
+    CommandResult,
+    FileEntry,
+    SupportsCommands,
+    SupportsFilesystem,
+    SupportsRealpath,
+    WorkspaceBackend,
+    WorkspaceError,
+    WorkspaceRef,
+    WorkspaceUnavailableError,
+)
+from pydantic_ai.workspaces.protocol import WorkspaceCommand, validate_timeout
+
+from shellback.exec.core.errors import BackendUnavailable, CommandDenied, ExecError, InvalidCommand, PermissionDenied
+from shellback.exec.core.errors import WorkspaceUnusable as Unusable
+from shellback.exec.core.limits import BACKGROUND_TIMEOUT_MAX_S
+from shellback.exec.core.model import CallOrigin, CommandSpec
+from shellback.exec.engine.engine import Engine
+from shellback.exec.shell.permit import Authority
+from shellback.exec.shell.protocol import AsyncFilesystem
+from shellback.exec.shell.words import line_of
+from shellback.exec.shell.workspaces.commands import MOST_BYTES, Commands
+
+T = TypeVar("T")
+
+PROVIDER: Final = "shellback"
+"""Who owns a workspace, in references to it."""
+
+
+def workspace_id(engine: Engine) -> str:
+    """Names the workspace of an engine, without telling where it is."""
+    named = f"{engine.host_id}\0{engine.workspace}"
+    return "w" + hashlib.sha256(os.fsencode(named)).hexdigest()[:15]
+
+
+class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem, SupportsRealpath):
+    """The workspace of `engine`, for code that uses `ctx.workspace`.
+
+    The directory is the environment; it is there before, and stays. A `ref` of another one, or of one that is gone,
+    raises `WorkspaceUnavailableError` at the first operation. Commands of one `scope` share a sandbox. `origin` names
+    each command: one that has the same name on a repeat is not started again. `fenced` is entered around each.
+    Without `eager`, asking for the directory does not look whether it is there. `made` is waited for before anything
+    is done, where it may have to be made first.
+    """
+
+    def __init__(  # noqa: PLR0913 - the parts that a workspace is put together from
+        self,
+        engine: Engine,
+        authority: Authority,
+        files: AsyncFilesystem,
+        *,
+        origin: Callable[[], CallOrigin],
+        scope: str = "",
+        name: str | None = None,
+        ref: WorkspaceRef | None = None,
+        eager: bool = True,
+        fenced: Callable[[], AbstractContextManager[None]] = nullcontext,
+        made: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._made = made
+        self._commands = Commands(engine, authority, scope)
+        self.engine = engine
+        self._files = files
+        self._origin = origin
+        self._own = WorkspaceRef(provider=PROVIDER, id=name or workspace_id(engine))
+        self._ref = ref
+        self._eager = eager
+        self._fenced = fenced
+        self._place: tuple[int, int] | None = None
+        self._first = asyncio.Lock()
+
+    @property
+    def ref(self) -> WorkspaceRef | None:
+        """`shellback` and a name that is no path; None until something was done in it."""
+        return self._ref
+
+    async def working_dir(self) -> str:
+        """The directory that commands start in, as they see it.
+
+        Raises:
+            WorkspaceUnavailableError: It is gone.
+        """
+        if self._eager:
+            await self._there()
+        else:
+            self._require_ours()
+            self._ref = self._own
+        return self.engine.backend.inner
+
+    async def run(
+        self,
+        command: WorkspaceCommand,
+        *,
+        shell: bool = False,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the protocol's
+    ) -> CommandResult:
+        """Run a command to its end: words as they are, or with `shell` a line of bash.
+
+        Without a `timeout` it has a week. Cancelling ends it with all that it started in the foreground; where only
+        the worker stops it runs on, and the repeat of the call goes on with it.
+
+        Raises:
+            TypeError: A string without `shell`, or words with it.
+            ValueError: The command, an environment variable or the timeout is not acceptable.
+            PermissionError: Policy refuses it.
+            WorkspaceTimeoutError: It was out of time, and has been ended.
+            WorkspaceOutputLimitError: It printed more than 10 MiB, and has been ended.
+            WorkspaceUnavailableError: The workspace is gone, or commands cannot run here.
+            WorkspaceError: It could not be started, or how it ended is not known.
+        """
+        validate_timeout(timeout)
+        if isinstance(command, str) is not shell:
+            raise TypeError("a string needs shell=True, and a sequence of words shell=False")
+        await self._there()
+        spec = CommandSpec(
+            command=line_of(command),
+            cwd=str(self.engine.workspace),
+            env=dict(env or {}),
+            timeout_s=min(timeout or BACKGROUND_TIMEOUT_MAX_S, BACKGROUND_TIMEOUT_MAX_S),
+            separate_stderr=True,
+            # The supervisor keeps all that may be returned; what is beyond ends the command.
+            log_bytes=2 * MOST_BYTES,
+        )
+        with self._fenced(), _understood():
+            return await self._commands.run(spec, self._origin(), self._there)
+
+    async def read_bytes(self, path: str) -> bytes:
+        """A file's content, at most 64 MiB."""
+        return await self._on_files(self._files.read_bytes(path))
+
+    async def write_bytes(self, path: str, data: bytes) -> None:
+        """Write a file through links, and make the directories that it is in."""
+        await self._on_files(self._files.write_bytes(path, data))
+
+    async def stat(self, path: str) -> FileEntry:
+        """What a path names, links followed."""
+        found = await self._on_files(self._files.stat(path))
+        return FileEntry(name=found.name, path=path, is_dir=found.is_dir, size=found.size)
+
+    async def list_dir(self, path: str) -> Sequence[FileEntry]:
+        """What a directory holds, sorted by name."""
+        found = await self._on_files(self._files.list_dir(path))
+        return [FileEntry(name=one.name, path=one.path, is_dir=one.is_dir, size=one.size) for one in found]
+
+    async def make_dir(self, path: str) -> None:
+        """Make a directory and those that it is in."""
+        await self._on_files(self._files.make_dir(path))
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, or a directory with what it holds; never the workspace itself."""
+        await self._on_files(self._files.remove(path))
+
+    async def exists(self, path: str) -> bool:
+        """Whether a path names anything."""
+        return await self._on_files(self._files.exists(path))
+
+    async def realpath(self, path: str) -> str:
+        """The path without links, as far as it exists."""
+        return await self._on_files(self._files.realpath(path))
+
+    async def _on_files(self, act: Coroutine[Any, Any, T]) -> T:
+        try:
+            await self._there()
+        except BaseException:
+            act.close()
+            raise
+        with _understood():
+            return await act
+
+    async def _there(self) -> None:
+        async with self._first:
+            self._require_ours()
+            if self._made is not None:
+                await self._made()
+            place = await asyncio.to_thread(_place, self.engine.workspace)
+            if place is None or self._place not in {None, place}:
+                # Named as commands see it: this goes to a model, and to those who watch it.
+                raise WorkspaceUnavailableError(f"the workspace {self.engine.backend.inner} is gone")
+            self._place, self._ref = place, self._own
+
+    def _require_ours(self) -> None:
+        if self._ref not in {None, self._own}:
+            raise WorkspaceUnavailableError(f"workspace {self._ref} is not the one that is here ({self._own.id})")
+
+
+def _place(directory: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+
+
+@contextmanager
+def _understood() -> Generator[None]:
+    """Raise what those who use workspaces know: a durable engine carries only these as they are."""
+    try:
+        yield
+    except (CommandDenied, PermissionDenied) as error:
+        raise PermissionError(str(error)) from None
+    except (OSError, InvalidCommand):
+        raise
+    except (BackendUnavailable, Unusable) as error:
+        raise WorkspaceUnavailableError(str(error)) from None
+    except ExecError as error:
+        raise WorkspaceError(str(error)) from None

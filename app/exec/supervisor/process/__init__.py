@@ -1,0 +1,1 @@
+"""One command: spawned, read, written to, waited for, killed."""

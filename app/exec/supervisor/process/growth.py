@@ -1,0 +1,139 @@
+"""Who waits for a session to print more: told with the next output, at its end, or when the time is up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from shellback.exec.supervisor.loop import Loop, Timer, now
+from shellback.exec.supervisor.process.job import Job
+from shellback.exec.supervisor.process.peers import Peer
+from shellback.exec.wire.fields import Message, Refused, number_of
+
+PER_CLIENT: Final = 4096
+PER_SESSION: Final = 256
+_LONGEST_S: Final = 300.0
+_NEVER: Final = math.inf
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One request that is not answered yet; `earliest` is when it may be, `timer` when it will be at the latest."""
+
+    peer: Peer
+    number: object
+    job: Job
+    beyond: float
+    err_beyond: float
+    earliest: float
+    due: bool
+    more: Message
+    timer: Timer | None = None
+
+
+class Growth:
+    """All of its methods run on the loop's thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._of: dict[str, list[_Waiter]] = {}
+        self._by: dict[Peer, dict[object, _Waiter]] = {}
+
+    def wait(self, peer: Peer, message: Message, job: Job, more: Message | None = None) -> Message | None:
+        """The answer if it can be given now; else it is sent later, with `more`, unless the peer leaves or withdraws.
+
+        Raises:
+            Refused: This peer waits too often, or too many wait for this session.
+        """
+        beyond = number_of(message, "beyond", 0)
+        err = _NEVER if message.get("err_beyond") is None else number_of(message, "err_beyond", 0)
+        rest_s = number_of(message, "rest_s", 0.0)
+        # It never rests longer than it waits.
+        timeout_s = max(rest_s, min(number_of(message, "timeout_s", 30.0), _LONGEST_S))
+        rest_s = min(rest_s, timeout_s)
+        size, err_size = _sizes(job)
+        due = size > beyond or err_size > err
+        if job.record is not None or (due and rest_s <= 0) or timeout_s <= 0:
+            return sizes(job)
+        ours, others = self._by.get(peer, {}), self._of.get(job.session_id, [])
+        number = message.get("id")
+        if len(ours) >= PER_CLIENT or len(others) >= PER_SESSION or number in ours:
+            raise Refused("busy", "too many wait for output already")
+        began = now()
+        waiter = _Waiter(peer, number, job, beyond, err, began + rest_s, due, more or {})
+        waiter.timer = self._loop.at(began + (rest_s if due else timeout_s), lambda: self._tell(waiter))
+        self._by.setdefault(peer, {})[number] = waiter
+        self._of.setdefault(job.session_id, []).append(waiter)
+        return None
+
+    def grew(self, job: Job) -> None:
+        """Tell those who waited for as much as the job has printed now."""
+        waiters = self._of.get(job.session_id)
+        if not waiters:
+            return
+        at, (size, err) = now(), _sizes(job)
+        # With each read of output: the most of them wait for more than that, and cost next to nothing.
+        told = [one for one in waiters if not one.due and (size > one.beyond or err > one.err_beyond)]
+        for waiter in told:
+            if at >= waiter.earliest:
+                self._tell(waiter)
+            else:
+                waiter.due = True
+                _cancel(waiter.timer)
+                waiter.timer = self._loop.at(waiter.earliest, lambda waiter=waiter: self._tell(waiter))
+
+    def ended(self, job: Job) -> None:
+        """Tell everybody who waits for the job: it is over."""
+        for waiter in list(self._of.get(job.session_id, ())):
+            self._tell(waiter)
+
+    def withdraw(self, peer: Peer, number: object) -> None:
+        """Forget a request; its peer does not want the answer any more."""
+        waiter = self._by.get(peer, {}).get(number)
+        if waiter is not None:
+            self._forget(waiter)
+
+    def left(self, peer: Peer) -> None:
+        """Forget what a peer that has gone waited for."""
+        for waiter in list(self._by.get(peer, {}).values()):
+            self._forget(waiter)
+
+    def _tell(self, waiter: _Waiter) -> None:
+        self._forget(waiter)
+        waiter.peer.send({"id": waiter.number, "ok": True, **waiter.more, **sizes(waiter.job)})
+
+    def _forget(self, waiter: _Waiter) -> None:
+        _cancel(waiter.timer)
+        ours = self._by.get(waiter.peer, {})
+        ours.pop(waiter.number, None)
+        if not ours:
+            # Also of a peer that had left before: what it wrote may be answered after that.
+            self._by.pop(waiter.peer, None)
+        others = self._of.get(waiter.job.session_id, [])
+        if waiter in others:
+            others.remove(waiter)
+        if not others:
+            self._of.pop(waiter.job.session_id, None)
+
+
+def sizes(job: Job) -> Message:
+    """How much a job has printed, and whether it is over."""
+    size, err = _sizes(job)
+    return {"size": size, "err_size": err, "ended": job.record is not None}
+
+
+def of_record(status: Message) -> Message:
+    """The same of a session without a job, by its status."""
+    record: Message = status.get("record") or {}
+    return {"size": record.get("bytes_total", 0), "err_size": record.get("err_bytes_total", 0), "ended": True}
+
+
+def _cancel(timer: Timer | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _sizes(job: Job) -> tuple[int, int]:
+    logs = job.logs
+    return (logs[0].size if logs else 0), (logs[1].size if len(logs) > 1 else 0)

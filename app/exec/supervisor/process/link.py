@@ -1,0 +1,218 @@
+"""Messages between keeper and supervisor, with descriptors, over one sequenced-packet socket.
+
+To the keeper: `hold` (session, names of the descriptors that come along, notes), `drop` (session,
+names, or all), `answer` (session, answers to what its terminal was asked), `forget` (numbers of wait statuses),
+`ping`. From it: `ended`, `pong`, and the orders of whoever runs it as a service: `end` and `retire`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from shellback.exec.supervisor.loop import IN, Loop
+from shellback.exec.supervisor.process import procfs
+from shellback.exec.wire.protocol import Message
+
+MAX_MESSAGE: Final = 1 << 15
+MAX_FDS: Final = 8
+_BATCH: Final = 500
+_PING_S: Final = 2.0
+
+
+@dataclass(slots=True)
+class Held:
+    """What the keeper has of one session: descriptors by name, and the supervisor's notes."""
+
+    fds: dict[str, int] = field(default_factory=dict[str, int])
+    notes: Message = field(default_factory=dict[str, object])
+    answered: int = 0
+    """Up to where in its output the questions to its terminal have been answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A process that the keeper reaped: identity and wait status as waitid gave it.
+
+    `known` is the last tick at which the number was its own for certain.
+    """
+
+    number: int
+    pid: int
+    start: int
+    sid: int
+    code: int
+    status: int
+    known: int
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    return ends
+
+
+def send(link: socket.socket, message: Message, fds: list[int] | None = None) -> None:
+    """Send one message; the receiver has it, and the descriptors, even if we are gone by then."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    if fds:
+        socket.send_fds(link, [data], fds)
+    else:
+        link.send(data)
+
+
+def receive(link: socket.socket) -> tuple[Message, list[int]] | None:
+    """The next message, or None when the other side has gone.
+
+    Raises:
+        BlockingIOError: There is none now.
+    """
+    try:
+        data, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, MAX_FDS)
+    except ConnectionResetError:
+        # Said once when the other side went without having read everything; what it sent is still there.
+        data, fds, _, _ = socket.recv_fds(link, MAX_MESSAGE, MAX_FDS)
+    for fd in fds:
+        # What is held must not reach a command that a later supervisor starts by fork and exec.
+        os.set_inheritable(fd, False)
+    return (cast("Message", json.loads(data)), fds) if data else None
+
+
+@dataclass(slots=True)
+class Legacy:
+    """What the keeper has for a supervisor that starts: a line to it, and what the last one left."""
+
+    keeper: int
+    line: socket.socket
+    held: dict[str, Held] = field(default_factory=dict[str, Held])
+    dead: list[Dead] = field(default_factory=list[Dead])
+    failures: int = 0
+    """Supervisors that have ended one shortly after the other before this one."""
+
+
+class Line:
+    """The supervisor's end of the line to its keeper; `pid` is None once that is gone."""
+
+    def __init__(self, loop: Loop, legacy: Legacy, ended: Callable[[Dead], None], gone: Callable[[], None]) -> None:
+        self.pid: int | None = legacy.keeper
+        proc = procfs.read(legacy.keeper)
+        self.start = proc.start if proc is not None else 0
+        self._loop = loop
+        self._socket = legacy.line
+        self._ended = ended
+        self._gone = gone
+        self._asked: deque[Callable[[], None]] = deque()
+        self._unsent: deque[Message] = deque()
+        self.ordered: Callable[[str], None] = lambda _order: None
+        self._socket.setblocking(False)
+        loop.watch(self._socket.fileno(), self._ready, IN)
+
+    def send(self, message: Message, fds: list[int]) -> None:
+        """Send now; without a keeper nothing is held.
+
+        Raises:
+            TimeoutError: The keeper does not read.
+        """
+        if self.pid is None:
+            return
+        try:
+            send(self._socket, message, fds)
+        except BlockingIOError:
+            self._socket.settimeout(1.0)
+            try:
+                send(self._socket, message, fds)
+            finally:
+                self._socket.setblocking(False)
+        except ConnectionError:
+            self._lose()
+
+    def send_soon(self, message: Message) -> None:
+        """Send now or when the keeper reads again, in the order of the calls."""
+        if self.pid is None:
+            return
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        try:
+            while self._unsent and self.pid is not None:
+                send(self._socket, self._unsent[0])
+                self._unsent.popleft()
+        except ConnectionError:
+            self._lose()
+        except OSError:
+            self._loop.after(0.01, self._send_unsent)
+
+    def drop(self, session_id: str, names: list[str] | None = None) -> None:
+        """Have the keeper close what it holds of a session, all of it without `names`."""
+        self.send_soon({"op": "drop", "session": session_id, "names": names})
+
+    def forget(self, dead: list[Dead]) -> None:
+        """Have the keeper forget wait statuses that are on record, or of no interest."""
+        for first in range(0, len(dead), _BATCH):
+            self.send_soon({"op": "forget", "numbers": [one.number for one in dead[first : first + _BATCH]]})
+
+    def catch_up(self) -> list[Dead]:
+        """Ends the keeper has seen up to now and not told yet; blocks for a moment."""
+        dead: list[Dead] = []
+        self.send_soon({"op": "ping"})
+        self._socket.settimeout(_PING_S)
+        try:
+            while self.pid is not None:
+                got = receive(self._socket)
+                if got is None:
+                    self._lose()
+                elif got[0]["op"] == "pong":
+                    break
+                elif got[0]["op"] == "ended":
+                    dead.append(Dead(**got[0]["dead"]))
+                else:
+                    self._order_later(got[0]["op"])
+        except TimeoutError:
+            pass
+        finally:
+            self._socket.setblocking(False)
+        return dead
+
+    def when_told(self, then: Callable[[], None]) -> None:
+        """Call `then` once everything the keeper has reaped up to now has been told, or it is gone."""
+        if self.pid is None:
+            then()
+            return
+        self._asked.append(then)
+        self.send_soon({"op": "ping"})
+
+    def _ready(self, _events: int) -> None:
+        while self.pid is not None:
+            try:
+                got = receive(self._socket)
+            except BlockingIOError:
+                return
+            if got is None:
+                self._lose()
+            elif got[0]["op"] == "ended":
+                self._ended(Dead(**got[0]["dead"]))
+            elif got[0]["op"] != "pong":
+                self._order_later(got[0]["op"])
+            elif self._asked:
+                self._asked.popleft()()
+
+    def _order_later(self, order: str) -> None:
+        # While a supervisor recovers, there is nobody yet to carry it out.
+        self._loop.after(0.0, lambda: self.ordered(order))
+
+    def _lose(self) -> None:
+        if self.pid is not None:
+            self.pid = None
+            self._loop.forget(self._socket.fileno())
+            self._unsent.clear()
+            self._gone()
+            while self._asked:
+                self._asked.popleft()()

@@ -1,0 +1,201 @@
+"""What /proc says about processes. Every answer may be out of date; only (pid, start time) is an identity."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from shellback.exec.wire import layout
+
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+_TERM, _HUP, _KILL = (1 << number - 1 for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL))
+_EXITING: Final = 0x4  # PF_EXITING of linux/sched.h
+_MARK: Final = b"\0" + layout.MARKER.encode() + b"="
+
+
+class Proc(NamedTuple):
+    """One process; `start` is in ticks since boot. `state` is its first thread's, and `threads` counts that one too.
+
+    `hangs_up` says that it has a terminal, ignores SIGTERM and handles SIGHUP, as interactive shells do. `doomed` says
+    that SIGKILL is on its way to its first thread or that this one exits: it runs no instruction of its program again.
+    """
+
+    pid: int
+    state: str
+    ppid: int
+    pgid: int
+    sid: int
+    start: int
+    threads: int = 1
+    hangs_up: bool = False
+    doomed: bool = False
+
+    @property
+    def alive(self) -> bool:
+        # A zombie to look at, whose other threads go on, is alive.
+        return self.state not in "ZX" or self.threads > 1
+
+
+def read(pid: int, thread: int | None = None) -> Proc | None:
+    """The process, a zombie included, or one of its threads; None when there is none."""
+    try:
+        with open(f"/proc/{pid}/{'' if thread is None else f'task/{thread}/'}stat", "rb", buffering=0) as file:
+            fields = file.read(1024).rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        # The last: another user's, where /proc hides those.
+        return None
+    if len(fields) < 32:
+        return None
+    hangs_up = fields[4] != b"0" and bool(int(fields[30]) & _TERM and int(fields[31]) & _HUP)
+    return Proc(
+        pid,
+        fields[0].decode(),
+        int(fields[1]),
+        int(fields[2]),
+        int(fields[3]),
+        int(fields[19]),
+        int(fields[17]),
+        hangs_up,
+        bool(int(fields[6]) & _EXITING or int(fields[28]) & _KILL),
+    )
+
+
+def child(pid: int, parent: int) -> Proc:
+    """The process, which is a child of `parent`.
+
+    Raises:
+        ValueError: It is not, or not any more.
+    """
+    found = read(pid)
+    if found is None or found.ppid != parent:
+        raise ValueError("that is nobody's child that we know")
+    return found
+
+
+def ticks() -> int:
+    """Now, in the unit of start times."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * TICKS)
+
+
+def alive(pid: int, start: int) -> bool:
+    found = read(pid)
+    return found is not None and found.alive and found.start == start
+
+
+def survives(pid: int) -> bool:
+    """Whether it is alive and nothing has decided its end yet, that of each of its threads."""
+    found = read(pid)
+    if found is None or not found.alive:
+        return False
+    if found.threads == 1 or not found.doomed:
+        return not found.doomed
+    threads = (read(pid, int(name)) for name in _listed(f"/proc/{pid}/task"))
+    return any(one is not None and not one.doomed for one in threads)
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+_home = ""
+
+
+def mark_for(home: str) -> None:
+    """Mark commands as those of this state directory, and take only such for ours, from now on."""
+    global _home  # noqa: PLW0603 - one state directory per process, set once at its start
+    found = os.stat(home)
+    _home = f"@{found.st_dev:x}.{found.st_ino:x}"
+
+
+def mark(session_id: str) -> str:
+    """The marker of a session's processes."""
+    return session_id + _home
+
+
+def marker(pid: int) -> str | None:
+    """The session of ours whose marker is in the environment the process was executed with."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            data = b"\0" + file.readall()
+    except OSError:
+        return None
+    found = data.rfind(_MARK)
+    if found < 0:
+        return None
+    begin = found + len(_MARK)
+    session_id, at, home = data[begin : data.index(b"\0", begin)].decode("ascii", "replace").partition("@")
+    return session_id if at + home == _home else None
+
+
+def first_of_namespace(pid: int) -> bool:
+    """Whether it is the first process of a PID namespace below ours, which no process can make itself."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            numbers = file.read(8192).partition(b"\nNSpid:")[2].partition(b"\n")[0].split()
+    except OSError:
+        return False
+    return len(numbers) > 1 and numbers[-1] == b"1"
+
+
+def snapshot(since: int = 0) -> list[Proc]:
+    """Every process that started at tick `since` or later."""
+    found: list[Proc] = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            proc = read(int(name))
+            if proc is not None and proc.start >= since:
+                found.append(proc)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Pids of the children of a process's first thread; of all its threads where the kernel lists none."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb", buffering=0) as file:
+            return [int(child) for child in file.readall().split()]
+    except OSError:
+        return [] if read(pid) is None else [proc.pid for proc in snapshot() if proc.ppid == pid]
+
+
+def with_descendants(roots: Iterable[int], procs: Iterable[Proc]) -> set[int]:
+    """`roots` and everything below them."""
+    below: dict[int, list[int]] = {}
+    for proc in procs:
+        below.setdefault(proc.ppid, []).append(proc.pid)
+    found: set[int] = set()
+    todo = list(roots)
+    while todo:
+        pid = todo.pop()
+        if pid not in found:
+            found.add(pid)
+            todo.extend(below.get(pid, ()))
+    return found
+
+
+def open_pidfd(pid: int, start: int) -> int | None:
+    """A descriptor for exactly this process, or None when it has gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    found = None
+    try:
+        found = read(pid)
+    finally:
+        same = found is not None and found.start == start
+        if not same:
+            os.close(fd)
+    return fd if same else None
+
+
+def send(pidfd: int, number: int) -> None:
+    """Signal through the descriptor; a process that has gone meanwhile is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)

@@ -1,0 +1,158 @@
+"""Output on its way from a command to its log: pipes, and terminals through a pipe of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import select
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from shellback.exec.supervisor.loop import IN, Loop, now
+from shellback.exec.supervisor.records.logfile import WOULD_BLOCK, LogFile
+from shellback.exec.wire import crashpoints
+
+TURN: Final = 1 << 20
+"""Bytes that one stream may move before others get their turn."""
+_PIPE: Final = 1 << 20
+_HEAVY: Final = 1 << 15
+_PAUSE_S: Final = 0.1
+
+
+class Pipe:
+    """The read end of a command's output pipe."""
+
+    def __init__(self, fd: int, log: LogFile) -> None:
+        self.fd = fd
+        self.log = log
+        self.open = True
+        self.grew: Callable[[], None] = lambda: None
+        self._grown = False
+        self._loop: Loop | None = None
+        self._ended: Callable[[], None] | None = None
+
+    def watch(self, loop: Loop, ended: Callable[[], None]) -> None:
+        """Drain whenever there is something; `ended()` once the last writer has gone."""
+        self._loop, self._ended = loop, ended
+        loop.watch(self.fd, self._readable, IN)
+
+    def _readable(self, _events: int) -> None:
+        crashpoints.reach("supervisor.output")
+        self.drain(TURN)
+        if not self.open and self._ended is not None:
+            self._ended()
+
+    def drain(self, limit: int) -> int:
+        """Move what is there now, at most about `limit` bytes; closes at the end of the stream."""
+        moved, before = 0, self.log.size
+        while moved < limit:
+            count = self.move(limit - moved)
+            if count == WOULD_BLOCK:
+                break
+            if count == 0:
+                self.close()
+                break
+            moved += count
+            if count >= _HEAVY and not self._grown:
+                self._grown = True
+                # A bigger pipe is a gift of the kernel, refused where a user has too many.
+                with contextlib.suppress(OSError):
+                    fcntl.fcntl(self.fd_to_grow(), fcntl.F_SETPIPE_SZ, _PIPE)
+        if self.log.size > before:
+            self.log.times.arrived(before)
+            self.log.grown_at = now()
+            self.grew()
+        return moved
+
+    def move(self, limit: int) -> int:
+        return self.log.take(self.fd, limit)
+
+    def fd_to_grow(self) -> int:
+        return self.fd
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            if self._loop is not None:
+                self._loop.forget(self.fd)
+            self.release()
+
+    def release(self) -> None:
+        os.close(self.fd)
+
+
+class Screen(Pipe):
+    """The master of a command's terminal.
+
+    What is read goes into a pipe, whose ends the keeper holds too, and from there to the log: a
+    kill between the two moves loses nothing. A terminal that nobody has open is the end of it, unless
+    `lasts()`: its main process may open it again.
+    """
+
+    def __init__(self, master: int, inner: tuple[int, int], log: LogFile, lasts: Callable[[], bool]) -> None:
+        super().__init__(master, log)
+        self._inner, self._inner_in = inner
+        self._lasts = lasts
+        self._inside = sys.maxsize
+        """How many bytes the pipe may hold at most; what an earlier process left in it is not known."""
+        self._paused = False
+        self._splices = True
+        self.device: tuple[int, int] | None = None
+        """Device and number of the commands' end, once somebody has looked."""
+
+    def move(self, limit: int) -> int:
+        self._pass_on()
+        try:
+            count = self._read(min(limit, 1 << 15))
+        except BlockingIOError:
+            return WOULD_BLOCK
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return WOULD_BLOCK if self._pause() else 0
+        self._inside += count
+        self._pass_on()
+        return count
+
+    def _pass_on(self) -> None:
+        while self._inside > 0:
+            moved = self.log.take(self._inner, TURN)
+            self._inside = self._inside - moved if moved > 0 else 0
+
+    def _pause(self) -> bool:
+        if self._loop is None or not self._lasts():
+            return False
+        if not self._paused:
+            self._paused = True
+            self._loop.forget(self.fd)
+            self._loop.after(_PAUSE_S, self._resume)
+        return True
+
+    def _resume(self) -> None:
+        self._paused = False
+        if self._loop is not None and self.open:
+            self._loop.watch(self.fd, self._readable, IN)
+
+    def _read(self, limit: int) -> int:
+        if self._splices:
+            try:
+                return os.splice(self.fd, self._inner_in, limit)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                # A read says whether it is the end, or only this way of moving bytes that fails.
+                self._splices = error.errno != errno.EINVAL
+        # No more than an empty pipe takes at once, however small it is.
+        data = os.read(self.fd, min(limit, select.PIPE_BUF))
+        return os.write(self._inner_in, data) if data else 0
+
+    def fd_to_grow(self) -> int:
+        return self._inner
+
+    def release(self) -> None:
+        os.close(self._inner)
+        os.close(self._inner_in)
+        os.close(self.fd)

@@ -1,0 +1,1 @@
+"""What the supervisor writes to disk: exit records, logs, the diary."""

@@ -1,0 +1,109 @@
+"""Exit records: on disk before anybody is told, told until acknowledged, durable soon after.
+
+Where the disk has no room, the keeper has the record until it does: it is told all the same, and once more then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from shellback.exec.supervisor.loop import Loop
+from shellback.exec.supervisor.records.diary import Diary
+from shellback.exec.supervisor.records.records import ABANDONED, Records, Unreadable
+from shellback.exec.supervisor.records.syncer import Syncer
+from shellback.exec.wire import crashpoints, layout
+from shellback.exec.wire.protocol import ExitRecord, Message
+
+_RETRY_S: Final = 1.0
+
+
+class Ledger:
+    """`ended` has the records that nobody has acknowledged."""
+
+    def __init__(self, loop: Loop, records: Records, diary: Diary, written_late: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._records = records
+        self._diary = diary
+        self._written_late = written_late
+        self._syncer = Syncer(records, lambda why: diary.note("supervisor", f"sync failed: {why}"))
+        self._unwritten: set[str] = set()
+        self.ended: dict[str, ExitRecord] = {}
+
+    @property
+    def behind(self) -> bool:
+        """Whether a record waits for room on the disk."""
+        return bool(self._unwritten)
+
+    def lacks(self, name: str) -> bool:
+        """Whether this session's record waits for room on the disk."""
+        return name in self._unwritten
+
+    def enter(self, record: ExitRecord) -> bool:
+        """Keep a record; False when it could not be written yet, which is tried each second."""
+        name = record["session_id"]
+        self.ended[name] = record
+        if self._write(name):
+            return True
+        if not self._unwritten:
+            self._loop.after(_RETRY_S, self._retry)
+        self._unwritten.add(name)
+        return False
+
+    def _write(self, name: str) -> bool:
+        try:
+            self._records.write_aside(name, layout.EXIT, dict(self.ended[name]))
+            crashpoints.reach("supervisor.record_written")
+            try:
+                self._records.rename(name, layout.EXIT + ".new", layout.EXIT)
+            except IsADirectoryError:
+                self._records.keep_aside(name, layout.EXIT)
+                self._records.rename(name, layout.EXIT + ".new", layout.EXIT)
+        except OSError as error:
+            self._diary.note("supervisor", f"{name}: exit record: {error.strerror}")
+            # Where somebody removed the session's directory there is nothing to try again.
+            return isinstance(error, FileNotFoundError)
+        crashpoints.reach("supervisor.record_renamed")
+        self._syncer.add(name)
+        return True
+
+    def _retry(self) -> None:
+        for name in list(self._unwritten):
+            if name not in self.ended or self._write(name):
+                self._unwritten.discard(name)
+                self._written_late(name)
+        if self._unwritten:
+            self._loop.after(_RETRY_S, self._retry)
+
+    def acknowledge(self, name: str) -> bool:
+        """Tell this end no more; False if there was nothing to tell, or it has not been written yet."""
+        # One that is not on disk stays: the next supervisor would know of a start without an end.
+        if name in self._unwritten or name not in self.ended:
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                self._records.rename(name, layout.EXIT, layout.ACKED)
+            except IsADirectoryError:
+                self._records.keep_aside(name, layout.ACKED)
+                self._records.rename(name, layout.EXIT, layout.ACKED)
+        del self.ended[name]
+        with contextlib.suppress(OSError):
+            self._records.remove(name, layout.RUNNING)
+        return True
+
+    def look_up(self, name: str) -> Message | None:
+        """What is known of a session without a process; None when it was claimed and has no end we can read."""
+        record = self.ended.get(name)
+        if record is not None:
+            return {"state": record["state"], "record": record}
+        try:
+            acknowledged = self._records.ended(name, layout.ACKED)
+            if acknowledged is not None:
+                return {"state": acknowledged["state"], "record": acknowledged, "acknowledged": True}
+            claim = self._records.claimed_by(name)
+        except Unreadable:
+            return None
+        if claim is None:
+            return {"state": "unknown"}
+        return {"state": "abandoned"} if claim == ABANDONED else None

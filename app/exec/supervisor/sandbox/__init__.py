@@ -1,0 +1,1 @@
+"""The sandbox of a command: built, watched, limited, torn down."""

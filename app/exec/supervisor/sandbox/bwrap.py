@@ -1,0 +1,115 @@
+"""A bubblewrap that has been forked: what it says until its sandbox stands, and how it is ended."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Final
+
+from shellback.exec.supervisor.loop import IN, Loop
+
+READY: Final = "ready\n"
+_MOST: Final = 8192
+_INFO: Final = re.compile(r"\{[^{}]*\}")
+_OURS: Final = re.compile(r"^(init \d+|held \d+:\d+|ready|!\d+)\n", re.MULTILINE)
+_FAILED: Final = re.compile(r"^!(\d+)$", re.MULTILINE)
+_KNOWN: Final = (
+    errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.EPERM, errno.ENOSPC, errno.EROFS, errno.EMFILE, errno.ENFILE,
+    errno.ENOMEM, errno.EAGAIN, errno.EBUSY, errno.ELOOP, errno.EINVAL, errno.ENAMETOOLONG,
+)  # fmt: skip
+
+
+def child_of(text: str) -> int:
+    """The pid, as seen from here, of the process in the sandbox.
+
+    Raises:
+        ValueError: It was not told.
+    """
+    found = _INFO.search(text)
+    child: object = json.loads(found[0]).get("child-pid") if found else None
+    if not isinstance(child, int) or child < 2:
+        raise ValueError("bubblewrap did not tell its child")
+    return child
+
+
+def errno_in(text: str) -> int:
+    """The number of the error that bubblewrap reported in words, EIO where there is none that we know."""
+    known = next((number for number in _KNOWN if os.strerror(number) in text), errno.EIO)
+    return int(found[1]) or errno.EIO if (found := _FAILED.search(text)) else known
+
+
+def words_in(text: str) -> str:
+    """What is meant for people: neither numbers of processes and namespaces, nor what is said to us."""
+    return _OURS.sub("", _INFO.sub("", text)).lstrip()
+
+
+def give_up(pid: int, *fds: int) -> None:
+    """Close what is open of `fds`, and end what was forked, if it was, for which there is no room after all."""
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
+    if pid:
+        os.kill(pid, signal.SIGKILL)  # noqa: TID251 - our child, not reaped, and no descriptor to be had
+        os.waitpid(pid, 0)
+
+
+class Said:
+    """Collects what it says from `fd`, and calls `then` once: `ready`, or ended, or silent for too long.
+
+    `errno` is 0 when it is ready. `end` kills and reaps it, and calls `gone` then. Where the kernel has no room for
+    following it, which is an OSError, both are still the caller's.
+    """
+
+    def __init__(self, loop: Loop, fd: int, pid: int, patience_s: float) -> None:
+        self.then: Callable[[], None] = lambda: None
+        self.gone: Callable[[], None] = lambda: None
+        self.text = ""
+        self.ready = False
+        self.errno = 0
+        self.pid = pid
+        self._loop = loop
+        self._fd = fd
+        self._pidfd = os.pidfd_open(pid)
+        try:
+            os.set_blocking(fd, False)
+            loop.watch(fd, self._read, IN)
+        except OSError:
+            os.close(self._pidfd)
+            raise
+        self._timer = loop.after(patience_s, lambda: self._over(errno.ETIMEDOUT))
+
+    def _read(self, _events: int) -> None:
+        try:
+            data = os.read(self._fd, 4096)
+        except BlockingIOError:
+            return
+        self.text = (self.text + data.decode("utf-8", "replace"))[-_MOST:]
+        self.ready = READY in self.text
+        if self.ready:
+            self._over(0)
+        elif not data:
+            self._over(errno_in(self.text))
+
+    def _over(self, number: int) -> None:
+        self._timer.cancel()
+        self._loop.forget(self._fd)
+        os.close(self._fd)
+        self.errno = number
+        self.then()
+
+    def end(self) -> None:
+        """Kill it; what it has forked goes to us as orphans."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._loop.watch(self._pidfd, self._ended, IN)
+
+    def _ended(self, _events: int) -> None:
+        self._loop.forget(self._pidfd)
+        os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
+        self.gone()

@@ -1,0 +1,196 @@
+"""Limits on all processes of a sandbox instance together, by cgroup: found by trying, never required.
+
+Groups are made below the cgroup that we are in, so that what limits us limits them too. cgroup v1 (memory, pids): where
+we may make directories, which is root. cgroup v2: below a unit that systemd delegated (Delegate=yes with
+DelegateSubgroup=), or below the root of a cgroup namespace in which nobody else lives, as in a container.
+
+What a group limits: memory is what its processes use and what they wrote into a tmpfs, swap included; at the limit the
+kernel kills one process of the group, not all. Processes are tasks, so each thread counts; at the limit fork fails with
+EAGAIN. What lies in a tmpfs counts until it is removed, and no killing frees it: an instance whose tmpfs can hold more
+than the memory it may have loses all of its processes, and each command after them, when it is filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from shellback.exec.supervisor.sandbox import hierarchies
+from shellback.exec.supervisor.sandbox.hierarchies import KINDS, MEMORY, PIDS, Hierarchy
+
+PREFIX: Final = "shellback"
+_OURSELVES: Final = "+main"
+_TRIED: Final = "+probe"
+"""Names that no instance can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What can be limited here, and one sentence of it for who reads the outcome."""
+
+    memory: bool
+    processes: bool
+    says: str
+
+
+class Group:
+    """The limits of one instance. Holds a descriptor for each hierarchy until it is removed."""
+
+    def __init__(self, folders: list[str], doors: list[int], says: str) -> None:
+        self._folders = folders
+        self._doors = doors
+        self._says = says
+
+    def join(self) -> None:
+        """Put the calling process under these limits, with all that it will fork. For a forked child that is still us.
+
+        Raises:
+            OSError: The group is gone, or the kernel refuses.
+        """
+        for fd in self._doors:
+            os.write(fd, b"0")
+
+    def describe(self) -> str:
+        return self._says
+
+    def remove(self) -> bool:
+        """Remove it, and say whether it is gone: it is not while a process of it is left, to be tried again then."""
+        while self._doors:
+            os.close(self._doors.pop())
+        self._folders = [folder for folder in self._folders if not _removed(folder)]
+        return not self._folders
+
+
+class Cgroups:
+    """Groups of one state directory, whose `owner` is a plain name of it; `note` is told what went wrong."""
+
+    def __init__(self, owner: str, note: Callable[[str], None]) -> None:
+        self._prefix = f"{PREFIX}.{owner}."
+        self._note = note
+        self._hierarchies: list[Hierarchy] = []
+
+    def probe(self, ours: Collection[int] = ()) -> Found:
+        """Find what can be limited, by making a group and joining it. To be called once, before any other method.
+
+        `ours` are pids beside this one that may be moved into a group of their own, which cgroup v2 needs in a
+        container. Leaves that group, and nothing else.
+        """
+        reasons: list[str] = []
+        for hierarchy in hierarchies.hierarchies(reasons, self._prefix + _OURSELVES, {os.getpid(), *ours}):
+            kinds = tuple(kind for kind in hierarchy.kinds if self._limiting(kind) is None)
+            tried = Hierarchy(hierarchy.version, hierarchy.folder, kinds)
+            if not kinds:
+                continue
+            try:
+                self._try(tried)
+            except OSError as error:
+                reasons.append(f"cgroup v{tried.version} ({' and '.join(kinds)}): {error.strerror}")
+            else:
+                self._hierarchies.append(tried)
+        memory, processes = (self._limiting(kind) is not None for kind in KINDS)
+        return Found(memory, processes, self._sentence(reasons))
+
+    def make(self, name: str, *, memory_bytes: int, processes: int) -> Group | None:
+        """The group of that name, made or found, under these limits (0 is none); None where nothing can be limited."""
+        limits = {MEMORY: memory_bytes, PIDS: processes}
+        folders: list[str] = []
+        doors: list[int] = []
+        try:
+            for hierarchy in self._hierarchies:
+                if any(limits[kind] for kind in hierarchy.kinds):
+                    folders.append(os.path.join(hierarchy.folder, self._prefix + name))
+                    doors.append(_made(hierarchy, folders[-1], limits))
+        except OSError as error:
+            Group(folders, doors, "").remove()
+            self._note(f"no limits for sandbox {name}: {error.filename}: {error.strerror}")
+            return None
+        if not folders:
+            return None
+        words = (
+            f"{memory_bytes >> 20} MiB of memory" if memory_bytes and self._limiting(MEMORY) else "",
+            f"{processes} processes" if processes and self._limiting(PIDS) else "",
+        )
+        return Group(folders, doors, " and ".join(word for word in words if word) + ", all commands together")
+
+    def leftovers(self, keep: Collection[str] = ()) -> int:
+        """Remove groups of this state directory that nobody is in, but those of the names in `keep`; how many stay.
+
+        Only below the cgroup that we are in now: what was made below another one stays there, empty.
+        """
+        kept = {self._prefix + name for name in (*keep, _OURSELVES)}
+        stayed = 0
+        for hierarchy in self._hierarchies:
+            with contextlib.suppress(OSError):
+                for name in os.listdir(hierarchy.folder):
+                    if name.startswith(self._prefix) and name not in kept:
+                        stayed += not _removed(os.path.join(hierarchy.folder, name))
+        return stayed
+
+    def _try(self, hierarchy: Hierarchy) -> None:
+        folder = os.path.join(hierarchy.folder, f"{self._prefix}{_TRIED}")
+        door = _made(hierarchy, folder, {MEMORY: 64 << 20, PIDS: 16})
+        group = Group([folder], [door], "")
+        try:
+            child = os.fork()
+            if child == 0:
+                number = errno.EIO
+                try:
+                    group.join()
+                    number = 0
+                except OSError as error:
+                    number = error.errno or number
+                finally:
+                    os._exit(number)
+            number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if number:
+                raise OSError(abs(number), f"no process may join: {os.strerror(abs(number))}")
+        finally:
+            group.remove()
+
+    def _limiting(self, kind: str) -> Hierarchy | None:
+        return next((hierarchy for hierarchy in self._hierarchies if kind in hierarchy.kinds), None)
+
+    def _sentence(self, reasons: list[str]) -> str:
+        words = {MEMORY: "memory", PIDS: "processes"}
+        by = [
+            f"{' and '.join(words[kind] for kind in found.kinds)} by cgroup v{found.version}"
+            for found in self._hierarchies
+        ]
+        none = [words[kind] for kind in KINDS if self._limiting(kind) is None]
+        why = "; ".join(reasons) or "no cgroup file system is mounted"
+        missing = f"no cgroup limits {' or '.join(none)}: {why}" if none else ""
+        return "; ".join(part for part in (" and ".join(by), missing) if part)
+
+
+def _made(hierarchy: Hierarchy, folder: str, limits: dict[str, int]) -> int:
+    """Make the group and set its limits; the descriptor through which it is joined."""
+    made = False
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o755)
+            made = True
+        for kind in hierarchy.kinds:
+            if limits[kind]:
+                for name, text in hierarchy.limits(kind):
+                    hierarchies.write(
+                        os.path.join(folder, name.lstrip("?")), text or str(limits[kind]), optional=name[0] == "?"
+                    )
+        return os.open(os.path.join(folder, hierarchy.door), os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        if made:
+            _removed(folder)
+        raise
+
+
+def _removed(folder: str) -> bool:
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,345 @@
+"""Covers that are lost while commands run: laid again within milliseconds, or the commands end.
+
+A mount on a file is gone in every mount namespace as soon as somebody in another one removes the file or renames
+another one over it, as git and most editors do: unlink(2), rename(2). The kernel tells whoever polls the table of a
+namespace's mounts, proc_pid_mountinfo(5). Who renames the file away takes the mount along: `Renames` tells of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import signal
+import stat
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from shellback.exec.supervisor.loop import IN, Loop, now
+from shellback.exec.supervisor.sandbox import covers, restoring
+from shellback.exec.supervisor.sandbox.renames import Renames
+from shellback.exec.supervisor.sandbox.restoring import Who
+from shellback.exec.wire import gitconfig
+from shellback.exec.wire.protocol import Loss
+from shellback.exec.wire.sandbox import EMPTY, FIXED, MASKED, NOTHING, READ_ONLY, STUB
+
+RESTORED: Final = "restored"
+ENDED: Final = "ended"
+CHANGED: Final = "changed"
+MOST: Final = 64
+"""Losses that are kept of one session."""
+_AWAY_S: Final = 0.05
+"""How long a file may be away: editors rename it before they write the new one."""
+_LIMIT_S: Final = 0.5
+_AGAIN_S: Final = 0.002
+_FILES: Final = 256
+_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
+_CONFIGURATIONS: Final = frozenset({"config", "config.worktree", ".gitconfig"})
+"""Names of files whose settings are compared."""
+_MASKS: Final = frozenset({b"null", *(os.path.basename(path).encode() for path in (EMPTY, NOTHING)), b""})
+"""What is mounted over what is not to be seen: the null device, nothing, or a file system of its own."""
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+Enter = Callable[[], Mapping[str, int] | None]
+"""Descriptors of the namespaces to restore in, which are then closed; None where there is no restoring."""
+
+
+@dataclass(slots=True)
+class _Lost:
+    """`file` is device and inode of what was covered instead, where that is a file somebody could have opened."""
+
+    since: float
+    file: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One mount namespace: what has to be covered in it, below which directory, and how it is entered, as whom.
+
+    `told` gets each loss once it is settled, `end` is called once if one of them cannot be.
+    """
+
+    covered: dict[str, str]
+    root: str
+    who: Who
+    told: Callable[[Loss], None]
+    end: Callable[[], None]
+    enter: Enter = field(default=lambda: None)
+    stands: Callable[[str], None] = field(default=lambda _path: None)
+
+
+class Losses:
+    """All of its methods run on the loop's thread."""
+
+    def __init__(self, loop: Loop, note: Callable[[str], None]) -> None:
+        self.loop = loop
+        self.renames = Renames(loop, note)
+        self._read: dict[str, tuple[tuple[int, ...], bytes]] = {}
+
+    def watch(self, place: Place, pid: int = 0, table: int = -1) -> Watch:
+        """Watch the mount namespace of a process, or the one whose table is open as `table`, which stays the caller's.
+
+        Raises:
+            OSError: The process has gone, or there is no room.
+        """
+        if pid:
+            table = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+            place = replace(place, enter=lambda: restoring.namespaces_of(pid))
+        else:
+            table = os.dup(table)
+        try:
+            return Watch(self, table, place)
+        except OSError:
+            os.close(table)
+            raise
+
+    def content(self, path: str) -> bytes:
+        """The configuration in a file, a part of one that is too long; read only where it is another than before."""
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return b""
+        identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        known = self._read.get(path)
+        if known is None or known[0] != identity:
+            if len(self._read) >= _FILES:
+                self._read.clear()
+            known = self._read[path] = identity, _content(path)
+        return known[1]
+
+
+class Watch:
+    """What is lost in one namespace, and what is done about it."""
+
+    def __init__(self, losses: Losses, table: int, place: Place) -> None:
+        self._losses = losses
+        self._loop = losses.loop
+        self._table = table
+        self._place = place
+        self._covered = dict(place.covered)
+        self._lost: dict[str, _Lost] = {}
+        self._busy = self._over = self._due = False
+        self._before = {
+            path: losses.content(path)
+            for path, kind in self._covered.items()
+            if kind == READ_ONLY and os.path.basename(path) in _CONFIGURATIONS
+        }
+        self._after: dict[str, bytes] = {}
+        self._loop.watch(table, self._changed, select.EPOLLPRI)
+        losses.renames.watch(self._covered, place.root, self.look)
+
+    def gone(self) -> list[str]:
+        """What is not covered now."""
+        table = _table(self._table)
+        return [path for path, kind in self._covered.items() if not _holds(table.get(os.fsencode(path), ()), kind)]
+
+    def bare(self) -> list[str]:
+        """What is there and not covered now; where a secret is not there, there is none."""
+        return [path for path in self.gone() if self._covered[path] != MASKED or os.path.lexists(path)]
+
+    def look(self) -> None:
+        """Compare what is covered with what has to be, and do about it what can be done."""
+        if self._over:
+            return
+        gone, moment = self.gone(), now()
+        for path in gone:
+            self._lost.setdefault(path, _Lost(moment))
+        if self._busy:
+            # What has been covered again is not known before its child says so.
+            return
+        for path in self._lost.keys() - gone:
+            self._back(path)
+        if self._over or not gone:
+            return
+        absent = {path for path in gone if self._covered[path] == MASKED and not os.path.lexists(path)}
+        old = [path for path in gone if path not in absent and moment - self._lost[path].since > _LIMIT_S]
+        if old:
+            self._give_up()
+            return
+        # What is away comes back in a moment, mostly, and nobody tells of that.
+        away = {path for path in gone if not os.path.lexists(path) and self._comes_back(path, moment)}
+        if len(away) < len(gone):
+            self._restore([path for path in gone if path not in away])
+        else:
+            self._soon()
+
+    def _comes_back(self, path: str, moment: float) -> bool:
+        # Where a secret is not there nothing can be read: there is time to see it come back.
+        return moment - self._lost[path].since < (_LIMIT_S if self._covered[path] == MASKED else _AWAY_S)
+
+    def last_look(self) -> None:
+        """Tell what was changed in a file after it had been covered again: by who had it open all the time."""
+        for path, before in self._after.items():
+            after = self._after[path] = self._losses.content(path)
+            keys = _changed(before, after)
+            if keys:
+                self._place.told(Loss(path=path, at=time.time(), ms=0.0, how=CHANGED, keys=keys))
+
+    def close(self) -> None:
+        """Watch no more. Saying so again changes nothing."""
+        self._over = True
+        if self._table >= 0:
+            self._losses.renames.forget(self.look)
+            self._loop.forget(self._table)
+            os.close(self._table)
+            self._table = -1
+
+    def _changed(self, _events: int) -> None:
+        self.look()
+
+    def _soon(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.after(_AGAIN_S, self._again)
+
+    def _again(self) -> None:
+        self._due = False
+        self.look()
+
+    def _restore(self, paths: Collection[str]) -> None:
+        moment = now()
+        try:
+            namespaces = self._place.enter()
+            if namespaces is None:
+                self._give_up()
+                return
+            wanted = {
+                path: (self._covered[path], self._may_stand_in(path) and moment - self._lost[path].since >= _AWAY_S)
+                for path in paths
+            }
+            pid, said = restoring.begin(namespaces, self._place.who, wanted)
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            self._give_up()
+            return
+        self._busy = True
+
+        def done(_events: int) -> None:
+            self._loop.forget(pidfd)
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            os.close(pidfd)
+            self._busy = False
+            self._restored(restoring.said(said))
+
+        self._loop.watch(pidfd, done, IN)
+
+    def _may_stand_in(self, path: str) -> bool:
+        """Whether a directory may stand where something has been taken away; git takes none for its files."""
+        kind = self._covered[path]
+        return kind == STUB or (kind == READ_ONLY and os.path.dirname(path) == self._place.root)
+
+    def _restored(self, found: Mapping[str, restoring.Result]) -> None:
+        if self._over:
+            return
+        failed = not found
+        for path, (what, device, inode) in found.items():
+            lost = self._lost.get(path)
+            if lost is None:
+                continue
+            if what == restoring.FILE:
+                lost.file = device, inode
+            elif what == restoring.STANDS:
+                self._place.stands(path)
+            elif what == restoring.ABSENT and self._covered[path] == MASKED:
+                # There is nothing to hide.
+                del self._covered[path], self._lost[path]
+            elif what == restoring.FAILED:
+                failed = True
+        if failed:
+            self._give_up()
+        else:
+            self.look()
+
+    def _back(self, path: str) -> None:
+        """It is covered again: nobody may have it open who came by it before."""
+        if self._over:
+            return
+        lost = self._lost[path]
+        if lost.file is not None and not _nobodys(path, lost.file):
+            if now() - lost.since > _LIMIT_S:
+                self._give_up()
+            else:
+                self._soon()
+            return
+        del self._lost[path]
+        self._tell(path, lost, RESTORED)
+
+    def _tell(self, path: str, lost: _Lost, how: str) -> None:
+        keys: list[str] = []
+        if path in self._before:
+            after = self._losses.content(path)
+            keys = _changed(self._before[path], after)
+            self._before[path] = self._after[path] = after
+        took = now() - lost.since
+        self._place.told(Loss(path=path, at=time.time() - took, ms=round(took * 1000, 1), how=how, keys=keys))
+
+    def _give_up(self) -> None:
+        if not self._over:
+            lost, self._lost, self._over = self._lost, {}, True
+            # Ended first: telling takes its time.
+            self._place.end()
+            for path, one in lost.items():
+                self._tell(path, one, ENDED)
+
+
+def _content(path: str) -> bytes:
+    try:
+        with covers.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
+            return os.read(fd, gitconfig.MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b"\0"
+    except OSError:
+        return b"\0"
+
+
+def _changed(before: bytes, after: bytes) -> list[str]:
+    if before == after and len(after) <= gitconfig.MOST_BYTES:
+        return []
+    try:
+        known = set(gitconfig.settings(before))
+    except ValueError:
+        known = set[tuple[str, str | None]]()
+    return gitconfig.changed(known, after)
+
+
+def _table(fd: int) -> dict[bytes, list[tuple[bytes, bool]]]:
+    """What is mounted at each place: the root of the mount in its file system, and whether it is read-only."""
+    os.lseek(fd, 0, os.SEEK_SET)
+    data = b""
+    while chunk := os.read(fd, 1 << 16):
+        data += chunk
+    found: dict[bytes, list[tuple[bytes, bool]]] = {}
+    for line in data.splitlines():
+        words = line.split(b" ", 6)
+        place = _ESCAPED.sub(_character, words[4]) if b"\\" in words[4] else words[4]
+        found.setdefault(place, []).append((words[3], words[5].startswith(b"ro")))
+    return found
+
+
+def _holds(mounts: Collection[tuple[bytes, bool]], kind: str) -> bool:
+    if kind == FIXED:
+        return bool(mounts)
+    return any(ro and (kind != MASKED or root.rpartition(b"/")[2] in _MASKS) for root, ro in mounts)
+
+
+def _character(escape: re.Match[bytes]) -> bytes:
+    return bytes([int(escape[1], 8)])
+
+
+def _nobodys(path: str, file: tuple[int, int]) -> bool:
+    """Whether nobody has this file open, and it has no other name: fcntl(2), F_SETLEASE.
+
+    Where the file system does not tell, somebody may. One that is another by now is nobody's: another loss.
+    """
+    with contextlib.suppress(OSError), covers.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
+        found = os.fstat(fd)
+        if (found.st_dev, found.st_ino) != file:
+            return True
+        # One who opens it in this moment waits, and makes the kernel signal us: with one that does nothing.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    return False

@@ -1,0 +1,223 @@
+"""What the children of a sandboxed start do before they are bubblewrap, or the first process of a PID namespace.
+
+Everything here runs between fork and exec. Sources: namespaces(7), pid_namespaces(7), user_namespaces(7), mount(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NoReturn
+
+from shellback.exec.supervisor.process import spawn
+from shellback.exec.supervisor.sandbox import rlimits
+from shellback.exec.wire import layout, linux
+from shellback.exec.wire import sandbox as places
+from shellback.exec.wire.sandbox import Bounds
+
+USER: Final = "user"
+NET: Final = "net"
+MNT: Final = "mnt"
+ALL: Final = (USER, NET, MNT)
+"""Namespaces of an instance, in the order in which they are entered."""
+
+_KINDS: Final = {USER: 0x10000000, NET: 0x40000000, MNT: 0x20000}
+_CLONE_NEWNS: Final = 0x20000
+_CLONE_NEWPID: Final = 0x20000000
+_MS_NOSUID_NODEV_NOEXEC: Final = 0xE
+_MS_NOSUID_NOEXEC: Final = 0xA
+_OWN_TERMINALS: Final = b"newinstance,ptmxmode=0666,mode=620"
+_libc = ctypes.CDLL(None, use_errno=True)
+
+LIFE_FD: Final = 3
+STDERR_FD: Final = 4
+"""The command's own; bubblewrap says on 2 what it has to say, which is for us."""
+SECCOMP_FD: Final = 5
+ARGS_FD: Final = 6
+INFO_FD: Final = 7
+GO_FD: Final = 8
+SAID_FD: Final = 9
+_ABOVE: Final = 32
+"""Where descriptors wait until all of them can be put where they belong."""
+
+GO: Final = b"g"
+_GO_S: Final = 600.0
+"""How long one that has its mark waits for it: far longer than a launch may take."""
+UNTOLD: Final = 113
+"""Exit status of what would have become a command and was not told to."""
+WAITER: Final = (
+    f"echo ready >&{SAID_FD}; IFS= read -r mark <&{GO_FD} || exit {UNTOLD}; echo {GO.decode()} >&{LIFE_FD};"
+    f' exec {LIFE_FD}>&- {GO_FD}<&- {SAID_FD}>&- 2>&{STDERR_FD}; exec {STDERR_FD}>&-; export "$mark"; exec "$@"'
+)
+"""The command's process until it may be the command: it says that the sandbox stands, and waits for its marker.
+
+Then it tells the first process to stay: so it either knows of its go, or ends by itself, with a status that nobody
+takes for a command's.
+"""
+_WAITING: Final = f"\0{WAITER}\0".encode()
+
+_SETSID: Final = "/usr/bin/setsid"
+_SLEEPERS: Final = ("/usr/bin/sleep", "/bin/sleep")
+
+
+def _checked(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def in_child(work: Callable[[], NoReturn], said: int) -> int:
+    """Fork; the child does `work`, and says `!errno` where it cannot. Its pid."""
+    pid = os.fork()
+    if pid == 0:
+        reporting(work, said)
+    return pid
+
+
+def reporting(work: Callable[[], NoReturn], said: int) -> NoReturn:
+    """Do `work` in a forked child, and say `!errno` where it cannot."""
+    number, place = 0, ""
+    try:
+        said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
+        work()
+    except OSError as error:
+        number = error.errno or 0
+        place = where(error)
+    finally:
+        with contextlib.suppress(OSError):
+            os.write(said, f"{place}!{number}\n".encode("utf-8", "replace"))
+        os._exit(127)
+
+
+def where(error: OSError) -> str:
+    """What went wrong with which file: one line whatever its name, as the lines are words for us."""
+    return f"{error.filename}: {error.strerror}".replace("\n", "?") + "\n" if error.filename else ""
+
+
+def prepare(who: tuple[int, int] | None, bounds: Bounds, join: Callable[[], object] | None = None) -> None:
+    """Be what a command may be: its limits, its user, no signal ignored or blocked, the first that memory ends."""
+    if join is not None:
+        join()
+    spawn.be_expendable()
+    spawn.plain_signals()
+    rlimits.set_limits(processes=bounds.processes, file_bytes=bounds.file_bytes, data_bytes=bounds.data_bytes)
+    if who is not None:
+        os.setgroups([])
+        os.setresgid(who[1], who[1], who[1])
+        os.setresuid(who[0], who[0], who[0])
+
+
+def join(namespaces: Mapping[str, int]) -> None:
+    """Enter an instance."""
+    for name in ALL:
+        if name in namespaces:
+            _checked(_libc.setns(namespaces[name], _KINDS[name]))
+
+
+def be_apart() -> None:
+    """Have mounts of our own; the next child is the first process of a PID namespace."""
+    _checked(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID))
+    # Bubblewrap makes them only with all other devices, on which it spends two fifths of its time.
+    _checked(_libc.mount(b"devpts", places.TERMINALS.encode(), b"devpts", _MS_NOSUID_NOEXEC, _OWN_TERMINALS))
+
+
+def waits(pid: int) -> bool:
+    """Whether this process would become a command and has not been told to, or is about to."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
+            return _WAITING in file.read(len(_WAITING) + 64)
+    except OSError:
+        return False
+
+
+def first_process(life: int, mounted: int) -> NoReturn:
+    """Be the first process of the namespace: mount its /proc, and stay once `life` says as what, and then so.
+
+    With SIGCHLD ignored the kernel reaps every orphan (wait(2)). When `life` closes instead, nobody is left who
+    knows of us.
+    """
+    # Before anybody else is in here: one that ended sooner would be a zombie of ours for good, and so keep us.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    _checked(_libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
+    _number_anew()
+    os.write(mounted, b".")
+    # Those that are open, not all that may be: the limit can be a billion.
+    for fd in map(int, os.listdir(f"{places.PROC}/self/fd")):
+        if fd != life:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    mark = told(life)
+    if mark is None:
+        os._exit(0)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    for path in _SLEEPERS:
+        with contextlib.suppress(OSError):
+            # A session of its own only when it bears its mark: whoever recovers takes it for unborn before.
+            os.execve(_SETSID, ["setsid", path, "infinity"], {layout.MARKER.encode(): mark})  # noqa: S606 - the point of it
+    while True:
+        signal.pause()
+
+
+def told(life: int, patience_s: float = _GO_S) -> bytes | None:
+    """What `life` says before it says to stay; None when it closes instead, or says a part and no more.
+
+    A bubblewrap that was killed as it forked leaves a child that holds `life` and waits for ever: we do not.
+    """
+    said = b""
+    while not said.partition(b"\n")[2].startswith(GO):
+        if said and not select.select([life], [], [], patience_s)[0]:
+            return None
+        data = os.read(life, 4096)
+        if not data:
+            return None
+        said += data
+    return said.partition(b"\n")[0]
+
+
+def _number_anew() -> None:
+    """Number the processes of this namespace from anywhere.
+
+    Numbered from 1 as all others, a number that one command wrote down would mean another process to the next, mostly
+    its own shell; now it means none. A kernel without this file (proc(5), ns_last_pid) numbers from 1.
+    """
+    kernel = f"{places.PROC}/sys/kernel"
+    with contextlib.suppress(OSError, ValueError):
+        with open(f"{kernel}/pid_max", "rb", buffering=0) as file:
+            most = int(file.read())
+        # As bytes: a codec would be looked for where there is none of our files any more.
+        with open(f"{kernel}/ns_last_pid", "wb", buffering=0) as file:
+            file.write(b"%d" % (int.from_bytes(os.urandom(4)) % (most * 3 // 4)))
+
+
+def become(argv: list[str], descriptors: Mapping[int, int]) -> NoReturn:
+    """Execute with exactly these descriptors, and without an environment."""
+    high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for number, fd in descriptors.items()}
+    for number, fd in high.items():
+        os.dup2(fd, number)
+    # Not before: what the supervisor has open may be more than a command may have.
+    spawn.lower_descriptor_limit()
+    os.execve(argv[0], argv, {})  # noqa: S606 - the point of it
+
+
+def options_in_memory(name: str, words: Iterable[str]) -> int:
+    """A descriptor from which bubblewrap can read `words` as `--args`."""
+    return text_in_memory(name, os.fsencode("".join(f"{word}\0" for word in words)))
+
+
+def text_in_memory(name: str, text: bytes) -> int:
+    """A descriptor from which `text` can be read."""
+    fd = os.memfd_create(name)
+    try:
+        linux.write_all(fd, text)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

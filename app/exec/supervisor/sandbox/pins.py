@@ -1,0 +1,139 @@
+"""Names that no command can give to something else while an approved one goes by them.
+
+A mountpoint can neither be renamed nor removed by who has the mount (rename(2): EBUSY). So each file and directory on
+the way to what is held is bound onto itself, in the instance: a workspace is shared from there to the commands in it,
+which are slaves (mount_namespaces(7)), so those that run already have the mount too. Processes outside of sandboxes
+have none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from shellback.exec.supervisor.sandbox import covers, held, namespaces
+
+_MS_SHARED: Final = 1 << 20
+_MS_SLAVE: Final = 1 << 19
+_MS_REC: Final = 1 << 14
+_STACKED: Final = 8
+_MNT_DETACH: Final = 0x2
+_NOFOLLOW: Final = 0x8
+_TRIES: Final = 50
+_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
+_NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Pins:
+    """Which paths are pinned, and for how many commands. All of its methods run on the loop's thread."""
+
+    def __init__(self) -> None:
+        self._users: Counter[str] = Counter()
+
+    def add(self, paths: Iterable[str]) -> None:
+        """Count one more command for each."""
+        self._users.update(paths)
+
+    def all(self) -> tuple[str, ...]:
+        """All that are."""
+        return tuple(self._users)
+
+    def drop(self, paths: Iterable[str]) -> bool:
+        """Count one less; whether some is needed no more."""
+        before = len(self._users)
+        self._users.subtract(paths)
+        self._users = +self._users
+        return len(self._users) < before
+
+
+def lay(workspace: str, own: Sequence[str], others: Sequence[str] = ()) -> None:
+    """Pin, in the instance that we are in, and for all commands in it.
+
+    Raises:
+        OSError: With the path of `own` that cannot be pinned.
+    """
+    _change(workspace, _MS_SHARED)
+    if not own and not others:
+        return
+    with covers.opened(workspace) as root:
+        for path in sorted({*own, *others}):
+            try:
+                _lay(root, path[len(workspace) + 1 :], path)
+            except OSError:
+                if path in own:
+                    raise
+
+
+def apart(workspace: str) -> None:
+    """Have what is mounted there in the instance from now on, and mount for ourselves; in our own mount namespace."""
+    _change(workspace, _MS_SLAVE | _MS_REC)
+
+
+def lay_elsewhere(instances: Sequence[Mapping[str, int]], workspace: str, paths: Sequence[str]) -> None:
+    """Pin in instances that we are not in; where the path is not seen there is nobody to pin it for."""
+    for instance in instances:
+        _in(instance, lambda: lay(workspace, paths))
+
+
+def lift(instances: Sequence[Mapping[str, int]], workspace: str, but: Sequence[str]) -> None:
+    """Unpin all but some; blocks for some milliseconds."""
+    for instance in instances:
+        _in(instance, lambda: _lift(workspace, but))
+
+
+def _lay(root: int, name: str, path: str) -> None:
+    for _ in range(_TRIES):
+        with covers.beneath(root, name, _NAME) as place:
+            if covers.mounted(place):
+                return
+            with covers.cloned(place, path, read_only=False) as tree:
+                covers.put(tree, place, path)
+                with contextlib.suppress(OSError), covers.beneath(root, name, _NAME) as found:
+                    if covers.mounted(found):
+                        return
+                # It had another name by then.
+                _libc.umount2(f"/proc/self/fd/{tree}".encode(), _MNT_DETACH)
+    raise OSError(errno.ESTALE, held.CHANGED, path)
+
+
+def _lift(workspace: str, but: Sequence[str]) -> None:
+    """Unmount what is of the workspace's own file system there: what hides something is of another."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        # Device and place. Who renamed one from outside took the mount along, and this is its name by now.
+        mounts = [(words[2], _ESCAPED.sub(_character, words[4])) for words in map(bytes.split, file)]
+    root = os.fsencode(workspace)
+    own = [device for device, path in mounts if path == root][-1:]
+    ours = {path for device, path in mounts if [device] == own and path.startswith(root + b"/")}
+    for path in sorted(ours, reverse=True):
+        for _ in range(0 if os.fsdecode(path) in but else _STACKED):
+            if _libc.umount2(path, _MNT_DETACH | _NOFOLLOW):
+                break
+
+
+def _character(escape: re.Match[bytes]) -> bytes:
+    return bytes([int(escape[1], 8)])
+
+
+def _in(instance: Mapping[str, int], work: Callable[[], None]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            namespaces.join(instance)
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _change(workspace: str, propagation: int) -> None:
+    if _libc.mount(None, os.fsencode(workspace), None, propagation, None):
+        number = ctypes.get_errno()
+        if number != errno.EINVAL:
+            raise OSError(number, os.strerror(number), workspace)

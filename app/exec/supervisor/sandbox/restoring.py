@@ -1,0 +1,150 @@
+"""Laying a cover again in a sandbox that stands: by a child that enters it for that.
+
+Sources: setns(2), ioctl_ns(2), move_mount(2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import stat
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+from shellback.exec.supervisor.sandbox import covers, namespaces
+from shellback.exec.wire import linux
+from shellback.exec.wire.sandbox import MASKED, STUB, Bounds
+
+FILE: Final = "file"
+MASK: Final = "mask"
+STANDS: Final = "stands"
+ABSENT: Final = "absent"
+FAILED: Final = "failed"
+
+_OWNER: Final = 0xB701
+"""NS_GET_USERNS."""
+_TRIES: Final = 50
+_NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MASK_FLAGS: Final = 0x1 | 0x2 | 0x4
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Who = tuple[int, int] | None
+Result = tuple[str, int, int]
+"""What became of one path; for FILE the device and inode that are covered now."""
+
+
+def namespaces_of(pid: int) -> dict[str, int]:
+    """Descriptors of the mount namespace of a process, and of the user namespace that it belongs to.
+
+    Raises:
+        OSError: It has gone.
+    """
+    mounts = os.open(f"/proc/{pid}/ns/{namespaces.MNT}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return {namespaces.USER: fcntl.ioctl(mounts, _OWNER), namespaces.MNT: mounts}
+    except BaseException:
+        os.close(mounts)
+        raise
+
+
+def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bool]]) -> tuple[int, int]:
+    """Fork a child that covers these again: path to kind, and whether something may be made to stand there.
+
+    Closes `found`. Its pid, and what `said` reads once it has ended.
+    """
+    try:
+        said = os.memfd_create("restored")
+        try:
+            pid = os.fork()
+        except BaseException:
+            os.close(said)
+            raise
+        if pid == 0:
+            _restore(found, who, wanted, said)
+        return pid, said
+    finally:
+        for fd in found.values():
+            os.close(fd)
+
+
+def said(fd: int) -> dict[str, Result]:
+    """What a child did; {} where it could do nothing."""
+    try:
+        text = os.pread(fd, 1 << 20, 0)
+        return {path: (what, device, inode) for path, what, device, inode in json.loads(text)} if text else {}
+    finally:
+        os.close(fd)
+
+
+def _restore(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bool]], said: int) -> NoReturn:
+    try:
+        gc.disable()
+        namespaces.prepare(who, Bounds())
+        namespaces.join(found)
+        os.umask(0o022)
+        with covers.opened("/") as root:
+            rows = [(path, *_again(root, path, *how)) for path, how in sorted(wanted.items())]
+        linux.write_all(said, json.dumps(rows).encode("utf-8", "surrogateescape"))
+    finally:
+        os._exit(0)
+
+
+def _again(root: int, path: str, kind: str, make: bool) -> Result:
+    for _ in range(_TRIES):
+        try:
+            return _covered(root, path, kind, make=make)
+        except FileNotFoundError:
+            # Also where it was renamed while it was being covered.
+            if make:
+                _make(root, path)
+            elif not _there(root, path):
+                return ABSENT, 0, 0
+        except OSError:
+            break
+    return FAILED, 0, 0
+
+
+def _covered(root: int, path: str, kind: str, *, make: bool) -> Result:
+    with covers.beneath(root, path[1:], _NAME) as place:
+        status = os.fstat(place)
+        if kind == MASKED:
+            _mask(place, path, status)
+            return MASK, 0, 0
+        if stat.S_ISREG(status.st_mode):
+            covers.lay(place, place, path)
+            return FILE, status.st_dev, status.st_ino
+        if not (make or kind == STUB) or not stat.S_ISDIR(status.st_mode):
+            # Whoever came into a directory that was there before it was covered can go on in it.
+            return FAILED, 0, 0
+        covers.lay(place, place, path)
+    with covers.beneath(root, path[1:], _LIST) as folder:
+        return (FAILED if os.listdir(folder) else STANDS), 0, 0
+
+
+def _mask(place: int, path: str, status: os.stat_result) -> None:
+    if not stat.S_ISDIR(status.st_mode):
+        with covers.opened(os.devnull) as null:
+            covers.lay(null, place, path)
+        return
+    os.fchdir(place)
+    if _libc.mount(b"tmpfs", b".", b"tmpfs", _MASK_FLAGS, b"size=4096"):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+
+
+def _there(root: int, path: str) -> bool:
+    try:
+        with covers.beneath(root, path[1:], _NAME):
+            return True
+    except OSError:
+        return False
+
+
+def _make(root: int, path: str) -> None:
+    above, _, name = path[1:].rpartition("/")
+    with contextlib.suppress(OSError), covers.beneath(root, above or ".") as folder:
+        os.mkdir(name, 0o755, dir_fd=folder)

@@ -1,0 +1,247 @@
+"""Commands in sandboxes, as the supervisor keeps them: on their way, in their instance, and until nothing is left."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Callable
+from typing import Final
+
+from shellback.exec.supervisor.loop import IN, Loop
+from shellback.exec.supervisor.process import link, procfs, spawn
+from shellback.exec.supervisor.process.job import COVERED, Job
+from shellback.exec.supervisor.process.orphans import Orphans
+from shellback.exec.supervisor.records.diary import Diary
+from shellback.exec.supervisor.records.records import Records
+from shellback.exec.supervisor.sandbox import pins
+from shellback.exec.supervisor.sandbox.bwrap import words_in
+from shellback.exec.supervisor.sandbox.instances import Instances
+from shellback.exec.supervisor.sandbox.launching import Launch, Launched
+from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
+from shellback.exec.supervisor.sandbox.pins import Pins
+from shellback.exec.supervisor.sandbox.stubs import Stubs
+from shellback.exec.wire import layout
+from shellback.exec.wire.fields import Refused
+from shellback.exec.wire.protocol import Loss, StartRequest
+
+INSTANCE: Final = "instance"
+STUBS: Final = "stubs"
+PLACEHOLDERS: Final = "placeholders"
+PINNED: Final = "pinned"
+WHO: Final = "who"
+_LAID: Final = (INSTANCE, STUBS, PLACEHOLDERS, PINNED, COVERED, WHO)
+"""Notes of a job that are kept in a file of their own: there may be many."""
+_AGAIN_S: Final = 0.05
+
+
+class Sandboxes:
+    """All of its methods run on the loop's thread."""
+
+    def __init__(
+        self, loop: Loop, home: str, records: Records, keeper: link.Line, diary: Diary, orphans: Orphans
+    ) -> None:
+        self._records = records
+        self._loop = loop
+        self._orphans = orphans
+        self.losses = Losses(loop, lambda why: diary.note("supervisor", why))
+        self.lost: Callable[[Job, Loss], None] = lambda _job, _loss: None
+        self.uncovered: Callable[[Job], None] = lambda _job: None
+        """Called for a job of which a cover was lost, and for one that cannot be covered again: it has to end."""
+        self._watches: dict[str, Watch] = {}
+        self._stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
+        self.instances = Instances(loop, keeper, diary, self.losses)
+        self._pins = Pins()
+
+    def launch(
+        self,
+        job: Job,
+        request: StartRequest,
+        streams: list[int],
+        started: Callable[[], None],
+        failed: Callable[[int], None],
+    ) -> None:
+        """Start the job's command; `started` or `failed` is called once, later or at once. Closes `streams`."""
+        assert request.sandbox is not None
+        job.launching = []
+        # Not told to the keeper, as the rest was before: there may be many.
+        job.notes[STUBS] = self._stubs.ours(request.sandbox.stubs)
+        files = dict(request.sandbox.placeholders)
+        job.notes[PLACEHOLDERS] = [(path, files[path]) for path in self._stubs.ours(files)]
+        job.notes[PINNED] = [request.sandbox.workspace, *request.sandbox.pinned]
+        job.notes[COVERED] = request.sandbox.covered()
+        job.notes[WHO] = spawn.owner(request)
+        launch = Launch(self._loop, request, streams, self._orphans, self._pins.all())
+
+        def over() -> None:
+            for fd in set(streams):
+                os.close(fd)
+            waiting, job.launching = job.launching or [], None
+            for then in waiting:
+                self._loop.after(0.0, then)
+
+        def gone_well(got: Launched) -> None:
+            job.pid, job.start, job.pidfd, job.init = got.pid, got.start, got.pidfd, got.init
+            over()
+            started()
+
+        def gone_wrong(number: int, text: str) -> None:
+            with contextlib.suppress(OSError):
+                os.write(streams[-1], words_in(text).encode("utf-8", "replace")[:2048])
+            over()
+            failed(number)
+
+        launch.started, launch.failed = gone_well, gone_wrong
+        launch.standing = lambda pid: self._standing(job, pid)
+        try:
+            # Before anything of it is there: else nobody would take it out again after us.
+            self._note(job)
+        except OSError as error:
+            del job.notes[INSTANCE]
+            gone_wrong(error.errno or 5, f"{error.strerror}\n")
+            return
+        try:
+            self.adopt(job, spawn.owner(request))
+            launch.begin(self.instances)
+        except Refused as refusal:
+            gone_wrong(errno.EAGAIN, f"{refusal}\n")
+        except OSError as error:
+            gone_wrong(error.errno or 5, f"{error.strerror}\n")
+
+    def adopt(self, job: Job, owner: tuple[int, int] | None = None) -> None:
+        """Count the job among the users of its instance, and see to it that what `owner` shall not make is there."""
+        if INSTANCE in job.notes:
+            self.instances.enter(job.notes[INSTANCE])
+            self._pins.add(job.notes.get(PINNED, [])[1:])
+            self._stubs.need(job.notes.get(STUBS, ()), dict(job.notes.get(PLACEHOLDERS, ())), owner)
+
+    def watch(self, job: Job) -> None:
+        """See to it that the covers of a job that was taken over stay; what was lost meanwhile is lost now."""
+        places = [job.pid] if procfs.alive(job.pid, job.start) else inhabitants(job, 1)
+        if COVERED in job.notes and places and job.session_id not in self._watches:
+            try:
+                watch = self._watched(job, places[0])
+            except OSError:
+                self.uncovered(job)
+            else:
+                self._loop.after(0.0, watch.look)
+
+    def last_look(self, job: Job) -> None:
+        """The job's process has ended: tell what it changed that had lost its cover for a moment."""
+        if (watch := self._watches.get(job.session_id)) is not None:
+            watch.last_look()
+
+    def _standing(self, job: Job, pid: int) -> None:
+        gone = self._watched(job, pid).bare()
+        if gone:
+            raise OSError(errno.EAGAIN, "changed while its sandbox was made; start it again", gone[0])
+
+    def _watched(self, job: Job, pid: int) -> Watch:
+        place = Place(
+            covered=job.notes[COVERED],
+            root=job.notes[PINNED][0],
+            who=None if job.notes[WHO] is None else (job.notes[WHO][0], job.notes[WHO][1]),
+            told=lambda loss: self.lost(job, loss),
+            end=lambda: self.uncovered(job),
+            stands=lambda path: self._stands(job, path),
+        )
+        watch = self._watches[job.session_id] = self.losses.watch(place, pid)
+        return watch
+
+    def _stands(self, job: Job, path: str) -> None:
+        """A directory has been made where something was taken away outside; it is removed as the others are."""
+        if path not in job.notes[STUBS]:
+            job.notes[STUBS] = [*job.notes[STUBS], path]
+            self._stubs.need([path], {}, None)
+            with contextlib.suppress(OSError):
+                self._note(job)
+
+    def _note(self, job: Job) -> None:
+        self._records.write(job.session_id, layout.LAID, {name: job.notes[name] for name in _LAID})
+
+    def left(self, job: Job) -> None:
+        """Nothing of the job is left in its instance. Saying so again changes nothing."""
+        if (watch := self._watches.pop(job.session_id, None)) is not None:
+            watch.close()
+        key = job.notes.pop(INSTANCE, None)
+        if key is not None:
+            pinned = job.notes.get(PINNED, [])
+            if self._pins.drop(pinned[1:]):
+                pins.lift(self.instances.beside(""), pinned[0], self._pins.all())
+            self._stubs.let_go((*job.notes.get(STUBS, ()), *dict(job.notes.get(PLACEHOLDERS, ()))))
+            with contextlib.suppress(OSError):
+                self._records.remove(job.session_id, layout.LAID)
+            self.instances.leave(key)
+
+    def recovered(self) -> None:
+        """Whoever still needs something has been adopted: what the last supervisor left beside that goes."""
+        self._stubs.tidy_later()
+
+    def close(self) -> None:
+        """Remove what nobody needs any more; to be called at the end."""
+        self._stubs.tidy()
+        self.instances.ahead.close()
+        self.instances.groups.close()
+
+    def reaped(self, job: Job) -> None:
+        """The job's process has no number any more."""
+        self._orphans.reaped(job.pid)
+
+    def vacate(self, job: Job, empty: Callable[[], None]) -> None:
+        """End the namespace of a job that is over as soon as nobody lives in there, then call `empty`."""
+        if job.init is None:
+            return
+        try:
+            fd = self._last_in(job.init)
+        except OSError:
+            # No descriptor just now.
+            self._loop.after(_AGAIN_S, lambda: self.vacate(job, empty))
+            return
+        if fd is not None:
+            self._when_gone(fd, lambda: self.vacate(job, empty))
+            return
+        job.init = None
+        empty()
+
+    def _last_in(self, init: tuple[int, int]) -> int | None:
+        """A descriptor of one of those who live in there, or of its first process, ended; None where that has gone."""
+        # Also where it has not been reaped: it dies as the last in there.
+        if not procfs.alive(*init) or (fd := procfs.open_pidfd(*init)) is None:
+            return None
+        try:
+            inside = self._someone_in(init[0])
+        except BaseException:
+            os.close(fd)
+            raise
+        if inside is None:
+            procfs.send(fd, signal.SIGKILL)
+            return fd
+        os.close(fd)
+        return inside
+
+    def _someone_in(self, init: int) -> int | None:
+        """A descriptor of one of those who live below the first process, None where nobody does."""
+        for pid in procfs.children(init):
+            found = procfs.read(pid)
+            # One that is dead gives way in a moment; until then the list may lack who was its child.
+            if found is not None and (fd := procfs.open_pidfd(pid, found.start)) is not None:
+                return fd
+        return None
+
+    def _when_gone(self, fd: int, then: Callable[[], None]) -> None:
+        def gone(_events: int) -> None:
+            self._loop.forget(fd)
+            os.close(fd)
+            then()
+
+        self._loop.watch(fd, gone, IN)
+
+
+def inhabitants(job: Job, known: int = 64) -> list[int]:
+    """Who lives in the namespace of a job beside its main process, by the numbers they have here."""
+    if job.init is None or not procfs.children(job.init[0]):
+        return []
+    below = procfs.with_descendants([job.init[0]], procfs.snapshot(job.init[1]))
+    living = sorted(pid for pid in below - {job.init[0]} if procfs.survives(pid))
+    return living[:known]

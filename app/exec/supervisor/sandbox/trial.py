@@ -1,0 +1,233 @@
+"""One command in a sandbox of its own, made as the supervisor makes them, and what became of it: a stand-alone program.
+
+Reads one JSON object on a line of standard input: `request` (a `StartRequest` on the wire, with a sandbox), `most`
+(bytes of output that are kept), `streams` (three descriptors that the command gets, or null: nothing to read, and its
+output is in the report). Prints a `Report` as one line of JSON.
+It ends early, with all that it started, when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from shellback.exec.supervisor.loop import IN, Loop, now
+from shellback.exec.supervisor.process import link, procfs, spawn
+from shellback.exec.supervisor.process.orphans import Orphans
+from shellback.exec.supervisor.records.diary import Diary
+from shellback.exec.supervisor.sandbox.instances import Instances
+from shellback.exec.supervisor.sandbox.launching import Launch, Launched
+from shellback.exec.supervisor.sandbox.losses import Losses, Place
+from shellback.exec.wire import linux
+from shellback.exec.wire.fields import Refused
+from shellback.exec.wire.protocol import StartRequest
+
+INSTANCE: Final = "instance"
+COMMAND: Final = "command"
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """`stage` is what failed: the instance or the command's own sandbox, "" for neither; then `errno` and `said`.
+
+    Exactly one of `exit_code` and `signal` is set after an end. `output` has at most as many bytes as were asked for
+    of `output_bytes`. Milliseconds: of making the instance, from then until the command was let go, and until its end.
+    `limits` says what holds sandboxes to their bounds here, the two after it what is bounded for all of one together.
+    """
+
+    stage: str = ""
+    errno: int = 0
+    said: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    output: str = ""
+    output_bytes: int = 0
+    instance_ms: float = 0.0
+    start_ms: float = 0.0
+    run_ms: float = 0.0
+    limits: str = ""
+    memory_bounded: bool = False
+    processes_bounded: bool = False
+
+
+class Trial:
+    """One run; `report` is whole when `run` returns."""
+
+    def __init__(self, request: StartRequest, streams: list[int] | None, most: int) -> None:
+        assert request.sandbox is not None
+        self.report = Report()
+        # Nobody else's groups and markers are like those of this one process.
+        procfs.mark_for("/proc/self")
+        self._request = request
+        self._sandbox = request.sandbox
+        self._loop = Loop()
+        self._orphans = Orphans()
+        self._most = most
+        self._kept = bytearray()
+        self._since = now()
+        self._ended = False
+        self._out = -1
+        # Nobody is to hold the namespaces beyond our end: without a keeper none are sent.
+        _, ours = link.pair()
+        keeper = link.Line(self._loop, link.Legacy(keeper=os.getpid(), line=ours), lambda _dead: None, lambda: None)
+        keeper.pid = None
+        self._losses = Losses(self._loop, lambda _why: None)
+        self._instances = Instances(self._loop, keeper, Diary(os.devnull), self._losses)
+        self._streams = list(streams) if streams is not None else self._captured()
+
+    def run(self) -> None:
+        """Blocks until the command has ended, or cannot begin, or its time is over, or standard input ends."""
+        os.set_blocking(0, False)
+        self._loop.watch(0, self._told, IN)
+        self._instances.enter(self._sandbox.key)
+        try:
+            self._instances.make(self._sandbox, spawn.owner(self._request), self._made)
+        except (Refused, OSError) as error:
+            self._failed(INSTANCE, getattr(error, "errno", 0) or 5, str(error))
+        self._loop.run()
+
+    def tidy(self) -> None:
+        """Remove the groups of what has ended."""
+        self._instances.groups.close()
+
+    def _captured(self) -> list[int]:
+        self._out, end = os.pipe()
+        os.set_blocking(self._out, False)
+        who = spawn.owner(self._request)
+        if who is not None:
+            os.fchown(end, *who)
+        self._loop.watch(self._out, self._read, IN)
+        return [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), end, end]
+
+    def _told(self, _events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(0, 4096):
+                self._loop.stop()
+
+    def _made(self, found: dict[str, int] | None, number: int, text: str) -> None:
+        self.report.instance_ms = self._lap()
+        who, groups = spawn.owner(self._request), self._instances.groups
+        self.report.limits = groups.says(who)
+        self.report.memory_bounded, self.report.processes_bounded = groups.together(who)
+        self._lap()
+        if found is None:
+            self._failed(INSTANCE, number, text)
+            return
+        launch = Launch(self._loop, self._request, self._streams, self._orphans)
+        launch.started, launch.standing = self._started, self._standing
+        launch.failed = lambda number, text: self._failed(COMMAND, number, text)
+        try:
+            launch.begin(self._instances)
+        except (Refused, OSError) as error:
+            self._failed(COMMAND, getattr(error, "errno", 0) or 5, str(error))
+
+    def _standing(self, pid: int) -> None:
+        place = Place(
+            covered=self._sandbox.covered(),
+            root=self._sandbox.workspace,
+            who=spawn.owner(self._request),
+            told=lambda _loss: None,
+            end=self._loop.stop,
+        )
+        self._losses.watch(place, pid).look()
+
+    def _failed(self, stage: str, number: int, text: str) -> None:
+        self.report.stage, self.report.errno, self.report.said = stage, number, text
+        self._loop.stop()
+
+    def _started(self, got: Launched) -> None:
+        self.report.start_ms = self._lap()
+        for fd in set(self._streams):
+            os.close(fd)
+        init = procfs.open_pidfd(*got.init)
+
+        def over(_events: int) -> None:
+            self._loop.forget(got.pidfd)
+            self.report.run_ms = self._lap()
+            status = os.waitid(os.P_PIDFD, got.pidfd, os.WEXITED)
+            assert status is not None
+            if status.si_code == os.CLD_EXITED:
+                self.report.exit_code = status.si_status
+            else:
+                self.report.signal = status.si_status
+            end()
+            self._ended = True
+            if self._out < 0:
+                self._loop.stop()
+
+        def end() -> None:
+            if init is not None:
+                procfs.send(init, signal.SIGKILL)
+
+        def late() -> None:
+            self.report.timed_out = True
+            end()
+
+        self._loop.watch(got.pidfd, over, IN)
+        if self._request.timeout_s:
+            self._loop.after(self._request.timeout_s, late)
+
+    def _read(self, _events: int) -> None:
+        try:
+            data = os.read(self._out, 65536)
+        except BlockingIOError:
+            return
+        self.report.output_bytes += len(data)
+        self._kept += data[: max(0, self._most - len(self._kept))]
+        if not data:
+            self.report.output = self._kept.decode("utf-8", "replace")
+            self._loop.forget(self._out)
+            self._out = -1
+            if self._ended:
+                self._loop.stop()
+
+    def _lap(self) -> float:
+        before, self._since = self._since, now()
+        return round((self._since - before) * 1000, 1)
+
+
+def end_all() -> None:
+    """Kill and reap everything below us; what its parents leave behind becomes ours."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for pid in procfs.children(os.getpid()):
+                with contextlib.suppress(OSError):
+                    fd = os.pidfd_open(pid)
+                    procfs.send(fd, signal.SIGKILL)
+                    os.close(fd)
+            os.waitid(os.P_ALL, 0, os.WEXITED)
+
+
+def main() -> None:
+    linux.become_subreaper()
+    linux.name_process("shellback-trial")
+    told: dict[str, Any] = json.loads(_line())
+    request = StartRequest.from_wire(told["request"])
+    assert request.sandbox is not None
+    trial = Trial(request, told["streams"], int(told["most"]))
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    try:
+        trial.run()
+    finally:
+        end_all()
+        trial.tidy()
+    print(json.dumps(asdict(trial.report)), flush=True)  # noqa: T201 - what it is for
+    os._exit(0)
+
+
+def _line() -> bytes:
+    # Not by a buffer of Python's, which would wait for more.
+    text = bytearray()
+    while not text.endswith(b"\n"):
+        data = os.read(0, 1 << 20)
+        if not data:
+            break
+        text += data
+    return bytes(text)

@@ -1,0 +1,1 @@
+"""The supervisor as a program: keeper, daemon, requests, recovery."""

@@ -1,0 +1,310 @@
+"""The supervisor's parent: holds what must not close, reaps what would be lost, and starts it again.
+
+It knows nothing about commands. While the supervisor is away, pipes stay open, terminals stay up,
+and the wait status of whatever ends is kept until a supervisor has recorded it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from dataclasses import asdict
+from types import FrameType
+from typing import Final
+
+from shellback.exec.supervisor.process import channels, link, procfs, queries, spawn
+from shellback.exec.supervisor.records.diary import Diary, plain
+from shellback.exec.supervisor.service import daemon
+from shellback.exec.wire import crashpoints, layout, linux
+from shellback.exec.wire.protocol import Message
+
+_MAX_DEAD: Final = 10_000
+_BACKOFF_S: Final = (0.0, 0.0, 0.05, 0.2, 1.0)
+_CALM_S: Final = 10.0
+_AGAIN_MS: Final = 10
+_LOOKS: Final = 10
+_LOOK_S: Final = 0.005
+_NO_ROOM: Final = 71
+"""Instead of an exit status, where no supervisor could be forked."""
+_ORDERS: Final = {signal.SIGTERM: "end", signal.SIGINT: "end", signal.SIGHUP: "retire"}
+"""What a service is told by signals: end the commands and go, or go as soon as none runs."""
+
+_BUSY: Final = (
+    "shellback: a supervisor serves {home} already: stop that one, or let it end by itself "
+    "(one that a worker started does so when nothing has run for a while), then start this again\n"
+)
+
+
+class Keeper:
+    """Descriptors, wait statuses and one child."""
+
+    def __init__(self, config: daemon.Config) -> None:
+        self._config = config
+        self._diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY))
+        self._held: dict[str, link.Held] = {}
+        self._dead: deque[link.Dead] = deque(maxlen=_MAX_DEAD)
+        self._unsent: deque[Message] = deque(maxlen=_MAX_DEAD)
+        self._unreaped = False
+        self._number = 0
+        self._link: socket.socket | None = None
+        self._child = 0
+        self._order = ""
+        self._bell, self._bell_in = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(self._bell_in, False)
+
+    def run(self, ready: int) -> int:
+        """Serve until a supervisor ends by itself; `ready` is told once when it listens."""
+        linux.become_subreaper()
+        signal.signal(signal.SIGCHLD, self._ring)
+        for number in _ORDERS if self._config.service else ():
+            signal.signal(number, self._ordered)
+        signal.set_wakeup_fd(self._bell_in, warn_on_full_buffer=False)
+        failures, status = 0, 1
+        while status != 0:
+            began = time.monotonic()
+            if self._fork(ready, failures):
+                ready, status = -1, self._serve()
+            else:
+                status = _NO_ROOM
+            failures = 0 if time.monotonic() - began > _CALM_S else failures + 1
+            if status == daemon.LOCKED and not self._held and not self._dead:
+                return status
+            if status and not self._held and self._forsaken():
+                return status
+            if status:
+                self._say(f"supervisor ended with {status}, start {failures} follows")
+                time.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+        return 0
+
+    def _forsaken(self) -> bool:
+        """Whether the state directory was removed: no supervisor can serve one, and nobody can ask for one."""
+        return os.fstat(self._config.keeper_lock).st_nlink == 0
+
+    def _ring(self, _number: int, _frame: FrameType | None) -> None:
+        # Once more than Python does for us: a bell that does not ring leaves a status where nobody looks.
+        with contextlib.suppress(OSError):
+            os.write(self._bell_in, b"\0")
+
+    def _ordered(self, number: int, _frame: FrameType | None) -> None:
+        order = _ORDERS[signal.Signals(number)]
+        if self._order != "end":
+            self._order = order
+            self._unsent.append({"op": order})
+
+    def _say(self, what: str) -> None:
+        self._diary.note("keeper", what)
+        if self._config.service:
+            with contextlib.suppress(OSError):
+                os.write(2, f"shellback supervisor: {plain(what)}\n".encode())
+
+    def _fork(self, ready: int, failures: int) -> bool:
+        """Start a supervisor; False where the machine has no room for one now."""
+        try:
+            ours, theirs = link.pair()
+        except OSError:
+            return False
+        keeper = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            return False
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if self._config.service:
+                for number in _ORDERS:
+                    signal.signal(number, signal.SIG_DFL)
+                # Ctrl-C is for the keeper; a supervisor that died of it would only be started again.
+                os.setpgid(0, 0)
+            for fd in (self._bell, self._bell_in, self._config.keeper_lock):
+                os.close(fd)
+            ours.close()
+            os._exit(
+                daemon.main(self._config, link.Legacy(keeper, theirs, self._held, list(self._dead), failures), ready)
+            )
+        theirs.close()
+        if ready >= 0:
+            os.close(ready)
+        ours.setblocking(False)
+        self._link, self._child = ours, pid
+        self._unsent.clear()
+        if self._order:
+            self._unsent.append({"op": self._order})
+        return True
+
+    def _serve(self) -> int:
+        poller = select.poll()
+        poller.register(self._bell, select.POLLIN)
+        assert self._link is not None
+        poller.register(self._link, select.POLLIN)
+        while True:
+            for fd, _ in poller.poll(_AGAIN_MS if self._unsent or self._unreaped else None):
+                if fd == self._bell:
+                    os.read(self._bell, 4096)
+                elif not self._receive():
+                    poller.unregister(fd)
+            self._send()
+            status = self._reap()
+            if status is not None:
+                # What it said last is still to be read.
+                self._receive()
+                self._link.close()
+                return status
+
+    def _receive(self) -> bool:
+        """Take all that has arrived; False once the other side has gone."""
+        assert self._link is not None
+        while True:
+            try:
+                got = link.receive(self._link)
+            except BlockingIOError:
+                return True
+            if got is None:
+                return False
+            message, fds = got
+            match message["op"]:
+                case "hold":
+                    held = self._held.setdefault(message["session"], link.Held())
+                    # Those for which there was no room here are cut off, and are the supervisor's alone.
+                    held.fds.update(zip(message["names"], fds, strict=False))
+                    held.notes = message["notes"]
+                    crashpoints.reach("keeper.held")
+                case "drop":
+                    self._drop(message["session"], message["names"])
+                case "answer":
+                    held = self._held.get(message["session"])
+                    if held is not None and channels.MASTER in held.fds:
+                        held.answered = queries.given(held.fds[channels.MASTER], message["answers"], held.answered)
+                case "forget":
+                    numbers = set(message["numbers"])
+                    self._dead = deque((dead for dead in self._dead if dead.number not in numbers), _MAX_DEAD)
+                case "ping":
+                    # Whatever was reaped before has been told before.
+                    self._unsent.append({"op": "pong"})
+                    self._send()
+                case _:
+                    self._diary.note("keeper", "unknown message")
+
+    def _drop(self, session: str, names: list[str] | None) -> None:
+        held = self._held.get(session)
+        if held is not None:
+            for name in list(held.fds) if names is None else names:
+                fd = held.fds.pop(name, -1)
+                if fd >= 0:
+                    os.close(fd)
+            if names is None:
+                del self._held[session]
+
+    def _reap(self) -> int | None:
+        """Reap every child that has ended; the supervisor's status if it is among them."""
+        ended: int | None = None
+        self._unreaped = False
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return ended
+            if info is None:
+                return ended
+            known = procfs.ticks() - 1
+            try:
+                proc = procfs.read(info.si_pid)
+                first = procfs.first_of_namespace(info.si_pid)
+            except OSError:
+                # No descriptor for a look now; it stays a zombie, and its number its own, until there is one.
+                self._unreaped = True
+                return ended
+            os.waitid(os.P_PID, info.si_pid, os.WEXITED)
+            if info.si_pid == self._child:
+                ended = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+                continue
+            if first:
+                # Nobody's command, and so not to be taken for one whose end is looked for.
+                continue
+            start, sid = (proc.start, proc.sid) if proc is not None else (0, 0)
+            self._number += 1
+            dead = link.Dead(self._number, info.si_pid, start, sid, info.si_code, info.si_status, known)
+            self._dead.append(dead)
+            crashpoints.reach("keeper.reaped")
+            self._unsent.append({"op": "ended", "dead": asdict(dead)})
+            self._send()
+
+    def _send(self) -> None:
+        """Send what the supervisor takes now, in order; one that follows it gets every status anyway."""
+        try:
+            while self._unsent and self._link is not None:
+                link.send(self._link, self._unsent[0])
+                self._unsent.popleft()
+        except ConnectionError:
+            self._unsent.clear()
+        except OSError:
+            return  # no room now: again in a moment
+
+
+def _taken(lock: int) -> bool:
+    """Take the lock; False where another keeper holds it. Who only looks at it holds it for a moment."""
+    for _ in range(_LOOKS):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOOK_S)
+        else:
+            return True
+    return False
+
+
+def main() -> None:
+    """Become the keeper of a home directory in a process of our own, unless there is one.
+
+    Prints `ready` once the supervisor listens, or `busy` when another keeper holds the lock. With
+    `--service` this process itself is the keeper, says so on standard error, ends the commands when it
+    gets SIGTERM or SIGINT, and goes as soon as none runs when it gets SIGHUP.
+    """
+    parser = argparse.ArgumentParser(prog="shellback-keeper")
+    parser.add_argument("home")
+    parser.add_argument("--crash-dir")
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds; 0 is for ever")
+    parser.add_argument("--service", action="store_true")
+    given = parser.parse_args()
+    folder = os.path.join(given.home, layout.SUPERVISOR)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if not given.service:
+        # The parent returns at once; the child belongs to nobody and outlives whoever started it.
+        if os.fork() != 0:
+            os._exit(0)
+        os.setsid()
+    lock = os.open(os.path.join(folder, layout.KEEPER_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not _taken(lock):
+        if given.service:
+            os.write(2, _BUSY.format(home=plain(given.home)).encode())
+            os._exit(2)
+        os.write(1, b"busy\n")
+        os._exit(0)
+    ready = os.dup(2 if given.service else 1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1) if given.service else (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    os.chdir("/")
+    os.umask(0o077)
+    # Also what `nohup` or a script's `&` left ignored: a service that ignores its orders can only be killed.
+    # Not the one of a file that may not grow: a write fails then, and costs output, not the supervisor.
+    for name in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        signal.signal(name, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    spawn.raise_descriptor_limit()
+    crashpoints.arm_from(given.crash_dir)
+    linux.name_process("shellback-keep")
+    config = daemon.Config(home=given.home, idle_s=given.idle, keeper_lock=lock, service=given.service)
+    sys.exit(Keeper(config).run(ready))

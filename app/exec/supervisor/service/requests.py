@@ -1,0 +1,369 @@
+"""What clients may ask: each request checked, done and answered; and when nobody asks, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from shellback.exec.supervisor.loop import IN, Timer
+from shellback.exec.supervisor.process import growth, peers, pty
+from shellback.exec.supervisor.process.channels import NO_DESCRIPTORS
+from shellback.exec.supervisor.process.inputs import Told
+from shellback.exec.supervisor.process.job import LOSSES, Job, target_of
+from shellback.exec.supervisor.process.lifetimes import CONVERSATION, TURN
+from shellback.exec.supervisor.process.looks import Looks
+from shellback.exec.supervisor.process.peers import Peer
+from shellback.exec.supervisor.process.streams import Screen
+from shellback.exec.supervisor.records.records import ABANDONED
+from shellback.exec.supervisor.service.starts import Starts
+from shellback.exec.supervisor.service.supervisor import Supervisor
+from shellback.exec.wire.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
+from shellback.exec.wire.protocol import VERSION, ExitRecord
+from shellback.exec.wire.shapes import KILLERS
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_GONE: Final = "the state directory was removed; nothing starts before what runs there has ended"
+_MOMENT_S: Final = 0.05
+_HEARD_S: Final = 1.0
+"""How long a supervisor that was told to end waits until clients acknowledge: after that only the next one tells."""
+_END_GRACE_S: Final = 5.0
+_END_S: Final = 12.0
+"""Whatever has not ended that long after a service was told to end is left to whoever told it."""
+
+
+class Requests:
+    """The listening socket and everybody connected to it; `idle_s` 0 never ends by itself."""
+
+    def __init__(self, supervisor: Supervisor, folder_fd: int, idle_s: float) -> None:
+        self._sup = supervisor
+        self._starts = Starts(supervisor)
+        self._looks = Looks(supervisor.loop)
+        self._loop = supervisor.loop
+        self._idle_s = idle_s
+        self._instance = uuid.uuid4().hex
+        self._peers: set[Peer] = set()
+        self._idle: Timer | None = None
+        self._retiring = self._ending = False
+        self._ops: dict[str, Callable[[Peer, Message], Message | None]] = {
+            "hello": self._hello,
+            "info": lambda _peer, _message: self._info(),
+            "start": self._start,
+            "status": lambda _peer, message: supervisor.status(session_id(message)),
+            "list": lambda _peer, _message: self._list(),
+            "write": self._write,
+            "resize": self._resize,
+            "kill": self._kill,
+            "signal": self._signal,
+            "ack": self._acknowledge,
+            "abandon": self._abandon,
+            "stop": self._stop,
+            "grown": self._grown,
+            "look": self._look,
+            "expire": self._expire,
+            "withdraw": self._withdraw,
+        }
+        supervisor.ended = self._ring
+        supervisor.uncovering = lambda job: self._tell(_losses(job))
+        supervisor.changed = self._rest
+        supervisor.keeper.ordered = self._ordered
+        self._listener: socket.socket = peers.listen(folder_fd)
+        self._loop.watch(self._listener.fileno(), self._accept, IN)
+        self._rest()
+
+    def serve(self) -> None:
+        """Serve until nobody needs us, or we are told to stop."""
+        self._loop.run()
+
+    def _ring(self, record: ExitRecord) -> None:
+        self._tell({"event": "exit", "record": record})
+
+    def _tell(self, event: Message) -> None:
+        for peer in list(self._peers):
+            if peer.watches:
+                peer.send(event)
+
+    def _accept(self, _events: int = 0) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in NO_DESCRIPTORS:
+                    self._sup.diary.note("supervisor", "no descriptor for another client")
+                    time.sleep(0.01)
+                return
+            peer = Peer(self._loop, connection, self._handle)
+            peer.closed = self._left
+            self._peers.add(peer)
+            self._rest()
+
+    def _left(self, peer: Peer, why: str) -> None:
+        self._peers.discard(peer)
+        self._sup.growth.left(peer)
+        if why:
+            self._sup.diary.note("supervisor", f"client cut off: {why}")
+        self._rest()
+
+    def _handle(self, peer: Peer, message: Message) -> None:
+        number, op = message.get("id"), message.get("op")
+        try:
+            call = self._ops.get(op) if isinstance(op, str) else None
+            if call is None:
+                raise Refused(  # noqa: TRY301 - answered like every refusal
+                    "unknown_op", f"this supervisor speaks version {VERSION} and does not know that request"
+                )
+            answer = call(peer, message)
+        except Refused as refusal:
+            peer.send({"id": number, "ok": False, "error": refusal.code, "message": str(refusal)})
+        except OSError as error:
+            self._sup.diary.note("supervisor", f"{op} failed: {error.strerror}")
+            peer.send({"id": number, "ok": False, **self._failure(error)})
+        except Exception as error:  # noqa: BLE001 - whoever asks again after a crash would cause the next
+            # A bug of ours; it harms this request only.
+            self._sup.diary.note("supervisor", f"{op} failed: {type(error).__name__}")
+            peer.send({"id": number, "ok": False, "error": "internal", "message": "the supervisor has a bug there"})
+        else:
+            if answer is not None:
+                peer.send({"id": number, "ok": True, **answer})
+
+    def _failure(self, error: OSError) -> Message:
+        if isinstance(error, FileNotFoundError) and self._sup.records.gone:
+            # What runs goes on to its end here; then whoever wants to start something gets a new pair.
+            self._retiring = True
+            self._loop.after(0.0, self._rest)
+            return {"error": "state_gone", "message": _GONE}
+        code = "descriptors" if error.errno in NO_DESCRIPTORS else "disk" if error.errno in _FULL else "os_error"
+        return {"error": code, "errno": error.errno, "message": error.strerror or str(error)}
+
+    def _hello(self, peer: Peer, message: Message) -> Message | None:
+        version = message.get("version")
+        if not isinstance(version, int) or not 1 <= version <= VERSION:
+            raise Refused("unsupported_version", f"this supervisor speaks version {VERSION}")
+        if message.get("watch"):
+            peer.send({"id": message.get("id"), "ok": True, **self._info()})
+            for record in list(self._sup.ledger.ended.values()):
+                peer.send({"event": "exit", "record": record})
+            for job in self._sup.jobs.values():
+                if job.record is None and LOSSES in job.notes:
+                    peer.send(_losses(job))
+            peer.watches = True
+            return None
+        return self._info()
+
+    def _info(self) -> Message:
+        return {
+            "version": VERSION,
+            "pid": os.getpid(),
+            "boot_id": self._sup.boot_id,
+            "instance": self._instance,
+            "keeper": self._sup.keeper.pid is not None,
+            "keeper_pid": self._sup.keeper.pid,
+            "live": sum(job.record is None for job in self._sup.jobs.values()),
+            "unacknowledged": len(self._sup.ledger.ended),
+            "descriptors": self._sup.descriptors,
+            "stopping": self._sup.stopping,
+            "sandboxes": len(self._sup.sandboxes.instances),
+        }
+
+    def _start(self, peer: Peer, message: Message) -> Message | None:
+        number = message.get("id")
+        return self._starts.start(message, lambda answer: peer.send({"id": number, "ok": True, **answer}))
+
+    def _kill(self, peer: Peer, message: Message) -> Message | None:
+        name, number = session_id(message), message.get("id")
+        grace = number_of(message, "grace_s", 2.0)
+        who = field_of(message, "ended_by", str)
+        if who not in KILLERS:
+            raise Refused("bad_request", f"ended_by is none of {', '.join(sorted(KILLERS))}")
+        job = self._sup.jobs.get(name)
+
+        def done(survivors: list[int]) -> None:
+            if job is not None:
+                self._sup.notice(job)
+            peer.send({"id": number, "ok": True, "killed": not survivors, "survivors": survivors})
+
+        if job is not None:
+            self._sup.kill(job, grace, who, done)
+            return None
+        status = self._sup.status(name)
+        record = status.get("record")
+        if record is None:
+            raise Refused("not_found", f"no session {name}")
+        if record["boot_id"] != self._sup.boot_id or record.get("starttime") is None:
+            return {"killed": True, "survivors": []}
+        self._sup.kill_rest(target_of(record), grace, done)
+        return None
+
+    def _expire(self, peer: Peer, message: Message) -> Message | None:
+        lifetime, owner, number = message.get("lifetime"), field_of(message, "owner", str), message.get("id")
+        if lifetime not in {TURN, CONVERSATION} or not owner:
+            raise Refused("bad_request", f"lifetime is neither {TURN} nor {CONVERSATION}, or the owner is nobody")
+        self._sup.lifetimes.expire(
+            lifetime, owner, lambda names: peer.send({"id": number, "ok": True, "sessions": names})
+        )
+        return None
+
+    def _signal(self, peer: Peer, message: Message) -> Message | None:
+        job, number = self._live(message), message.get("number")
+        if not isinstance(number, int) or number not in signal.valid_signals():
+            raise Refused("bad_request", "number is no signal")
+        request = message.get("id")
+        self._sup.signal(job, number, lambda: peer.send({"id": request, "ok": True}))
+        return None
+
+    def _list(self) -> Message:
+        live = [job.status() for job in self._sup.jobs.values() if job.record is None]
+        return {"sessions": live, "ended": list(self._sup.ledger.ended.values())}
+
+    def _live(self, message: Message) -> Job:
+        name = session_id(message)
+        job = self._sup.jobs.get(name)
+        if job is None or job.record is not None:
+            known = self._sup.status(name)["state"] != "unknown"
+            raise Refused("ended" if known else "not_found", f"no live session {name}")
+        return job
+
+    def _write(self, peer: Peer, message: Message) -> Message | None:
+        job = self._live(message)
+        if job.input is None:
+            raise Refused("no_stdin", "the session was started without an open input")
+        data = bytes_of(message.get("data", ""))
+        key = message.get("key")
+        job.input.write(
+            data,
+            eof=bool(message.get("eof")),
+            key=key if isinstance(key, str) else "",
+            told=self._growing(peer, message, job) if "beyond" in message else _telling(peer, message),
+            again=bool(message.get("again")),
+        )
+        return None
+
+    def _growing(self, peer: Peer, message: Message, job: Job) -> Told:
+        """Tells the outcome of a write once there is the output that it brings, or the time is up."""
+        tell, number = _telling(peer, message), message.get("id")
+        if not isinstance(number, int):
+            raise Refused("bad_request", "id is no number")
+        # All of it is checked before the write: who tells later has nobody to refuse.
+        wanted: Message = {
+            "id": number,
+            "beyond": number_of(message, "beyond", 0),
+            "timeout_s": number_of(message, "timeout_s", 0.0),
+        }
+
+        def told(outcome: Message) -> None:
+            at_once = outcome["closed"] or not peer.open
+            # Where too many wait, it is told as if no more had been asked for.
+            with contextlib.suppress(Refused):
+                at_once = at_once or self._sup.growth.wait(peer, wanted, job, outcome) is not None
+                if not at_once:
+                    return
+            tell(outcome)
+
+        return told
+
+    def _resize(self, _peer: Peer, message: Message) -> Message:
+        job = self._live(message)
+        rows, cols = size_of(message)
+        screen = job.streams[0] if job.streams else None
+        if not isinstance(screen, Screen) or not screen.open:
+            raise Refused("no_pty", "the session has no terminal")
+        pty.resize(screen.fd, rows, cols)
+        return {}
+
+    def _grown(self, peer: Peer, message: Message) -> Message | None:
+        name = session_id(message)
+        if (job := self._sup.jobs.get(name)) is not None:
+            return self._sup.growth.wait(peer, message, job)
+        status = self._sup.status(name)
+        if status["state"] == "unknown":
+            raise Refused("not_found", f"no session {name}")
+        return growth.of_record(status)
+
+    def _look(self, peer: Peer, message: Message) -> Message | None:
+        job, number = self._sup.jobs.get(session_id(message)), message.get("id")
+        if job is None or job.record is not None or job.pidfd < 0:
+            return {"look": None}
+        self._looks.look(job, lambda look: peer.send({"id": number, "ok": True, "look": look}))
+        return None
+
+    def _withdraw(self, peer: Peer, message: Message) -> Message:
+        self._sup.growth.withdraw(peer, message.get("of"))
+        return {}
+
+    def _abandon(self, _peer: Peer, message: Message) -> Message:
+        name = session_id(message)
+        known = name in self._sup.jobs or name in self._sup.ledger.ended
+        claim = None if known else self._sup.records.claim(name, ABANDONED)
+        if claim is not None:
+            os.close(claim)
+            return {"abandoned": True, "status": {"state": "abandoned"}}
+        status = self._sup.status(name)
+        return {"abandoned": status["state"] == "abandoned", "status": status}
+
+    def _acknowledge(self, _peer: Peer, message: Message) -> Message:
+        done = self._sup.ledger.acknowledge(session_id(message))
+        if self._ending:
+            self._rest()
+        return {"acknowledged": done}
+
+    def _stop(self, _peer: Peer, _message: Message) -> Message:
+        self._sup.stopping = True
+        self._loop.after(0.0, self._rest)
+        return {"live": len(self._sup.jobs)}
+
+    def _ordered(self, order: str) -> None:
+        """Go as soon as no command runs; with `end`, see to it that none does."""
+        self._sup.diary.note("supervisor", f"told to {order}")
+        self._retiring = True
+        if order == "end" and not self._ending:
+            self._ending = self._sup.stopping = True
+            self._loop.after(_END_S, self._leave)
+            for job in list(self._sup.jobs.values()):
+                self._sup.kill(job, _END_GRACE_S, "shutdown", lambda _survivors: None)
+        self._rest()
+
+    # -- idle ------------------------------------------------------------------------------------
+
+    def _rest(self) -> None:
+        """Start or stop counting the time in which nobody needs us."""
+        needed = bool(self._sup.jobs or self._sup.ledger.behind)
+        wanted = needed or bool(self._peers)
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        # Without a keeper there is no background work: clients that stay are better off with a new pair.
+        if not needed and (self._sup.stopping or self._retiring or self._sup.keeper.pid is None):
+            unheard = self._ending and self._sup.ledger.ended and any(peer.watches for peer in self._peers)
+            self._idle = self._loop.after(_HEARD_S if unheard else _MOMENT_S, self._leave)
+        elif not wanted and self._idle_s > 0:
+            self._idle = self._loop.after(self._idle_s, self._leave)
+
+    def _leave(self) -> None:
+        self._idle = None
+        if not self._sup.stopping and not self._retiring and self._sup.keeper.pid is not None:
+            self._accept()
+            if self._peers or self._sup.jobs:
+                self._rest()
+                return
+        # Who connects from here on is cut off before an answer, and starts a new pair.
+        self._loop.forget(self._listener.fileno())
+        self._listener.close()
+        self._sup.diary.note("supervisor", "ends: nobody needs it")
+        self._loop.stop()
+
+
+def _losses(job: Job) -> Message:
+    return {"event": "losses", "session_id": job.session_id, "losses": job.notes[LOSSES]}
+
+
+def _telling(peer: Peer, message: Message) -> Told:
+    number = message.get("id")
+    return lambda outcome: peer.send({"id": number, "ok": True, **outcome})

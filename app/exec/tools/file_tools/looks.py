@@ -1,0 +1,209 @@
+"""What a call would do as things stand: found out before it does, for policy, approval and the person."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shellback.exec.core.errors import CommandDenied, InvalidCommand
+from shellback.exec.files import Files
+from shellback.exec.files.text import replaced
+from shellback.exec.policy.policy import Withheld
+from shellback.exec.tools.file_tools.checks import EDIT_BYTES, READING, check, told
+from shellback.exec.tools.file_tools.marks import NOTHING, Mark, marked, named
+from shellback.exec.tools.file_tools.shown import DIFF_BYTES, counted, many, shown_change, shown_text
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a call would do as things stand.
+
+    `words` and `files` are what policy judges, `facts` what an approval binds, `shown` what a person is told. `path` is
+    the resolved path as commands see it, `was` what stands there, `data` what would stand there.
+    """
+
+    words: tuple[str, ...]
+    files: tuple[Path, ...]
+    path: str
+    facts: Mapping[str, object]
+    shown: Mapping[str, object]
+    was: Mark = field(default_factory=Mark)
+    data: bytes = b""
+    did: str = ""
+    count: str = ""
+
+
+class Looks:
+    """Looks at one workspace."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+
+    async def look(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
+        """What the call would do.
+
+        Raises:
+            CommandDenied: What it is about is never changed, or is `withheld` and would be told by how an edit fails.
+            InvalidCommand: It is not acceptable, or could not be done as things stand.
+        """
+        with told(args.get("path", ".")):
+            check(tool, args)
+            if tool in READING:
+                return await self._reading(tool, args)
+            if tool == "rm":
+                found = await self._removing(args["path"])
+            else:
+                found = await (self._writing(args) if tool == "write_file" else self._editing(args, withheld))
+            if (why := await self.files.forbids(found.path)) is not None:
+                raise CommandDenied(why)
+            return found
+
+    async def at(
+        self, given: str, look: Callable[[int | None], Mark], *, follow: bool = True
+    ) -> tuple[str, Path, Mark]:
+        """Where a path leads, as commands see it and on this machine, and what stands there."""
+        try:
+            path, mark = await self.files.inspect(given, lambda at, fd: (at, look(fd)), follow=follow)
+        except FileNotFoundError:
+            path, mark = await self.files.realpath(given), NOTHING  # a directory on the way is missing
+        return path, self.files.workspace / self.short(path), mark
+
+    def short(self, path: str) -> str:
+        """A path as commands see it, relative to the workspace."""
+        inner = self.files.inner.rstrip("/")
+        return "." if path == inner else path.removeprefix(f"{inner}/")
+
+    async def _off(self, work: Callable[..., T], *args: Any) -> T:
+        return await self.files.look(partial(work, *args))
+
+    async def _reading(self, tool: str, args: Mapping[str, Any]) -> Look:
+        given = args.get("path", ".")
+        path, real, found = await self.at(given, named)
+        if found.kind == "nothing":
+            raise InvalidCommand(f"{given} does not exist; ls and glob show what is there")
+        if tool == "read_file" and found.kind != "file":
+            how = "a directory; ls lists it" if found.kind == "directory" else "no regular file, so it is not read"
+            raise InvalidCommand(f"{given} is {how}")
+        if tool in {"ls", "glob"} and found.kind != "directory":
+            raise InvalidCommand(f"{given} is no directory; read_file reads a file")
+        facts = {**args, "target": str(real)}
+        words = (tool, str(real))
+        return Look(words=words, files=(real,), path=path, facts=facts, shown={**_line(words), **_short(args)})
+
+    async def _writing(self, args: Mapping[str, Any]) -> Look:
+        given, mode = args["path"], args["mode"]
+        text: str = args["content"]
+        data = text.encode()
+        path, real, was = await self.at(given, lambda fd: marked(fd, data_most=DIFF_BYTES))
+        if was.kind == "directory":
+            raise InvalidCommand(f"{given} is a directory; name a file")
+        if was.kind == "other":
+            raise InvalidCommand(f"{given} is no regular file, so nothing is written into it")
+        if mode == "create" and was.kind != "nothing":
+            raise InvalidCommand(f"{given} exists already; use mode='overwrite', or edit_file to change a part of it")
+        shown: dict[str, object]
+        if was.kind == "nothing":
+            did, does = "created", f"creates a file ({counted(data)})"
+            shown = {**shown_text(text)}
+        elif mode == "append":
+            did, does = "appended", f"adds to the end of a file of {many(was.size, 'byte')} ({counted(data)})"
+            shown = {**shown_text(text)}
+        else:
+            did, does = "overwritten", f"puts {counted(data)} in the place of {many(was.size, 'byte')}"
+            written = shown_text(text)
+            change = partial(shown_change, instead=written)
+            shown = dict(written if was.data is None else await self._off(change, was.data, data))
+        words = ("write_file", str(real))
+        # What is appended to may grow meanwhile, as logs do: only that it is there is bound.
+        bound = was.kind if did == "appended" else was.mark
+        facts = {"target": str(real), "mode": mode, "was": bound, "becomes": hashlib.sha256(data).hexdigest()}
+        return Look(
+            words=words,
+            files=(real,),
+            path=path,
+            facts=facts,
+            shown={**_line(words), "does": does, **shown},
+            was=was,
+            data=data,
+            did=did,
+        )
+
+    async def _editing(self, args: Mapping[str, Any], withheld: Withheld) -> Look:
+        given = args["path"]
+        path, real, was = await self.at(given, lambda fd: marked(fd, data_most=EDIT_BYTES))
+        if (why := await self._off(withheld, real)) is not None:
+            raise CommandDenied(
+                f"{given} is not edited: {why}, and whether a text is in it would be told. Read it with read_file,"
+                " which asks, and write all of it with write_file"
+            )
+        if was.kind != "file":
+            why = {"nothing": "does not exist; write_file makes a file"}.get(was.kind, "is no file; name one")
+            raise InvalidCommand(f"{given} {why}")
+        if was.data is None:
+            raise InvalidCommand(
+                f"{given} has {was.size:,} bytes; at most {EDIT_BYTES:,} are edited. Use a command such as sed"
+            )
+        data, lines = await self._off(
+            partial(replaced, every=args["replace_all"]), given, was.data, args["old_string"], args["new_string"]
+        )
+        words = ("edit_file", str(real))
+        where = f"{many(len(lines), 'place')}, line {_few(lines)}"
+        facts = {"target": str(real), "was": was.mark, "becomes": hashlib.sha256(data).hexdigest()}
+        instead = {"old text": args["old_string"], "new text": args["new_string"] or "(empty)"}
+        shown = await self._off(partial(shown_change, instead=instead), was.data, data)
+        return Look(
+            words=words,
+            files=(real,),
+            path=path,
+            facts=facts,
+            shown={**_line(words), "does": f"replaces {where}", **shown},
+            was=was,
+            data=data,
+            did="edited",
+            count=where,
+        )
+
+    async def _removing(self, given: str) -> Look:
+        path, real, was = await self.at(given, marked, follow=False)
+        if was.kind == "nothing":
+            raise InvalidCommand(f"{given} does not exist; ls shows what is there")
+        if real == self.files.workspace:
+            raise InvalidCommand(f"{given} is the workspace itself, which is not removed; name what is in it")
+        words = ("rm", "-r", str(real)) if was.kind == "directory" else ("rm", str(real))
+        if was.kind == "directory":
+            inside = f"{'more than ' if was.more else ''}{was.entries:,} entr{'y' if was.entries == 1 else 'ies'}"
+            does = f"removes a directory with {inside} in it, {many(was.size, 'byte')}"
+        else:
+            does = (
+                f"removes a file of {many(was.size, 'byte')}"
+                if was.kind == "file"
+                else "removes a link, pipe or socket"
+            )
+        return Look(
+            words=words,
+            files=(real,),
+            path=path,
+            facts={"target": str(real), "was": was.mark},
+            shown={**_line(words), "does": does},
+            was=was,
+            did="removed",
+        )
+
+
+def _line(words: tuple[str, ...]) -> dict[str, object]:
+    return {"command": shlex.join(words)}
+
+
+def _short(args: Mapping[str, Any]) -> dict[str, object]:
+    return {name: value for name, value in args.items() if name != "path" and value not in (None, False)}
+
+
+def _few(lines: tuple[int, ...]) -> str:
+    return ", ".join(map(str, lines[:10])) + (", ..." if len(lines) > 10 else "")

@@ -1,0 +1,245 @@
+"""The calls that are about a shell that stays: what each takes, and what a person would approve with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any, Final, NamedTuple
+
+from shellback.exec.core.errors import (
+    CommandDenied,
+    ExecError,
+    InvalidCommand,
+    PathOutsideSandbox,
+    PtyError,
+    SessionNotFound,
+    SpawnFailed,
+    TaskCompleted,
+)
+from shellback.exec.core.identity import call_key
+from shellback.exec.core.model import SHELL, CallOrigin, CommandSpec, Session, SessionId, WindowSize
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.sessions import check_size
+from shellback.exec.log.output import Slice
+from shellback.exec.log.plain_text import decoded
+from shellback.exec.persistent import Executed, PersistentShells, shell_command
+from shellback.exec.persistent.marks import without
+from shellback.exec.policy.commands import bound, command_spec, proposed
+from shellback.exec.policy.policy import ACTIONS, Grant, Proposal
+from shellback.exec.reports.blocks import STREAM_CHARS
+from shellback.exec.reports.render import unwritten
+
+TIMEOUT_S: Final = 30.0
+TIMEOUT_MAX_S: Final = 300.0
+_TIMEOUT_MIN_S: Final = 0.1
+_LATE_S: Final = 30.0
+"""How much longer than its timeout a command may take to be told of."""
+_OWN: Final = "shell:"
+"""What the tool call id of a shell that `shell` has started begins with; the call's key follows."""
+_TAKES: Final[Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]]] = {
+    "shell_session": {
+        "start": ((), ("cwd", "rows", "cols", "env")),
+        "exec": (("session_id", "command"), ("timeout", "raw")),
+        "write": (("session_id", "input"), ()),
+        "read": (("session_id",), ("raw",)),
+        "resize": (("session_id", "rows", "cols"), ()),
+        "kill": (("session_id",), ()),
+        "list": ((), ()),
+    },
+    "shell": {
+        "execute": (("command",), ("timeout",)),
+        "spawn": (("command",), ()),
+        "kill": (("task_id",), ()),
+        "status": ((), ()),
+        "output": (("task_id",), ()),
+    },
+}
+"""What each action needs, and what it may have besides."""
+_WHAT: Final = {
+    "session_id": "session_id, which start has returned and list shows",
+    "task_id": "task_id, which spawn has returned and status shows",
+    "command": "command, the text of a bash command",
+    "input": "input, the text to write, a line with its line end",
+    "rows": "rows, the new number of rows",
+    "cols": "cols, the new number of columns",
+}
+_WORDS: Final[Mapping[type[ExecError], str]] = {
+    PathOutsideSandbox: "path outside sandbox: ",
+    CommandDenied: "command denied by policy: ",
+    PtyError: "pty error: ",
+    SpawnFailed: "process spawn failed: ",
+}
+
+
+class Line(NamedTuple):
+    """A command for a shell that stays, as policy reads it and a person approves it; `shell` None is a new one."""
+
+    spec: CommandSpec
+    proposal: Proposal
+    shell: Session | None
+
+
+def check_parameters(tool: str, args: Mapping[str, Any]) -> None:
+    """Accept what an action was given.
+
+    Raises:
+        InvalidCommand: It lacks something, has something that it does not take, or its timeout or size is out of range.
+    """
+    action = args[ACTIONS[tool][0]]
+    needed, possible = _TAKES[tool][action]
+    given = {name for name, value in args.items() if value not in (None, "", {}) and value is not False}
+    lacking = [_WHAT[name] for name in needed if name not in given]
+    if lacking:
+        raise InvalidCommand(f"{action} needs {' and '.join(lacking)}")
+    surplus = sorted(given - {*needed, *possible, ACTIONS[tool][0]})
+    if surplus:
+        takes = ", ".join((*needed, *possible)) or "nothing else"
+        raise InvalidCommand(f"{action} does not take {', '.join(surplus)}; it takes {takes}")
+    timeout = args.get("timeout")
+    if timeout is not None and not _TIMEOUT_MIN_S <= timeout <= TIMEOUT_MAX_S:
+        raise InvalidCommand(f"timeout is {timeout:g} s; it must be {_TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g} s")
+    if "rows" in needed:
+        check_size(WindowSize(args["rows"], args["cols"]))
+
+
+def own_shell(origin: CallOrigin) -> CallOrigin:
+    """Who starts the shell of `shell`, where a call of that finds none."""
+    return replace(origin, tool_call_id=f"{_OWN}{call_key(origin)}", ordinal=0)
+
+
+def noted(note: str, shown: Slice) -> dict[str, Any]:
+    """What a result says beside its documented keys, where there is something to say."""
+    found: dict[str, Any] = {"note": note} if note else {}
+    if shown.partial:
+        found |= {"truncated": shown.cut, "bytes_total": shown.bytes_total, "bytes_dropped": shown.bytes_dropped}
+        found |= unwritten(shown)
+    return found
+
+
+def worded(tool: str, error: ExecError) -> str:
+    """An error in the words of the tool that it is for: those of `shell` are its specification's."""
+    if tool != "shell":
+        return str(error)
+    if isinstance(error, SessionNotFound):
+        return f"unknown task: {error.session_id}"
+    if isinstance(error, TaskCompleted):
+        return f"task already completed: {error.end}"
+    said = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), "")
+    return f"{said}{str(error).removeprefix('refused by policy: ')}"
+
+
+class ShellCalls:
+    """Finds out what a call about a shell would do."""
+
+    def __init__(self, engine: Engine, shells: PersistentShells) -> None:
+        self.shells = shells
+        self._engine = engine
+
+    def start_spec(self, args: Mapping[str, Any]) -> CommandSpec:
+        """The shell that the arguments of `start` describe."""
+        size = {name: args[name] for name in ("rows", "cols") if args.get(name) is not None}
+        return shell_command(
+            cwd=args.get("cwd"),
+            env=args.get("env"),
+            **size,
+            workspace=self._engine.workspace,
+            limits=self._engine.limits,
+        )
+
+    def spawn_spec(self, args: Mapping[str, Any]) -> CommandSpec:
+        """The process that the arguments of `spawn` describe: in the background, its streams apart."""
+        workspace, limits = self._engine.workspace, self._engine.limits
+        made = command_spec(command=args["command"], background=True, workspace=workspace, limits=limits)
+        return replace(made, separate_stderr=True)
+
+    async def checked(self, conversation_id: str, session_id: str, *, live: bool) -> Session:
+        """The shell with this id, one that runs where it has to be `live`.
+
+        Raises:
+            InvalidCommand: It is a session, but no shell.
+            TaskCompleted: It has ended.
+            SessionNotFound: There is none here.
+        """
+        return await self.shells.get(session_id, conversation_id, ended=not live)
+
+    async def line(self, conversation_id: str, tool: str, args: Mapping[str, Any], key: str) -> Line:
+        """What `exec` and `execute` would do. `key` is the call's, empty where it is only shown.
+
+        Raises:
+            InvalidCommand: There is no such shell, or the command is not acceptable.
+            SessionNotFound: There is no such session.
+        """
+        workspace, limits = self._engine.workspace, self._engine.limits
+        shell = await self._shell(conversation_id, tool, args, key)
+        place = str(workspace) if shell is None else self._outer(await self.shells.cwd(shell.id, conversation_id))
+        spec = command_spec(command=args["command"], workspace=workspace, limits=limits)
+        spec = replace(spec, cwd=place, kind=SHELL)
+        files = await bound(spec, self._engine.backend)
+        facts: dict[str, Any] = {
+            "command": spec.command,
+            **files.facts(),
+            "timeout_s": args.get("timeout") or TIMEOUT_S,
+        }
+        if shell is None:
+            around = (await proposed(self.start_spec({}), self._engine.backend)).facts
+            facts = {**around, **facts, "starts": around["command"]}
+        else:
+            facts |= {"session_id": shell.id, "cwd": place}
+        return Line(spec, Proposal(tool=tool, facts=facts), shell)
+
+    async def exec(self, session_id: str, args: Mapping[str, Any], origin: CallOrigin, grant: Grant | None) -> Executed:
+        """Have a shell run the command of a call, as `PersistentShells.exec`.
+
+        Raises:
+            InvalidCommand: Also where it is not waited for any more, because its turn is to end.
+        """
+        seconds = args["timeout"] or TIMEOUT_S
+        running = asyncio.ensure_future(
+            self.shells.exec(
+                session_id,
+                args["command"],
+                origin,
+                timeout_s=seconds,
+                raw=bool(args.get("raw")),
+                granted_by=grant.by if grant else "",
+                digest=grant.digest if grant else "",
+            )
+        )
+        # Who waits for a session hears that nobody is to wait any more.
+        told = asyncio.ensure_future(self._engine.wait(SessionId(session_id), up_to=seconds + _LATE_S))
+        try:
+            await asyncio.wait((running, told), return_when=asyncio.FIRST_COMPLETED)
+            if running.done() or told.exception() is not None or told.result().end is not None:
+                return await running
+        finally:
+            told.cancel()
+            running.cancel()
+        raise InvalidCommand(f"the command runs on in shell {session_id}; it is not waited for, because this turn ends")
+
+    async def last(self, session: Session) -> str:
+        """The last that a shell has shown, without what is only between it and us."""
+        log = self._engine.output(session)
+        data = without(await log.raw(max(0, log.size() - 4 * STREAM_CHARS), log.size()))
+        return decoded(data)[-STREAM_CHARS:]
+
+    async def own(self, conversation_id: str, *, live: bool | None = True) -> Session | None:
+        """The newest shell of `shell` in a conversation, if one lives."""
+        found = await self._engine.store.list(conversation_id=conversation_id, live=live)
+        shells = [one for one in found if one.kind == SHELL and one.tool_call_id.startswith(_OWN)]
+        return shells[-1] if shells else None
+
+    async def _shell(self, conversation_id: str, tool: str, args: Mapping[str, Any], key: str) -> Session | None:
+        if tool == "shell_session":
+            return await self.checked(conversation_id, args["session_id"], live=False)
+        own = await self.own(conversation_id)
+        # What this very call has started before a crash was not there when it was approved.
+        return None if own is not None and own.tool_call_id == f"{_OWN}{key}" else own
+
+    def _outer(self, path: str) -> str:
+        """A directory as this machine names it, of one that a shell tells."""
+        backend = self._engine.backend
+        if backend.inner == str(backend.workspace) or not PurePath(path).is_relative_to(backend.inner):
+            return path
+        return str(backend.workspace / PurePath(path).relative_to(backend.inner))

@@ -1,0 +1,234 @@
+"""`shell_execute` and `evaluate_python`: from arguments to a command, and from its end to the promised result.
+
+Words are quoted one by one, so that none of them means anything to the shell that runs them.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from shellback.exec.core.environment import check_env
+from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import CommandSpec, Session, SessionState
+from shellback.exec.core.paths import sandbox_cwd
+from shellback.exec.log.output import Slice
+from shellback.exec.reports.render import unwritten
+
+COMMAND_CHARS: Final = 4_096
+"""Of all words together, with a blank between each two."""
+STDIN_CHARS: Final = 48_000
+ENV_VARIABLES: Final = 64
+ENV_NAME_CHARS: Final = 80
+TIMEOUT_MIN_S: Final = 1.0
+TIMEOUT_MAX_S: Final = 120.0
+TIMEOUT_S: Final = 30.0
+OUTPUT_BYTES: Final = 32 * 1024
+"""Of both streams together; each is sure of half."""
+CODE_BYTES: Final = 1 << 20
+PYTHON_S: Final = 5.0
+TIMED_OUT: Final = 124
+_MISSING: Final = 127
+CAPTURE_DISABLED: Final = "capture disabled"
+
+
+def quoted(words: Sequence[str]) -> str:
+    """The line that runs exactly these words: each in quotes, also where it would not need them."""
+    return " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
+
+
+PYTHON: Final = quoted(["python3", "-"])
+"""The line of every evaluation; its code is the input."""
+
+
+def shell_spec(
+    *,
+    command: Sequence[str],
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    timeout_seconds: float = TIMEOUT_S,
+    workspace: Path,
+    inner: str,
+    limits: Limits,
+) -> CommandSpec:
+    """The command that the arguments of `shell_execute` describe; its timeout is brought into what is allowed.
+
+    Raises:
+        InvalidCommand: An argument is not acceptable; the message names the bound.
+        PathOutsideSandbox: `cwd` leaves the workspace.
+    """
+    _check_words(command, min(COMMAND_CHARS, limits.command_chars))
+    given = dict(env or {})
+    _check_env(given)
+    if stdin is not None and len(stdin) > STDIN_CHARS:
+        raise InvalidCommand(
+            f"stdin has {len(stdin):,} characters; at most {STDIN_CHARS:,} are accepted, write a file and name that"
+        )
+    return CommandSpec(
+        command=quoted(command),
+        cwd=str(sandbox_cwd(_below(cwd, inner), workspace)),
+        env=given,
+        timeout_s=clamped(timeout_seconds, limits),
+        stdin=None if stdin is None else _encoded(stdin, "stdin"),
+        separate_stderr=True,
+        log_bytes=limits.log_bytes,
+    )
+
+
+def python_spec(
+    *,
+    code: str,
+    reads: Mapping[str, Any] | None = None,
+    writes: Mapping[str, Any] | None = None,
+    globals: Mapping[str, Any] | None = None,
+    workspace: Path,
+    limits: Limits,
+) -> CommandSpec:
+    """The command that `evaluate_python` runs: the code is its input and nothing else is given to it.
+
+    Raises:
+        InvalidCommand: There is no code, too much of it, or something that only an evaluator in memory could take.
+    """
+    for name, value, instead in (
+        ("reads", reads, "read_file, or open the file in the code"),
+        ("writes", writes, "write_file, or write the file in the code"),
+        ("globals", globals, "assignments at the beginning of the code"),
+    ):
+        if value:
+            raise InvalidCommand(f"{name} has to be empty here: the code runs in the workspace itself. Use {instead}")
+    if not code.strip():
+        raise InvalidCommand("code is empty; give the text of a Python program")
+    data = _encoded(code, "code")
+    if len(data) > CODE_BYTES:
+        raise InvalidCommand(
+            f"code has {len(data):,} bytes; at most {CODE_BYTES:,} are accepted, write a file and run that"
+        )
+    return CommandSpec(
+        command=PYTHON,
+        cwd=str(sandbox_cwd(None, workspace)),
+        timeout_s=min(PYTHON_S, limits.foreground_timeout_max_s),
+        stdin=data,
+        separate_stderr=True,
+        log_bytes=limits.log_bytes,
+    )
+
+
+def clamped(timeout_seconds: float, limits: Limits) -> float:
+    """The timeout that holds for a wish, in seconds.
+
+    Raises:
+        InvalidCommand: It is no number.
+    """
+    if math.isnan(timeout_seconds):
+        raise InvalidCommand("timeout_seconds is no number; give 1 to 120")
+    return min(max(timeout_seconds, TIMEOUT_MIN_S), TIMEOUT_MAX_S, limits.foreground_timeout_max_s)
+
+
+def clamp_note(timeout_seconds: float, limits: Limits) -> str:
+    """What is said of a timeout that was brought into what is possible; "" of any other."""
+    used = clamped(timeout_seconds, limits)
+    most = min(TIMEOUT_MAX_S, limits.foreground_timeout_max_s)
+    if used == timeout_seconds:
+        return ""
+    return f"timeout_seconds was {timeout_seconds:g}; {TIMEOUT_MIN_S:g} to {most:g} are possible, {used:g} was used"
+
+
+def result(session: Session, out: Slice, err: Slice, *, captured: bool = True) -> dict[str, Any]:
+    """What both tools say of an end: streams, exit code, whether it was timed out; more only where there is more."""
+    end = session.end
+    timed_out = session.state is SessionState.TIMED_OUT
+    return {
+        "exit_code": TIMED_OUT if timed_out else exit_code(session),
+        "stdout": out.text if captured else CAPTURE_DISABLED,
+        "stderr": err.text if captured else CAPTURE_DISABLED,
+        "duration_ms": round(end.duration_s * 1000) if end else 0,
+        "timed_out": timed_out,
+        **beyond(session, *((out, err) if captured else ())),
+    }
+
+
+def beyond(session: Session, *streams: Slice) -> dict[str, Any]:
+    """What a result says beside its documented keys: only where something was cut, signalled or lost."""
+    end = session.end
+    found: dict[str, Any] = {}
+    if any(one.partial for one in streams):
+        found |= {
+            "truncated": True,
+            "bytes_total": sum(one.bytes_total for one in streams),
+            "bytes_dropped": sum(one.bytes_dropped for one in streams),
+            **unwritten(*streams),
+            "session_id": session.id,
+        }
+    if end is None:
+        found |= {"state": session.state.value, "session_id": session.id}
+    elif end.signal is not None and session.state is not SessionState.TIMED_OUT:
+        found |= {"signal": end.signal, "session_id": session.id}
+    elif session.state in {SessionState.LOST, SessionState.START_FAILED}:
+        evidence = end.evidence.value if end.evidence else None
+        found |= {"state": session.state.value, "evidence": evidence, "errno": end.errno, "session_id": session.id}
+    return found
+
+
+def without_python(found: Mapping[str, Any]) -> bool:
+    """Whether a result of `evaluate_python` says that nothing ran for want of a python3."""
+    missing = "python3" in found["stderr"] and "not found" in found["stderr"]
+    return found["exit_code"] == _MISSING and not found["stdout"] and missing
+
+
+def exit_code(session: Session) -> int | None:
+    """The kernel's number, or that of a shell whose program cannot be started; None where there is none."""
+    end = session.end
+    if end is not None and session.state is SessionState.START_FAILED:
+        return {errno.ENOENT: _MISSING, errno.EACCES: 126}.get(end.errno or 0)
+    return end.exit_code if end else None
+
+
+def _check_words(command: Sequence[str], most: int) -> None:
+    if not command or not command[0]:
+        raise InvalidCommand('command is empty; give a program and its arguments as a list, ["ls", "-l"]')
+    together = len(" ".join(command))
+    if together > most:
+        raise InvalidCommand(
+            f"command has {together:,} characters together; at most {most:,} are accepted, write a script and run that"
+        )
+    for number, word in enumerate(command):
+        if not word.isascii():
+            raise InvalidCommand(f"word {number} of command is not ASCII; put such text into a file or into stdin")
+        if "\0" in word:
+            raise InvalidCommand(f"word {number} of command holds a NUL byte, which no program can be given")
+
+
+def _check_env(given: Mapping[str, str]) -> None:
+    if len(given) > ENV_VARIABLES:
+        raise InvalidCommand(f"env has {len(given)} variables; at most {ENV_VARIABLES} are accepted")
+    for name, value in given.items():
+        if len(name) > ENV_NAME_CHARS:
+            raise InvalidCommand(f"an env name has {len(name)} characters; at most {ENV_NAME_CHARS} are accepted")
+        if not name.isascii() or not value.isascii():
+            raise InvalidCommand(f"env variable {name!r} is not ASCII; put such text into a file or into stdin")
+    check_env(given)
+
+
+def _below(cwd: str | None, inner: str) -> str | None:
+    """`cwd` relative to the workspace, which its commands know as `inner`."""
+    if cwd is None or cwd in {"", inner}:
+        return None
+    if {".", ".."} & set(cwd.split("/")):
+        raise InvalidCommand(f"cwd {cwd!r} holds '.' or '..'; name the directory itself, relative to {inner}")
+    if not cwd.startswith("/"):
+        return cwd
+    if not cwd.startswith(f"{inner}/"):
+        raise PathOutsideSandbox(f"cwd {cwd!r} is outside the workspace; use a directory below {inner}")
+    return cwd[len(inner) + 1 :]
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidCommand(f"{what} holds a lone surrogate, which is not text; leave it out") from None

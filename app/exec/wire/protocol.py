@@ -1,0 +1,251 @@
+"""What client and supervisor say to each other: frames of JSON behind a 4-byte length.
+
+A request is `{"id": n, "op": name, ...}`; its answer `{"id": n, "ok": true, ...}` or
+`{"id": n, "ok": false, "error": code, "message": text}`. `{"event": "exit", "record": {...}}`
+comes by itself to whoever said hello with `watch`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from dataclasses import dataclass
+from typing import Final, NotRequired, TypedDict, cast
+
+from shellback.exec.wire.fields import (
+    Message,
+    Refused,
+    bytes_of,
+    encodes,
+    field_of,
+    id_of,
+    number_of,
+    optional_id,
+    place_of,
+    session_id,
+    size_of,
+    words_of,
+)
+from shellback.exec.wire.sandbox import Sandbox
+
+VERSION: Final = 3
+RECORDS: Final = 2
+"""The version of what is on disk and in an exit record: older programs read those of this number."""
+SANDBOXES_SINCE: Final = 2
+"""An older supervisor would run the command of a sandbox without one."""
+GROWTH_SINCE: Final = 3
+"""An older supervisor tells nobody that output came, does not look at processes, and knows no lifetimes."""
+OLDEST: Final = 1
+"""The oldest version of a supervisor that a client of this one can still speak to."""
+MAX_FRAME: Final = 2 * 1024 * 1024
+MAX_ANSWER: Final = 64 * 1024 * 1024
+
+_LENGTH: Final = struct.Struct(">I")
+_json: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class ProtocolError(Exception):
+    """Raised for bytes that are not a frame, or a frame that is too long."""
+
+
+class Loss(TypedDict):
+    """A cover that was lost while a command ran: of which file, when (seconds since the epoch), for how long.
+
+    `how`: restored, ended (the commands were ended for it), or changed (a file that had been covered again was). `keys`
+    are names of settings of a git configuration that are others than before, never values.
+    """
+
+    path: str
+    at: float
+    ms: float
+    how: str
+    keys: list[str]
+
+
+class ExitRecord(TypedDict):
+    """How a session ended; `state` is one of exited, signaled, timed_out, start_failed, lost.
+
+    Exactly one of `exit_code` and `signal` is set after an end that the kernel reported, else
+    neither, and `errno` or `evidence` says why. Byte counts of `err` are 0 where streams are one.
+    `known` is the last tick since boot at which the number `pid` was the process's for certain; `init` is pid and
+    start of the first process of its PID namespace, if it had one of its own. `losses` are of covers; without it there
+    were none. `log_errno` is why some output could not be written; with `uncounted` the counts are the least that it
+    was.
+    """
+
+    version: int
+    session_id: str
+    boot_id: str
+    pid: int | None
+    starttime: int | None
+    state: str
+    exit_code: int | None
+    signal: int | None
+    errno: int | None
+    evidence: str | None
+    ended_by: str
+    started_at: float | None
+    ended_at: float
+    duration_s: float
+    bytes_total: int
+    bytes_dropped: int
+    err_bytes_total: int
+    err_bytes_dropped: int
+    survivors: list[int]
+    known: NotRequired[int]
+    init: NotRequired[list[int] | None]
+    losses: NotRequired[list[Loss]]
+    log_errno: NotRequired[int]
+    uncounted: NotRequired[bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRequest:
+    """Everything the supervisor needs to start one command.
+
+    `env` is the whole environment but the session's marker. `uid` None runs as we are; `pty` is
+    (rows, cols); `stdin` None is /dev/null, else it is written and then closed unless
+    `keep_stdin_open`. `timeout_s` 0 is none, `log_cap` 0 is none. With `sandbox`, `argv`, `env` and
+    `cwd` are as they are seen in there. `fence` has all that may be written, None is no fence. `place` is
+    the device and inode that `cwd` has to be, None is any. `lifetime` is turn, conversation or detached; `owner` is
+    the turn and `scope` the conversation that it may depend on. Empty, nothing but its own end ends it.
+    """
+
+    session_id: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    boot_id: str
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] = ()
+    pty: tuple[int, int] | None = None
+    stdin: bytes | None = None
+    keep_stdin_open: bool = False
+    separate_stderr: bool = False
+    timeout_s: float = 0.0
+    grace_s: float = 1.0
+    log_cap: int = 64 * 1024 * 1024
+    background: bool = False
+    umask: int = 0o022
+    sandbox: Sandbox | None = None
+    fence: tuple[str, ...] | None = None
+    place: tuple[int, int] | None = None
+    lifetime: str = ""
+    owner: str = ""
+    scope: str = ""
+
+    def to_wire(self) -> Message:
+        return {
+            "session_id": self.session_id,
+            "argv": self.argv,
+            "env": self.env,
+            "cwd": self.cwd,
+            "boot_id": self.boot_id,
+            "uid": self.uid,
+            "gid": self.gid,
+            "groups": self.groups,
+            "pty": None if self.pty is None else {"rows": self.pty[0], "cols": self.pty[1]},
+            "stdin": None if self.stdin is None else base64.b64encode(self.stdin).decode(),
+            "keep_stdin_open": self.keep_stdin_open,
+            "separate_stderr": self.separate_stderr,
+            "timeout_s": self.timeout_s,
+            "grace_s": self.grace_s,
+            "log_cap": self.log_cap,
+            "background": self.background,
+            "umask": self.umask,
+            "sandbox": None if self.sandbox is None else self.sandbox.to_wire(),
+            "fence": self.fence,
+            "place": self.place,
+            "lifetime": self.lifetime,
+            "owner": self.owner,
+            "scope": self.scope,
+        }
+
+    @classmethod
+    def from_wire(cls, message: Message) -> StartRequest:
+        """Check every field.
+
+        Raises:
+            Refused: A field is missing or of the wrong kind.
+        """
+        env = cast("dict[str, object]", field_of(message, "env", dict))
+        words = words_of(message, "argv")
+        if not words:
+            raise Refused("bad_request", "argv is empty")
+        for name, value in env.items():
+            if not name or "=" in name or not encodes(name) or not isinstance(value, str) or not encodes(value):
+                raise Refused("bad_request", "env is not a table of names without '=' to values without NUL")
+        cwd = field_of(message, "cwd", str)
+        if not encodes(cwd):
+            raise Refused("bad_request", "cwd is not a path")
+        groups = cast("list[object]", field_of({"groups": [], **message}, "groups", list))
+        stdin = message.get("stdin")
+        pty = message.get("pty")
+        sandbox = message.get("sandbox")
+        return cls(
+            session_id=session_id(message),
+            argv=words,
+            env=cast("dict[str, str]", env),
+            cwd=cwd,
+            boot_id=field_of(message, "boot_id", str),
+            uid=optional_id(message, "uid"),
+            gid=optional_id(message, "gid"),
+            groups=tuple(id_of(group) for group in groups),
+            pty=None if pty is None else size_of(pty),
+            stdin=None if stdin is None else bytes_of(stdin),
+            keep_stdin_open=bool(message.get("keep_stdin_open")),
+            separate_stderr=bool(message.get("separate_stderr")),
+            timeout_s=number_of(message, "timeout_s", 0.0),
+            grace_s=number_of(message, "grace_s", 1.0),
+            log_cap=int(number_of(message, "log_cap", 0)),
+            background=bool(message.get("background")),
+            umask=int(number_of(message, "umask", 0o022)) & 0o777,
+            sandbox=None if sandbox is None else Sandbox.from_wire(sandbox),
+            fence=None if message.get("fence") is None else words_of(message, "fence"),
+            place=place_of(message.get("place")),
+            lifetime=field_of({"lifetime": "", **message}, "lifetime", str),
+            owner=field_of({"owner": "", **message}, "owner", str),
+            scope=field_of({"scope": "", **message}, "scope", str),
+        )
+
+
+def encode(message: Message) -> bytes:
+    body = _json(message).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Cuts a stream of bytes into messages; keeps at most one unfinished frame."""
+
+    __slots__ = ("_buffer", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Messages that are complete now.
+
+        Raises:
+            ProtocolError: The peer does not speak this protocol.
+        """
+        buffer = self._buffer
+        buffer += data
+        messages: list[Message] = []
+        while len(buffer) >= 4:
+            end = 4 + _LENGTH.unpack_from(buffer)[0]
+            if end > self._limit:
+                raise ProtocolError(f"a frame of {end} bytes; the limit is {self._limit}")
+            if len(buffer) < end:
+                break
+            try:
+                message = json.loads(buffer[4:end])
+            except (ValueError, RecursionError) as error:
+                raise ProtocolError("a frame that is not JSON") from error
+            if not isinstance(message, dict):
+                raise ProtocolError("a frame that is not an object")
+            messages.append(cast("Message", message))
+            del buffer[:end]
+        return messages

@@ -1,0 +1,78 @@
+"""What says of each call whether it runs, waits for a person, or is refused: as settings and saved rules have it."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+
+from shellback.exec.core.base import Backend
+from shellback.exec.core.limits import Limits
+from shellback.exec.core.model import READ_ONLY, WORK, SessionId
+from shellback.exec.core.ports import ExitSink
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.judge import Judge, Keys
+from shellback.exec.policy.policy import Policy
+from shellback.exec.policy.rules.file import load
+from shellback.exec.policy.rules.matching import Rules
+from shellback.settings import Settings
+from shellback.storage import rules as saved
+from shellback.storage.db import Database
+from shellback.storage.sessions import SqlSessionStore
+from shellback.work.approvals.audit import refused
+from shellback.work.approvals.uses import standing
+from shellback.work.approvals.verdicts import Audited, begun, claim
+
+
+def policy_for(settings: Settings, database: Database, backend: Backend) -> Policy:
+    """The policy of a worker whose commands run in `backend`.
+
+    Raises:
+        PolicyUnusable: The operator's file of rules cannot be followed.
+    """
+    hidden, written = settings.hidden, load(settings.policy)
+
+    async def rules(conversation_id: str) -> Rules:
+        return written.plus(await database.read(saved.live, conversation_id))
+
+    async def stands(conversation_id: str, session_id: str) -> str | None:
+        return (await database.read(standing, conversation_id)).get(SessionId(session_id))
+
+    sandboxed = READ_ONLY in backend.profiles
+    # What a line means is known for bash: another shell may read it otherwise.
+    bash = PurePath(backend.facts(READ_ONLY if sandboxed else WORK)["shell"]).name == "bash"
+    judge = Judge(
+        runs=backend,
+        secret=Secrets(hidden),
+        allowed=(*settings.readable, Path(backend.inner)) if sandboxed else (),
+        keys=Keys(
+            auto=settings.auto_approve != "off" and bash,
+            trust_classifier=settings.trust_classifier,
+            timeout_s=settings.unattended_timeout,
+        ),
+        state=settings.shellback_home,
+        rules=rules,
+        standing=stands,
+        agent=settings.agent or None,
+    )
+    return Audited(judge, database)
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The bounds of all commands."""
+    return Limits(
+        command_chars=settings.command_chars,
+        foreground_timeout_s=settings.foreground_timeout,
+        log_bytes=settings.log_bytes,
+        unattended_timeout_s=settings.unattended_timeout,
+    )
+
+
+def sessions_of(settings: Settings, database: Database, sink: ExitSink) -> SqlSessionStore:
+    """The sessions in `database`; what a call was granted with is used in the transaction that lets it act."""
+    return SqlSessionStore(
+        database,
+        sink=sink,
+        within=claim,
+        within_call=begun,
+        refused=refused,
+        limit=settings.sessions_per_conversation,
+    )

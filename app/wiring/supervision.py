@@ -1,0 +1,98 @@
+"""Which supervisors there are, and how they are reached: the host's own, and one in each container."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from shellback.settings import Settings
+
+if TYPE_CHECKING:
+    from shellback.exec.backends.containers import Containers
+    from shellback.exec.backends.supervisors import Supervisors
+    from shellback.exec.core.base import Backend
+    from shellback.exec.engine.engine import Engine
+    from shellback.exec.link.client import SupervisorClient
+    from shellback.storage.db import Database
+
+EXTERNAL_WAIT_S: Final = 30.0
+"""How long a worker waits for a supervisor that is not its own to start."""
+
+
+def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorClient:
+    """A client of the host's supervisor; with `spawn` it starts one where none answers, or waits for another."""
+    from shellback.exec.link.client import SupervisorClient
+
+    crash = settings.shellback_crash_points
+    external = settings.supervisor == "external"
+    return SupervisorClient(
+        settings.shellback_home,
+        spawn=spawn and not external,
+        wait_s=EXTERNAL_WAIT_S if spawn and external else 0.0,
+        crash_dir=str(crash) if crash else None,
+        idle_s=settings.supervisor_idle_seconds,
+    )
+
+
+def supervisors(settings: Settings, *, backend: Backend | None = None) -> Supervisors:
+    """Every supervisor of this state directory; a worker of `backend` brings up what is needed, others nothing."""
+    from shellback.exec.backends.supervisors import Supervisors
+
+    containers = None if backend is None else containers_of(backend)
+    return Supervisors(
+        supervisor_client(settings, spawn=backend is not None),
+        settings.shellback_home,
+        containers=containers,
+        # What runs in containers does not need it; what ran on the host before does.
+        host_needed=containers is None,
+    )
+
+
+async def expire_conversations(settings: Settings, names: Sequence[str]) -> list[str]:
+    """End what conversations that are over have left, and return its sessions; none where no supervisor runs.
+
+    Raises:
+        SupervisorUnreachable: Nobody can be asked.
+    """
+    from shellback.exec.core.errors import SupervisorAbsent
+    from shellback.exec.core.model import CONVERSATION
+
+    port = supervisors(settings)
+    try:
+        await port.connect()
+        found = await asyncio.gather(*(port.expire(CONVERSATION, name) for name in names))
+    except SupervisorAbsent:
+        return []
+    finally:
+        await port.close()
+    return [session for sessions in found for session in sessions]
+
+
+async def cleanup(settings: Settings, database: Database, engine: Engine) -> object:
+    """Remove the logs and the homes of commands that are old, and empty logs that take too much room."""
+    from shellback.exec.backends.private_homes import PrivateHomes
+    from shellback.exec.log.logs import cleanup_exec_logs
+    from shellback.work.hosts.sweep import undelivered
+
+    hours = settings.log_age_hours
+    engine.registry.cleanup(hours)
+    live = {session.conversation_id for session in await engine.store.list(live=True)}
+    homes = PrivateHomes(settings.shellback_home, uid=engine.backend.uid)
+    await asyncio.to_thread(homes.sweep, live, before=time.time() - hours * 3600)
+    return await cleanup_exec_logs(
+        engine.store,
+        engine.links,
+        max_age_hours=hours,
+        conversation_bytes=settings.log_conversation_bytes,
+        total_bytes=settings.log_total_bytes,
+        undelivered=await database.read(undelivered),
+    )
+
+
+def containers_of(backend: Backend) -> Containers | None:
+    """The containers in which a backend runs commands; None where it does without."""
+    from shellback.exec.backends.podman import PodmanBackend
+
+    return backend.containers if isinstance(backend, PodmanBackend) else None

@@ -1,0 +1,386 @@
+"""The composition root: the only place that constructs things and knows who needs whom."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import platform
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shellback.exec.wire import crashpoints
+from shellback.log import process_wide
+from shellback.settings import Settings, plain_environment, words
+from shellback.wiring import agency, supervision
+
+if TYPE_CHECKING:
+    from pydantic_ai import Agent
+
+    from shellback.exec.backends.containers import Containers
+    from shellback.exec.backends.supervisors import Supervisors
+    from shellback.exec.core.base import Backend
+    from shellback.exec.core.model import Session
+    from shellback.exec.core.ports import ExitSink
+    from shellback.exec.engine.engine import Engine
+    from shellback.exec.watching.watcher import Watcher
+    from shellback.storage.db import Database
+    from shellback.work.hosts.neighbours import Neighbours
+    from shellback.work.notices.notices import Outbox
+    from shellback.work.notices.notifier import Notifier
+    from shellback.work.queue.queues import Enqueuer
+    from shellback.work.turn.live import LiveBlocks
+    from shellback.work.worker.retention import Retention
+    from shellback.work.worker.worker import Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Place:
+    """What everybody shares who acts on one state directory: its settings, its database, its host id."""
+
+    settings: Settings
+    database: Database
+    host_id: str
+
+    @property
+    def home(self) -> Path:
+        """The state directory."""
+        return self.settings.shellback_home
+
+    @property
+    def executor_id(self) -> str:
+        """The id of the worker that these settings describe."""
+        # SQLite has one worker, so its executor id never depends on a name: a restart takes everything up.
+        name = "worker" if self.database.dialect == "sqlite" else self.settings.worker_name or "worker"
+        return f"{self.host_id}.{name}"
+
+
+@contextlib.contextmanager
+def place(settings: Settings, *, migrated: bool = True) -> Generator[Place]:
+    """Open the state directory and the database, and close the database at the end.
+
+    A SQLite database is brought up to date by whoever comes first; Postgres is the operator's, who runs
+    `shellback migrate`.
+
+    Raises:
+        HomeUnusable: The state directory cannot be trusted or written.
+        SchemaBehind: Postgres has older tables.
+        SchemaTooNew: A newer program has migrated the database.
+        DatabaseUnreachable: No connection.
+    """
+    from shellback.storage import schema
+    from shellback.storage.db import Database
+    from shellback.storage.host import ensure_home, host_id
+
+    ensure_home(settings.shellback_home)
+    database = Database(settings.database_url)
+    try:
+        if migrated:
+            if database.dialect == "sqlite" and schema.check(database) is schema.SchemaState.BEHIND:
+                schema.migrate(settings.database_url)
+            schema.require_current(database)
+        yield Place(settings, database, host_id(settings.shellback_home))
+    finally:
+        database.close()
+
+
+@contextlib.contextmanager
+def enqueuing(where: Place) -> Generator[Enqueuer]:
+    """Something that puts items on queues in transactions of `where.database`."""
+    with _dbos_client(where) as client:
+        from shellback.work.queue.queues import DbosEnqueuer
+
+        yield DbosEnqueuer(client, traced=bool(where.settings.telemetry_endpoint))
+
+
+@contextlib.contextmanager
+def _dbos_client(where: Place) -> Generator[Any]:
+    from dbos import DBOSClient
+
+    # By itself it would wait for up to 90 s after an outage, holding threads: who uses it tries again in seconds.
+    client = DBOSClient(
+        system_database_url=where.settings.database_url, application_name="shellback", retry_connection_errors=False
+    )
+    try:
+        yield client
+    finally:
+        client.destroy()
+
+
+@contextlib.contextmanager
+def retention(where: Place, *, rows_s: float | None = None) -> Generator[Retention]:
+    """What prunes this host's part of the database; `rows_s` seconds instead of `RETAIN_DAYS`."""
+    with _dbos_client(where) as client:
+        yield _retention(where, client, rows_s)
+
+
+def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retention:
+    from shellback.exec.log.links import LogLinks
+    from shellback.exec.log.logs import remove_session
+    from shellback.exec.wire import layout
+    from shellback.work.worker.retention import DAY_S, Ages, Retention
+
+    settings = where.settings
+    links = LogLinks(settings.workspace_root, where.home / layout.SESSIONS)
+    ages = Ages(
+        rows=settings.retain_days * DAY_S if rows_s is None else rows_s,
+        logs=settings.log_age_hours * 3600,
+        conversations=settings.retain_conversations_days * DAY_S,
+    )
+    return Retention(
+        where.database,
+        client,
+        lambda name: remove_session(links, name),
+        where.host_id,
+        ages,
+        teardown=lambda name: containers(where).remove(name),
+        expire=partial(supervision.expire_conversations, settings),
+    )
+
+
+def _supervised(where: Place, backend: Backend) -> tuple[Supervisors, Containers | None]:
+    """All supervisors for a worker, and the containers of its backend, of which it keeps record."""
+    from shellback.storage.workspaces import SqlWorkspaceStore
+
+    containers = supervision.containers_of(backend)
+    if containers is not None:
+        containers.log = SqlWorkspaceStore(where.database, where.host_id)
+    return supervision.supervisors(where.settings, backend=backend), containers
+
+
+def containers(where: Place) -> Containers:
+    """The containers of this state directory, for somebody who runs no command in them."""
+    from shellback.storage.workspaces import SqlWorkspaceStore
+    from shellback.wiring.choice import podman
+
+    found = podman(where.settings).containers
+    found.log = SqlWorkspaceStore(where.database, where.host_id)
+    return found
+
+
+def arm_crash_points(settings: Settings) -> None:
+    """Let armed crash points of this process fire, where a test has named a directory."""
+    crash = settings.shellback_crash_points
+    crashpoints.arm_from(str(crash) if crash else None)
+
+
+def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
+    """Where notices are put, and who sends them: nobody, unless settings name a target."""
+    from shellback.work.notices.notifier import notifying
+
+    url, command = where.settings.notify_webhook, where.settings.notify_command
+    return notifying(where.database, url, words(command) if command else (), plain_environment(), platform.node())
+
+
+def _neighbours(where: Place, client: Any, enqueuer: Enqueuer, sink: ExitSink, outbox: Outbox) -> Neighbours:
+    from shellback.work.hosts.adopting import Here
+    from shellback.work.hosts.neighbours import Neighbours
+
+    here = Here(where.host_id, platform.node(), where.settings.host_lease_seconds, enqueuer, sink, outbox)
+    return Neighbours(where.database, client, here, shared=where.settings.workspace_shared)
+
+
+@contextlib.contextmanager
+def neighbours(where: Place) -> Generator[Neighbours]:
+    """What lets conversations of other hosts go on here."""
+    from shellback.exec.reports.callback_text import callback_payload
+    from shellback.work.queue.callbacks import CallbackSink
+    from shellback.work.queue.queues import DbosEnqueuer
+
+    with _dbos_client(where) as client:
+        enqueuer = DbosEnqueuer(client, traced=bool(where.settings.telemetry_endpoint))
+        sink = CallbackSink(enqueuer, where.host_id, lambda session: callback_payload(session, None))
+        yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
+
+
+def _watcher(where: Place, engine: Engine, enqueuer: Enqueuer) -> Watcher:
+    from shellback.exec.watching.watcher import Watcher
+    from shellback.storage.watches import SqlWatchStore
+    from shellback.work.queue.watch_wakes import WatchWakes
+
+    return Watcher(engine, SqlWatchStore(where.database, sink=WatchWakes(enqueuer, where.host_id)))
+
+
+def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple[Agent[Any, Any], str]:
+    """The agent whose turns DBOS can replay, and the version that tells who may."""
+    from pydantic_ai.durable_exec.dbos import DBOSDurability
+
+    from shellback.work.turn.failures import model_steps
+    from shellback.work.turn.hearing import hearing_of
+    from shellback.work.turn.telling import Telling
+    from shellback.work.worker.worker import application_version
+
+    durability = DBOSDurability(
+        event_stream_handler=Telling(where.database),
+        parallel_execution_mode="sequential",
+        model_step_config=model_steps(),
+    )
+    settings = where.settings
+    agent = agency.agent_with(settings, [*capabilities, hearing_of(where.database, live), durability])
+    # A turn of another agent is not replayed but set aside. Two may have one name, and a name any length.
+    named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
+    return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")
+
+
+@contextlib.contextmanager
+def worker(where: Place, backend: Backend) -> Generator[Worker]:  # noqa: PLR0915 - all of it is put together here
+    """A worker of this host whose commands run in `backend`, not started; holds its executor id until the end.
+
+    Raises:
+        ExecutorTaken: A worker with the same name lives.
+        ModelUnavailable: The model cannot be used.
+    """
+    from shellback.exec.backends.inspection.inspector import inspector_of
+    from shellback.exec.engine.engine import Engine
+    from shellback.exec.persistent import PersistentShells
+    from shellback.exec.reports.callback_text import callback_payload
+    from shellback.exec.shell.workspaces.capability import WorkspaceCapability
+    from shellback.exec.shell.workspaces.files import files_of
+    from shellback.exec.tools.capability import ExecCapability
+    from shellback.exec.tools.toolset import ExecTools
+    from shellback.storage.executor_lock import hold_executor
+    from shellback.storage.host import process_space
+    from shellback.telemetry.watches import watches as chosen
+    from shellback.wiring.policing import limits_of, policy_for, sessions_of
+    from shellback.work.hosts.generation import Generation, absence_tells
+    from shellback.work.hosts.sweep import Sweep
+    from shellback.work.hosts.takeover import Takeover
+    from shellback.work.hosts.unknown import Alarm
+    from shellback.work.notices.findings import SqlFindings
+    from shellback.work.queue.callbacks import CallbackSink
+    from shellback.work.queue.queues import DbosEnqueuer
+    from shellback.work.turn.claims import Wakes
+    from shellback.work.turn.equipment import equip, fenced, place_in_turn
+    from shellback.work.turn.lifetimes import TurnEnds
+    from shellback.work.turn.live import LiveBlocks
+    from shellback.work.turn.output_notes import OutputNotes
+    from shellback.work.turn.stop_watch import StopWatch
+    from shellback.work.turn.turn import Budget, TurnRunner
+    from shellback.work.worker.worker import Worker, WorkerConfig
+
+    settings, database, executor_id = where.settings, where.database, where.executor_id
+    process_wide(host=where.host_id, executor=executor_id)
+    lock = hold_executor(executor_id, home=where.home, database=database)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lock.release)
+        client = stack.enter_context(_dbos_client(where))
+        count = Generation(where.home, where.host_id, database)
+        watches = chosen(settings, database, executor_id=executor_id, host_id=where.host_id, stack=stack)
+        enqueuer = DbosEnqueuer(client, traced=watches.traced)
+
+        def payload_of(session: Session) -> dict[str, object]:
+            return callback_payload(session, *(engine.streams(session) if session.host_id == where.host_id else ()))
+
+        sink = CallbackSink(enqueuer, where.host_id, payload_of)
+        store = sessions_of(settings, database, sink)
+        port, containers = _supervised(where, backend)
+        engine = Engine(
+            store,
+            port,
+            backend,
+            home=where.home,
+            host_id=where.host_id,
+            absence_tells=lambda session: absence_tells(where.home, session.created_at),
+            limits=limits_of(settings),
+            watch=watches.sessions,
+            inspector=inspector_of(backend, where.home / "inspection", SqlFindings(database, where.host_id)),
+        )
+        policy = policy_for(settings, database, backend)
+        files = files_of(backend)
+        watcher = _watcher(where, engine, enqueuer)
+        shells = PersistentShells(engine, idle_s=settings.shell_idle_seconds)
+        tools = ExecTools(
+            engine,
+            policy=policy,
+            watcher=watcher,
+            blocks=True,
+            sessions=settings.session_tools == "on",
+            shell=settings.shell_tool == "on",
+            shells=shells,
+            workspace=settings.workspace_tools == "on",
+            files=files,
+            touched=None if containers is None else containers.touch,
+        )
+        outbox, notifiers = _notifying(where)
+        agent, version = _agent(
+            where,
+            [
+                *watches.capabilities,
+                ExecCapability(tools),
+                WorkspaceCapability(engine, policy, files, name="worker", place=place_in_turn, fenced=fenced),
+            ],
+            LiveBlocks(database, engine, settings.unpin_after),
+        )
+        turn_ends = TurnEnds(database, engine.supervised.expire, where.host_id)
+        runner = TurnRunner(
+            database=database,
+            enqueuer=enqueuer,
+            agent=agent,
+            propose=tools.propose,
+            gate=lambda: settings.enable_execute,
+            executor_id=executor_id,
+            budget=Budget(
+                requests=settings.turn_max_requests,
+                tokens=settings.turn_max_tokens,
+                seconds=settings.turn_max_seconds,
+            ),
+            wakes=Wakes(per_hour=settings.wakes_per_hour, chain=settings.chain_turns),
+            approval_ttl_s=settings.approval_ttl,
+            pending_limit=settings.pending_approvals,
+            outbox=outbox,
+            equip=lambda deps: equip(deps, engine, policy, files),
+            watch=watches.turns,
+            closed=turn_ends.closed,
+            host_id=where.host_id,
+        )
+        yield Worker(
+            WorkerConfig(
+                executor_id=executor_id,
+                host_id=where.host_id,
+                boot_id=process_space(),
+                system_database_url=settings.database_url,
+                turn_slots=settings.turn_slots,
+                wake_slots=settings.wake_slots,
+                sweep_s=settings.sweep_seconds,
+                traced=watches.traced,
+                drain_s=settings.drain_seconds,
+                version=version,
+            ),
+            database,
+            runner,
+            Sweep(
+                database,
+                enqueuer,
+                client,
+                engine,
+                where.host_id,
+                (executor_id, version),
+                watches.turns,
+                outbox,
+                also=(
+                    _neighbours(where, client, enqueuer, sink, outbox).once,
+                    watcher.resume,
+                    turn_ends.once,
+                    *(() if containers is None else (partial(containers.sweep, port.starting),)),
+                ),
+            ),
+            Takeover(database, client, where.host_id, (executor_id, version), runner.running),
+            engine,
+            partial(supervision.cleanup, settings, database, engine),
+            lock.still_held,
+            _retention(where, client).once,
+            beside=(
+                Alarm(port, database, where.host_id, count, where.home),
+                StopWatch(database, engine, where.host_id),
+                OutputNotes(database, engine),
+                watcher,
+                shells.expiry,
+                *notifiers,
+            ),
+            counted=count.count,
+        )

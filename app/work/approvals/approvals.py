@@ -1,0 +1,312 @@
+"""Requests for approval: rows bound to what will run, decided by a person, used once.
+
+States of a request::
+
+    pending ──▶ approved ──▶ used
+       ├──▶ denied | expired | superseded
+       └──▶ changed ──▶ pending, as the worker proposes what a person wants instead
+    refused, at once: nobody is asked twice about the same call, or about more calls than anybody reads
+
+`asking` writes them, `uses` uses them. Nothing waits inside a turn. The closing transaction of a turn writes its
+requests and blocks the conversation; the one that settles the last enqueues one APPROVAL item.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+
+from shellback.exec.core.display import request_lines
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.policy import INPUT, act_of
+from shellback.storage.db import Database
+from shellback.storage.tables import approvals, conversations, turns
+from shellback.work.approvals import audit
+from shellback.work.approvals.uses import APART_S
+from shellback.work.errors import ApprovalRefused, ApprovalSettled, UnknownApproval
+from shellback.work.queue import mailbox, stream
+from shellback.work.queue.items import ItemType, Priority, epoch_item
+from shellback.work.queue.queues import Enqueuer
+
+Decision = Literal["approved", "denied", "expired", "superseded", "changed"]
+Scope = Literal["once", "session"]
+NOTE_CHARS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call that waits, or waited, for a person.
+
+    `display` is what the person is shown; `digest` names everything that will run. `args` are the model's;
+    `changed_args` are what runs instead, if `changed_by` wanted that. `session_id` is the session it is about.
+    """
+
+    id: str
+    conversation_id: str
+    turn_id: str
+    call_key: str
+    tool_call_id: str
+    tool_name: str
+    args: dict[str, Any]
+    display: dict[str, Any]
+    digest: str
+    state: str
+    created_at: float
+    expires_at: float
+    decided_at: float | None = None
+    decided_by: str | None = None
+    surface: str | None = None
+    note: str | None = None
+    used_by: str | None = None
+    scope: str = "once"
+    session_id: str | None = None
+    changed_args: dict[str, Any] | None = None
+    changed_by: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """All of it, in lines that are harmless to show and decode to what runs."""
+        return "\n".join(request_lines(self.display))
+
+
+def why_not_for_session(request: Request) -> str | None:
+    """Why input may not be approved for all of its session; None when it may."""
+    if act_of(request.tool_name, request.changed_args or request.args) not in INPUT or request.session_id is None:
+        return f"{request.tool_name} is no input to a session"
+    if request.display.get("tier") == str(Tier.ADMIN):
+        return f"this command is of tier {Tier.ADMIN}"
+    tier = request.display.get("session_tier")
+    if tier is None:
+        return f"the tier of what runs in session {request.session_id} is not on record"
+    if tier == str(Tier.ADMIN):
+        return f"session {request.session_id} runs at tier {tier}"
+    return None
+
+
+def audited(conn: sa.Connection, event: audit.Event, request: Request, **more: Any) -> None:
+    """Tell the audit what became of a request."""
+    command = request.display.get("command")
+    audit.note(
+        conn,
+        event,
+        conversation_id=request.conversation_id,
+        turn_id=request.turn_id,
+        call_key=request.call_key,
+        request_id=request.id,
+        session_id=request.session_id,
+        tool=request.tool_name,
+        digest=request.digest,
+        command=command if isinstance(command, str) else None,
+        **more,
+    )
+
+
+def get(conn: sa.Connection, request_id: str) -> Request:
+    """One request.
+
+    Raises:
+        UnknownApproval: No request has this id, or more than one begins with it.
+    """
+    rows = (
+        conn.execute(sa.select(approvals).where(approvals.c.id.startswith(request_id, autoescape=True)).limit(2))
+        .mappings()
+        .all()
+    )
+    if len(rows) != 1:
+        raise UnknownApproval(
+            f"no approval request {request_id!r}"
+            if not rows
+            else f"{request_id!r} is the beginning of more than one approval request; give more of it"
+        )
+    return _request(rows[0])
+
+
+def find(conn: sa.Connection, *, conversation_id: str | None = None, state: str | None = None) -> list[Request]:
+    """Requests, oldest first, at most 500."""
+    query = sa.select(approvals).order_by(approvals.c.created_at).limit(500)
+    if conversation_id is not None:
+        query = query.where(approvals.c.conversation_id == conversation_id)
+    if state is not None:
+        query = query.where(approvals.c.state == state)
+    return [_request(row) for row in conn.execute(query).mappings()]
+
+
+def decide(  # noqa: PLR0913 - what a decision is
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    request_id: str,
+    decision: Decision,
+    *,
+    by: str,
+    surface: str,
+    note: str | None = None,
+    scope: Scope = "once",
+    digest: str | None = None,
+    args: dict[str, Any] | None = None,
+) -> Request:
+    """Settle one request; the last one of its conversation enqueues the APPROVAL item that resumes it.
+
+    With a `digest` only what it names is approved; a request that somebody has changed needs one. With `args`, and the
+    decision `changed`, the worker proposes the call with these instead and asks again about exactly that.
+
+    Raises:
+        UnknownApproval: No such request.
+        ApprovalSettled: It has been decided, used, superseded, or has expired.
+        ApprovalRefused: Input to this session is not approved for all of it, or it is not the call that was seen.
+    """
+    request = get(conn, request_id)
+    conversation = mailbox.lock(conn, request.conversation_id)
+    request = get(conn, request.id)
+    if request.state != "pending":
+        raise ApprovalSettled(f"approval request {request.id} is {request.state} already; nothing was changed")
+    if digest is not None and digest != request.digest:
+        raise ApprovalRefused(f"approval request {request.id} has changed since you saw it; look at it again")
+    if digest is None and decision == "approved" and request.changed_by is not None:
+        # It has the id that somebody may have looked at before the change.
+        raise ApprovalRefused(
+            f"approval request {request.id} is not what was asked first, {request.changed_by} changed it; look at it "
+            f"again, and approve exactly that with --digest {request.digest}"
+        )
+    if scope == "session" and (why := why_not_for_session(request)):
+        raise ApprovalRefused(f"{why}, so it is approved for one call at a time")
+    now = time.time()
+    if decision in {"approved", "changed"} and _left(request.created_at, request.expires_at, now) <= 0:
+        decision = "expired"
+    values: dict[str, Any] = {
+        "state": decision,
+        "decided_at": now,
+        "decided_by": by[:100],
+        "surface": surface,
+        "note": note[:NOTE_CHARS] if note else None,
+        "scope": scope if decision == "approved" else "once",
+        **({"changed_args": args, "changed_by": by[:100]} if decision == "changed" else {}),
+    }
+    conn.execute(sa.update(approvals).where(approvals.c.id == request.id).values(values))
+    facts = {"scope": scope} if scope != "once" else {"args": args} if args is not None else None
+    audited(conn, decision, request, by=by, surface=surface, reason=note, facts=facts)
+    stream.note(
+        conn,
+        request.conversation_id,
+        request.turn_id,
+        0,
+        "decision",
+        {"id": request.id, "decision": decision, "by": by},
+    )
+    if conversation is not None and not mailbox.undecided(conn, request.conversation_id):
+        resume(conn, enqueuer, conversation)
+    return get(conn, request.id)
+
+
+def settle(
+    database: Database,
+    enqueuer: Enqueuer,
+    request_id: str,
+    decision: Decision,
+    *,
+    then: Callable[[sa.Connection, Request], None] | None = None,
+    **how: Any,
+) -> Request:
+    """`decide` as a transaction of its own, and `then` what else a request decided so is worth; a refusal is audited.
+
+    Raises:
+        UnknownApproval: No such request.
+        ApprovalSettled: It has been decided, used, superseded, or has expired.
+        ApprovalRefused: It cannot be decided like that.
+    """
+
+    def act(conn: sa.Connection) -> Request:
+        request = decide(conn, enqueuer, request_id, decision, **how)
+        if then is not None and request.state == decision:
+            then(conn, request)
+        return request
+
+    try:
+        return database.write_now(act)
+    except (ApprovalSettled, ApprovalRefused) as error:
+        told: dict[str, Any] = {"by": how["by"], "surface": how["surface"], "reason": str(error)}
+        database.write_now(
+            lambda conn: audited(conn, "refused", get(conn, request_id), facts={"wanted": decision}, **told)
+        )
+        raise
+
+
+def resume(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], suffix: str = "") -> None:
+    """Enqueue the one APPROVAL item of a conversation whose calls are all decided."""
+    item = epoch_item(
+        ItemType.APPROVAL,
+        conversation.id,
+        conversation.epoch,
+        priority=Priority.HIGH,
+        waiting=True,
+        suffix=suffix,
+    )
+    enqueuer.put(conn, item, host_id=conversation.host_id)
+
+
+def supersede(
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation_id: str,
+    *,
+    by: str,
+    surface: str,
+    note: str = "a new message came instead",
+) -> int:
+    """Deny what is pending because the person wants something else instead; returns how many."""
+    pending = find(conn, conversation_id=conversation_id, state="pending")
+    for request in pending:
+        decide(conn, enqueuer, request.id, "superseded", by=by, surface=surface, note=note)
+    return len(pending)
+
+
+def overdue(conn: sa.Connection) -> list[str]:
+    """Requests that nobody decided in time; whoever finds them decides each as expired, on its own."""
+    return [request_id for request_id, seconds in left(conn).items() if seconds <= 0]
+
+
+def left(conn: sa.Connection, host_id: str | None = None) -> dict[str, float]:
+    """The seconds that each pending request still has by the clock, 0 at least; of at most 1,000.
+
+    Of the conversations of one host, whose clock made them, so that a wrong one harms nobody else's; or of all.
+    A clock that jumped forward expires early. One that was set back to before the request expires it too: how long
+    ago that was cannot be told any more.
+    """
+    query = sa.select(approvals.c.id, approvals.c.created_at, approvals.c.expires_at)
+    pending = query.where(approvals.c.state == "pending").order_by(approvals.c.expires_at).limit(1000)
+    if host_id is not None:
+        here = sa.select(conversations.c.id).where(conversations.c.host_id == host_id)
+        pending = pending.where(approvals.c.conversation_id.in_(here))
+    now = time.time()
+    return {row.id: _left(row.created_at, row.expires_at, now) for row in conn.execute(pending)}
+
+
+def _left(created_at: float, expires_at: float, now: float) -> float:
+    return 0.0 if created_at > now + APART_S else max(0.0, expires_at - now)
+
+
+def asked_last(conversation_id: str) -> sa.ScalarSelect[Any]:
+    """The turn that asked last, by epoch: neither clocks nor tool call ids, which come again, tell them apart."""
+    return (
+        sa.select(approvals.c.turn_id)
+        .join(turns, turns.c.id == approvals.c.turn_id)
+        .where(approvals.c.conversation_id == conversation_id)
+        .order_by(turns.c.epoch.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+
+
+def decided(conn: sa.Connection, conversation_id: str) -> list[Request]:
+    """The settled requests of the turn that asked last: what a paused conversation is resumed with."""
+    query = sa.select(approvals).where(
+        approvals.c.turn_id == asked_last(conversation_id), approvals.c.state != "pending"
+    )
+    return [_request(row) for row in conn.execute(query).mappings()]
+
+
+def _request(row: sa.RowMapping) -> Request:
+    return Request(**dict(row))

@@ -1,0 +1,159 @@
+"""A person's words on their way to a conversation."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from shellback.storage.db import Database
+from shellback.storage.errors import OutcomeUnknown
+from shellback.storage.tables import audit, conversations, turns
+from shellback.storage.tables import mailbox as rows
+from shellback.work.approvals import approvals
+from shellback.work.errors import InvalidRequest
+from shellback.work.queue import mailbox, stream
+from shellback.work.queue.items import Priority, chat_item
+from shellback.work.queue.queues import Enqueuer
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}\Z")
+TEXT_CHARS: Final = 100_000
+OUT_OF_BUDGET: Final = frozenset({"UsageLimitExceeded", "OutOfTime"})
+"""How the errors of turns begin that had used up what a turn may use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A message that is kept. `item_id` is the work item that brings it to a turn."""
+
+    item_id: str
+    conversation_id: str
+    pending_approvals: int
+    blocked: str | None
+    event: int
+
+
+def send(  # noqa: PLR0913 - what a message is
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation_id: str,
+    text: str,
+    *,
+    host_id: str,
+    priority: Priority = Priority.NORMAL,
+    waiting: bool = True,
+    interrupt: bool = False,
+    by: str = "person",
+    key: str | None = None,
+) -> Sent:
+    """Keep a message and the item that brings it to a turn; one transaction. With a `key` it is kept once.
+
+    While approvals are pending it is kept until they are decided. With `interrupt` they are denied
+    as superseded first, and the turn that hears of it hears the message too.
+
+    Raises:
+        InvalidRequest: The name or the text is not acceptable.
+    """
+    require_name(conversation_id)
+    if not text.strip() or "\x00" in text:
+        raise InvalidRequest("the message is empty or holds a NUL byte; say something")
+    if len(text) > TEXT_CHARS:
+        raise InvalidRequest(f"the message has {len(text)} characters; at most {TEXT_CHARS} are taken")
+    event = stream.last_number(conn)
+    conversation = mailbox.open_conversation(conn, conversation_id, host_id=host_id)
+    item = chat_item(conversation_id, priority=priority, waiting=waiting)
+    if key is not None:
+        item = replace(item, id=f"{item.type.value}:{key}")
+    if conn.execute(sa.select(rows.c.id).where(rows.c.dedupe_key == item.id)).first() is None:
+        mailbox.put(
+            conn, enqueuer, conversation, item, kind="message", payload={"text": text, "by": by}, dedupe_key=item.id
+        )
+        stream.note(conn, conversation_id, item.id, 0, "message", {"text": text, "by": by})
+        if interrupt:
+            approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="send --interrupt")
+    pending = mailbox.undecided(conn, conversation_id)
+    blocked = conversation.blocked_reason if conversation.state == "blocked" else None
+    return Sent(
+        item_id=item.id,
+        conversation_id=conversation_id,
+        pending_approvals=pending,
+        blocked=None if blocked == "approval" and not pending else blocked,
+        event=event,
+    )
+
+
+def deliver(database: Database, enqueuer: Enqueuer, conversation_id: str, text: str, **how: Any) -> Sent:
+    """`send` as a transaction of its own, which is repeated when its commit went unanswered: the message is kept once.
+
+    Raises:
+        InvalidRequest: The name or the text is not acceptable.
+        OutcomeUnknown: The answer to the second commit did not come either.
+    """
+    how["key"] = uuid.uuid4().hex
+    try:
+        return database.write_now(send, enqueuer, conversation_id, text, **how)
+    except OutcomeUnknown:
+        return database.write_now(send, enqueuer, conversation_id, text, **how)
+
+
+def require_name(conversation_id: str) -> None:
+    """Return when a conversation may have this name.
+
+    Raises:
+        InvalidRequest: It may not.
+    """
+    if not NAME.match(conversation_id):
+        raise InvalidRequest(
+            f"conversation name {conversation_id!r}: use 1 to 100 letters, digits and . _ : @ -, beginning with no sign"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """How far a message has come: the turn that took it, or that went on for it after approvals, and what it said."""
+
+    turn_id: str | None
+    outcome: str | None
+    answer: str | None
+    blocked: str | None
+    out_of_budget: bool = False
+    denied: bool = False
+    """Whether a call was denied on the way to the answer: by a person, by being too late, or by policy."""
+
+
+def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
+    """Where the message of `item_id` is."""
+    row = conn.execute(sa.select(rows.c.taken_by).where(rows.c.dedupe_key == item_id)).one_or_none()
+    conversation = conn.execute(sa.select(conversations).where(conversations.c.id == conversation_id)).one_or_none()
+    blocked = conversation.blocked_reason if conversation is not None and conversation.state == "blocked" else None
+    turn_id = row.taken_by if row is not None else None
+    turn = conn.execute(sa.select(turns).where(turns.c.id == turn_id)).one_or_none() if turn_id else None
+    if turn is not None and turn.outcome == "pending_approval":
+        # Nothing but what goes on with its calls can run in between.
+        later = sa.select(turns).where(
+            turns.c.conversation_id == conversation_id, turns.c.epoch > turn.epoch, turns.c.answer.is_not(None)
+        )
+        turn = conn.execute(later.order_by(turns.c.epoch).limit(1)).one_or_none() or turn
+    return Heard(
+        turn_id=turn.id if turn is not None else turn_id,
+        outcome=turn.outcome if turn is not None else None,
+        answer=turn.answer if turn is not None else None,
+        blocked=blocked,
+        out_of_budget=turn is not None and (turn.error or "").partition(":")[0] in OUT_OF_BUDGET,
+        denied=turn is not None and turn.outcome == "answered" and _denied(conn, conversation_id, turn_id, turn),
+    )
+
+
+def _denied(conn: sa.Connection, conversation_id: str, first: str | None, last: sa.Row[Any]) -> bool:
+    """Whether a call between the beginning of the turn `first` and the end of `last` was denied."""
+    began = sa.select(turns.c.started_at).where(turns.c.id == first).scalar_subquery()
+    query = sa.select(audit.c.id).where(
+        audit.c.conversation_id == conversation_id,
+        audit.c.event.in_(("denied", "expired", "refused")),
+        audit.c.at >= began,
+        audit.c.at <= last.ended_at,
+    )
+    return conn.execute(query.limit(1)).first() is not None

@@ -1,0 +1,132 @@
+"""A person typed into a session: its conversation hears that with the next turn, which it does not cause.
+
+How many bytes, when and by whom is kept; what they were never is, since they may be a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import Any, Final, NoReturn
+
+import sqlalchemy as sa
+
+from shellback.exec.core.model import Session
+from shellback.storage.db import Database
+from shellback.storage.tables import mailbox as rows
+from shellback.work.approvals import audit
+from shellback.work.queue import mailbox, stream
+from shellback.work.queue.items import Priority
+
+SURFACE: Final = "attach"
+SHOWN: Final = 100
+MINUTE_S: Final = 60.0
+SAVE_S: Final = 5.0
+"""How often the count is kept while somebody types."""
+
+
+def note(conn: sa.Connection, session: Session, *, key: str, total: int, by: str, over: bool) -> None:
+    """Keep that `total` bytes were typed so far under `key`, and whether that is all; part of the caller's transaction.
+
+    One row of the mailbox as long as no turn has taken it, then another for what came since. Repeating it with the
+    same total changes nothing but that it is `over`, which is told once more to those who follow events and the audit.
+    """
+    mailbox.open_conversation(conn, session.conversation_id, host_id=session.host_id)
+    told = number = 0
+    while (row := _row(conn, f"typed:{key}.{number}")) is not None and row.state != "unread":
+        told += row.payload["bytes"]
+        number += 1
+    name = f"typed:{key}.{number}"
+    payload: dict[str, Any] = {"session_id": session.id, "bytes": total - told, "by": by, "over": over}
+    begun = row is not None or number > 0
+    if row is not None:
+        conn.execute(sa.update(rows).where(rows.c.dedupe_key == name).values(payload=payload))
+    elif total > told:
+        mailbox.add_row(
+            conn,
+            session.conversation_id,
+            kind="typed",
+            priority=int(Priority.IDLE),
+            payload=payload,
+            dedupe_key=name,
+        )
+    if over or not begun:
+        told_to_people = {**payload, "bytes": total, "text": said(session.id, total, over=over)}
+        stream.note(conn, session.conversation_id, session.turn_id, 0, "typed", told_to_people)
+        audit.note(
+            conn,
+            "typed",
+            conversation_id=session.conversation_id,
+            turn_id=session.turn_id,
+            session_id=session.id,
+            by=by,
+            surface=SURFACE,
+            command=None if begun else session.command,
+            facts={"bytes": total, "over": over},
+        )
+
+
+def _row(conn: sa.Connection, name: str) -> sa.Row[Any] | None:
+    return conn.execute(sa.select(rows).where(rows.c.dedupe_key == name)).one_or_none()
+
+
+def unheard(conn: sa.Connection, conversation_id: str) -> list[str]:
+    """What the agent will be told with its next turn, in its words."""
+    query = sa.select(rows.c.payload).where(
+        rows.c.conversation_id == conversation_id, rows.c.kind == "typed", rows.c.state == "unread"
+    )
+    found = conn.execute(query.order_by(rows.c.id).limit(SHOWN)).scalars()
+    return [said(one["session_id"], one["bytes"], over=one["over"]) for one in found]
+
+
+class Typing:
+    """What one attachment keeps of the typing of a person, a row for each minute in which there was some."""
+
+    def __init__(self, database: Database, session: Session, by: str) -> None:
+        self._database = database
+        self._session = session
+        self._by = by
+        self._name = uuid.uuid4().hex
+        self._minute = 0
+        self._total = 0
+        self._kept_at = 0.0
+        self._begun = asyncio.Event()
+        self._busy = asyncio.Lock()
+
+    async def count(self, number: int) -> None:
+        """Note that so many bytes are about to be typed; that somebody types is kept before the first of them is.
+
+        Raises:
+            StorageError: It cannot be kept, so nothing may be typed.
+        """
+        async with self._busy:
+            self._total += number
+            if not self._begun.is_set() or time.monotonic() - self._kept_at > SAVE_S:
+                await self._keep(over=False)
+                self._begun.set()
+
+    async def run(self) -> NoReturn:
+        """Close each row a minute after it was begun; cancelling leaves the last to `close`."""
+        while True:
+            await self._begun.wait()
+            await asyncio.sleep(MINUTE_S)
+            await self.close()
+
+    async def close(self) -> None:
+        """Keep what the last row counts to; nothing where nobody typed since."""
+        async with self._busy:
+            if self._begun.is_set():
+                await self._keep(over=True)
+                self._begun.clear()
+                self._minute, self._total = self._minute + 1, 0
+
+    async def _keep(self, *, over: bool) -> None:
+        key = f"{self._name}.{self._minute}"
+        await self._database.write(note, self._session, key=key, total=self._total, by=self._by, over=over)
+        self._kept_at = time.monotonic()
+
+
+def said(session_id: str, total: int, *, over: bool) -> str:
+    """What the agent and people are told of it."""
+    return f"[a person typed into session {session_id} ({total} bytes{'' if over else ' so far'}) at the terminal]"

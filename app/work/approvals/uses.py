@@ -1,0 +1,200 @@
+"""How an approval is used: once, for exactly what it was given for, in the transaction that acts.
+
+An approval of input may hold for its session instead of for one call. Then each input is looked up here again, and
+the end of the session ends it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from shellback.exec.core.model import Act, CallKey, Session, SessionId
+from shellback.exec.policy.policy import INPUT
+from shellback.exec.shell.permit import APPROVED
+from shellback.storage.session_rows import LIVE
+from shellback.storage.tables import approvals, sessions
+from shellback.storage.tables import audit as audit_rows
+from shellback.work.approvals import audit
+from shellback.work.approvals.audit import Unusable
+
+APART_S: Final = 300.0
+"""So far the clocks of two hosts may be apart."""
+_STANDS: Final = sa.and_(approvals.c.scope == "session", approvals.c.state.in_(["approved", "used"]))
+
+
+def consume_claim(conn: sa.Connection, session: Session) -> None:
+    """Use the approval a new session was claimed with; part of the claim's transaction.
+
+    Raises:
+        Unusable: It cannot be used, so nothing is claimed.
+    """
+    if session.approval_id is None:
+        return
+    if session.granted_by == APPROVED:
+        _use_in_call(conn, session.approval_id, session)
+    else:
+        consume(conn, session.approval_id, session.id, session.digest, conversation_id=session.conversation_id)
+
+
+def _use_in_call(conn: sa.Connection, request_id: str, session: Session) -> None:
+    """Use the approval of a call for one of the commands that its code runs: it is for all of these, and no other's."""
+    ours = sa.and_(approvals.c.id == request_id, approvals.c.conversation_id == session.conversation_id)
+    first = sa.update(approvals).where(ours, approvals.c.state == "approved")
+    conn.execute(first.values(state="used", used_by=approvals.c.call_key))
+    used = sa.and_(ours, approvals.c.state == "used", approvals.c.used_by == approvals.c.call_key)
+    row = conn.execute(sa.select(approvals).where(used)).one_or_none()
+    if row is None:
+        _refuse(conn, request_id, session.id, "", session.conversation_id)
+        return
+    audit.note(
+        conn,
+        "used",
+        conversation_id=row.conversation_id,
+        turn_id=session.turn_id,
+        call_key=row.call_key,
+        request_id=row.id,
+        session_id=session.id,
+        tool=row.tool_name,
+        digest=session.digest,
+        command=session.command,
+        reason="run by the code of the approved call",
+    )
+
+
+def consume_call(conn: sa.Connection, act: Act) -> None:
+    """Use the approval of a call that changes something; part of the transaction that begins it.
+
+    Raises:
+        Unusable: It cannot be used, or input has none, so nothing is done.
+    """
+    key, session_id, conversation_id = act.key, act.session_id, act.conversation_id
+    if conversation_id is None:
+        conversation_id = conn.execute(
+            sa.select(sessions.c.conversation_id).where(sessions.c.id == session_id)
+        ).scalar_one_or_none()
+    row = conn.execute(sa.select(approvals).where(approvals.c.call_key == key)).one_or_none()
+    if row is not None:
+        ours = row.session_id in {None, session_id}
+        consume(conn, row.id, key, row.digest if ours else "", conversation_id=conversation_id)
+    elif act.tool in INPUT:
+        _use_standing(conn, key, session_id, act.tool, conversation_id)
+
+
+def _use_standing(conn: sa.Connection, key: CallKey, session_id: str, tool: str, conversation_id: str | None) -> None:
+    facts: dict[str, Any] = {
+        "conversation_id": conversation_id,
+        "call_key": key,
+        "session_id": session_id,
+        "tool": tool,
+    }
+    found = conn.execute(
+        sa.select(approvals.c.id, approvals.c.digest)
+        .join(sessions, sessions.c.id == approvals.c.session_id)
+        .where(
+            approvals.c.session_id == session_id,
+            approvals.c.conversation_id == sessions.c.conversation_id,
+            sessions.c.state.in_(LIVE),
+            _STANDS,
+        )
+        .limit(1)
+    ).one_or_none()
+    if found is None:
+        raise Unusable(
+            f"nobody approved this input to session {session_id}, nor input until it ends; nothing was written", facts
+        )
+    audit.note(conn, "used", request_id=found.id, digest=found.digest, reason="approved for the session", **facts)
+
+
+def standing(conn: sa.Connection, conversation_id: str) -> dict[SessionId, str]:
+    """Sessions of a conversation that live and may be given input unasked, with the approval that says so."""
+    query = (
+        sa.select(approvals.c.session_id, approvals.c.id)
+        .join(sessions, sessions.c.id == approvals.c.session_id)
+        .where(
+            approvals.c.conversation_id == conversation_id,
+            sessions.c.conversation_id == conversation_id,
+            sessions.c.state.in_(LIVE),
+            _STANDS,
+        )
+    )
+    return {SessionId(row.session_id): row.id for row in conn.execute(query)}
+
+
+def consume(conn: sa.Connection, request_id: str, user: str, digest: str, *, conversation_id: str | None) -> None:
+    """Use an approval for the one thing it was given for, in the transaction that claims it.
+
+    Raises:
+        Unusable: It was used or has expired, is no approval, or was given for something else; the message says which.
+    """
+    now = time.time()
+    row = conn.execute(
+        sa.update(approvals)
+        .where(
+            approvals.c.id == request_id,
+            approvals.c.state == "approved",
+            approvals.c.digest == digest,
+            approvals.c.conversation_id == conversation_id,
+            approvals.c.decided_at >= now - (approvals.c.expires_at - approvals.c.created_at),
+            approvals.c.decided_at <= now + APART_S,
+        )
+        .values(state="used", used_by=user)
+        .returning(approvals)
+    ).one_or_none()
+    if row is None:
+        _refuse(conn, request_id, user, digest, conversation_id)
+        return
+    command = row.display.get("command")
+    audit.note(
+        conn,
+        "used",
+        conversation_id=row.conversation_id,
+        turn_id=row.turn_id,
+        call_key=row.call_key,
+        request_id=row.id,
+        session_id=row.session_id or user,
+        tool=row.tool_name,
+        digest=digest,
+        command=command if isinstance(command, str) else None,
+    )
+
+
+def _refuse(conn: sa.Connection, request_id: str, user: str, digest: str, conversation_id: str | None) -> None:
+    """Return for a repeat of the very use that was made."""
+    row = conn.execute(sa.select(approvals).where(approvals.c.id == request_id)).one_or_none()
+    if row is not None and row.state == "used" and row.used_by == user and row.digest == digest:
+        return
+    facts: dict[str, Any] = {"request_id": request_id, "digest": digest, "conversation_id": conversation_id}
+    if row is not None:
+        facts |= {"tool": row.tool_name, "call_key": row.call_key, "turn_id": row.turn_id}
+    raise Unusable(f"approval {request_id} {_why(row, digest, conversation_id)}; nothing was started", facts)
+
+
+def _why(row: sa.Row[Any] | None, digest: str, conversation_id: str | None) -> str:
+    if row is None:
+        return "is not known"
+    if row.conversation_id != conversation_id:
+        return "belongs to another conversation"
+    if row.state == "used":
+        return "was used already"
+    if row.state != "approved":
+        return f"is no approval, it is {row.state}"
+    if row.digest != digest:
+        return "was given for something else: what would run has changed since"
+    return "has expired: it was not used in time"
+
+
+def tier_of(conn: sa.Connection, session: sa.Row[Any]) -> str | None:
+    """The tier of what a session was started with, as it was shown or judged then; None when that is not on record."""
+    if session.approval_id is not None:
+        display = conn.execute(
+            sa.select(approvals.c.display).where(approvals.c.id == session.approval_id)
+        ).scalar_one_or_none()
+        return str(display["tier"]) if display and display.get("tier") else None
+    judged = sa.select(audit_rows.c.facts).where(
+        audit_rows.c.session_id == session.id, audit_rows.c.event.in_(["auto_approved", "rule"])
+    )
+    facts = conn.execute(judged.order_by(audit_rows.c.id).limit(1)).scalar_one_or_none()
+    return str(facts["tier"]) if facts and facts.get("tier") else None

@@ -1,0 +1,1 @@
+"""Hosts of one database: leases, adoption, takeover, sweep."""

@@ -1,0 +1,49 @@
+"""Leaps of this machine's clock: wall time against the time since boot, which nobody sets and sleep does not stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import sqlalchemy as sa
+
+from shellback.storage import rows
+from shellback.storage.tables import hosts
+
+LEAP_S: Final = 2.0
+_AT_ONCE_S: Final = 0.05
+
+
+def since_boot() -> float:
+    """Seconds since this machine was started, those in which it slept among them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Clock:
+    """Tells how far wall time has leapt between two looks."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = since_boot) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._offset = self._look()
+
+    def leapt(self) -> float:
+        """Seconds that wall time has leapt since the last look, negative for back; 0.0 for what is no leap."""
+        before, self._offset = self._offset, self._look()
+        by = self._offset - before
+        return by if abs(by) > LEAP_S else 0.0
+
+    def _look(self) -> float:
+        while True:
+            first = self._steady()
+            wall = self._wall()
+            # Stopped between the two, we would take the pause for a leap.
+            if self._steady() - first < _AT_ONCE_S:
+                return wall - first
+
+
+def note_leap(conn: sa.Connection, host_id: str, by: float) -> None:
+    """Keep the last leap of a host's clock for `shellback doctor`."""
+    leap = {"jumped_at": rows.now(conn), "jumped_by": by}
+    conn.execute(sa.update(hosts).where(hosts.c.host_id == host_id).values(leap))

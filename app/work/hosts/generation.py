@@ -1,0 +1,243 @@
+"""Whether database and state directory are of the same moment: both keep one count, and neither may be behind.
+
+The directory notes what it is about to count, the database counts in a transaction, then the directory confirms. So a
+crash between any two of these leaves what the next start can tell from a restored backup, whichever was restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeGuard, cast
+
+import sqlalchemy as sa
+
+from shellback.storage.db import Database
+from shellback.storage.errors import HomeUnusable
+from shellback.storage.tables import hosts
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "generation"
+_LOCK: Final = "generation.lock"
+_LOCK_S: Final = 10.0
+"""Whoever holds it longer is stopped in the middle; what is not counted then, the next start counts."""
+_BOUND: Final = 2**53
+Older = Literal["database", "directory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """What the state directory keeps: the count that it knows to be committed, and the one that may be.
+
+    `older` is what was found to be behind and is not settled yet, with both counts of that moment.
+    """
+
+    committed: int = 0
+    attempted: int = 0
+    older: Older | None = None
+    database: int = 0
+    directory: int = 0
+    since: float = 0.0
+
+
+_FIELDS: Final = tuple(field.name for field in fields(Count))
+
+
+def older(in_database: int | None, count: Count) -> Older | None:
+    """Which of the two is behind the other; None when they are of the same moment, or have never met."""
+    if in_database is None:
+        return None
+    if in_database < count.committed:
+        return "database"
+    return "directory" if in_database > count.attempted else None
+
+
+def read(home: Path) -> Count:
+    """What this state directory keeps; all zero where it has counted nothing yet.
+
+    Raises:
+        HomeUnusable: The file cannot be read, or holds something else.
+    """
+    path = home / FILE
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return Count()
+    except OSError as error:
+        raise HomeUnusable(f"{path} cannot be read ({error.strerror}): check its owner and the disk") from error
+    except ValueError:
+        raise HomeUnusable(f"{path} {_DAMAGED}") from None
+    if not _whole(found):
+        raise HomeUnusable(f"{path} {_DAMAGED}")
+    return Count(**found)
+
+
+_DAMAGED: Final = (
+    "is damaged: restore it, or remove it; without it the state directory counts as older than the database, and "
+    "what it does not know is left to you"
+)
+
+
+def _whole(found: object) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(found, dict) or not found.keys() <= set(_FIELDS):
+        return False
+    one = cast("dict[str, Any]", found)
+    counts = [one.get(name, 0) for name in ("committed", "attempted", "database", "directory")]
+    return (
+        all(type(count) is int and 0 <= count < _BOUND for count in counts)
+        and counts[0] <= counts[1]
+        and one.get("older") in (None, "database", "directory")
+        and type(one.get("since", 0.0)) in {int, float}
+        and 0 <= one.get("since", 0.0) < _BOUND
+    )
+
+
+def found(count: Count, behind: Older, in_database: int) -> Count:
+    """The count with what was found just now."""
+    return replace(count, older=behind, database=in_database, directory=count.committed, since=time.time())
+
+
+def absence_tells(home: Path, created_at: float) -> bool:
+    """Whether a session of that age is gone when the state directory knows nothing of it.
+
+    Raises:
+        HomeUnusable: It is not known how old the directory is.
+    """
+    count = read(home)
+    return count.older != "directory" or created_at >= count.since
+
+
+def cause(count: Count) -> str:
+    """What was found behind what."""
+    moment = f"the database counts {count.database}, the state directory {count.directory}"
+    if count.older == "database":
+        return f"the database is older than the state directory, or another one ({moment})"
+    return f"the state directory is older than the database ({moment})"
+
+
+def remedy(count: Count) -> str:
+    """What is left alone until a person settles it, and the commands that do."""
+    if count.older == "database":
+        return (
+            "processes that it does not know run on and nobody is told of their end: `shellback ps --unknown` lists "
+            "them, `shellback adopt process` or `shellback kill` settles each"
+        )
+    return (
+        "sessions whose processes it does not know stay as they are: put the newer directory back, or "
+        "`shellback kill ID` settles each as lost (`shellback doctor` lists them)"
+    )
+
+
+class Generation:
+    """Counts what this host's workers begin and end, in the database and in the state directory."""
+
+    def __init__(self, home: Path, host_id: str, database: Database) -> None:
+        self._home = home
+        self._host_id = host_id
+        self._db = database
+
+    def count(self, within: Callable[[sa.Connection], object] = lambda _: None) -> Older | None:
+        """Raise both counts by one, `within` in the same transaction; returns what was found behind just now. Blocks.
+
+        Where the state directory cannot be written, `within` is committed, and nothing is counted.
+
+        Raises:
+            StorageError: The database refuses; what was noted is settled by the next call.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._locked())
+                self._require_ours()
+                count, behind = self._noted()
+            except OSError as error:
+                log.warning("the state directory %s cannot count this: %s", self._home, error.strerror)
+                self._db.write_now(within)
+                return None
+            self._db.write_now(_raised, self._host_id, count.attempted, within)
+            with contextlib.suppress(OSError):  # what is not confirmed is told by the next start all the same
+                write(self._home, replace(count, committed=count.attempted))
+        if behind is not None:
+            log.error("not of one moment: %s; %s", cause(count), remedy(count))
+        return behind
+
+    def _noted(self) -> tuple[Count, Older | None]:
+        """Compare, and note on disk what was found and which number comes next."""
+        count, known = read(self._home), self._db.read_now(in_database, self._host_id)
+        behind = older(known, count)
+        if behind is not None:
+            count = found(count, behind, known or 0)
+        count = replace(count, committed=known or 0, attempted=max(known or 0, count.attempted) + 1)
+        write(self._home, count)
+        return count, behind
+
+    def settled(self) -> None:
+        """Forget what was found behind: nothing of it is left to settle. Blocks. What cannot be written is kept."""
+        try:
+            with self._locked():
+                kept = read(self._home)
+                if kept.older is not None:
+                    write(self._home, Count(committed=kept.committed, attempted=kept.attempted))
+        except OSError as error:
+            log.warning("the state directory %s cannot count this: %s", self._home, error.strerror)
+
+    def _require_ours(self) -> None:
+        """Return when the directory is still that of this host: one that was removed may be another's by now."""
+        if (self._home / "host_id").read_text(errors="replace").strip() != self._host_id:
+            raise OSError(errno.ESTALE, "it was removed, and what is there now is another host's")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Generator[None]:
+        fd = os.open(self._home / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(fd)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    until = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise TimeoutError(errno.ETIMEDOUT, f"another process holds {_LOCK}") from None
+            time.sleep(0.02)
+        else:
+            return
+
+
+def in_database(conn: sa.Connection, host_id: str) -> int | None:
+    """The count that the database has of a host; None where it has not heard of it, or has forgotten it."""
+    return conn.execute(sa.select(hosts.c.generation).where(hosts.c.host_id == host_id)).scalar_one_or_none()
+
+
+def _raised(conn: sa.Connection, host_id: str, number: int, within: Callable[[sa.Connection], object]) -> None:
+    within(conn)
+    conn.execute(sa.update(hosts).where(hosts.c.host_id == host_id).values(generation=number))
+
+
+def write(home: Path, count: Count) -> None:
+    """Keep a count, durable when this returns; whoever reads finds the old or the new one."""
+    draft = home / f".{FILE}"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(json.dumps(asdict(count)).encode())
+        file.flush()
+        os.fsync(fd)
+    os.replace(draft, home / FILE)
+    folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,109 @@
+"""The hosts that share a database: which one has been heard of, by the database's clock.
+
+A host is heard of while one of its workers beats. What it holds is a lease: when nobody has heard of it for
+longer than that, others may settle what it left, each act under the lock of its row, which its return waits for.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from shellback.storage import rows
+from shellback.storage.tables import conversations, hosts, sessions
+
+SILENT_S: Final = 30.0
+"""A host not heard of for so long is said to be silent; nothing is done about it before its lease ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A host as its row says. `silent_s` None: nobody has ever heard of it, or its row is gone for its age."""
+
+    host_id: str
+    name: str
+    silent_s: float | None
+    heartbeat_at: float = 0.0
+    given_up: bool = False
+
+    def holds(self, lease_s: float) -> bool:
+        """Whether its lease runs."""
+        return self.silent_s is not None and self.silent_s <= lease_s
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has not been heard of lately."""
+        return not self.holds(SILENT_S)
+
+    @property
+    def heard(self) -> str:
+        """When it was heard of, in words that follow its name."""
+        return "was never heard of" if self.silent_s is None else f"was last heard of {self.silent_s:.0f} s ago"
+
+    @property
+    def silence(self) -> str:
+        """What tells this silence from every other one."""
+        return f"{self.host_id}:{self.heartbeat_at:.3f}"
+
+
+def heard_of(conn: sa.Connection, host_id: str) -> None:
+    """Note that a worker of this host lives; whatever others made of its silence is over."""
+    values = {"heartbeat_at": rows.now(conn), "name": platform.node()[:255], "given_up_at": None}
+    if not rows.insert_new(conn, hosts, {"host_id": host_id, **values}):
+        conn.execute(sa.update(hosts).where(hosts.c.host_id == host_id).values(values))
+
+
+def one(conn: sa.Connection, host_id: str) -> Host:
+    """What is known of a host, though that be nothing but its id."""
+    row = conn.execute(sa.select(hosts).where(hosts.c.host_id == host_id)).one_or_none()
+    return Host(host_id=host_id, name=host_id[:12], silent_s=None) if row is None else _host(row, rows.now(conn))
+
+
+def held(conn: sa.Connection, host_id: str, *, wait: bool) -> Host | None:
+    """The host, its row locked; None where another one settles it, unless we are to `wait` for that."""
+    query = sa.select(hosts).where(hosts.c.host_id == host_id).with_for_update(skip_locked=not wait)
+    row = conn.execute(query).one_or_none()
+    if row is not None:
+        return _host(row, rows.now(conn))
+    return one(conn, host_id) if wait else None
+
+
+def others(conn: sa.Connection, host_id: str, lease_s: float) -> list[Host]:
+    """Hosts beside this one whose lease has ended."""
+    now = rows.now(conn)
+    query = sa.select(hosts).where(hosts.c.host_id != host_id, hosts.c.heartbeat_at < now - lease_s)
+    return [_host(row, now) for row in conn.execute(query.order_by(hosts.c.heartbeat_at))]
+
+
+def known(conn: sa.Connection) -> list[Host]:
+    """Every host that has a row, a conversation or a process; the one heard of last first."""
+    now = rows.now(conn)
+    found = [_host(row, now) for row in conn.execute(sa.select(hosts).order_by(hosts.c.heartbeat_at.desc()))]
+    ids = {host.host_id for host in found}
+    nameless = sa.union(sa.select(conversations.c.host_id), sa.select(sessions.c.host_id))
+    return found + [one(conn, name) for name in sorted(conn.execute(nameless).scalars()) if name not in ids]
+
+
+def of_conversation(conn: sa.Connection, conversation_id: str) -> Host | None:
+    """Where a conversation lives; None if there is none of that name."""
+    query = sa.select(conversations.c.host_id).where(conversations.c.id == conversation_id)
+    host_id = conn.execute(query).scalar_one_or_none()
+    return None if host_id is None else one(conn, host_id)
+
+
+def note_given_up(conn: sa.Connection, host: Host) -> None:
+    """Note that what the host left is being settled, until it is heard of again; `host` is the locked one."""
+    conn.execute(sa.update(hosts).where(hosts.c.host_id == host.host_id).values(given_up_at=rows.now(conn)))
+
+
+def _host(row: sa.Row[Any], now: float) -> Host:
+    return Host(
+        host_id=row.host_id,
+        name=row.name or row.host_id[:12],
+        silent_s=max(0.0, now - row.heartbeat_at),
+        heartbeat_at=row.heartbeat_at,
+        given_up=row.given_up_at is not None,
+    )

@@ -1,0 +1,394 @@
+"""What must not depend on anybody being alive at the right moment: compared with the truth every few seconds.
+
+The sweep frees conversations whose turn died, gives unread rows an item, expires approvals and
+hands over what a dead turn was waiting for. Each finding is acted on in a transaction of its own that
+looks again under the conversation's lock, so that two sweeps, or a sweep and a turn, cannot both act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import sqlalchemy as sa
+
+from shellback.exec.core.model import Delivery, SessionId, SessionState
+from shellback.exec.wire.crashpoints import reach
+from shellback.storage import rows
+from shellback.storage.db import Database
+from shellback.storage.tables import approvals as approval_rows
+from shellback.storage.tables import conversations, mailbox, sessions, turns, workers
+from shellback.work.approvals import approvals
+from shellback.work.errors import ApprovalSettled
+from shellback.work.notices.notices import SILENT, Outbox
+from shellback.work.queue import dead_letters, stream
+from shellback.work.queue import mailbox as box
+from shellback.work.queue.items import ItemType
+from shellback.work.queue.queues import Enqueuer, turns_queue, wakes_queue
+from shellback.work.turn import claims
+from shellback.work.turn.watching import TurnWatch, Unwatched
+
+if TYPE_CHECKING:
+    from dbos import DBOSClient
+
+log = logging.getLogger(__name__)
+
+YOUNG_S: Final = 3.0
+"""What is younger may still be on its way."""
+HEARTBEAT_DEAD_S: Final = 30.0
+BATCH: Final = 200
+WAITING: Final = frozenset({"ENQUEUED", "DELAYED", "PENDING"})
+
+Alive = dict[tuple[str | None, str | None], str]
+"""Hosts of living workers, each by its executor id and version."""
+
+
+class Processes(Protocol):
+    """What the sweep asks of the exec engine."""
+
+    async def reconcile(self) -> None:
+        """Compare sessions with the supervisor and with records; deliver what is missing."""
+        ...
+
+    async def hand_over(self, session_id: SessionId) -> bool:
+        """Let the end of a session that nobody waits for any more become a callback."""
+        ...
+
+    async def abandon(self, session_id: SessionId) -> None:
+        """Make sure that a claimed session which never started never will."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What DBOS knows of one work item."""
+
+    status: str
+    executor_id: str | None
+    version: str | None
+    host_id: str | None = None
+    """Whose workers go on with it where its own has died; None where nobody does."""
+
+
+class Sweep:
+    """Runs one comparison at a time; constructed by wiring, called by the worker `me` (executor id, version)."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what it compares, and with whose help
+        self,
+        database: Database,
+        enqueuer: Enqueuer,
+        client: DBOSClient,
+        processes: Processes,
+        host_id: str,
+        me: tuple[str, str],
+        watch: TurnWatch | None = None,
+        outbox: Outbox = SILENT,
+        also: Sequence[Callable[[], Awaitable[object]]] = (),
+    ) -> None:
+        self._db = database
+        self._enqueuer = enqueuer
+        self._client = client
+        self._processes = processes
+        self._host_id = host_id
+        self._me = me
+        self._watch = watch or Unwatched()
+        self._outbox = outbox
+        self._also = also
+        self._until: dict[str, float] = {}
+        self._looked_to = ""
+        self._taken_over = dict.fromkeys((turns_queue(host_id), wakes_queue(host_id)), host_id)
+
+    async def once(self) -> None:
+        """Compare and repair, each thing on its own: what cannot be done now is logged and tried by the next sweep."""
+        reach("sweep.scanning")
+        for repair in (
+            self._expire_approvals,
+            self._free_dead_turns,
+            self._close_what_never_began,
+            self._wake_the_forgotten,
+            self._prune_events,
+            self._processes.reconcile,
+            self._settle_what_dead_turns_left,
+            *self._also,
+        ):
+            try:
+                await repair()
+            except Exception:
+                log.exception("a part of the sweep failed; the next one tries again")
+        self._outbox.ring()
+
+    async def _prune_events(self) -> None:
+        while await self._db.write(stream.prune) == stream.PRUNED_AT_ONCE:
+            pass
+
+    async def _expire_approvals(self) -> None:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        left = await self._db.read(approvals.left, self._host_id)
+        # By a clock that nobody sets: one that is set back gives no request more time than it had when it was seen.
+        self._until = {one: min(self._until.get(one, math.inf), now + seconds) for one, seconds in left.items()}
+        for request_id in [one for one, until in self._until.items() if until <= now]:
+            with contextlib.suppress(ApprovalSettled):
+                await self._db.write(
+                    approvals.decide,
+                    self._enqueuer,
+                    request_id,
+                    "expired",
+                    by="clock",
+                    surface="sweep",
+                    note="nobody decided in time",
+                )
+
+    async def _alive(self) -> Alive:
+        # We are, whatever a clock that jumped makes of our heartbeat.
+        return await self._db.read(_alive) | {self._me: self._host_id}
+
+    async def _statuses(self, ids: Sequence[str]) -> Mapping[str, Status]:
+        if not ids:
+            return {}
+        found = await asyncio.to_thread(
+            self._client.list_workflows, workflow_ids=list(ids), load_input=False, load_output=False
+        )
+        return {
+            entry.workflow_id: Status(
+                status=entry.status,
+                executor_id=entry.executor_id,
+                version=entry.app_version,
+                host_id=None if self._db.dialect == "sqlite" else self._taken_over.get(entry.queue_name or ""),
+            )
+            for entry in found
+        }
+
+    async def _free_dead_turns(self) -> None:
+        claimed = await self._db.read(_claimed, self._host_id)
+        statuses = await self._statuses([row.claimed_by for row in claimed])
+        alive = await self._alive()
+        for row in claimed:
+            reason = _why_dead(statuses.get(row.claimed_by), alive)
+            if reason is None:
+                continue
+            came = await self._db.write(
+                _fail_if_still, self._enqueuer, row.id, row.claimed_by, row.epoch, reason, self._outbox
+            )
+            if came is None:
+                continue
+            self._watch.failed(came)
+            log.warning(
+                "freed conversation %s: %s; %s",
+                row.id,
+                reason,
+                came,
+                extra={"conversation": row.id, "work_item": row.claimed_by},
+            )
+            # Only now: cancelled before, a turn that a worker has just taken up again would die of it.
+            status = statuses.get(row.claimed_by)
+            if status is not None and status.status in WAITING:
+                await asyncio.to_thread(self._client.cancel_workflow, row.claimed_by)
+
+    async def _close_what_never_began(self) -> None:
+        waiting = await self._db.read(_waiting_turns, self._host_id)
+        statuses = await self._statuses([turn.id for turn in waiting])
+        for turn in waiting:
+            status = statuses.get(turn.id)
+            if status is None or status.status not in WAITING:
+                await self._db.write(_close_unbegun, turn.conversation_id, turn.id, _why_dead(status, {}) or "")
+
+    async def _wake_the_forgotten(self) -> None:
+        forgotten = await self._db.read(_with_unread_rows, self._host_id, self._looked_to)
+        # A page each time: those that wait in a long backlog must not hide the ones behind them.
+        self._looked_to = forgotten[-1].id if len(forgotten) == BATCH else ""
+        waiting = await self._db.read(_open_items, [row.id for row in forgotten])
+        statuses = await self._statuses([item for items in waiting.values() for item in items])
+        alive = await self._alive()
+        for row in forgotten:
+            items = [statuses[item] for item in waiting.get(row.id, []) if item in statuses]
+            if any(_will_run(status, alive) for status in items):
+                continue
+            if await self._db.write(_wake_if_still, self._enqueuer, row.id, row.epoch):
+                log.warning(
+                    "conversation %s had news and no item; enqueued one", row.id, extra={"conversation": row.id}
+                )
+                for item in waiting.get(row.id, []):
+                    if item in statuses and dead_letters.is_one(item, statuses[item].status):
+                        log.error("callback %s was given up by its queue; another item tells its news", item)
+
+    async def _settle_what_dead_turns_left(self) -> None:
+        for session in await self._db.read(_left_behind, self._host_id):
+            if session.delivery == Delivery.INLINE:
+                await self._processes.hand_over(SessionId(session.id))
+            if session.state == SessionState.CLAIMED:
+                await self._processes.abandon(SessionId(session.id))
+
+
+def _old(at: sa.Column[float]) -> sa.ColumnElement[bool]:
+    """Whether a time is long enough ago. What lies ahead was written before the clock was set back."""
+    now = time.time()
+    return sa.or_(at < now - YOUNG_S, at > now + YOUNG_S)
+
+
+def _claimed(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
+    query = sa.select(conversations).where(
+        conversations.c.state == "claimed",
+        conversations.c.host_id == host_id,
+        _old(conversations.c.claimed_at),
+    )
+    return conn.execute(query.order_by(conversations.c.claimed_at).limit(BATCH)).all()
+
+
+def _alive(conn: sa.Connection) -> Alive:
+    now = rows.now(conn)
+    query = sa.select(workers.c.executor_id, workers.c.version, workers.c.host_id).where(
+        workers.c.stopped_at.is_(None),
+        # One that lies ahead was written before the clock was set back; whoever lives writes another one soon.
+        workers.c.heartbeat_at.between(now - HEARTBEAT_DEAD_S, now + HEARTBEAT_DEAD_S),
+    )
+    return {(row.executor_id, row.version): row.host_id for row in conn.execute(query)}
+
+
+def _why_dead(status: Status | None, alive: Alive) -> str | None:  # noqa: PLR0911 - a table
+    if status is None:
+        return "its work item is gone"
+    match status.status:
+        case "ERROR":
+            return "it ended in an error"
+        case "CANCELLED":
+            return "it was cancelled"
+        case "MAX_RECOVERY_ATTEMPTS_EXCEEDED":
+            return claims.POISON
+        case "SUCCESS":
+            return "it ended without closing"
+        case "PENDING" if not _will_run(status, alive):
+            return "no living worker runs its version"
+        case _ if not _will_run(status, alive):
+            return "it waits for a version that no living worker runs"
+        case _:
+            return None
+
+
+def _will_run(status: Status, alive: Alive) -> bool:
+    if status.status == "PENDING":
+        by_others = {host_id for (_, version), host_id in alive.items() if version == status.version}
+        return (status.executor_id, status.version) in alive or status.host_id in by_others
+    versions = {version for _, version in alive}
+    return status.status in WAITING and (status.version is None or status.version in versions)
+
+
+def _fail_if_still(
+    conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, turn_id: str, epoch: int, reason: str, outbox: Outbox
+) -> str | None:
+    row = box.lock(conn, conversation_id)
+    if row is None or row.state != "claimed" or row.claimed_by != turn_id or row.epoch != epoch:
+        return None
+    return claims.fail(conn, enqueuer, row, reason=reason, outbox=outbox, poison=reason == claims.POISON)
+
+
+def _waiting_turns(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any, Any]]:
+    """Turns that no item may come for any more: open, not begun, and not on their way just now."""
+    query = (
+        sa.select(turns.c.id, turns.c.conversation_id)
+        .join(conversations, conversations.c.id == turns.c.conversation_id)
+        .where(
+            turns.c.outcome.is_(None),
+            turns.c.started_at.is_(None),
+            conversations.c.host_id == host_id,
+            _old(turns.c.created_at),
+        )
+        .order_by(turns.c.created_at)
+        .limit(BATCH)
+    )
+    return conn.execute(query).all()
+
+
+def _close_unbegun(conn: sa.Connection, conversation_id: str, turn_id: str, reason: str) -> None:
+    box.lock(conn, conversation_id)
+    # A message would join it and wait for nobody, and nothing of its conversation would ever be pruned.
+    conn.execute(
+        sa.update(turns)
+        .where(turns.c.id == turn_id, turns.c.outcome.is_(None), turns.c.started_at.is_(None))
+        .values(outcome="failed", error=reason, ended_at=time.time())
+    )
+
+
+def _with_unread_rows(conn: sa.Connection, host_id: str, after: str) -> Sequence[sa.Row[Any]]:
+    """Free conversations with news, and those that only wait for an APPROVAL item, old enough to be forgotten."""
+    unread = (
+        sa.select(mailbox.c.id)
+        .where(
+            mailbox.c.conversation_id == conversations.c.id,
+            box.waking(),
+            _old(mailbox.c.created_at),
+        )
+        .exists()
+    )
+    pending = (
+        sa.select(approval_rows.c.id)
+        .where(approval_rows.c.conversation_id == conversations.c.id, approval_rows.c.state == "pending")
+        .exists()
+    )
+    resumable = sa.and_(
+        conversations.c.state == "blocked", conversations.c.blocked_reason == "approval", sa.not_(pending)
+    )
+    query = sa.select(conversations).where(
+        conversations.c.id > after,
+        conversations.c.host_id == host_id,
+        sa.or_(sa.and_(conversations.c.state == "free", unread), resumable),
+    )
+    return conn.execute(query.order_by(conversations.c.id).limit(BATCH)).all()
+
+
+def _open_items(conn: sa.Connection, conversation_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Items that would be admitted: a conversation that waits for its APPROVAL item takes no other."""
+    query = (
+        sa.select(turns.c.id, turns.c.conversation_id)
+        .join(conversations, conversations.c.id == turns.c.conversation_id)
+        .where(
+            conversations.c.id.in_(conversation_ids),
+            turns.c.outcome.is_(None),
+            sa.or_(conversations.c.state == "free", turns.c.item_type == ItemType.APPROVAL.value),
+        )
+    )
+    found: dict[str, list[str]] = {}
+    for row in conn.execute(query):
+        found.setdefault(row.conversation_id, []).append(row.id)
+    return found
+
+
+def _wake_if_still(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, epoch: int) -> bool:
+    row = box.lock(conn, conversation_id)
+    if row is None or row.epoch != epoch:
+        return False
+    suffix = f":{int(time.time())}"
+    if row.state == "blocked" and row.blocked_reason == "approval":
+        if box.undecided(conn, conversation_id):
+            return False
+        approvals.resume(conn, enqueuer, row, suffix)
+        return True
+    return row.state == "free" and claims.follow_up(conn, enqueuer, row, suffix=suffix)
+
+
+def undelivered(conn: sa.Connection) -> list[str]:
+    """Sessions whose end somebody has yet to hear; their logs stay."""
+    query = sa.select(mailbox.c.dedupe_key).where(mailbox.c.heard_at.is_(None), mailbox.c.kind == "exit")
+    return [key.removeprefix("exit:") for key in conn.execute(query).scalars()]
+
+
+def _left_behind(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
+    """Sessions whose turn is over: foreground ones nobody waits for, claims that were never started."""
+    waiting = sessions.c.delivery == Delivery.INLINE.value
+    unstarted = sessions.c.state == SessionState.CLAIMED.value
+    query = (
+        sa.select(sessions)
+        .join(turns, turns.c.id == sessions.c.turn_id)
+        .where(
+            sessions.c.host_id == host_id,
+            sa.or_(waiting, unstarted),
+            _old(turns.c.ended_at),
+        )
+        .limit(BATCH)
+    )
+    return conn.execute(query).all()

@@ -1,0 +1,162 @@
+"""Turns that nobody executes any more, given to a living worker of their host; they go on where they were cut off.
+
+Our own first: a database that refuses connections for a while can end a turn in DBOS's memory and not in
+its table. Then those of others; there is more than one worker on Postgres only. A worker is dead when nobody
+holds its lock, which goes with its connection, or when it has not been heard of for a lease, as one that is
+paused. What it recorded is replayed by the next one; should it come back, its epoch and its token are old, and
+nothing it does counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import sqlalchemy as sa
+
+from shellback.storage import rows
+from shellback.storage.db import Database
+from shellback.storage.tables import turns, workers
+from shellback.work.hosts import roster
+from shellback.work.hosts.roster import LEASE_S, TAKEN_OVER, Employed
+from shellback.work.queue import stream
+from shellback.work.queue.queues import turns_queue, wakes_queue
+
+if TYPE_CHECKING:
+    from dbos import DBOSClient, WorkflowStatus
+
+log = logging.getLogger(__name__)
+
+GRACE_S: Final = 5.0
+"""A worker that is restarted goes on with its turns by itself; this is how long it may take to come back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What one worker lost: why, and the items of its turns."""
+
+    why: str
+    items: tuple[str, ...]
+
+
+class Takeover:
+    """Looks for dropped turns and dead workers of this host; called by the worker `me` (executor id, version).
+
+    `running` has the items that this worker executes at present.
+    """
+
+    def __init__(
+        self, database: Database, client: DBOSClient, host_id: str, me: tuple[str, str], running: Collection[str]
+    ) -> None:
+        self._db = database
+        self._client = client
+        self._host_id = host_id
+        self._me, self._version = me
+        self._queues = [turns_queue(host_id), wakes_queue(host_id)]
+        self._running = running
+        self._idle_before: set[str] = set()
+        self._waits_for = ""
+
+    async def once(self) -> None:
+        """Give what dead workers were at to the queue again, each worker in a transaction of its own.
+
+        What no living worker can replay is left to the sweep. Cancelling leaves some workers' turns given on.
+        """
+        await self._hand_on_what_was_dropped()
+        if self._db.dialect == "sqlite":
+            return
+        known = await self._db.read(_known, self._host_id)
+        me = known.get(self._me)
+        if me is None or me.state != "alive":
+            # Without our own lock, as when the server has restarted, those of others say nothing.
+            return
+        pending = await asyncio.to_thread(self._pending)
+        for executor_id in {item.executor_id for item in pending if self._orphaned(item, known)}:
+            taken = await self._db.write(self._take, executor_id)
+            if taken is not None:
+                log.warning("%s: %d turns taken over: %s", taken.why, len(taken.items), ", ".join(taken.items))
+        await self._run_what_waits({worker.version for worker in known.values() if worker.state == "alive"})
+
+    async def _hand_on_what_was_dropped(self) -> None:
+        pending = await asyncio.to_thread(self._pending, self._me)
+        idle = [item for item in pending if item.app_version == self._version and item.workflow_id not in self._running]
+        # One look may come between a turn and the moment in which DBOS notes that it begins or has ended.
+        dropped = [item for item in idle if item.workflow_id in self._idle_before]
+        self._idle_before = {item.workflow_id for item in idle if item not in dropped}
+        for item in dropped:
+            log.warning("turn %s is no longer executed, though nothing ended it: it goes on", item.workflow_id)
+            await asyncio.to_thread(self._client.resume_workflows, [item.workflow_id], queue_name=item.queue_name)
+
+    def _pending(self, executor_id: str | None = None) -> list[WorkflowStatus]:
+        return self._client.list_workflows(
+            status="PENDING",
+            queue_name=self._queues,
+            executor_id=executor_id,
+            load_input=False,
+            load_output=False,
+        )
+
+    def _orphaned(self, item: WorkflowStatus, known: Mapping[str, Employed]) -> str | None:
+        """Why nobody executes this item any more, None if somebody does or may in a moment."""
+        worker = known.get(item.executor_id or "")
+        if worker is None:
+            return f"worker {item.executor_id} is not known any more"
+        if worker.state == "alive":
+            if item.app_version == worker.version:
+                return None
+            return f"worker {worker.executor_id} is of another version now"
+        free = "" if worker.state == "silent" else "its lock is free; "
+        if worker.quiet_s <= (GRACE_S if free else LEASE_S):
+            return None
+        return f"worker {worker.executor_id} is {worker.state} ({free}last heard of {worker.quiet_s:.0f} s ago)"
+
+    def _take(self, conn: sa.Connection, executor_id: str | None) -> Taken | None:
+        # Held, it keeps out other sweeps, the worker's own return, and its restart, which writes this row first.
+        rows.lock_row(conn, workers, executor_id)
+        known = _known(conn, self._host_id)
+        versions = {worker.version for worker in known.values() if worker.state == "alive"} | {self._version}
+        why, by_queue = "", dict[str, list[str]]()
+        for item in self._pending(executor_id):
+            reason = self._orphaned(item, known)
+            if reason is not None and item.app_version in versions:
+                why = reason
+                by_queue.setdefault(str(item.queue_name), []).append(item.workflow_id)
+        for queue, items in by_queue.items():
+            self._client.resume_workflows(items, queue_name=queue)
+        taken = tuple(item for items in by_queue.values() for item in items)
+        _note(conn, taken, executor_id, f"{why}: another worker goes on with this turn.")
+        return Taken(why=why, items=taken) if taken else None
+
+    async def _run_what_waits(self, here: Collection[str]) -> None:
+        """See to it that items without a version run: DBOS gives them to workers of the version that started last."""
+        latest = (await self._client.get_latest_application_version_async())["version_name"]
+        waits_for, self._waits_for = self._waits_for, "" if latest in here else latest
+        if latest in here:
+            return
+        if latest in await self._db.read(_versions):
+            if waits_for != latest:
+                log.warning("new items of this host wait: version %s started last, and only other hosts run it", latest)
+            return
+        await self._client.set_latest_application_version_async(self._version)
+        log.warning("no living worker is of version %s: new items go to version %s from now on", latest, self._version)
+
+
+def _known(conn: sa.Connection, host_id: str) -> dict[str, Employed]:
+    return {worker.executor_id: worker for worker in roster.look(conn, host_id, everywhere=False)}
+
+
+def _versions(conn: sa.Connection) -> set[str]:
+    """Of all hosts' workers, those included that may be restarting."""
+    query = sa.select(workers.c.version).where(
+        workers.c.stopped_at.is_(None), workers.c.heartbeat_at > rows.now(conn) - 2 * LEASE_S
+    )
+    return set(conn.execute(query).scalars())
+
+
+def _note(conn: sa.Connection, items: Sequence[str], executor_id: str | None, text: str) -> None:
+    query = sa.select(turns.c.id, turns.c.conversation_id).where(turns.c.id.in_(items))
+    for turn in conn.execute(query).all():
+        stream.note(conn, turn.conversation_id, turn.id, 0, TAKEN_OVER, {"text": text, "of": executor_id})

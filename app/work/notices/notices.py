@@ -1,0 +1,165 @@
+"""What a person is told outside of any conversation: rows written with the thing they tell, sent later by a notifier.
+
+A row is written once, whoever repeats the transaction; it is sent at least once, or given up after a
+bounded number of attempts, which the row keeps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+
+from shellback.exec.core.display import visible
+from shellback.storage.rows import insert_new
+from shellback.storage.tables import notices
+
+Kind = Literal["approval", "alarm", "set_aside"]
+
+DELAYS_S: Final = (2.0, 10.0, 60.0, 300.0, 1800.0)
+"""Between the attempts; after the last attempt a notice is given up."""
+FAR_S: Final = 86_400.0
+"""Longer than any of them."""
+TEXT_CHARS: Final = 4_000
+ERROR_CHARS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Where notices are put. `host` is what a person calls this machine; with `on` false nothing is written.
+
+    What a notice says in words is harmless to show; the call in it is exact and whole.
+    """
+
+    host: str = ""
+    on: bool = False
+    ring: Callable[[], None] = lambda: None
+    """Called after a transaction that may have put something."""
+
+    def put(
+        self,
+        conn: sa.Connection,
+        kind: Kind,
+        conversation_id: str,
+        key: str,
+        text: str,
+        approval: dict[str, Any] | None = None,
+    ) -> None:
+        """Write a notice as part of the caller's transaction; one `key` is told once."""
+        if not self.on:
+            return
+        now = time.time()
+        payload = {
+            "kind": kind,
+            "conversation": conversation_id,
+            "text": visible(text) if kind == "approval" else _cut(visible(text)),
+            "approval": approval,
+            "at": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
+            "host": self.host,
+        }
+        row = {
+            "kind": kind,
+            "conversation_id": conversation_id,
+            "dedupe_key": f"{kind}:{key}",
+            "payload": payload,
+            "created_at": now,
+            "due_at": now,
+        }
+        insert_new(conn, notices, row)
+
+
+SILENT: Final = Outbox()
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT_CHARS else text[:TEXT_CHARS] + "…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A notice that this process has taken to send; `attempt` counts from 1."""
+
+    id: int
+    kind: str
+    conversation_id: str
+    payload: dict[str, Any]
+    attempt: int
+
+
+def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
+    """Take what is due, so that nobody else sends it for `lease_s` seconds, though we may die."""
+    now = time.time()
+    query = (
+        sa.select(notices)
+        # What is due later than any delay is was written before the clock was set back.
+        .where(notices.c.state == "waiting", sa.or_(notices.c.due_at <= now, notices.c.due_at > now + FAR_S))
+        .order_by(notices.c.due_at, notices.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = conn.execute(query).all()
+    if rows:
+        conn.execute(
+            sa.update(notices)
+            .where(notices.c.id.in_([row.id for row in rows]))
+            .values(due_at=now + lease_s, attempts=notices.c.attempts + 1)
+        )
+    return [
+        Due(
+            id=row.id,
+            kind=row.kind,
+            conversation_id=row.conversation_id,
+            payload=row.payload,
+            attempt=row.attempts + 1,
+        )
+        for row in rows
+    ]
+
+
+def sent(conn: sa.Connection, notice: Due) -> None:
+    """Note that it was sent."""
+    values = {"state": "sent", "sent_at": time.time(), "error": None}
+    conn.execute(sa.update(notices).where(notices.c.id == notice.id).values(values))
+
+
+def failed(conn: sa.Connection, notice: Due, error: str, delays_s: tuple[float, ...] = DELAYS_S) -> bool:
+    """Note why it was not sent; whether it is tried again."""
+    again = notice.attempt <= len(delays_s)
+    values: dict[str, Any] = {"error": error[:ERROR_CHARS]}
+    values |= {"due_at": time.time() + delays_s[notice.attempt - 1]} if again else {"state": "given_up"}
+    conn.execute(sa.update(notices).where(notices.c.id == notice.id, notices.c.state == "waiting").values(values))
+    return again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """How the telling goes: notices that wait, were given up, when one was last sent, and the latest error."""
+
+    waiting: int
+    given_up: int
+    sent_at: float | None
+    error: str | None
+
+
+def told(conn: sa.Connection) -> Told:
+    """The state of all notices there are."""
+    counts = sa.select(notices.c.state, sa.func.count().label("number")).group_by(notices.c.state)
+    by_state: dict[str, int] = {row.state: row.number for row in conn.execute(counts)}
+    failed_last = sa.select(notices.c.error).where(notices.c.error.is_not(None)).order_by(notices.c.id.desc()).limit(1)
+    return Told(
+        waiting=by_state.get("waiting", 0),
+        given_up=by_state.get("given_up", 0),
+        sent_at=conn.execute(sa.select(sa.func.max(notices.c.sent_at))).scalar_one(),
+        error=conn.execute(failed_last).scalar_one_or_none(),
+    )
+
+
+def next_due(conn: sa.Connection) -> float | None:
+    """Seconds until something is due, None if nothing waits."""
+    due = conn.execute(sa.select(sa.func.min(notices.c.due_at)).where(notices.c.state == "waiting")).scalar_one()
+    left = None if due is None else max(0.0, due - time.time())
+    return 0.0 if left is not None and left > FAR_S else left

@@ -1,0 +1,245 @@
+"""Sends notices from the worker, beside its turns and never in their way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Protocol
+
+import httpx2
+
+from shellback.exec.wire import linux
+from shellback.storage.db import Database
+from shellback.work.notices import notices
+from shellback.work.notices.notices import DELAYS_S, SILENT, Due, Outbox
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 10.0
+AT_ONCE: Final = 4
+LEASE_S: Final = 30.0
+"""How long a notice stays taken by a worker that died with it; more than an attempt can last."""
+IDLE_S: Final = 15.0
+"""At most so long until a notice is found of which nobody told us."""
+REAP_S: Final = 2.0
+ORPHAN_S: Final = 15.0
+"""A command whose worker was killed is ended after so long by `timeout`, where there is one."""
+
+
+class NotSent(Exception):
+    """Raised when an attempt failed; the message is for a log and holds no secret."""
+
+
+class Target(Protocol):
+    """Where notices go."""
+
+    async def send(self, payload: dict[str, Any]) -> None:
+        """Deliver one; cancelling leaves nothing behind.
+
+        Raises:
+            NotSent: It was not taken.
+        """
+        ...
+
+
+_JSON: Final = {"Content-Type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """POSTs JSON to a URL. Any 2xx is a success; redirects are not followed, and no body is read."""
+
+    url: str
+
+    async def send(self, payload: dict[str, Any]) -> None:
+        """Deliver one notice.
+
+        Raises:
+            NotSent: No connection, or another status.
+        """
+        # Reading the certificates takes tens of milliseconds, in which no turn would go on.
+        trusted = await asyncio.to_thread(_trusted)
+        try:
+            async with (
+                httpx2.AsyncClient(verify=trusted, follow_redirects=False, timeout=TIMEOUT_S) as client,
+                client.stream("POST", self.url, content=_encoded(payload), headers=_JSON) as response,
+            ):
+                status = response.status_code
+        except httpx2.HTTPError as error:
+            # Not its text: that may quote the address, and the address may hold a key.
+            raise NotSent(f"no answer ({type(error).__name__})") from None
+        except (httpx2.InvalidURL, ValueError, OSError) as error:
+            raise NotSent(f"cannot be sent ({type(error).__name__})") from None
+        if not 200 <= status < 300:
+            raise NotSent(f"status {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Runs a program without a shell, the notice as JSON on its standard input. Exit code 0 is a success."""
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+
+    async def send(self, payload: dict[str, Any]) -> None:
+        """Deliver one notice. Cancelling kills the program and what it started in its group.
+
+        Raises:
+            NotSent: It could not be started, or ended with something else than 0.
+        """
+        # A file in memory, not a pipe: a program that does not read it holds nobody up.
+        stdin = os.memfd_create("notice", os.MFD_CLOEXEC)
+        try:
+            linux.write_all(stdin, _encoded(payload))
+            os.lseek(stdin, 0, os.SEEK_SET)
+            process = subprocess.Popen(  # noqa: ASYNC220 - returns at once; the operator's own words
+                self._bounded(),
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=dict(self.environ),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise NotSent(f"{self.argv[0]} cannot be started: {getattr(error, 'strerror', None) or error}") from None
+        finally:
+            os.close(stdin)
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            await _readable(pidfd)
+        finally:
+            if not _over(process):
+                # A child that is not reaped: its number, and that of the group it leads, are nobody else's.
+                os.killpg(process.pid, signal.SIGKILL)  # noqa: TID251 - see above
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(_readable(pidfd), REAP_S)
+                _over(process)
+            os.close(pidfd)
+        if process.returncode != 0:
+            raise NotSent(f"{self.argv[0]} ended with {process.returncode}")
+
+    def _bounded(self) -> list[str]:
+        program = shutil.which(self.argv[0], path=self.environ.get("PATH"))
+        if program is None:
+            raise FileNotFoundError(errno.ENOENT, "no such program, or not one that may be run")
+        timeout = shutil.which("timeout")
+        bounds = [timeout, "-s", "KILL", f"{ORPHAN_S:g}"] if timeout else []
+        return [*bounds, program, *self.argv[1:]]
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    return httpx2.create_ssl_context()
+
+
+def _encoded(payload: dict[str, Any]) -> bytes:
+    return json.dumps(payload).encode()
+
+
+def _over(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+    loop.add_reader(fd, lambda: readable.done() or readable.set_result(None))
+    try:
+        await readable
+    finally:
+        loop.remove_reader(fd)
+
+
+class Notifier:
+    """Takes notices that are due and sends them, a few at a time; what fails is tried again later.
+
+    Several workers share the rows: one is sent by whoever took it. A worker that dies after sending and
+    before noting so has it sent twice.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        target: Target,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        delays_s: tuple[float, ...] = DELAYS_S,
+    ) -> None:
+        self._db = database
+        self._target = target
+        self._timeout_s = timeout_s
+        self._delays_s = delays_s
+        self._bell = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def ring(self) -> None:
+        """Say that something may be due; from the loop's own thread."""
+        self._bell.set()
+
+    async def start(self) -> None:
+        """Begin to send."""
+        self._task = asyncio.create_task(self._serve(), name="notifier")
+
+    async def stop(self) -> None:
+        """Send no more; what is being sent is cut off and is sent again by the next worker. Twice is fine."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _serve(self) -> None:
+        while True:
+            self._bell.clear()
+            wait_s: float | None = IDLE_S
+            try:
+                taken = await self._db.write(notices.take, limit=AT_ONCE, lease_s=self._timeout_s + LEASE_S)
+                # All of them, whichever fails: what is being sent is not left behind.
+                done = await asyncio.gather(*map(self._send, taken), return_exceptions=True)
+                for error in filter(None, done):
+                    log.warning("what came of a notice is not noted, so it is sent again: %s", error)
+                wait_s = 0.0 if len(taken) == AT_ONCE else await self._db.read(notices.next_due)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the rows are kept
+                log.warning("notices wait: %s", error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._bell.wait(), IDLE_S if wait_s is None else min(IDLE_S, wait_s))
+
+    async def _send(self, notice: Due) -> None:
+        about = {"conversation": notice.conversation_id, "notice": notice.id}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._target.send(notice.payload)
+        except TimeoutError:
+            error = f"no answer within {self._timeout_s:g} s"
+        except NotSent as failure:
+            error = str(failure)
+        except Exception as failure:  # noqa: BLE001 - one notice must not keep the others from being sent
+            error = type(failure).__name__
+        else:
+            await self._db.write(notices.sent, notice)
+            return
+        if await self._db.write(notices.failed, notice, error, self._delays_s):
+            log.warning("a notice of kind %s was not sent: %s; it is tried again", notice.kind, error, extra=about)
+        else:
+            log.error("a notice of kind %s is given up: %s", notice.kind, error, extra=about)
+
+
+def notifying(
+    database: Database, url: str | None, command: Sequence[str], env: Mapping[str, str], host: str
+) -> tuple[Outbox, tuple[Notifier, ...]]:
+    """Where notices of this host are put, and who sends them: to a URL, to a command, or nobody."""
+    target = Webhook(url) if url else Command(command, env) if command else None
+    if target is None:
+        return SILENT, ()
+    notifier = Notifier(database, target)
+    return Outbox(host=host, on=True, ring=notifier.ring), (notifier,)

@@ -1,0 +1,1 @@
+"""Work items, queues, the mailbox and the event stream of a conversation."""

@@ -1,0 +1,40 @@
+"""From the end of a process to the work item that wakes its agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from shellback.exec.core.model import Session
+from shellback.work.queue import mailbox, stream
+from shellback.work.queue.items import callback_item
+from shellback.work.queue.queues import Enqueuer
+
+
+class CallbackSink:
+    """Writes the news of an ended session and its EXEC_CALLBACK item, in the transaction of the end (G2).
+
+    The item's id is derived from the session, so however often the end is delivered there is one
+    item; the row's key keeps the news single in the same way. Where the agent wants no news of such an end it is
+    settled at once: the item finds nothing to tell.
+    """
+
+    def __init__(self, enqueuer: Enqueuer, host_id: str, payload_of: Callable[[Session], dict[str, Any]]) -> None:
+        self._enqueuer = enqueuer
+        self._host_id = host_id
+        self._payload_of = payload_of
+
+    def ended(self, tx: object, session: Session) -> None:
+        """Record the news of `session`; part of the caller's transaction."""
+        assert isinstance(tx, sa.Connection)
+        payload = self._payload_of(session)
+        conversation = mailbox.open_conversation(tx, session.conversation_id, host_id=self._host_id)
+        item = callback_item(session.conversation_id, session.id, payload)
+        news = {**payload, "command": session.command}
+        key = f"exit:{session.id}"
+        mailbox.put(tx, self._enqueuer, conversation, item, kind="exit", payload=news, dedupe_key=key)
+        if not session.end_is_news:
+            mailbox.settle(tx, key)
+        stream.note(tx, session.conversation_id, session.turn_id, 0, "exit", news)

@@ -1,0 +1,74 @@
+"""What DBOS has given up, or keeps for nobody, while somebody has still to hear of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import sqlalchemy as sa
+
+from shellback.storage.tables import conversations, hosts, mailbox
+
+GIVEN_UP: Final = ("MAX_RECOVERY_ATTEMPTS_EXCEEDED", "ERROR", "CANCELLED")
+LISTED: Final = 20
+_CALLBACK: Final = "EXEC_CALLBACK:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A callback that DBOS will not run again, whose news is unread."""
+
+    session_id: str
+    conversation_id: str
+    status: str
+
+
+def is_one(item: str, status: str) -> bool:
+    """Whether an item is a callback that DBOS will not run again."""
+    return item.startswith(_CALLBACK) and status in GIVEN_UP
+
+
+def _items(conn: sa.Connection) -> sa.TableClause:
+    # DBOS's own table: asked through its client, a look costs the loading of all of DBOS.
+    schema = None if conn.dialect.name == "sqlite" else "dbos"
+    names = ("workflow_uuid", "status", "queue_name")
+    return sa.table("workflow_status", *(sa.column(name, sa.Text) for name in names), schema=schema)
+
+
+def callbacks(conn: sa.Connection) -> list[DeadLetter]:
+    """Callbacks given up with their news unread and the conversation free: nobody comes for it but the sweep."""
+    items = _items(conn)
+    query = (
+        sa.select(mailbox.c.dedupe_key, mailbox.c.conversation_id, items.c.status)
+        .join(items, items.c.workflow_uuid == sa.func.replace(mailbox.c.dedupe_key, "exit:", _CALLBACK))
+        .join(conversations, conversations.c.id == mailbox.c.conversation_id)
+        .where(
+            mailbox.c.kind == "exit",
+            mailbox.c.state == "unread",
+            items.c.status.in_(GIVEN_UP),
+            conversations.c.state == "free",
+        )
+        .order_by(mailbox.c.id)
+        .limit(LISTED)
+    )
+    return [
+        DeadLetter(session_id=row[0].removeprefix("exit:"), conversation_id=row[1], status=row[2])
+        for row in conn.execute(query)
+    ]
+
+
+def for_nobody(conn: sa.Connection, host_id: str) -> dict[str, int]:
+    """How many items wait on queues of hosts that this database does not know, by host; `host_id` is known."""
+    items = _items(conn)
+    query = (
+        sa.select(items.c.queue_name, sa.func.count())
+        .where(items.c.status.in_(("ENQUEUED", "DELAYED")), items.c.queue_name.is_not(None))
+        .group_by(items.c.queue_name)
+    )
+    known = {host_id, *conn.execute(sa.select(hosts.c.host_id)).scalars()}
+    found: dict[str, int] = {}
+    for name, number in conn.execute(query):
+        kind, _, host = str(name).partition(".")
+        if kind in {"turns", "wakes"} and host not in known:
+            found[host] = found.get(host, 0) + int(number)
+    return found

@@ -1,0 +1,240 @@
+"""What a conversation has to hear: rows that are put, taken by a turn, and heard when it closes.
+
+Every function is a part of the caller's transaction and locks the conversation's row before it
+looks at anything else: without that a row put between a turn's last look and its release is
+never read on Postgres.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+
+from shellback.storage.errors import StaleTurn
+from shellback.storage.rows import insert_new
+from shellback.storage.tables import QUIET, approvals, conversations, mailbox, turns
+from shellback.work.queue.items import WorkItem
+from shellback.work.queue.queues import Enqueuer, note_turn
+
+ROWS_PER_TURN: Final = 100
+"""Rows one look takes; the rest waits for the next look or the follow-up."""
+
+APART: Final = "*"
+"""In `taken_by` of an unread row: a wish to stop was about it, so the turn that is to end takes it."""
+
+Kind = Literal["message", "exit", "watch", "typed", "turn_failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """One mailbox row as a turn hears it."""
+
+    id: int
+    kind: str
+    payload: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
+    """The conversation's row, held against every other put, enter and release until commit."""
+    query = sa.select(conversations).where(conversations.c.id == conversation_id)
+    return conn.execute(query.with_for_update()).one_or_none()
+
+
+def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str) -> sa.Row[Any]:
+    """The locked row of a conversation, made for this host if there is none yet."""
+    row = None
+    while row is None:  # pruned between the two statements, which happens to an idle conversation once
+        insert_new(conn, conversations, {"id": conversation_id, "host_id": host_id, "created_at": time.time()})
+        row = lock(conn, conversation_id)
+    return row
+
+
+def put(
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation: sa.Row[Any],
+    item: WorkItem,
+    *,
+    kind: Kind,
+    payload: dict[str, Any],
+    dedupe_key: str | None = None,
+) -> None:
+    """Add a row and the item that will make somebody read it; `conversation` is the locked row.
+
+    A message needs no item of its own where one is on its way: its turn is `busy` then, as one that came too late.
+    A `dedupe_key` that was used before leaves everything as it is.
+    """
+    added = add_row(
+        conn,
+        conversation.id,
+        kind=kind,
+        priority=int(item.priority),
+        payload={**payload, "waiting": item.waiting},
+        dedupe_key=dedupe_key,
+    )
+    if not added:
+        return
+    if kind == "message" and on_its_way(conn, item):
+        # Five hundred messages to one conversation are one turn, not five hundred places in everybody's queue.
+        note_turn(conn, item)
+        now = time.time()
+        conn.execute(sa.update(turns).where(turns.c.id == item.id).values(outcome="busy", started_at=now, ended_at=now))
+    else:
+        enqueuer.put(conn, item, host_id=conversation.host_id)
+
+
+def settle(conn: sa.Connection, dedupe_key: str) -> None:
+    """Take an unread row as heard: nobody is to be woken by it."""
+    row = sa.and_(mailbox.c.dedupe_key == dedupe_key, mailbox.c.state == "unread")
+    conn.execute(sa.update(mailbox).where(row).values(state="heard", heard_at=time.time()))
+
+
+def is_unread(conn: sa.Connection, dedupe_key: str) -> bool:
+    """Whether a row waits for a turn that takes it."""
+    row = sa.and_(mailbox.c.dedupe_key == dedupe_key, mailbox.c.state == "unread")
+    return conn.execute(sa.select(mailbox.c.id).where(row)).first() is not None
+
+
+def waking() -> sa.ColumnElement[bool]:
+    """Whether a row is news that a turn has to come for; what is not waits for whatever turn comes next."""
+    return sa.and_(mailbox.c.state == "unread", mailbox.c.kind.not_in(QUIET))
+
+
+def on_its_way(conn: sa.Connection, item: WorkItem) -> bool:
+    """Whether an item that is at least as urgent has yet to start, and so will read what `item` would come for.
+
+    Starting takes the conversation's row, which the caller holds: what has not started yet finds what is put now.
+    """
+    waits = mailbox.c.payload["waiting"].as_boolean()
+    query = (
+        sa.select(turns.c.id)
+        .join(mailbox, mailbox.c.dedupe_key == turns.c.id)
+        .where(
+            turns.c.conversation_id == item.conversation_id,
+            turns.c.outcome.is_(None),
+            turns.c.started_at.is_(None),
+            turns.c.item_type == item.type.value,
+            turns.c.priority <= int(item.priority),
+        )
+    )
+    return conn.execute((query.where(waits) if item.waiting else query).limit(1)).first() is not None
+
+
+def add_row(
+    conn: sa.Connection,
+    conversation_id: str,
+    *,
+    kind: Kind,
+    priority: int,
+    payload: dict[str, Any],
+    dedupe_key: str | None = None,
+) -> bool:
+    """Add an unread row; False when its key was used before. The caller holds the conversation's row."""
+    return insert_new(
+        conn,
+        mailbox,
+        {
+            "conversation_id": conversation_id,
+            "kind": kind,
+            "priority": priority,
+            "dedupe_key": dedupe_key,
+            "payload": payload,
+            "created_at": time.time(),
+        },
+    )
+
+
+def undecided(conn: sa.Connection, conversation_id: str) -> int:
+    """How many calls of the conversation wait for a decision."""
+    query = sa.select(sa.func.count()).where(
+        approvals.c.conversation_id == conversation_id, approvals.c.state == "pending"
+    )
+    return conn.execute(query).scalar_one()
+
+
+def held(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> sa.Row[Any]:
+    """The locked conversation, if this execution of this turn still holds it.
+
+    Raises:
+        StaleTurn: A newer execution or the sweep has taken it.
+    """
+    row = lock(conn, conversation_id)
+    if row is None or row.state != "claimed" or row.claimed_by != turn_id or row.epoch != epoch:
+        raise StaleTurn(conversation_id, turn_id, epoch)
+    return row
+
+
+def set_apart(conn: sa.Connection, conversation_id: str) -> None:
+    """Mark what is unread now as what a wish to stop is about; what comes later is for a later turn."""
+    unread = sa.and_(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "unread")
+    conn.execute(sa.update(mailbox).where(unread).values(taken_by=APART))
+
+
+def any_apart(conn: sa.Connection, conversation_id: str) -> bool:
+    """Whether a wish to stop is about any row that is unread still."""
+    query = sa.select(mailbox.c.id).where(
+        mailbox.c.conversation_id == conversation_id, mailbox.c.state == "unread", mailbox.c.taken_by == APART
+    )
+    return conn.execute(query.limit(1)).first() is not None
+
+
+def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, apart: bool = False) -> list[Letter]:
+    """Take what is unread for step `step` of a turn that is `held`; repeating the step gives the same rows again.
+
+    With `apart` only what a wish to stop is about, and the news that a turn died.
+    """
+    mine = sa.and_(mailbox.c.state == "taken", mailbox.c.taken_by == turn_id, mailbox.c.taken_step == step)
+    unread = mailbox.c.state == "unread"
+    if apart:
+        unread = sa.and_(unread, sa.or_(mailbox.c.taken_by == APART, mailbox.c.kind == "turn_failed"))
+    query = (
+        sa.select(mailbox)
+        .where(mailbox.c.conversation_id == conversation_id, sa.or_(unread, mine))
+        .order_by(mailbox.c.id)
+        .limit(ROWS_PER_TURN)
+    )
+    rows = conn.execute(query).all()
+    if rows:
+        conn.execute(
+            sa.update(mailbox)
+            .where(mailbox.c.id.in_([row.id for row in rows]))
+            .values(state="taken", taken_by=turn_id, taken_step=step)
+        )
+    return [Letter(id=row.id, kind=row.kind, payload=row.payload) for row in rows]
+
+
+def hear(
+    conn: sa.Connection, conversation_id: str, turn_id: str, heard: Collection[int], told: Collection[str]
+) -> None:
+    """Settle the rows `heard`, and unread exits of sessions that the agent was `told` of; the rest is unread again.
+
+    What the turn has taken but its history does not have was taken by an execution that came no further.
+    """
+    settled = {"state": "heard", "heard_at": time.time()}
+    if heard:
+        conn.execute(sa.update(mailbox).where(mailbox.c.taken_by == turn_id, mailbox.c.id.in_(heard)).values(settled))
+    give_back(conn, conversation_id, turn_id)
+    if told:
+        conn.execute(
+            sa.update(mailbox)
+            .where(
+                mailbox.c.conversation_id == conversation_id,
+                mailbox.c.state == "unread",
+                mailbox.c.dedupe_key.in_([f"exit:{session_id}" for session_id in told]),
+            )
+            .values(settled)
+        )
+
+
+def give_back(conn: sa.Connection, conversation_id: str, turn_id: str, *, apart: bool = False) -> None:
+    """Make what a turn has taken and not settled unread again; `apart` as a wish to stop is about it."""
+    taken = sa.and_(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "taken")  # has an index
+    conn.execute(
+        sa.update(mailbox)
+        .where(taken, mailbox.c.taken_by == turn_id)
+        .values(state="unread", taken_by=APART if apart else None, taken_step=None)
+    )

@@ -1,0 +1,103 @@
+"""The one place that knows how an item gets onto a DBOS queue, and which queue it belongs on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict
+
+import sqlalchemy as sa
+
+from shellback.storage.rows import insert_new
+from shellback.storage.tables import turns
+from shellback.work.queue.items import Priority, WorkItem
+from shellback.work.queue.tracing import context_of
+
+if TYPE_CHECKING:
+    from dbos import DBOSClient
+    from opentelemetry.context import Context
+
+APPLICATION: Final = "shellback"
+WORKFLOW: Final = "shellback.turn"
+TURNS_POLL_S: Final = 1.0
+WAKES_POLL_S: Final = 0.12
+"""At most 0.15 by design; DBOS waits up to 1.05 times this."""
+
+
+def turns_queue(host_id: str) -> str:
+    """Name of the queue for what can wait."""
+    return f"turns.{host_id}"
+
+
+def wakes_queue(host_id: str) -> str:
+    """Name of the queue for what cannot: HIGH and above, and NORMAL that a person waits for."""
+    return f"wakes.{host_id}"
+
+
+def queue_for(item: WorkItem, host_id: str) -> str:
+    """The queue of an item: workspaces and processes are local, so it is one of the conversation's host."""
+    urgent = item.priority <= Priority.HIGH or (item.waiting and item.priority <= Priority.NORMAL)
+    return wakes_queue(host_id) if urgent else turns_queue(host_id)
+
+
+class Enqueuer(Protocol):
+    """Puts items on queues inside somebody else's transaction."""
+
+    def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
+        """Enqueue `item` when `conn` commits; an id that was used before changes nothing, ever."""
+        ...
+
+
+class _Carried(TypedDict, total=False):
+    otel_context: Context
+
+
+class DbosEnqueuer:
+    """Enqueues through `DBOSClient`, version-less: an item stamped with a version never runs after an upgrade."""
+
+    def __init__(self, client: DBOSClient, *, traced: bool = False) -> None:
+        self._client = client
+        self._traced = traced
+
+    def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
+        """Enqueue `item` and its row in `turns` when `conn` commits."""
+        from dbos import WorkflowSerializationFormat
+
+        context = context_of(conn, item) if self._traced else None
+        note_turn(conn, item, context)
+        self._client.enqueue_in_transaction(
+            conn,
+            {
+                "workflow_name": WORKFLOW,
+                "queue_name": queue_for(item, host_id),
+                "workflow_id": item.id,
+                "priority": int(item.priority),
+                "application_name": APPLICATION,
+                "serialization_type": WorkflowSerializationFormat.PORTABLE,
+                **_carrying(context),
+            },
+            item.to_json(),
+        )
+
+
+def _carrying(context: str | None) -> _Carried:
+    if context is None:
+        return {}
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return {"otel_context": TraceContextTextMapPropagator().extract({"traceparent": context})}
+
+
+def note_turn(conn: sa.Connection, item: WorkItem, context: str | None = None) -> None:
+    """Write the row of an item's turn, unless it is there."""
+    insert_new(
+        conn,
+        turns,
+        {
+            "id": item.id,
+            "conversation_id": item.conversation_id,
+            "item_type": item.type.value,
+            "priority": int(item.priority),
+            "created_at": time.time(),
+            "traceparent": context,
+        },
+    )

@@ -1,0 +1,114 @@
+"""What people see of a turn while it runs: a bounded table of events, followed by number.
+
+Kinds: `message`, `text` (a piece of the answer), `tool_call`, `tool_result`, `answer`, `approval`,
+`decision`, `exit`, `watch`, `typed`, `output` (how much a process has printed; a newer one takes its place),
+`stopping`, `stopped`, `failed`, `blocked`, `taken_over`, `alarm`, `finding`. A client that meets a higher epoch of a
+turn drops what it showed of the older one: that execution was repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from shellback.storage.tables import events
+
+KEEP_S: Final = 24 * 3600.0
+PRUNED_AT_ONCE: Final = 500
+PAYLOAD_CHARS: Final = 4_000
+WHOLE: Final = frozenset({"approval", "tool_call"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened in a conversation."""
+
+    id: int
+    conversation_id: str
+    turn_id: str
+    epoch: int
+    kind: str
+    payload: dict[str, Any]
+    created_at: float
+
+
+def note(
+    conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, kind: str, payload: dict[str, Any]
+) -> int:
+    """Add an event; text in it is cut to what a terminal wants to see at once, but that of a call is whole.
+
+    Returns its number.
+    """
+    if kind not in WHOLE:
+        payload = {key: _cut(value) for key, value in payload.items()}
+    added = conn.execute(
+        sa.insert(events).values(
+            conversation_id=conversation_id,
+            turn_id=turn_id,
+            epoch=epoch,
+            kind=kind,
+            payload=payload,
+            created_at=time.time(),
+        )
+    )
+    assert added.inserted_primary_key is not None
+    return int(added.inserted_primary_key[0])
+
+
+def drop(conn: sa.Connection, numbers: Collection[int]) -> None:
+    """Delete events that later ones have taken the place of."""
+    conn.execute(sa.delete(events).where(events.c.id.in_(numbers)))
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > PAYLOAD_CHARS:
+        return value[:PAYLOAD_CHARS] + f"… ({len(value) - PAYLOAD_CHARS} more characters)"
+    return value
+
+
+def after(
+    conn: sa.Connection,
+    conversation_id: str | None,
+    number: int,
+    limit: int = 500,
+    *,
+    kinds: Collection[str] = (),
+) -> list[Event]:
+    """Events with a number above `number`, oldest first; of one conversation, or of all; of these kinds, or of all."""
+    query = sa.select(events).where(events.c.id > number).order_by(events.c.id).limit(limit)
+    if conversation_id is not None:
+        query = query.where(events.c.conversation_id == conversation_id)
+    if kinds:
+        query = query.where(events.c.kind.in_(kinds))
+    return [
+        Event(
+            id=row.id,
+            conversation_id=row.conversation_id,
+            turn_id=row.turn_id,
+            epoch=row.epoch,
+            kind=row.kind,
+            payload=row.payload,
+            created_at=row.created_at,
+        )
+        for row in conn.execute(query)
+    ]
+
+
+def last_number(conn: sa.Connection) -> int:
+    """The highest number given so far, 0 if none."""
+    return conn.execute(sa.select(sa.func.max(events.c.id))).scalar_one() or 0
+
+
+def number_before(conn: sa.Connection, moment: float) -> int:
+    """The highest number given before `moment`, in wall-clock seconds; 0 if none that is kept."""
+    return conn.execute(sa.select(sa.func.max(events.c.id)).where(events.c.created_at < moment)).scalar_one() or 0
+
+
+def prune(conn: sa.Connection) -> int:
+    """Delete what is older than a day, at most `PRUNED_AT_ONCE`; returns how many."""
+    old = sa.select(events.c.id).where(events.c.created_at < time.time() - KEEP_S).limit(PRUNED_AT_ONCE)
+    return conn.execute(sa.delete(events).where(events.c.id.in_(old))).rowcount

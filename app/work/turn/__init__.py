@@ -1,0 +1,1 @@
+"""One turn: claimed, begun, run, heard, closed."""

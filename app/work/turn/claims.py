@@ -1,0 +1,302 @@
+"""The claim of a conversation: one turn at a time, entered by a work item, released by its closing or its death.
+
+Every function is a part of the caller's transaction and locks the conversation's row before it looks at
+anything else, as those of the mailbox do.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from shellback.exec.core.model import Delivery
+from shellback.exec.wire.crashpoints import reach
+from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
+from shellback.work.approvals.approvals import asked_last
+from shellback.work.notices.notices import SILENT, Outbox
+from shellback.work.queue import mailbox as box
+from shellback.work.queue import stream
+from shellback.work.queue.items import BY_A_PERSON, IDLE_OUTCOMES, MOVED, ItemType, Priority, WorkItem, epoch_item
+from shellback.work.queue.mailbox import lock, undecided
+from shellback.work.queue.queues import Enqueuer
+from shellback.work.turn import stopping
+from shellback.work.turn.stopping import NEXT
+
+STRIKES: Final = 3
+"""Failed turns in a row after which a conversation is set aside."""
+RECOVERIES: Final = 5
+"""Executions of one turn. One that has not ended by then has ended its worker each time, and would end the next."""
+POISON: Final = f"it was begun {RECOVERIES} times and each time its worker died or was stopped"
+WORN_OUT: Final = "woken too often without a person; the news is kept until somebody writes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wakes:
+    """How often a conversation may be woken without a person (design section 2)."""
+
+    per_hour: int = 30
+    chain: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What came of an item's attempt to claim its conversation.
+
+    `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once, and `alarm` what a
+    person has to know of it.
+    """
+
+    epoch: int | None = None
+    outcome: str | None = None
+    alarm: str | None = None
+
+
+def enter(  # noqa: PLR0911 - one for each reason not to
+    conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes, outbox: Outbox = SILENT, host_id: str = ""
+) -> Entry:
+    """Claim the conversation for the turn of `item` and raise its epoch, unless it lives on another host than ours.
+
+    The first act of every execution, outside any recorded step: an execution that a newer one has
+    overtaken carries an old epoch, and nothing it does afterwards counts.
+    """
+    conversation = lock(conn, item.conversation_id)
+    turn = conn.execute(sa.select(turns).where(turns.c.id == item.id)).one_or_none()
+    if turn is not None and turn.outcome is not None:
+        return Entry(outcome=turn.outcome)
+    if conversation is None:
+        return _end_at_once(conn, item, "gone")
+    if host_id and conversation.host_id != host_id:
+        return _end_at_once(conn, item, MOVED)
+    ours = conversation.state == "claimed" and conversation.claimed_by == item.id
+    if ours and turn is not None and turn.executions >= RECOVERIES:
+        _died(conn, conversation, POISON)
+        return Entry(outcome="failed", alarm=set_aside(conn, conversation, f"A turn failed: {POISON}", POISON, outbox))
+    held = conversation.state == "claimed" and not ours
+    if held or not _admitted(conn, conversation, item):
+        return _end_at_once(conn, item, "busy")
+    chain = conversation.chain
+    if turn is None or turn.executions == 0:
+        unread = _unread_kinds(conn, item.conversation_id)
+        if not unread and item.type not in BY_A_PERSON:
+            return _end_at_once(conn, item, "nothing")
+        chain = 0 if "message" in unread or _person_behind(conn, item) else chain + 1
+        if chain and _worn_out(conn, item.conversation_id, chain, wakes):
+            _let_go(conn, item.conversation_id, blocked="wake_limit")
+            told = {"reason": "wake_limit", "text": WORN_OUT}
+            stream.note(conn, item.conversation_id, item.id, 0, "blocked", told)
+            key = f"{item.conversation_id}:{conversation.epoch}"
+            outbox.put(conn, "alarm", item.conversation_id, key, f"{item.conversation_id} was {WORN_OUT}")
+            return _end_at_once(conn, item, "busy")
+    epoch = conversation.epoch + 1
+    now = time.time()
+    conn.execute(
+        sa.update(conversations)
+        .where(conversations.c.id == item.conversation_id)
+        .values(
+            state="claimed",
+            blocked_reason=None,
+            claimed_by=item.id,
+            claimed_at=now,
+            epoch=epoch,
+            chain=chain,
+            failures=0 if item.type is ItemType.CHAT else conversations.c.failures,
+            stop_turn=item.id if conversation.stop_turn in {NEXT, item.id} else None,
+        )
+    )
+    conn.execute(
+        sa.update(turns)
+        .where(turns.c.id == item.id)
+        .values(
+            executor_id=executor_id,
+            epoch=epoch,
+            executions=turns.c.executions + 1,
+            started_at=sa.func.coalesce(turns.c.started_at, now),
+        )
+    )
+    return Entry(epoch=epoch)
+
+
+def _end_at_once(conn: sa.Connection, item: WorkItem, outcome: str) -> Entry:
+    now = time.time()
+    conn.execute(sa.update(turns).where(turns.c.id == item.id).values(outcome=outcome, started_at=now, ended_at=now))
+    return Entry(outcome=outcome)
+
+
+def _admitted(conn: sa.Connection, conversation: sa.Row[Any], item: WorkItem) -> bool:
+    if conversation.state != "blocked":
+        return True
+    if conversation.blocked_reason == "approval":
+        return item.type is ItemType.APPROVAL and not undecided(conn, item.conversation_id)
+    return item.type in BY_A_PERSON
+
+
+def _unread_kinds(conn: sa.Connection, conversation_id: str) -> set[str]:
+    query = sa.select(mailbox.c.kind).where(mailbox.c.conversation_id == conversation_id, box.waking()).distinct()
+    return set(conn.execute(query).scalars())
+
+
+def _person_behind(conn: sa.Connection, item: WorkItem) -> bool:
+    """Whether a person caused the item: a clock that let requests expire is none."""
+    if item.type is not ItemType.APPROVAL:
+        return item.type in BY_A_PERSON
+    query = sa.select(approvals.c.id).where(
+        approvals.c.turn_id == asked_last(item.conversation_id), approvals.c.state != "expired"
+    )
+    return conn.execute(query.limit(1)).first() is not None
+
+
+def _worn_out(conn: sa.Connection, conversation_id: str, chain: int, wakes: Wakes) -> bool:
+    if chain > wakes.chain:
+        return True
+    query = sa.select(sa.func.count()).where(
+        turns.c.conversation_id == conversation_id,
+        turns.c.item_type.not_in([kind.value for kind in BY_A_PERSON]),
+        # What lies ahead was written before the clock was set back, and would count until it comes.
+        turns.c.started_at.between(time.time() - 3600, time.time() + 3600),
+        sa.or_(turns.c.outcome.is_(None), turns.c.outcome.not_in(IDLE_OUTCOMES)),
+    )
+    return conn.execute(query).scalar_one() >= wakes.per_hour
+
+
+def _let_go(conn: sa.Connection, conversation_id: str, *, blocked: str | None) -> None:
+    conn.execute(
+        sa.update(conversations)
+        .where(conversations.c.id == conversation_id)
+        .values(
+            state="blocked" if blocked else "free",
+            blocked_reason=blocked,
+            claimed_by=None,
+            claimed_at=None,
+            stop_turn=None,
+            stop_by=None,
+        )
+    )
+
+
+def release(
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation: sa.Row[Any],
+    *,
+    blocked: str | None = None,
+    follow: ItemType = ItemType.FOLLOW_UP,
+) -> None:
+    """Let go of a claimed conversation; unread rows get one item, unless it becomes blocked."""
+    reach("turn.closing")
+    _let_go(conn, conversation.id, blocked=blocked)
+    if not blocked:
+        follow_up(conn, enqueuer, conversation, kind=follow)
+
+
+def follow_up(
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation: sa.Row[Any],
+    *,
+    kind: ItemType = ItemType.FOLLOW_UP,
+    suffix: str = "",
+) -> bool:
+    """Enqueue one item for the unread rows of `conversation`, as urgent as the most urgent of them."""
+    waits = mailbox.c.payload["waiting"].as_boolean()
+    unread = conn.execute(
+        sa.select(mailbox.c.priority, waits.label("waits"))
+        .where(mailbox.c.conversation_id == conversation.id, box.waking())
+        .distinct()
+    ).all()
+    if not unread:
+        return False
+    item = epoch_item(
+        kind,
+        conversation.id,
+        conversation.epoch,
+        priority=Priority(min(row.priority for row in unread)),
+        waiting=any(row.waits for row in unread),
+        suffix=suffix,
+    )
+    enqueuer.put(conn, item, host_id=conversation.host_id)
+    return True
+
+
+def fail(
+    conn: sa.Connection,
+    enqueuer: Enqueuer,
+    conversation: sa.Row[Any],
+    *,
+    reason: str,
+    outbox: Outbox = SILENT,
+    poison: bool = False,
+) -> str:
+    """Free a conversation whose turn died: its rows are unread again and a new item tries, or it is set aside.
+
+    Set aside is what has failed `STRIKES` times in a row, and `poison` at once. `conversation` is the locked row,
+    still claimed by the dead turn. Returns `retried`, `set_aside`, or `released` for a turn that had closed after all.
+    """
+    turn_id, failures = conversation.claimed_by, conversation.failures + 1
+    if not _died(conn, conversation, reason):
+        release(conn, enqueuer, conversation)
+        return "released"
+    if poison:
+        set_aside(conn, conversation, f"A turn failed: {reason}", reason, outbox)
+        return "set_aside"
+    if failures >= STRIKES:
+        set_aside(conn, conversation, f"{failures} turns in a row failed ({reason})", reason, outbox)
+        return "set_aside"
+    text = f"A turn failed ({reason}); it is tried again."
+    stream.note(conn, conversation.id, turn_id, conversation.epoch, "failed", {"text": text})
+    _tell_the_next(conn, conversation, reason)
+    release(conn, enqueuer, conversation, follow=ItemType.RETRY)
+    stopping.pass_on(conn, enqueuer, conversation)
+    return "retried"
+
+
+def set_aside(conn: sa.Connection, conversation: sa.Row[Any], what: str, reason: str, outbox: Outbox) -> str:
+    """Block the conversation of a dead turn until a person writes, its news kept; returns what the alarm says."""
+    text = f"{what}; this conversation is set aside. Nothing is lost: write to try again."
+    stream.note(conn, conversation.id, conversation.claimed_by, conversation.epoch, "alarm", {"text": text})
+    outbox.put(conn, "set_aside", conversation.id, f"{conversation.id}:{conversation.epoch}", text)
+    _tell_the_next(conn, conversation, reason)
+    _let_go(conn, conversation.id, blocked="set_aside")
+    return text
+
+
+def _died(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> bool:
+    """End the turn that holds the conversation as failed; False when it had closed."""
+    turn_id = conversation.claimed_by
+    box.give_back(conn, conversation.id, turn_id, apart=stopping.wish_of(conversation, turn_id) is not None)
+    died = conn.execute(
+        sa.update(turns)
+        .where(turns.c.id == turn_id, turns.c.outcome.is_(None))
+        .values(outcome="failed", error=reason, ended_at=time.time())
+    )
+    if not died.rowcount:
+        return False
+    # Nobody waits for these any more; an end that is recorded already is handed over by the next sweep.
+    conn.execute(
+        sa.update(sessions)
+        .where(
+            sessions.c.turn_id == turn_id, sessions.c.delivery == Delivery.INLINE.value, sessions.c.end.is_(sa.null())
+        )
+        .values(delivery=Delivery.CALLBACK.value)
+    )
+    failures = conversations.c.failures + 1
+    conn.execute(sa.update(conversations).where(conversations.c.id == conversation.id).values(failures=failures))
+    return True
+
+
+def _tell_the_next(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> None:
+    box.add_row(
+        conn,
+        conversation.id,
+        kind="turn_failed",
+        priority=100,
+        payload={"reason": reason, "started": _started_by(conn, conversation.claimed_by)},
+        dedupe_key=f"turn_failed:{conversation.id}:{conversation.epoch}",
+    )
+
+
+def _started_by(conn: sa.Connection, turn_id: str) -> list[dict[str, Any]]:
+    query = sa.select(sessions).where(sessions.c.turn_id == turn_id).order_by(sessions.c.created_at).limit(50)
+    return [{"session_id": row.id, "state": row.state, "command": row.command[:500]} for row in conn.execute(query)]

@@ -1,0 +1,80 @@
+"""What ends a run of an agent: whether to ask the model again, whether to answer with it, and in what words."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, cast
+
+from dbos import error as dbos_error
+from pydantic_ai.exceptions import (
+    AgentRunError,
+    ModelAPIError,
+    ModelQuotaExceededError,
+    ModelRequestRejectedError,
+    UsageLimitExceeded,
+    UserError,
+)
+from sqlalchemy.exc import SQLAlchemyError
+
+from shellback.agent.endpoint import EndpointError
+from shellback.exec.core.errors import ExecError
+from shellback.storage.errors import StorageError
+from shellback.work.turn.hearing import OutOfTime, Stopped
+
+if TYPE_CHECKING:
+    from pydantic_ai.durable_exec.dbos import StepConfig
+
+log = logging.getLogger(__name__)
+
+
+def worth_retrying(error: BaseException) -> bool:
+    """Whether another request may go better: the endpoint was away, busy or broken, not our words or our key."""
+    if isinstance(error, EndpointError):
+        return error.passing
+    refused = isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
+    return isinstance(error, ModelAPIError) and not refused
+
+
+def model_steps() -> StepConfig:
+    """How a step that asks the model is repeated."""
+    options: dict[str, Any] = {
+        "retries_allowed": True,
+        "max_attempts": 3,
+        "interval_seconds": 1.0,
+        # DBOS knows this option; the typed dictionary that passes it on does not list it.
+        "should_retry": worth_retrying,
+    }
+    return cast("StepConfig", options)
+
+
+def answerable(error: Exception) -> Exception | None:
+    """What the conversation is told of; None for what only ends this execution, so that the turn is tried again.
+
+    An agent's code that fails once fails again, and what its tools did would be done again with it.
+    """
+    if isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded):
+        return error.errors[-1]
+    if isinstance(error, AgentRunError | UserError):
+        return error
+    if isinstance(error, StorageError | SQLAlchemyError | ExecError | dbos_error.DBOSException):
+        return None
+    log.error("the agent's code failed", exc_info=error)
+    return error
+
+
+def explain(error: Exception) -> str:
+    """Say in the conversation why there is no answer and what can be done."""
+    match error:
+        case UsageLimitExceeded():
+            return f"I stopped: this turn's budget is used up ({error}). Write again to go on with a new budget."
+        case OutOfTime():
+            return "I stopped: this turn's time is used up. Processes go on; write again to go on."
+        case EndpointError():
+            return f"The model could not answer: {error}"
+        case Stopped():
+            return str(error)
+        case AgentRunError() | UserError():
+            return f"The model could not answer ({type(error).__name__}: {str(error)[:500]}). Write again to retry."
+        case _:
+            said = f"{type(error).__name__}: {str(error)[:500]}"
+            return f"The agent's own code failed ({said}). The worker's log has the line. Write again to retry."

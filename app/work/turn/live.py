@@ -1,0 +1,101 @@
+"""What a conversation is shown of its processes while its turn runs, and what it has been told already."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from pydantic_ai.messages import ModelMessage, TextContent, ToolReturnPart, UserPromptPart
+
+from shellback.exec.core.model import Session
+from shellback.exec.engine.engine import Engine
+from shellback.exec.reports import blocks
+from shellback.exec.reports.blocks import ALL, MARK, Seen, Told
+from shellback.exec.reports.callback_text import told_of
+from shellback.storage import pinned
+from shellback.storage.db import Database
+from shellback.storage.session_rows import LIVE
+from shellback.work.queue.mailbox import Letter
+from shellback.work.turn.deps import TurnDeps
+
+_OVER: Final = Seen(ALL, ALL, over=True)
+
+
+class LiveBlocks:
+    """Reads the blocks of a turn's conversation; what they say changes, so only ever within a step."""
+
+    def __init__(self, database: Database, engine: Engine, unpin_after_s: float) -> None:
+        self._db = database
+        self._engine = engine
+        self._unpin_after_s = unpin_after_s
+
+    async def sessions(self, deps: TurnDeps) -> list[Session]:
+        """Whose blocks the conversation is shown, as they are now; none while the gate is off."""
+        if not deps.gate:
+            return []
+        now, here = time.time(), self._engine.host_id
+        found = await self._db.read(pinned.shown, deps.conversation_id, here, now - self._unpin_after_s)
+        return [session for session in found if blocks.pinned(session, now, self._unpin_after_s)]
+
+    async def news(
+        self,
+        deps: TurnDeps,
+        sessions: Sequence[Session],
+        messages: Sequence[ModelMessage],
+        letters: Sequence[Letter] = (),
+    ) -> Told | None:
+        """What has changed of these that neither the history nor the letters tell."""
+        if not sessions:
+            return None
+        seen = seen_in(messages)
+        seen |= {letter.payload["session_id"]: _OVER for letter in letters if letter.kind == "exit"}
+        left = blocks.TURN_CHARS - deps.shown_chars
+        return await asyncio.to_thread(blocks.news, sessions, self._engine.output, seen, left=left)
+
+
+def appended(told: Told) -> TextContent:
+    """The text as it goes into the history."""
+    return TextContent(told.text, metadata={MARK: {name: list(seen) for name, seen in told.seen.items()}})
+
+
+def seen_in(messages: Iterable[ModelMessage]) -> dict[str, Seen]:
+    """How far a history tells of processes: by blocks, by results of tools, by the news of ends."""
+    found: dict[str, Seen] = {}
+    for message in messages:
+        for part in message.parts:
+            told = _in_prompt(part) if isinstance(part, UserPromptPart) else ()
+            if isinstance(part, ToolReturnPart):
+                told = _in_result(part.metadata)
+            for name, seen in told:
+                before = found.get(name, Seen())
+                found[name] = Seen(max(before.out, seen.out), max(before.err, seen.err), before.over or seen.over)
+    return found
+
+
+def _in_prompt(part: UserPromptPart) -> Iterator[tuple[str, Seen]]:
+    for piece in [part.content] if isinstance(part.content, str) else part.content:
+        if isinstance(piece, str):
+            if (session_id := told_of(piece)) is not None:
+                yield session_id, _OVER
+        elif isinstance(piece, TextContent):
+            if (session_id := told_of(piece.content)) is not None:
+                yield session_id, _OVER
+            marks: object = _mapping(piece.metadata).get(MARK)
+            yield from ((name, Seen(*given)) for name, given in _mapping(marks).items())
+
+
+def _in_result(metadata: object) -> Iterator[tuple[str, Seen]]:
+    whole = _mapping(metadata)
+    for one in (whole, *map(_mapping, cast("list[object]", whole.get("sessions") or ()))):
+        session_id, state = one.get("session_id"), one.get("state")
+        if isinstance(session_id, str):
+            upto = one.get("next_offset", one.get("bytes_total"))
+            err = one.get("err_next_offset")
+            over = isinstance(state, str) and state not in LIVE
+            yield session_id, Seen(upto if isinstance(upto, int) else 0, err if isinstance(err, int) else 0, over)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,187 @@
+"""A person's wish that a turn ends at its next step: seen in recorded steps, settled by the closing.
+
+What is stopped is what is under way: the turn that runs, the calls that wait for approval, or the messages whose
+turn has not begun. Messages that came behind a running turn or behind approvals are kept and run next.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+
+from shellback.storage.session_rows import LIVE
+from shellback.storage.tables import conversations, mailbox, sessions, turns
+from shellback.work.approvals import approvals
+from shellback.work.errors import UnknownConversation
+from shellback.work.queue import stream
+from shellback.work.queue.items import IDLE_OUTCOMES, ItemType
+from shellback.work.queue.mailbox import APART, Letter, held, lock, set_apart, take, waking
+from shellback.work.queue.queues import Enqueuer
+
+NEXT: Final = APART
+"""In place of a turn's id: the turn that begins next, whichever that is."""
+SHOWN: Final = 10
+
+Reach = Literal["running", "approvals", "queued"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """What a wish met: `reach` is None when there was nothing to stop; `turn_id` is that of a turn that runs."""
+
+    conversation_id: str
+    reach: Reach | None
+    turn_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Who wants the turn to end, and what goes on without it: sessions as (id, command), and how many there are."""
+
+    by: str
+    living: list[tuple[str, str]]
+    count: int
+
+
+def stop(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, by: str) -> Stopping:
+    """Ask the turn of a conversation to end at its next step; calls that wait for approval are denied. One transaction.
+
+    Repeating it changes nothing, but for messages that have come since to a turn not begun; the first name stays.
+
+    Raises:
+        UnknownConversation: Nothing of that name.
+    """
+    row = lock(conn, conversation_id)
+    if row is None:
+        raise UnknownConversation(f"no conversation {conversation_id!r}; `shellback conversations list` shows what is")
+    reach = _reach(conn, row)
+    turn_id = row.claimed_by if reach == "running" else None
+    if reach is not None and row.stop_turn is None:
+        _wish(conn, conversation_id, turn_id or NEXT, by)
+        stream.note(conn, conversation_id, turn_id or "", 0, "stopping", {"by": by})
+        if turn_id and not _begun(conn, turn_id):
+            set_apart(conn, conversation_id)
+    if reach == "queued":
+        set_apart(conn, conversation_id)
+    if reach == "approvals":
+        deny(conn, enqueuer, conversation_id, by=by)
+    return Stopping(conversation_id=conversation_id, reach=reach, turn_id=turn_id)
+
+
+def deny(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, by: str) -> None:
+    """Deny what waits for approval, so that the turn it resumes ends before it asks the model anything."""
+    approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="stop", note="stopped")
+
+
+def _reach(conn: sa.Connection, row: sa.Row[Any]) -> Reach | None:
+    if row.state == "claimed":
+        return "running"
+    if row.state == "blocked":
+        return "approvals" if row.blocked_reason == "approval" else None
+    query = sa.select(mailbox.c.id).where(mailbox.c.conversation_id == row.id, waking()).limit(1)
+    return "queued" if conn.execute(query).first() is not None else None
+
+
+def _begun(conn: sa.Connection, turn_id: str) -> bool:
+    """Whether a turn that has claimed its conversation has taken what it is about, or is about no message."""
+    if turn_id.startswith(f"{ItemType.APPROVAL.value}:"):
+        return True
+    return conn.execute(sa.select(mailbox.c.id).where(mailbox.c.taken_by == turn_id).limit(1)).first() is not None
+
+
+def _wish(conn: sa.Connection, conversation_id: str, turn_id: str, by: str) -> None:
+    values = {"stop_turn": turn_id, "stop_by": by[:100]}
+    conn.execute(sa.update(conversations).where(conversations.c.id == conversation_id).values(values))
+
+
+def pass_on(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any]) -> None:
+    """Let the wish for a turn that could not fulfil it hold for the next; `conversation` as that turn held it.
+
+    Calls that the turn has asked a person about are denied.
+    """
+    if conversation.stop_turn is not None and conversation.stop_turn == conversation.claimed_by:
+        _wish(conn, conversation.id, NEXT, conversation.stop_by)
+        deny(conn, enqueuer, conversation.id, by=conversation.stop_by)
+
+
+def stoppable(conn: sa.Connection, conversation_id: str) -> bool:
+    """Whether a turn runs or is about to, and nobody has told it to end yet."""
+    row = conn.execute(sa.select(conversations).where(conversations.c.id == conversation_id)).one_or_none()
+    return row is not None and row.stop_turn is None and _reach(conn, row) in {"running", "queued"}
+
+
+def wish_of(row: sa.Row[Any], turn_id: str) -> str | None:
+    """Who wants this turn to end, if anybody, by the row of its conversation."""
+    return row.stop_by if row.stop_turn == turn_id else None
+
+
+def wish_for(conn: sa.Connection, conversation_id: str, turn_id: str) -> Wish | None:
+    """The wish that this turn ends, if there is one."""
+    by = conn.execute(
+        sa.select(conversations.c.stop_by).where(
+            conversations.c.id == conversation_id, conversations.c.stop_turn == turn_id
+        )
+    ).scalar_one_or_none()
+    return None if by is None else _with_living(conn, conversation_id, by)
+
+
+def _with_living(conn: sa.Connection, conversation_id: str, by: str) -> Wish:
+    query = (
+        sa.select(sessions.c.id, sessions.c.command)
+        .where(sessions.c.conversation_id == conversation_id, sessions.c.state.in_(LIVE))
+        .order_by(sessions.c.created_at)
+    )
+    found = [(row.id, row.command[:200]) for row in conn.execute(query)]
+    return Wish(by=by, living=found[:SHOWN], count=len(found))
+
+
+def look(
+    conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, step: int
+) -> tuple[list[Letter], Wish | None]:
+    """Take what is unread for step `step` of a turn, or nothing when the turn is to end.
+
+    Raises:
+        StaleTurn: This execution no longer holds the conversation.
+    """
+    by = wish_of(held(conn, conversation_id, turn_id, epoch), turn_id)
+    if by is not None:
+        return [], _with_living(conn, conversation_id, by)
+    return take(conn, conversation_id, turn_id, step), None
+
+
+def text_of(wish: Wish) -> str:
+    """What the conversation is told instead of an answer."""
+    lines = [f"Stopped by {wish.by}."]
+    if wish.count:
+        lines[0] += f" {wish.count} process(es) of this conversation go on:"
+        lines += [f"- {session_id}: {json.dumps(command, ensure_ascii=False)}" for session_id, command in wish.living]
+        if wish.count > len(wish.living):
+            lines.append(f"- and {wish.count - len(wish.living)} more")
+    lines.append("Write to go on.")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """How a wish ended: the turn that closed last and its outcome."""
+
+    turn_id: str | None
+    outcome: str | None
+
+
+def settled(conn: sa.Connection, conversation_id: str, turn_id: str | None, since: float) -> Settled | None:
+    """What became of a wish; None while it stands."""
+    row = conn.execute(sa.select(conversations).where(conversations.c.id == conversation_id)).one()
+    if row.stop_turn is not None:
+        return None
+    query = sa.select(turns.c.id, turns.c.outcome).where(
+        turns.c.conversation_id == conversation_id, turns.c.outcome.not_in(IDLE_OUTCOMES)
+    )
+    # The wish for a turn that died, or asked for approval, has been fulfilled by another one.
+    order = [turns.c.outcome != "stopped", turns.c.id != (turn_id or ""), turns.c.ended_at.desc()]
+    query = query.where(sa.or_(turns.c.id == (turn_id or ""), turns.c.ended_at >= since))
+    last = conn.execute(query.order_by(*order).limit(1)).one_or_none()
+    return Settled(turn_id=last.id, outcome=last.outcome) if last else Settled(turn_id=turn_id, outcome=None)

@@ -1,0 +1,269 @@
+"""The worker: one process that runs turns for its host, with everything that has to run beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import sqlalchemy as sa
+from dbos import DBOS, DBOSConfig, WorkflowSerializationFormat
+from pydantic_ai import __version__ as pydantic_ai_version
+from sqlalchemy.dialects import postgresql, sqlite
+
+from shellback.storage import rows
+from shellback.storage.db import Database
+from shellback.storage.tables import workers
+from shellback.work.hosts import hosts
+from shellback.work.hosts.clock import Clock, note_leap
+from shellback.work.hosts.roster import LEASE_S
+from shellback.work.hosts.sweep import Sweep
+from shellback.work.hosts.takeover import Takeover
+from shellback.work.queue.queues import APPLICATION, TURNS_POLL_S, WAKES_POLL_S, WORKFLOW, turns_queue, wakes_queue
+from shellback.work.turn.claims import RECOVERIES
+from shellback.work.turn.turn import STEP_SHAPE, TurnRunner
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S: Final = 5.0
+CLEANUP_S: Final = 300.0
+"""Logs together may outgrow their budget by what is printed in this time."""
+COUNT_S: Final = 300.0
+"""A database restored from a backup older than this is noticed, also when no worker started or stopped between."""
+RETAIN_S: Final = 3600.0
+RETAIN_FIRST_S: Final = 60.0
+"""Not at the start: whatever waits for the worker goes first."""
+
+
+def application_version() -> str:
+    """What must be equal for one worker to replay a turn that another recorded."""
+    return f"shape{STEP_SHAPE}-pydantic-ai-{pydantic_ai_version}"
+
+
+Counted = Callable[[Callable[[sa.Connection], object]], object]
+"""Runs a transaction that counts a start, a stop or passing time; blocks."""
+
+
+class Service(Protocol):
+    """Something the worker starts before turns and stops after them."""
+
+    async def start(self) -> None:
+        """Begin; returns when it is ready."""
+        ...
+
+    async def stop(self) -> None:
+        """End; may be called twice, or without a start."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What a worker is."""
+
+    executor_id: str
+    host_id: str
+    boot_id: str
+    system_database_url: str
+    turn_slots: int = 4
+    wake_slots: int = 16
+    sweep_s: float = 10.0
+    drain_s: float = 30.0
+    version: str = ""
+    traced: bool = False
+
+
+class Worker:
+    """Start, serve, stop. Exactly one lives per process: DBOS is a process-wide singleton."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - everything that runs in a worker
+        self,
+        config: WorkerConfig,
+        database: Database,
+        runner: TurnRunner,
+        sweep: Sweep,
+        takeover: Takeover,
+        engine: Service,
+        cleanup: Callable[[], Awaitable[object]],
+        still_held: Callable[[], bool],
+        retain: Callable[[], Awaitable[object]],
+        beside: Sequence[Service] = (),
+        counted: Counted | None = None,
+    ) -> None:
+        self._config = config
+        self._version = config.version or application_version()
+        self._db = database
+        self._runner = runner
+        self._sweep = sweep
+        self._takeover = takeover
+        self._engine = engine
+        self._cleanup = cleanup
+        self._still_held = still_held
+        self._retain = retain
+        self._beside = beside
+        self._counted: Counted = counted or database.write_now
+        self._clock = Clock()
+        self.fallen = asyncio.Event()
+        """Set when the executor id is no longer ours: whoever runs this worker stops it."""
+        self._loops: list[asyncio.Task[None]] = []
+        self._launched = False
+
+    async def start(self) -> None:
+        """Connect to the supervisor, take over what this executor left, and listen to the queues.
+
+        Cancelling half-way leaves nothing that a second start does not put right.
+        """
+        config = self._config
+        await self._count(partial(_register, config=config, version=self._version))
+        await self._engine.start()
+        DBOS(config=self._dbos_config())
+        DBOS.workflow(
+            name=WORKFLOW, max_recovery_attempts=RECOVERIES, serialization_type=WorkflowSerializationFormat.PORTABLE
+        )(_turn_of(self._runner))
+        DBOS.listen_queues([turns_queue(config.host_id), wakes_queue(config.host_id)])
+        # On this thread: turns then run on this loop, which is the one that hears the supervisor.
+        DBOS.launch()
+        self._launched = True
+        await DBOS.set_latest_application_version_async(self._version)
+        for name, slots, poll in (
+            (turns_queue(config.host_id), config.turn_slots, TURNS_POLL_S),
+            (wakes_queue(config.host_id), config.wake_slots, WAKES_POLL_S),
+        ):
+            await DBOS.register_queue_async(
+                name, worker_concurrency=slots, polling_interval_sec=poll, on_conflict="always_update"
+            )
+        await self._cleanup()
+        for service in self._beside:
+            await service.start()
+        self._loops = [
+            asyncio.create_task(self._every(config.sweep_s, "sweep", self._sweep.once, first_s=0.5)),
+            asyncio.create_task(self._every(HEARTBEAT_S, "takeover", self._takeover.once)),
+            asyncio.create_task(self._every(CLEANUP_S, "log clean-up", self._cleanup, first_s=CLEANUP_S)),
+            asyncio.create_task(self._every(RETAIN_S, "retention", self._retain, first_s=RETAIN_FIRST_S)),
+            asyncio.create_task(self._every(COUNT_S, "count", self._count, first_s=COUNT_S)),
+            asyncio.create_task(self._every(HEARTBEAT_S, "heartbeat", self._beat)),
+        ]
+        log.info("worker %s ready, version %s", config.executor_id, self._version)
+
+    async def stop(self) -> None:
+        """Stop listening, give running turns `drain_s` to end, and go; the next start takes up what is cut off.
+
+        Without the executor id nothing is waited for: others may be at these turns already.
+        """
+        beat = self._loops[-1:]
+        await _cancelled(self._loops[:-1])
+        if self._launched:
+            self._launched = False
+            # The heart beats on: until they have ended, our turns are those of a living worker.
+            await asyncio.to_thread(_destroy_dbos, 0.0 if self.fallen.is_set() else self._config.drain_s)
+        await _cancelled(beat)
+        self._loops = []
+        for service in self._beside:
+            await service.stop()
+        await self._engine.stop()
+        with contextlib.suppress(Exception):
+            await self._count(partial(_unregister, config=self._config))
+
+    async def _beat(self) -> None:
+        if self.fallen.is_set():
+            return
+        if not await asyncio.to_thread(self._still_held):
+            log.error("executor id %s is no longer held: this worker stops", self._config.executor_id)
+            self.fallen.set()
+            return
+        if leap := self._clock.leapt():
+            log.warning("the clock of this machine leapt by %.1f s", leap)
+            await self._db.write(note_leap, self._config.host_id, leap)
+        if not await self._db.write(_heartbeat, self._config.executor_id, self._config.host_id):
+            # Pruned as long dead: the machine slept, or its clock leapt.
+            await self._db.write(_register, self._config, self._version)
+
+    async def _count(self, within: Callable[[sa.Connection], object] = lambda _: None) -> None:
+        # Not the loop's own threads: DBOS has taken them along when we unregister.
+        thread = ThreadPoolExecutor(1, "count")
+        try:
+            await asyncio.get_running_loop().run_in_executor(thread, self._counted, within)
+        finally:
+            thread.shutdown(wait=False)
+
+    async def _every(
+        self, seconds: float, name: str, act: Callable[[], Awaitable[object]], *, first_s: float | None = None
+    ) -> None:
+        await asyncio.sleep(seconds if first_s is None else first_s)
+        while True:
+            try:
+                await act()
+            except Exception:
+                log.exception("%s failed; it is tried again in %.0f s", name, seconds)
+            await asyncio.sleep(seconds)
+
+    def _dbos_config(self) -> DBOSConfig:
+        return {
+            "name": APPLICATION,
+            "system_database_url": self._config.system_database_url,
+            "executor_id": self._config.executor_id,
+            "application_version": self._version,
+            "run_migrations": False,
+            # A worker that is paused inside a transaction keeps nobody out for longer.
+            "sys_db_idle_transaction_timeout_sec": LEASE_S,
+            "log_level": "WARNING",
+            "enable_otlp": self._config.traced,
+            "otel_attribute_format": "semconv",
+        }
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _turn_of(runner: TurnRunner) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
+    async def turn(item: dict[str, Any]) -> dict[str, Any]:
+        return await runner.run(item)
+
+    return turn
+
+
+def _destroy_dbos(drain_s: float) -> None:
+    DBOS.destroy(workflow_completion_timeout_sec=int(drain_s), destroy_registry=True)
+
+
+def _register(conn: sa.Connection, config: WorkerConfig, version: str) -> None:
+    now = rows.now(conn)
+    values = {
+        "host_id": config.host_id,
+        "pid": os.getpid(),
+        "boot_id": config.boot_id,
+        "version": version,
+        "started_at": now,
+        "heartbeat_at": now,
+        "stopped_at": None,
+    }
+    insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    conn.execute(
+        insert(workers)
+        .values(executor_id=config.executor_id, **values)
+        .on_conflict_do_update(index_elements=["executor_id"], set_=values)
+    )
+    hosts.heard_of(conn, config.host_id)
+
+
+def _heartbeat(conn: sa.Connection, executor_id: str, host_id: str) -> bool:
+    update = sa.update(workers).where(workers.c.executor_id == executor_id).values(heartbeat_at=rows.now(conn))
+    # First our row, as when we register, and then the one that all workers of the host share.
+    known = conn.execute(update).rowcount == 1
+    hosts.heard_of(conn, host_id)
+    return known
+
+
+def _unregister(conn: sa.Connection, config: WorkerConfig) -> None:
+    # Not the row of whoever took the name when we had lost it: stopped, that one's turns would be taken from it.
+    ours = (workers.c.executor_id == config.executor_id, workers.c.pid == os.getpid())
+    query = sa.update(workers).where(*ours, workers.c.boot_id == config.boot_id)
+    conn.execute(query.values(stopped_at=rows.now(conn)))
