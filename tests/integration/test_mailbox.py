@@ -306,9 +306,7 @@ def test_puts_against_releases_leave_nothing_unread_without_an_item(database: Da
     for thread in threads:
         thread.start()
     done: set[str] = set()
-    rounds = 0
-    while (any(thread.is_alive() for thread in threads) or set(database.read_now(_open)) - done) and rounds < 2000:
-        rounds += 1
+    while any(thread.is_alive() for thread in threads) or set(database.read_now(_open)) - done:
         for item in [item for item in list(queue.items) if item.id not in done]:
             if item.id not in database.read_now(_open):
                 continue

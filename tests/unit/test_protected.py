@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import tempfile
@@ -365,12 +366,15 @@ def unprivileged() -> Iterator[Path]:
         as_root = os.geteuid() == 0
         if as_root:
             os.chown(root / "ws", 65534, 65534)
+            gc.collect()  # what ends with an object is done as the user who made it
+            gc.disable()
             os.seteuid(65534)
         try:
             yield root / "ws"
         finally:
             if as_root:
                 os.seteuid(0)
+                gc.enable()
             for path in (root / "ws").rglob("*"):
                 path.chmod(0o755)
 
