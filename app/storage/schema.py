@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _alembic = threading.Lock()  # its context is one per process
 _MIGRATIONS: Final = Path(str(shellback.__file__)).parent / "migrations"
+_UNRELEASED: Final = frozenset(f"{number:04}" for number in range(1, 10))
+"""Revisions of before the first release, which are one now."""
 _APPLIED: Final = sa.table("alembic_version", sa.column("version_num"))
 
 
@@ -37,6 +39,7 @@ class SchemaState(StrEnum):
     CURRENT = "current"
     BEHIND = "behind"
     TOO_NEW = "too_new"
+    TOO_OLD = "too_old"
 
 
 def migrate(url: str) -> None:
@@ -46,6 +49,7 @@ def migrate(url: str) -> None:
 
     Raises:
         SchemaTooNew: A newer program has migrated this database; nothing was changed.
+        SchemaBehind: A program that came before the first release made them; nothing was changed.
         DatabaseUnreachable: No connection.
         MigrationFailed: It cannot be done, for a reason that the message has.
         DatabaseLocked: Another process migrates, or holds the database, for too long.
@@ -100,8 +104,7 @@ def require_current(database: Database) -> None:
     state = check(database)
     if state is SchemaState.BEHIND:
         raise SchemaBehind(f"the tables of {shown(database.url)} are missing or old: run `shellback migrate`")
-    if state is SchemaState.TOO_NEW:
-        raise _too_new(database.url)
+    _refuse(state, database.url)
 
 
 def alembic_options() -> dict[str, Any]:
@@ -124,8 +127,7 @@ def _upgrade(conn: sa.Connection) -> None:
     from alembic import command
 
     lock_name(conn, "shellback migrate")
-    if _state(conn) is SchemaState.TOO_NEW:
-        raise _too_new(conn.engine.url)
+    _refuse(_state(conn), conn.engine.url)
     config = _config()
     config.attributes["connection"] = conn
     with _alembic:
@@ -147,7 +149,7 @@ def _state(conn: sa.Connection) -> SchemaState:
     applied = set(conn.execute(sa.select(_APPLIED.c.version_num)).scalars())
     known = revisions()
     if not applied <= set(known):
-        return SchemaState.TOO_NEW
+        return SchemaState.TOO_OLD if applied <= _UNRELEASED else SchemaState.TOO_NEW
     dbos: Final = None if conn.dialect.name == "sqlite" else "dbos"
     if applied != {known[-1]} or not inspector.has_table("dbos_migrations", schema=dbos):
         return SchemaState.BEHIND
@@ -159,10 +161,18 @@ def revisions() -> list[str]:
 
     Not asked of Alembic, whose import costs a short command as much as all the rest.
     """
-    return sorted(path.name.partition("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*_*.py"))
+    return sorted(path.stem for path in (_MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
-def _too_new(url: sa.URL) -> SchemaTooNew:
-    return SchemaTooNew(
-        f"a newer version of Shellback has migrated {shown(url)}: run that version, or another database"
-    )
+def _refuse(state: SchemaState, url: sa.URL) -> None:
+    """Raise where no upgrade makes the tables fit."""
+    if state is SchemaState.TOO_NEW:
+        raise SchemaTooNew(
+            f"a newer version of Shellback has migrated {shown(url)}: run that version, or another database"
+        )
+    if state is SchemaState.TOO_OLD:
+        raise SchemaBehind(
+            f"a version of Shellback before its first release made the tables of {shown(url)}, and they cannot be "
+            "upgraded: finish what is under way with that version, then name a new state directory (SHELLBACK_HOME) "
+            "and a new database (DATABASE_URL)"
+        )

@@ -34,8 +34,8 @@ def add_conversation(conn: sa.Connection) -> None:
     conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
 
 
-def a_newer_program_was_here(conn: sa.Connection) -> None:
-    conn.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+def stamp(conn: sa.Connection, revision: str) -> None:
+    conn.execute(sa.text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
 
 
 def shape(conn: sa.Connection) -> dict[str, Any]:
@@ -134,12 +134,26 @@ def test_checking_creates_no_file(tmp_path: Path) -> None:
 
 
 def test_tables_of_a_newer_program_are_refused_and_left_alone(database: Database, database_url: str) -> None:
-    database.write_now(a_newer_program_was_here)
+    database.write_now(stamp, "9999")
     before = database.read_now(shape)
     assert schema.check(database) is SchemaState.TOO_NEW
     with pytest.raises(SchemaTooNew, match="newer version"):
         schema.require_current(database)
     with pytest.raises(SchemaTooNew, match="newer version"):
+        schema.migrate(database_url)
+    assert database.read_now(shape) == before
+
+
+@pytest.mark.parametrize("number", ["0001", "0009"])
+def test_tables_of_before_the_first_release_are_refused_and_left_alone(
+    database: Database, database_url: str, number: str
+) -> None:
+    database.write_now(stamp, number)
+    before = database.read_now(shape)
+    assert schema.check(database) is SchemaState.TOO_OLD
+    with pytest.raises(SchemaBehind, match=r"finish what is under way with that version.*DATABASE_URL"):
+        schema.require_current(database)
+    with pytest.raises(SchemaBehind, match="cannot be upgraded"):
         schema.migrate(database_url)
     assert database.read_now(shape) == before
 
@@ -208,7 +222,7 @@ def test_the_alembic_command_finds_nothing_to_change(database_url: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_last_revision_can_be_taken_back(database: Database, database_url: str) -> None:
+def test_the_tables_can_be_taken_back(database: Database, database_url: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "alembic", "-x", f"url={database_url}", "downgrade", "base"],
         cwd=ROOT,
