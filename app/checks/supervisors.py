@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
+from shellback.wiring import supervision
 from shellback.checks.check import Check
 from shellback.exec.core.errors import ExecError, SupervisorAbsent, SupervisorUnreachable
 from shellback.exec.core.model import Session, SessionState
-from shellback.exec.wire.protocol import VERSION, Message
+from shellback.exec.wire.protocol import Message
 from shellback.storage import rows
 from shellback.storage.errors import HomeUnusable
 from shellback.storage.host import boot_id
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import hosts, sessions, workers
-from shellback.wiring import supervision
 from shellback.work.hosts import generation, roster
 from shellback.work.hosts import unknown as strangers
 from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
@@ -59,9 +59,6 @@ def _said(hello: Message) -> Check:
     text = f"pid {hello['pid']}, protocol {hello['version']}, {hello['live']} live session(s)"
     if not hello["keeper"]:
         return Check("supervisor", "warn", f"{text}, without its keeper", "both are replaced once nothing runs")
-    if hello["version"] != VERSION:
-        remedy = "it is replaced once nothing runs; one that is a service, when it gets SIGHUP"
-        return Check("supervisor", "warn", f"{text}; this program speaks {VERSION}", remedy)
     return Check("supervisor", "ok", text)
 
 

@@ -10,6 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
+from shellback.exec.wire import layout
 from shellback.storage.errors import HomeUnusable
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -21,7 +22,8 @@ def ensure_home(home: Path) -> Path:
     """Create the state directory 0700 if it is missing, and return its absolute path.
 
     Raises:
-        HomeUnusable: It cannot be created, is no directory, belongs to another user, or others may write it.
+        HomeUnusable: It cannot be created, is no directory, belongs to another user, others may write it, or another
+            version has used it.
     """
     home = Path(os.path.abspath(home))
     try:
@@ -30,9 +32,7 @@ def ensure_home(home: Path) -> Path:
     except FileExistsError:
         raise HomeUnusable(f"the state directory {home} is not a directory: remove it or set SHELLBACK_HOME") from None
     except OSError as error:
-        raise HomeUnusable(
-            f"the state directory {home} cannot be used ({error.strerror}): set SHELLBACK_HOME to one that can"
-        ) from error
+        raise _unusable(home, error) from error
     if found.st_uid != os.geteuid():
         raise HomeUnusable(
             f"the state directory {home} belongs to uid {found.st_uid}, not to {os.geteuid()}: "
@@ -40,7 +40,19 @@ def ensure_home(home: Path) -> Path:
         )
     if stat.S_IMODE(found.st_mode) & 0o022:
         raise HomeUnusable(f"others may write the state directory {home}: run `chmod 700 {home}`")
+    try:
+        foreign = layout.foreign(home)
+    except OSError as error:
+        raise _unusable(home, error) from error
+    if foreign:
+        raise HomeUnusable(layout.FOREIGN.format(home=home))
     return home
+
+
+def _unusable(home: Path, error: OSError) -> HomeUnusable:
+    return HomeUnusable(
+        f"the state directory {home} cannot be used ({error.strerror}): set SHELLBACK_HOME to one that can"
+    )
 
 
 def host_id(home: Path) -> str:

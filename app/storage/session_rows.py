@@ -117,8 +117,8 @@ def end_from_json(value: dict[str, Any]) -> SessionEnd:
         "evidence": None if evidence is None else Evidence(evidence),
         "ended_by": EndedBy(value["ended_by"]),
         "survivors": tuple(value["survivors"]),
-        "findings": tuple(value.get("findings", ())),  # none in a row of an older version
-        "losses": tuple(Loss.of(loss) for loss in value.get("losses", ())),
+        "findings": tuple(value["findings"]),
+        "losses": tuple(Loss.of(loss) for loss in value["losses"]),
     }
     return SessionEnd(**(value | typed))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from shellback.storage.host import ensure_home
 from shellback.storage.tables import approvals, conversations, mailbox
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, facts, shellback
 from tests.databases import unavailable
@@ -74,15 +75,33 @@ def test_a_file_that_is_no_database_is_left_as_it_is(place: Stage) -> None:
     assert file.read_text() == "Dear reader, " * 1000
 
 
+@pytest.mark.parametrize(
+    ("revision", "said"),
+    [
+        ("from_the_future", "a newer version of Shellback"),
+        ("0009", "finish what is under way with that version, then name a new"),
+    ],
+)
 @pytest.mark.parametrize("command", [["ps"], ["migrate"], ["worker"], ["chat"]])
-def test_a_database_of_a_newer_version_is_refused_and_not_touched(
-    place: Stage, sqlite_url: str, command: list[str]
+def test_a_database_of_another_version_is_refused_with_what_to_do(
+    place: Stage, sqlite_url: str, command: list[str], revision: str, said: str
 ) -> None:
     path = sqlite_url.removeprefix("sqlite:///")
     with sqlite3.connect(path) as conn:
-        conn.execute("UPDATE alembic_version SET version_num = 'from_the_future'")
+        conn.execute("UPDATE alembic_version SET version_num = ?", (revision,))
     conn.close()
-    assert_refused(shellback(place, *command, DATABASE_URL=sqlite_url), "a newer version of Shellback")
+    assert_refused(shellback(place, *command, DATABASE_URL=sqlite_url), said)
+
+
+@pytest.mark.parametrize("command", ["ps", "migrate", "worker", "chat", "supervisor"])
+def test_a_state_directory_of_another_version_is_refused_with_what_to_do(
+    place: Stage, tmp_path: Path, command: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    shutil.copy(place.home / "host_id", home)
+    assert_refused(shellback(place, command, SHELLBACK_HOME=str(home)), str(home), "name a new one (SHELLBACK_HOME)")
+    assert os.listdir(home) == ["host_id"]
 
 
 @pytest.mark.parametrize("command", ["migrate", "ps", "worker"])
@@ -277,8 +296,7 @@ def test_a_kill_without_a_supervisor_says_who_finds_out(sqlite_url: str) -> None
 
 def _elsewhere(place: Stage) -> Path:
     """A state directory of the same host in which no supervisor listens."""
-    home = place.root / "copy"
-    home.mkdir(mode=0o700)
+    home = ensure_home(place.root / "copy")
     shutil.copy(place.home / "host_id", home)
     return home
 

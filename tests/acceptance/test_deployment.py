@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -258,9 +257,9 @@ def another_host_heard(conn: sa.Connection) -> None:
 
 
 @contextmanager
-def supervisor_of(loop: Stage, *before: str, root: Path = ROOT) -> Generator[subprocess.Popen[bytes]]:
+def supervisor_of(loop: Stage, *before: str) -> Generator[subprocess.Popen[bytes]]:
     """The supervisor as a service, in whatever surroundings the words before it make; told to end at the end."""
-    argv = [*before, *launch.service_argv(loop.home, root=str(root))]
+    argv = [*before, *launch.service_argv(loop.home)]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=plain_environment()) as running:
         assert running.stderr is not None
         assert running.stderr.readline() == b"ready\n"
@@ -283,80 +282,56 @@ def tell(running: subprocess.Popen[bytes], *, apart: bool) -> None:
     os.close(fd)
 
 
-def older_build() -> Path:
-    """A copy of the supervisor as an older build may have been: it says less of itself, and knows fewer requests."""
-    root = Path(tempfile.mkdtemp(prefix="shellback-older-"))
-    shutil.copytree(ROOT / "app" / "exec", root / "shellback" / "exec", ignore=shutil.ignore_patterns("__pycache__"))
-    (root / "shellback" / "__init__.py").touch()
-    requests = root / "shellback" / "exec" / "supervisor" / "service" / "requests.py"
-    text = requests.read_text()
-    for line in (
-        '            "descriptors": self._sup.descriptors,\n',
-        '            "stopping": self._sup.stopping,\n',
-        '            "resize": self._resize,\n',
-    ):
-        assert line in text
-        text = text.replace(line, "")
-    requests.write_text(text)
-    return root
-
-
-def test_workers_come_and_go_beside_an_older_supervisor_and_neither_a_turn_nor_a_command_is_lost(
+def test_workers_come_and_go_beside_a_supervisor_and_neither_a_turn_nor_a_command_is_lost(
     sqlite_url: str,
 ) -> None:
-    older = older_build()
-    try:
-        with stage(sqlite_url, SUPERVISOR="external") as loop:
-            assert_refused(shellback(loop, "supervisor", "--check"), "no supervisor runs", "`shellback supervisor`")
-            slow = {**loop.environ, "OFFLINE_SECONDS": SLOW}
-            first = WorkerChild(
-                loop.where, {**slow, "DRAIN_SECONDS": "1"}, [sys.executable, "-m", "shellback", "worker"]
-            )
-            loop.workers.append(first)
-            with supervisor_of(loop, root=older):
-                # It came before the supervisor, and waited.
-                first.wait_ready()
-                assert shellback(loop, "supervisor", "--check").returncode == 0
-                live = facts(shellback(loop, "doctor", "--live", "--json"))
-                assert {check["name"]: check["state"] for check in live["checks"]} == {
-                    "worker": "ok", "queues": "ok", "supervisor": "ok",
-                }  # fmt: skip
+    with stage(sqlite_url, SUPERVISOR="external") as loop:
+        assert_refused(shellback(loop, "supervisor", "--check"), "no supervisor runs", "`shellback supervisor`")
+        slow = {**loop.environ, "OFFLINE_SECONDS": SLOW}
+        first = WorkerChild(loop.where, {**slow, "DRAIN_SECONDS": "1"}, [sys.executable, "-m", "shellback", "worker"])
+        loop.workers.append(first)
+        with supervisor_of(loop):
+            # It came before the supervisor, and waited.
+            first.wait_ready()
+            assert shellback(loop, "supervisor", "--check").returncode == 0
+            live = facts(shellback(loop, "doctor", "--live", "--json"))
+            assert {check["name"]: check["state"] for check in live["checks"]} == {
+                "worker": "ok", "queues": "ok", "supervisor": "ok",
+            }  # fmt: skip
 
-                item = loop.send("a long thought")
-                loop.until("the turn runs", lambda: (loop.turn(item) or {})["executions"] == 1)
-                began = time.monotonic()
-                first.stop()
-                assert first.process.returncode == 0
-                assert time.monotonic() - began < float(SLOW) - 2
-                assert (loop.turn(item) or {})["outcome"] is None
-                # It said that it goes, so nobody waits for its heart to miss.
-                assert [check.name for check in live_checks(loop.settings) if check.state == "fail"] == ["worker"]
+            item = loop.send("a long thought")
+            loop.until("the turn runs", lambda: (loop.turn(item) or {})["executions"] == 1)
+            began = time.monotonic()
+            first.stop()
+            assert first.process.returncode == 0
+            assert time.monotonic() - began < float(SLOW) - 2
+            assert (loop.turn(item) or {})["outcome"] is None
+            # It said that it goes, so nobody waits for its heart to miss.
+            assert [check.name for check in live_checks(loop.settings) if check.state == "fail"] == ["worker"]
 
-                second = loop.hire(OFFLINE_SECONDS=SLOW)
-                loop.until("the turn runs again", lambda: (loop.turn(item) or {})["executions"] == 2)
-                second.process.terminate()
-                log = loop.home / "worker.log"
-                loop.until("it drains", lambda: log.read_text().count("draining") == 2)
-                second.process.terminate()
-                assert second.process.wait(60) == 128 + signal.SIGTERM
-                assert [one.state for one in loop.read(roster.look, loop.where.host_id)] == ["dead"]
+            second = loop.hire(OFFLINE_SECONDS=SLOW)
+            loop.until("the turn runs again", lambda: (loop.turn(item) or {})["executions"] == 2)
+            second.process.terminate()
+            log = loop.home / "worker.log"
+            loop.until("it drains", lambda: log.read_text().count("draining") == 2)
+            second.process.terminate()
+            assert second.process.wait(60) == 128 + signal.SIGTERM
+            assert [one.state for one in loop.read(roster.look, loop.where.host_id)] == ["dead"]
 
-                loop.hire()
-                assert "a long thought" in loop.answer(item)
-                assert (loop.ended(item)["outcome"], loop.ended(item)["executions"]) == ("answered", 3)
-                loop.send("$ sleep 600 &")
-                loop.approve()
-                command = loop.session("sleep 600")
-                loop.until("the turn is over", loop.at_rest)
-            # The service was told to end; the command with it, and its callback says how.
-            loop.until("the end of the command is told", loop.callbacks)
-            loop.until("everything is at rest", loop.at_rest)
-            ended = loop.sessions()[0].end
-            assert ended is not None
-            assert (ended.signal, ended.ended_by) == (signal.SIGTERM, "shutdown")
-            assert loop.callbacks() == [f"EXEC_CALLBACK:{command.id}"]
-    finally:
-        shutil.rmtree(older)
+            loop.hire()
+            assert "a long thought" in loop.answer(item)
+            assert (loop.ended(item)["outcome"], loop.ended(item)["executions"]) == ("answered", 3)
+            loop.send("$ sleep 600 &")
+            loop.approve()
+            command = loop.session("sleep 600")
+            loop.until("the turn is over", loop.at_rest)
+        # The service was told to end; the command with it, and its callback says how.
+        loop.until("the end of the command is told", loop.callbacks)
+        loop.until("everything is at rest", loop.at_rest)
+        ended = loop.sessions()[0].end
+        assert ended is not None
+        assert (ended.signal, ended.ended_by) == (signal.SIGTERM, "shutdown")
+        assert loop.callbacks() == [f"EXEC_CALLBACK:{command.id}"]
 
 
 def test_worker_and_supervisor_in_pid_namespaces_of_their_own_share_nothing_but_the_state_directory(

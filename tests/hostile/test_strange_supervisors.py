@@ -27,14 +27,14 @@ from tests.supervisors import BOOT, SOON, rig, state_of, stop, until
 pytestmark = pytest.mark.anyio
 
 HELLO: dict[str, Any] = {
-    "ok": True, "version": 1, "pid": 1, "boot_id": BOOT, "instance": "x", "keeper": True, "keeper_pid": 1,
+    "ok": True, "version": VERSION, "pid": 1, "boot_id": BOOT, "instance": "x", "keeper": True, "keeper_pid": 1,
     "live": 0, "unacknowledged": 0, "descriptors": 99, "stopping": False,
 }  # fmt: skip
 RECORD: ExitRecord = {
-    "version": 1, "session_id": "a", "boot_id": BOOT, "pid": 5, "starttime": 5, "state": "exited", "exit_code": 3,
+    "version": VERSION, "session_id": "a", "boot_id": BOOT, "pid": 5, "starttime": 5, "state": "exited", "exit_code": 3,
     "signal": None, "errno": None, "evidence": None, "ended_by": "itself", "started_at": 1.0, "ended_at": 2.0,
     "duration_s": 1.0, "bytes_total": 0, "bytes_dropped": 0, "err_bytes_total": 0, "err_bytes_dropped": 0,
-    "survivors": [],
+    "survivors": [], "known": 0, "init": None,
 }  # fmt: skip
 
 

@@ -224,23 +224,13 @@ async def test_commands_of_a_service_whose_main_process_was_killed_are_heard_to_
         assert await gone(supervisor)
 
 
-async def test_a_supervisor_of_an_older_version_serves_a_newer_worker(
-    outside: Rig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("version", [1, VERSION - 1, VERSION + 1])
+async def test_a_supervisor_of_another_version_is_refused_with_what_to_do(
+    outside: Rig, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     async with service(outside.home) as running:
         await running.ready()
-        monkeypatch.setattr(reaching, "VERSION", VERSION + 1)
-        assert (await outside.client.connect())["version"] == VERSION
-        assert (await outside.run("s1", "exit 9"))["exit_code"] == 9
-        await outside.client.close()
-
-
-async def test_a_supervisor_too_old_to_be_spoken_to_is_refused_with_what_to_do(
-    outside: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with service(outside.home) as running:
-        await running.ready()
-        monkeypatch.setattr(reaching, "OLDEST", VERSION + 1)
+        monkeypatch.setattr(reaching, "VERSION", version)
         with pytest.raises(
             SupervisorUnreachable, match=rf"speaks version {VERSION}; .*Let what runs end.*start the supervisor"
         ):

@@ -1,4 +1,4 @@
-"""Being told that output came: by the supervisor, its successor, or an older one that tells nothing."""
+"""Being told that output came, by the supervisor or its successor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from shellback.exec.core.answers import Grown
 from shellback.exec.core.errors import LimitReached, SessionNotFound
-from shellback.exec.core.model import CallKey
 from shellback.exec.engine.following import Follower
-from shellback.exec.link import client as client_module
-from shellback.exec.link.client import SupervisorClient
+from shellback.exec.core.model import CallKey
 from shellback.exec.supervisor.process import growth
+from shellback.exec.core.answers import Grown
+from shellback.exec.link.client import SupervisorClient
 from tests.execs import launch, run, running_engine
 from tests.supervisors import SOON, Rig, end, rig
 
@@ -134,20 +133,6 @@ async def test_a_wait_survives_the_supervisor(tmp_path: Path) -> None:
         await sup.kill_supervisor()
         await sup.client.write("a", b"hello\n")
         assert await task == Grown(size=6)
-
-
-async def test_an_older_supervisor_is_asked_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "GROWTH_SINCE", 99)
-    async with rig(tmp_path) as sup:
-        await sup.start("a", ECHO, stdin=b"", keep_stdin_open=True)
-        assert await sup.client.grown("a", 0, timeout_s=0.2) == Grown(size=0)
-        task = asyncio.ensure_future(sup.client.grown("a", 0))
-        await sup.client.write("a", b"hello\n")
-        assert await task == Grown(size=6)
-        await sup.client.write("a", b"", eof=True)
-        assert await sup.client.grown("a", 6) == Grown(size=6, ended=True)
-        with pytest.raises(SessionNotFound):
-            await sup.client.grown("b", 0)
 
 
 async def test_a_follower_hears_of_output_and_end_while_the_supervisor_is_replaced(tmp_path: Path) -> None:

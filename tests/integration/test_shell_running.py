@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.core.errors import InvalidCommand, PtyError, SupervisorUnreachable, TaskCompleted
+from shellback.exec.core.errors import InvalidCommand, PtyError, TaskCompleted
 from shellback.exec.core.model import WindowSize
-from shellback.exec.shell import AsyncShell, Chunk, SyncShell
 from shellback.exec.shell.permit import ByOperator
+from shellback.exec.shell import AsyncShell, Chunk, SyncShell
 from shellback.exec.shell.words import quoted
 from tests.execs import each_backend, end_all, places, unstarted_engine
-from tests.sandboxes import adjust
 from tests.supervisors import SOON
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
@@ -168,22 +167,6 @@ async def test_a_terminal_is_one_and_changes_its_size(tmp_path: Path) -> None:
         assert result.stderr == ""
         with pytest.raises(PtyError):
             await (await shell.spawn(["sleep", "60"])).resize(1, 1)
-
-
-async def test_a_supervisor_of_an_older_version_refuses_signals_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without = "lambda self, peer, message: (self._ops.pop('signal', None), handle(self, peer, message))[1]"
-    adjust(
-        monkeypatch,
-        "service.requests",
-        f"adjusted.Requests._handle = (lambda handle: {without})(adjusted.Requests._handle)",
-    )
-    async with shells(tmp_path) as shell:
-        running = await shell.spawn(["sleep", "60"])
-        with pytest.raises(SupervisorUnreachable, match="does not know that request"):
-            await running.send_signal(signal.SIGINT)
-        assert (await running.session()).live
 
 
 async def test_a_synchronous_shell_serves_threads_and_refuses_a_running_loop(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shellback.exec.core import answers
-from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.ports import SupervisorPort
-from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
+from shellback.exec.core import answers
+from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
+from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest, VERSION
 from tests.model.stillness import Clock
 
 
@@ -84,7 +84,7 @@ class Machine:
         """Write the exit record, once."""
         assert job.record is None
         facts: dict[str, Any] = {
-            "version": 1,
+            "version": VERSION,
             "session_id": job.session_id,
             "boot_id": job.boot_id,
             "pid": job.pid or None,
@@ -102,6 +102,8 @@ class Machine:
             "err_bytes_total": 0,
             "err_bytes_dropped": 0,
             "survivors": [],
+            "known": 0,
+            "init": None,
             **how,
         }
         job.record = ExitRecord(**facts)

@@ -146,7 +146,7 @@ class Container:
         try:
             row: dict[str, Any] = json.loads(text)
             row["mounts"] = tuple(Mount(**one) for one in row["mounts"])
-            row["stands"] = tuple((path, text) for path, text in row.get("stands", ()))
+            row["stands"] = tuple((path, text) for path, text in row["stands"])
             row["limits"] = ContainerLimits(**row["limits"])
             row["env"] = tuple(row["env"])
             return cls(**row)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from shellback.exec.core.errors import (
@@ -18,7 +17,6 @@ from shellback.exec.core.errors import (
     SupervisorUnreachable,
     TaskCompleted,
 )
-from shellback.exec.wire import layout
 from shellback.exec.wire.fields import SESSION_ID
 from shellback.exec.wire.protocol import ExitRecord, Message
 
@@ -89,19 +87,6 @@ class Look:
     how: Literal["read", "poll", "none", "unknown"] = "unknown"
 
 
-def on_disk(directory: Path, *, ended: bool) -> Grown:
-    """How much of the output of a session is in its directory; a log that is not there is empty. Blocks."""
-    size, err_size = (_size(directory / name) for name in (layout.LOG, layout.ERR))
-    return Grown(size=size, err_size=err_size, ended=ended)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
 def looked(answer: Message) -> Look | None:
     """The look in an answer; None of a session that does not run."""
     found = answer.get("look")
@@ -109,13 +94,6 @@ def looked(answer: Message) -> Look | None:
         return None
     terminal = found.pop("terminal", None)
     return Look(**found, terminal=None if terminal is None else Terminal(**terminal))
-
-
-TOO_OLD: Final = StartAnswer(
-    outcome="refused",
-    code="unsupported_version",
-    message="it is of an older version, which knows no sandboxes; it makes room by itself once nothing runs",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,7 @@ class SupervisorPort(Protocol):
         """Write input, at most once for a key.
 
         With `beyond` the answer comes with what the input brings: once there are more than so many bytes of output, or
-        the session has ended, or `timeout_s` seconds after the write at the latest; from an older supervisor sooner.
+        the session has ended, or `timeout_s` seconds after the write at the latest.
         """
         ...
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from pathlib import Path
 from typing import Final, cast
 
+from shellback.exec.core.errors import InputUnknown, InvalidCommand, SupervisorUnreachable
 from shellback.exec.core import answers
-from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
-from shellback.exec.core.errors import InputUnknown, InvalidCommand, SessionNotFound, SupervisorUnreachable
 from shellback.exec.link import reaching
+from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
 from shellback.exec.link.connection import Connection, Lost
+from shellback.exec.wire.protocol import ExitRecord, Message, ProtocolError, StartRequest
 from shellback.exec.link.reaching import Reaching
-from shellback.exec.wire import layout
-from shellback.exec.wire.protocol import GROWTH_SINCE, SANDBOXES_SINCE, ExitRecord, Message, ProtocolError, StartRequest
 
 __all__ = ["Grown", "Killed", "StartAnswer", "SupervisorClient", "Written"]
 
 _REPLACED_S: Final = 2.0
 """How long a start waits for a supervisor that is to be replaced to go; one that still has commands stays."""
-_PAUSE_S: Final = 0.1
-"""How long output may go unseen where the supervisor is of an older version and tells nobody."""
 
 
 class SupervisorClient(Reaching):
@@ -52,9 +48,6 @@ class SupervisorClient(Reaching):
         until = time.monotonic() + reaching.NO_ANSWER_S
         while time.monotonic() < until:
             connection = await self._connected()
-            held = request.sandbox is not None or request.fence is not None
-            if held and connection.info["version"] < SANDBOXES_SINCE:
-                return answers.TOO_OLD
             try:
                 answer = await connection.ask(message, reaching.NO_ANSWER_S)
             except Lost:
@@ -119,7 +112,6 @@ class SupervisorClient(Reaching):
         text = base64.b64encode(data).decode()
         message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
         if beyond is not None:
-            # One of an older version takes no notice, and answers at once.
             message |= {"beyond": beyond, "timeout_s": timeout_s}
         limit_s = reaching.NO_ANSWER_S + timeout_s
         connection = await self._connected()
@@ -174,7 +166,7 @@ class SupervisorClient(Reaching):
 
         Raises:
             TaskCompleted: The session has ended; nothing was signalled.
-            SupervisorUnreachable: It does not answer, or is of an older version that knows no signals.
+            SupervisorUnreachable: It does not answer.
         """
         message: Message = {"op": "signal", "session_id": session_id, "number": number}
         connection = await self._connected()
@@ -202,8 +194,6 @@ class SupervisorClient(Reaching):
         while True:
             left = max(0.0, until - time.monotonic())
             connection = await self._connected()
-            if connection.info["version"] < GROWTH_SINCE:
-                return await self._grown_unseen(session_id, beyond, err_beyond, max(rest_s, _PAUSE_S), left)
             message: Message = {
                 "op": "grown", "session_id": session_id, "beyond": beyond, "err_beyond": err_beyond, "rest_s": rest_s,
                 "timeout_s": left,
@@ -219,22 +209,6 @@ class SupervisorClient(Reaching):
                 answer = answers.checked(answer, message)
                 return Grown(size=answer["size"], err_size=answer["err_size"], ended=answer["ended"])
 
-    async def _grown_unseen(
-        self, session_id: str, beyond: int, err_beyond: int | None, pause_s: float, timeout_s: float
-    ) -> Grown:
-        until = time.monotonic() + timeout_s
-        directory = self._home / layout.SESSIONS / session_id
-        while True:
-            status = await self.status(session_id)
-            if status["state"] == "unknown":
-                raise SessionNotFound(session_id)
-            grown = await asyncio.to_thread(answers.on_disk, directory, ended=status["state"] != "running")
-            done = grown.ended or grown.size > beyond or (err_beyond is not None and grown.err_size > err_beyond)
-            left = until - time.monotonic()
-            if done or left <= 0:
-                return grown
-            await asyncio.sleep(min(pause_s, left))
-
     async def look(self, session_id: str) -> Look | None:
         """See `SupervisorPort.look`."""
         message: Message = {"op": "look", "session_id": session_id}
@@ -242,12 +216,9 @@ class SupervisorClient(Reaching):
         return answers.looked(answer) if answer["ok"] else None
 
     async def expire(self, lifetime: str, owner: str) -> list[str]:
-        """See `SupervisorPort.expire`; a supervisor of an older version started nothing with a lifetime."""
-        message: Message = {"op": "expire", "lifetime": lifetime, "owner": owner}
-        answer = await self._ask(message)
-        if not answer["ok"] and answer["error"] == "unknown_op":
-            return []
-        return [str(name) for name in answers.checked(answer, message)["sessions"]]
+        """See `SupervisorPort.expire`."""
+        answer = await self._act({"op": "expire", "lifetime": lifetime, "owner": owner})
+        return [str(name) for name in answer["sessions"]]
 
     async def ack(self, session_id: str) -> bool:
         """Say that the exit is recorded elsewhere, so that it is not told again; False if it was not due."""

@@ -34,8 +34,10 @@ def folder(home: Path) -> int:
     path = home / layout.SUPERVISOR
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.mkdir(mode=0o700, exist_ok=True)
         _trusted(home, os.stat(home), 0o022)
+        if layout.foreign(home):
+            raise SupervisorUnreachable(layout.FOREIGN.format(home=home))
+        path.mkdir(mode=0o700, exist_ok=True)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise SupervisorUnreachable(f"the state directory {home} cannot be used: {error.strerror}") from error

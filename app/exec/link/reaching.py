@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.core import answers
 from shellback.exec.core.errors import InvalidCommand, SupervisorAbsent, SupervisorUnreachable
+from shellback.exec.core import answers
 from shellback.exec.link import launch
 from shellback.exec.link.connection import Connection, Lost
-from shellback.exec.wire.protocol import OLDEST, VERSION, ExitRecord, Loss, Message, ProtocolError
+from shellback.exec.wire.protocol import ExitRecord, Loss, Message, ProtocolError, VERSION
 from shellback.exec.wire.shapes import losses
 
 log = logging.getLogger(__name__)
@@ -135,8 +135,7 @@ class Reaching:
             socket.close()
             raise
         try:
-            # The oldest we speak: a supervisor of an older build, which has to serve us, refuses what is above its own.
-            hello: Message = {"op": "hello", "version": OLDEST, "watch": self.on_exit is not None}
+            hello: Message = {"op": "hello", "version": VERSION, "watch": self.on_exit is not None}
             answer = await connection.ask(hello, _HELLO_S)
         except BaseException as error:
             connection.close()
@@ -146,7 +145,7 @@ class Reaching:
         if not answer["ok"]:
             connection.close()
             raise SupervisorUnreachable(
-                f"the supervisor refuses: {answer['message']}; this program speaks versions {OLDEST} to {VERSION}. "
+                f"the supervisor refuses: {answer['message']}; this program speaks version {VERSION}. "
                 "Let what runs end (`shellback ps` of that version), then start the supervisor anew"
             )
         connection.info = answer

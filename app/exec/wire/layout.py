@@ -1,6 +1,7 @@
 """Where the state directory keeps what: the one place both sides of the socket take names from.
 
 SHELLBACK_HOME/                0700
+version.N                    empty; N is the version of what is in here
 host_id                      random, made once
 supervisor/                  socket, locks and log of the host's supervisor and keeper
 sessions/<session_id>/
@@ -18,7 +19,10 @@ acked.json                 the same after the worker acknowledged it
 
 from __future__ import annotations
 
+import os
 from typing import Final
+
+from shellback.exec.wire.protocol import VERSION
 
 SESSIONS: Final = "sessions"
 SUPERVISOR: Final = "supervisor"
@@ -52,3 +56,22 @@ HOME names the state directory by device and inode: a copied one has the same se
 supervisor must not take our processes for its own."""
 FIRST: Final = "init."
 """Comes before the session's id in the marker of the first process of a PID namespace."""
+
+FOREIGN: Final = (
+    "the state directory {home} is one of another version of Shellback: finish what is under way with that version, "
+    "then name a new one (SHELLBACK_HOME)"
+)
+
+
+def foreign(home: str | os.PathLike[str]) -> bool:
+    """Whether another version has used this state directory; one that nobody has used is ours from here on.
+
+    Raises:
+        OSError: It cannot be read or written.
+    """
+    # In this order: what another process of ours makes comes after its mark.
+    used = any(os.path.exists(os.path.join(home, name)) for name in ("host_id", f"{SUPERVISOR}/{KEEPER_LOCK}"))
+    mark = os.path.join(home, f"version.{VERSION}")
+    if not used:
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    return not os.path.exists(mark)

@@ -29,15 +29,8 @@ from shellback.exec.wire.fields import (
 )
 from shellback.exec.wire.sandbox import Sandbox
 
-VERSION: Final = 3
-RECORDS: Final = 2
-"""The version of what is on disk and in an exit record: older programs read those of this number."""
-SANDBOXES_SINCE: Final = 2
-"""An older supervisor would run the command of a sandbox without one."""
-GROWTH_SINCE: Final = 3
-"""An older supervisor tells nobody that output came, does not look at processes, and knows no lifetimes."""
-OLDEST: Final = 1
-"""The oldest version of a supervisor that a client of this one can still speak to."""
+VERSION: Final = 4
+"""Of what is said and of what is on disk; 1 to 3 were never released. No other is spoken to or read."""
 MAX_FRAME: Final = 2 * 1024 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
 
@@ -93,8 +86,8 @@ class ExitRecord(TypedDict):
     err_bytes_total: int
     err_bytes_dropped: int
     survivors: list[int]
-    known: NotRequired[int]
-    init: NotRequired[list[int] | None]
+    known: int
+    init: list[int] | None
     losses: NotRequired[list[Loss]]
     log_errno: NotRequired[int]
     uncounted: NotRequired[bool]
@@ -180,7 +173,7 @@ class StartRequest:
         cwd = field_of(message, "cwd", str)
         if not encodes(cwd):
             raise Refused("bad_request", "cwd is not a path")
-        groups = cast("list[object]", field_of({"groups": [], **message}, "groups", list))
+        groups = cast("list[object]", field_of(message, "groups", list))
         stdin = message.get("stdin")
         pty = message.get("pty")
         sandbox = message.get("sandbox")
@@ -205,9 +198,9 @@ class StartRequest:
             sandbox=None if sandbox is None else Sandbox.from_wire(sandbox),
             fence=None if message.get("fence") is None else words_of(message, "fence"),
             place=place_of(message.get("place")),
-            lifetime=field_of({"lifetime": "", **message}, "lifetime", str),
-            owner=field_of({"owner": "", **message}, "owner", str),
-            scope=field_of({"scope": "", **message}, "scope", str),
+            lifetime=field_of(message, "lifetime", str),
+            owner=field_of(message, "owner", str),
+            scope=field_of(message, "scope", str),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from shellback.exec.wire.fields import SESSION_ID
-from shellback.exec.wire.protocol import RECORDS, ExitRecord, Loss, Message
+from shellback.exec.wire.protocol import ExitRecord, Loss, Message, VERSION
 
 KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
 PROTECTION: Final = "protection"
@@ -18,8 +18,7 @@ _EVIDENCE: Final = frozenset({
 })  # fmt: skip
 _NUMBERS: Final = {"exit_code": (0, 255), "signal": (1, 64), "errno": (1, 4095)}
 _SIZES: Final = ("bytes_total", "bytes_dropped", "err_bytes_total", "err_bytes_dropped")
-_NEEDED: Final = ExitRecord.__annotations__.keys() - {"known", "init", "losses", "log_errno", "uncounted"}
-"""An earlier build writes neither `known` nor `init`, and none of them the others where there is nothing to say."""
+_NEEDED: Final = ExitRecord.__annotations__.keys() - {"losses", "log_errno", "uncounted"}
 _SAYS: Final = {
     "exited": ({"exit_code"},),
     "signaled": ({"signal"},),
@@ -31,7 +30,7 @@ _SAYS: Final = {
 
 
 def exit_record(value: object, session_id: str | None = None) -> ExitRecord | None:
-    """`value` if it is a whole record of a version we know, of that session; else None, never a part of it."""
+    """`value` if it is a whole record of our version, of that session; else None, never a part of it."""
     if not isinstance(value, dict):
         return None
     record = cast("Message", value)
@@ -39,7 +38,7 @@ def exit_record(value: object, session_id: str | None = None) -> ExitRecord | No
     name = record.get("session_id")
     whole = (
         record.keys() >= _NEEDED
-        and _whole(record["version"], 1, RECORDS)
+        and record["version"] == VERSION
         and isinstance(name, str)
         and (name == session_id if session_id is not None else SESSION_ID.match(name) is not None)
         and isinstance(record["boot_id"], str)
@@ -54,8 +53,8 @@ def exit_record(value: object, session_id: str | None = None) -> ExitRecord | No
         and _number(record["duration_s"])
         and record["duration_s"] >= 0
         and all(_whole(record[size], 0) for size in _SIZES)
-        and _whole(record.get("known", 0), 0)
-        and _identity(record.get("init"))
+        and _whole(record["known"], 0)
+        and _identity(record["init"])
         and _losses(record.get("losses", []))
         and _whole(record.get("log_errno", 0), 0, 4095)
         and isinstance(record.get("uncounted", False), bool)
@@ -71,7 +70,7 @@ def running(value: object) -> Message | None:
         return None
     row = cast("Message", value)
     whole = (
-        _whole(row.get("version"), 1, RECORDS)
+        row.get("version") == VERSION
         and _whole(row.get("pid"), 2)
         and _whole(row.get("start"), 0)
         and isinstance(row.get("boot_id"), str)
@@ -95,11 +94,11 @@ def laid(value: object) -> Message:
     """`value` if it says whole what a sandbox has put into a workspace; else nothing."""
     row = cast("Message", value) if isinstance(value, dict) else {}
     files = row.get("placeholders")
-    covered, who = row.get("covered", {}), row.get("who")
+    covered, who = row.get("covered"), row.get("who")
     whole = (
         isinstance(row.get("instance"), str)
         and _words(row.get("stubs"))
-        and _words(row.get("pinned", []))
+        and _words(row.get("pinned"))
         and isinstance(files, list)
         and all(_words(pair) and len(cast("list[object]", pair)) == 2 for pair in cast("list[object]", files))
         and isinstance(covered, dict)

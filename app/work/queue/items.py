@@ -78,8 +78,8 @@ class WorkItem:
             type=ItemType(data["type"]),
             priority=Priority(data["priority"]),
             conversation_id=data["conversation_id"],
-            waiting=bool(data.get("waiting", False)),
-            payload=dict(data.get("payload", {})),
+            waiting=data["waiting"],
+            payload=data["payload"],
         )
 
 

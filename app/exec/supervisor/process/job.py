@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shellback.exec.supervisor.loop import Timer, now
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.process.inputs import Input
 from shellback.exec.supervisor.process.kill import Target
-from shellback.exec.supervisor.process.streams import Pipe
 from shellback.exec.supervisor.records.logfile import LogFile
-from shellback.exec.wire.protocol import RECORDS, ExitRecord, Message
+from shellback.exec.supervisor.loop import Timer, now
+from shellback.exec.wire.protocol import ExitRecord, Message, VERSION
+from shellback.exec.supervisor.process.streams import Pipe
 
 TIMEOUT = "timeout"
 ITSELF = "itself"
@@ -26,12 +26,12 @@ COVERED = "covered"
 def target_of(record: ExitRecord) -> Target:
     """The tree of a session that has ended, as far as it can still be told from strangers."""
     # Where it ended within the tick it began in, no witness counts: a stranger may have begun in that tick too.
-    init = record.get("init")
+    init = record["init"]
     return Target(
         record["session_id"],
         record["pid"] or 0,
         record["starttime"] or 0,
-        record.get("known", 0),
+        record["known"],
         None if init is None else (init[0], init[1]),
     )
 
@@ -90,7 +90,7 @@ class Job:
         """Content of `running.json`."""
         return {
             **{name: note for name, note in self.notes.items() if name != COVERED},
-            "version": RECORDS,
+            "version": VERSION,
             "session_id": self.session_id,
             "pid": self.pid,
             "start": self.start,
@@ -128,7 +128,7 @@ class Job:
         sizes = [(log.size, log.dropped) for log in self.logs] + [(0, 0)] * 2
         duration = max(0.0, now() - self.notes["began"]) if "began" in self.notes else 0.0
         record: Message = {
-            "version": RECORDS,
+            "version": VERSION,
             "session_id": self.session_id,
             "boot_id": boot_id,
             "pid": self.pid or None,

@@ -279,6 +279,9 @@ def main() -> None:
     given = parser.parse_args()
     folder = os.path.join(given.home, layout.SUPERVISOR)
     os.makedirs(folder, mode=0o700, exist_ok=True)
+    if layout.foreign(given.home):
+        os.write(2, f"shellback: {layout.FOREIGN.format(home=plain(given.home))}\n".encode())
+        os._exit(2)
     if not given.service:
         # The parent returns at once; the child belongs to nobody and outlives whoever started it.
         if os.fork() != 0:

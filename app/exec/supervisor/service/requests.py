@@ -144,8 +144,7 @@ class Requests:
         return {"error": code, "errno": error.errno, "message": error.strerror or str(error)}
 
     def _hello(self, peer: Peer, message: Message) -> Message | None:
-        version = message.get("version")
-        if not isinstance(version, int) or not 1 <= version <= VERSION:
+        if message.get("version") != VERSION:
             raise Refused("unsupported_version", f"this supervisor speaks version {VERSION}")
         if message.get("watch"):
             peer.send({"id": message.get("id"), "ok": True, **self._info()})
