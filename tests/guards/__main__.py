@@ -1,6 +1,6 @@
 """`python -m tests.guards`: take each guard away in a copy of the tree and see its tests turn red.
 
-A record that cannot be applied, tests that stay green without their guard, and tests that are red with it are failures.
+A record that cannot be applied, tests that stay green without their guard, and a test that is red with it are failures.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import contextlib
 import itertools
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ ROOT: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 300.0
 CONTROL_S: Final = 1200.0
 PASSED, FAILED = 0, 1
+JOBS: Final = 3 * (os.cpu_count() or 1)
+"""More than cores, since without its guard a test often waits for what does not come."""
 _SECONDS: Final = itertools.count()
 
 
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check every guard; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.guards", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--only", default="", metavar="TEXT", help="guards whose name has this in it")
-    parser.add_argument("--jobs", type=int, default=2, help="copies at a time (2)")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"copies at a time ({JOBS} here)")
     options = parser.parse_args(argv)
     if shutil.which("git") is None:
         print("guards: not installed: apt install git", file=sys.stderr)
@@ -69,21 +72,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(guards: Sequence[Guard], copies: queue.SimpleQueue[Path], jobs: int) -> int:
-    print(f"all tests of {len(guards)} guards first, with every guard in place", file=sys.stderr, flush=True)
-    if complaint := _control(guards, copies, jobs):
-        print(f"guards: red although every guard is in place:\n{complaint}", file=sys.stderr)
-        return 1
     began = time.monotonic()
     with ThreadPoolExecutor(jobs) as pool:
         findings: list[Finding] = []
         for finding in pool.map(partial(_try, copies), guards):
             findings.append(finding)
             print(f"{len(findings)}/{len(guards)} {finding.guard.name}: {finding.trouble or 'red'}", file=sys.stderr)
+    print("the tests that turned red, with every guard in place", file=sys.stderr, flush=True)
+    red, complaint = _control({finding.red for finding in findings} - {""}, copies, jobs)
+    findings = [replace(one, trouble=f"{one.red} is red with it too") if one.red in red else one for one in findings]
     print(_table(findings, time.monotonic() - began))
     for finding in findings:
         if finding.trouble:
             print(f"guards: {finding.guard.name}: {finding.trouble}", file=sys.stderr)
-    return 1 if any(finding.trouble for finding in findings) else 0
+    if complaint:
+        print(f"guards: with every guard in place:\n{complaint}", file=sys.stderr)
+    return 1 if complaint or any(finding.trouble for finding in findings) else 0
 
 
 @contextlib.contextmanager
@@ -135,21 +139,27 @@ def _tests(
     # Hypothesis's plugin takes as long to load as all else together, and only adds options.
     plugins = ["-p", "no:randomly", "-p", "no:hypothesispytest"]
     # Its FAILED lines are what is read, whatever the configuration lets pytest print.
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rf", "--no-header", "--tb=line", *plugins, *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--no-header", "--tb=line", *plugins, *options]
     return subprocess.run(
         [*command, *tests], cwd=directory, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
     )
 
 
-def _control(guards: Sequence[Guard], copies: queue.SimpleQueue[Path], jobs: int) -> str:
-    """Run every test that is named, with all guards in place; what went wrong, or nothing."""
-    tests = sorted({test for guard in guards for test in guard.tests})
+def _control(tests: Set[str], copies: queue.SimpleQueue[Path], jobs: int) -> tuple[Set[str], str]:
+    """Run these tests with all guards in place; those that are red, and what was printed if not all passed."""
+    if not tests:
+        return tests, ""
     with _taken(copies) as directory:
         try:
-            done = _tests(directory, tests, "-n", str(jobs), "--dist", "worksteal", limit_s=CONTROL_S)
+            done = _tests(directory, sorted(tests), "-n", str(jobs), "--dist", "worksteal", limit_s=CONTROL_S)
         except subprocess.TimeoutExpired:
-            return f"not done within {CONTROL_S:.0f} s"
-    return "" if done.returncode == PASSED else (done.stdout + done.stderr)[-4000:]
+            return frozenset(), f"not done within {CONTROL_S:.0f} s"
+    return frozenset(_red(done.stdout)), "" if done.returncode == PASSED else (done.stdout + done.stderr)[-4000:]
+
+
+def _red(printed: str) -> list[str]:
+    """Names of failed tests; what is in brackets may have spaces."""
+    return re.findall(r"^FAILED (\S+?\[.*?\]|\S+)(?: - |$)", printed, re.MULTILINE)
 
 
 def _try(copies: queue.SimpleQueue[Path], guard: Guard) -> Finding:
@@ -157,12 +167,11 @@ def _try(copies: queue.SimpleQueue[Path], guard: Guard) -> Finding:
     red = trouble = ""
     with _taken(copies) as directory, _taken_away(guard, directory):
         try:
-            done = _tests(directory, guard.tests)
+            done = _tests(directory, guard.tests, "-x")
         except subprocess.TimeoutExpired:
             trouble = f"its tests neither passed nor failed within {LIMIT_S:.0f} s"
         else:
-            failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
-            red = failed[0].removeprefix("FAILED ").partition(" - ")[0] if failed else ""
+            red = next(iter(_red(done.stdout)), "")
             if done.returncode == PASSED:
                 trouble = f"{' '.join(guard.tests)} stayed green without it"
             elif done.returncode != FAILED or not red:
