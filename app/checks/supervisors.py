@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
-from shellback.wiring import supervision
 from shellback.checks.check import Check
 from shellback.exec.core.errors import ExecError, SupervisorAbsent, SupervisorUnreachable
 from shellback.exec.core.model import Session, SessionState
@@ -19,6 +18,7 @@ from shellback.storage.errors import HomeUnusable
 from shellback.storage.host import boot_id
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import hosts, sessions, workers
+from shellback.wiring import supervision
 from shellback.work.hosts import generation, roster
 from shellback.work.hosts import unknown as strangers
 from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S

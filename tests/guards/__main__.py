@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 300.0
 CONTROL_S: Final = 1200.0
 PASSED, FAILED = 0, 1
-JOBS: Final = 3 * (os.cpu_count() or 1)
+JOBS: Final = 2 * (os.cpu_count() or 1)
 """More than cores, since without its guard a test often waits for what does not come."""
 _SECONDS: Final = itertools.count()
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from shellback.exec.core.errors import LimitReached, SessionNotFound
-from shellback.exec.engine.following import Follower
-from shellback.exec.core.model import CallKey
-from shellback.exec.supervisor.process import growth
 from shellback.exec.core.answers import Grown
+from shellback.exec.core.errors import LimitReached, SessionNotFound
+from shellback.exec.core.model import CallKey
+from shellback.exec.engine.following import Follower
 from shellback.exec.link.client import SupervisorClient
+from shellback.exec.supervisor.process import growth
 from tests.execs import launch, run, running_engine
 from tests.supervisors import SOON, Rig, end, rig
 

@@ -12,8 +12,8 @@ import pytest
 
 from shellback.exec.core.errors import InvalidCommand, PtyError, TaskCompleted
 from shellback.exec.core.model import WindowSize
-from shellback.exec.shell.permit import ByOperator
 from shellback.exec.shell import AsyncShell, Chunk, SyncShell
+from shellback.exec.shell.permit import ByOperator
 from shellback.exec.shell.words import quoted
 from tests.execs import each_backend, end_all, places, unstarted_engine
 from tests.supervisors import SOON

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shellback.exec.core.errors import SupervisorUnreachable
-from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.core import answers
 from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
-from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest, VERSION
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.wire.protocol import VERSION, ExitRecord, Loss, Message, StartRequest
 from tests.model.stillness import Clock
 
 

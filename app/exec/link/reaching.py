@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.core.errors import InvalidCommand, SupervisorAbsent, SupervisorUnreachable
 from shellback.exec.core import answers
+from shellback.exec.core.errors import InvalidCommand, SupervisorAbsent, SupervisorUnreachable
 from shellback.exec.link import launch
 from shellback.exec.link.connection import Connection, Lost
-from shellback.exec.wire.protocol import ExitRecord, Loss, Message, ProtocolError, VERSION
+from shellback.exec.wire.protocol import VERSION, ExitRecord, Loss, Message, ProtocolError
 from shellback.exec.wire.shapes import losses
 
 log = logging.getLogger(__name__)

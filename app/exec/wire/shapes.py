@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, cast
 
 from shellback.exec.wire.fields import SESSION_ID
-from shellback.exec.wire.protocol import ExitRecord, Loss, Message, VERSION
+from shellback.exec.wire.protocol import VERSION, ExitRecord, Loss, Message
 
 KILLERS: Final = frozenset({"agent", "person", "timeout", "lifetime", "shutdown"})
 PROTECTION: Final = "protection"

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from shellback.exec.supervisor.loop import Timer, now
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.process.inputs import Input
 from shellback.exec.supervisor.process.kill import Target
-from shellback.exec.supervisor.records.logfile import LogFile
-from shellback.exec.supervisor.loop import Timer, now
-from shellback.exec.wire.protocol import ExitRecord, Message, VERSION
 from shellback.exec.supervisor.process.streams import Pipe
+from shellback.exec.supervisor.records.logfile import LogFile
+from shellback.exec.wire.protocol import VERSION, ExitRecord, Message
 
 TIMEOUT = "timeout"
 ITSELF = "itself"
