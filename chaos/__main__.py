@@ -24,7 +24,7 @@ from tests.nursery import NoNursery, probe_machines
 RESULTS: Final = Path(__file__).parent / "results" / "latest.json"
 REPEATS: Final = {"sqlite": 25, "postgres": 5}
 SANDBOXED: Final = 2
-"""Repeats of a cell in bubblewrap, on SQLite only: what differs there has to do with no database."""
+"""Repeats of a cell in a sandbox, on one database, SQLite unless told: what differs there has to do with none."""
 SAY_S: Final = 10.0
 SAVE_S: Final = 30.0
 
@@ -94,9 +94,9 @@ def _rows(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
         for number, database in enumerate([options.database] if options.database else REPEATS)
         for cell in watched_cells()[number :: 2 if options.quick else 1]
     ]
-    if options.database != "postgres":
-        rows += [Row(cell, "sqlite") for cell in sandboxed_cells()[:: 2 if options.quick else 1]]
-        rows += [Row(cell, "sqlite") for cell in contained_cells()[:: 4 if options.quick else 1]]
+    one = options.database or "sqlite"
+    rows += [Row(cell, one) for cell in sandboxed_cells()[:: 2 if options.quick else 1]]
+    rows += [Row(cell, one) for cell in contained_cells()[:: 4 if options.quick else 1]]
     rows = [row for row in rows if options.only in row.name]
     left_out: list[str] = []
     if any(row.cell.backend == "bubblewrap" for row in rows) and (why := sandboxes.refusal()):
