@@ -25,7 +25,7 @@ from shellback.work.errors import ApprovalSettled, UnknownConversation
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import Priority
 from shellback.work.turn import stopping
-from tests.model.dbos import DEAD, SimulatedEnqueuer
+from tests.model.dbos import DEAD, WAITING, SimulatedEnqueuer
 from tests.model.reference import Reference, Row, Rows
 from tests.model.stillness import Clock, StillLoop, at_once, ruled_by
 from tests.model.turns import Call, Thought
@@ -370,9 +370,10 @@ class Loop(RuleBasedStateMachine):
         worker = self.world.living()[0]
         worker.beat()
         self.world.clock.advance(4.0)
+        waiting = set(self.world.dbos.of(*WAITING))
         self.world.do(lambda one: one.sweep.once(), worker)
         if self.world.living() and not worker.dead:
-            self.reference.check_swept(self.rows())
+            self.reference.check_swept(self.rows(), waiting)
 
     @invariant()
     def holds(self) -> None:

@@ -75,6 +75,14 @@ STORIES = {
         ("the_clock_jumps", 0, 5),
         ("sweep", 0, 0),
     ],
+    "an overtaken turn that ends during a sweep is the next sweep's": [
+        ("mean_to_call", 0, 7),
+        ("a_round", 0, 0),
+        ("take_up", 0, 6),
+        ("time_passes", 0, 0),
+        ("replay", 0, 4),
+        ("sweep", 0, 0),
+    ],
 }
 """What has failed once."""
 
