@@ -38,7 +38,10 @@ class Tally:
         """Count a failure and say how to see it again."""
         self.failures += 1
         notes: list[str] = getattr(error, "__notes__", [])
-        print(f"fuzz: {what}", *traceback.format_exception_only(error), *notes, sep="\n", file=sys.stderr, flush=True)
+        lines = traceback.format_exception_only(error)
+        while (error := error.__cause__) is not None:
+            lines += ["because of", *traceback.format_exception_only(error)]
+        print(f"fuzz: {what}", *lines, *notes, sep="\n", file=sys.stderr, flush=True)
 
 
 Part = Callable[[float, int, Tally], None]

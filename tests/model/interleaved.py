@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
+from unittest.mock import patch
 
 import sqlalchemy as sa
 
@@ -29,7 +30,7 @@ from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing, close
 from tests.model.dbos import SimulatedEnqueuer, queue
 from tests.model.dbos import metadata as of_dbos
-from tests.model.schedules import Actor, play, watch
+from tests.model.schedules import LIMIT_S, Actor, play, watch
 from tests.sessions import EXITED, a_session
 
 HOST = "host1"
@@ -98,13 +99,15 @@ def _next(conn: sa.Connection) -> WorkItem | None:
 @contextmanager
 def set_up(url: str) -> Generator[Stage]:
     """A stage on a migrated Postgres database of its own."""
-    db = Database(url)
-    db.write_now(of_dbos.create_all)
-    watch(db)
-    try:
-        yield Stage(db)
-    finally:
-        db.close()
+    # How long an actor rests within a transaction is the schedule's doing: only `play` may run out of patience.
+    with patch("app.storage.engines._IDLE_MS", 0):
+        db = Database(url, lock_timeout_s=2 * LIMIT_S)
+        db.write_now(of_dbos.create_all)
+        watch(db)
+        try:
+            yield Stage(db)
+        finally:
+            db.close()
 
 
 def all_heard_once(stage: Stage, count: int) -> None:
