@@ -13,6 +13,7 @@ import pytest
 
 from shellback.exec.backends import homes, podman_probe
 from shellback.exec.backends.container import COMMANDS, Container, ContainerLimits
+from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.mounted import check_mounts
 from shellback.exec.backends.podman_probe import probe_podman
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
@@ -287,22 +288,29 @@ async def test_an_image_of_a_name_gives_its_environment_and_is_told_by_its_id(sh
     assert by_id.container(WORK, "image").image_id == known.image_id
 
 
+def left_of(scope: str, containers: Containers) -> list[tuple[str, str] | None]:
+    """What podman says of each container that was described for this scope."""
+    described = [home for home in containers.homes() if (known := containers.known(home)) and known.scope == scope]
+    return [containers.podman.state(home.name) for home in described]
+
+
 async def test_an_image_without_python_is_refused_by_name(shop: Yard) -> None:
     backend = shop.backend(image=str(images.without_python()))
     with pytest.raises(BackendUnavailable, match="no python3") as refused:
         await shop.run("true", backend=backend, scope="no python")
     assert str(images.without_python()) in str(refused.value)
     assert "PODMAN_IMAGE" in str(refused.value)
-    assert not [home for home in backend.containers.homes() if backend.containers.podman.state(home.name) is not None
-                and (known := backend.containers.known(home)) is not None and known.scope == "no python"]  # fmt: skip
+    assert set(left_of("no python", backend.containers)) == {None}
 
 
 async def test_an_image_with_an_older_python_is_refused_with_what_it_needs(
     shop: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shellback.exec.backends.container._CODE", "import sys; sys.exit('Python 3.9 is too old')")
+    backend = shop.backend()
     with pytest.raises(BackendUnavailable, match=r"Python 3\.9 is too old; take an image with Python 3\.11"):
-        await shop.run("true", scope="old")
+        await shop.run("true", backend=backend, scope="old")
+    assert set(left_of("old", backend.containers)) == {None}
 
 
 async def test_an_image_without_bash_has_sh_which_is_said(shop: Yard) -> None:
@@ -357,12 +365,7 @@ async def test_a_mount_that_became_another_file_is_noticed_and_nothing_runs(
     with pytest.raises(BackendUnavailable):
         await shop.run("cat .idea/key", backend=backend, scope="racing")
     (shop.workspace / ".idea").rmdir()
-    assert not any(
-        (known := backend.containers.known(home))
-        and known.scope == "racing"
-        and backend.containers.podman.state(home.name)
-        for home in backend.containers.homes()
-    )
+    assert set(left_of("racing", backend.containers)) == {None}
 
 
 def test_facts_differ_with_what_holds_and_not_with_the_workspace_s_content(shop: Yard) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,14 @@ from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from shellback.exec import HostMount, PodmanSandboxConfig, PodmanSandboxSection, PodmanShellParams, PodmanWorkspace
+from shellback.exec import (
+    HostMount,
+    PodmanSandboxConfig,
+    PodmanSandboxSection,
+    PodmanShellParams,
+    PodmanShellResult,
+    PodmanWorkspace,
+)
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.container import ContainerLimits
 from shellback.exec.backends.host import HostBackend
@@ -148,14 +156,16 @@ def sh(line: str) -> tuple[str, dict[str, Any]]:
 async def test_without_isolation_a_child_works_in_the_same_place_and_with_it_in_its_own(kind: str, root: Path) -> None:
     async with closing(section_of(kind, root)) as parent, closing(parent.clone()) as apart:
         (_, wrote) = await call(
-            parent, sh("echo marker >marker; cat hello.txt"), ("write_file", {"path": "tool", "content": "by a tool"})
+            parent,
+            sh("echo marker >marker; echo at home >~/note"),
+            ("write_file", {"path": "tool", "content": "by a tool"}),
         )
         assert wrote.outcome == "success", wrote.content
         # The child is another agent in another conversation, with the same section.
-        shared, read = await call(parent, sh("cat marker tool"), ("read_file", {"path": "marker"}))
-        assert shared.content["stdout"] == "marker\nby a tool"
+        shared, read = await call(parent, sh("cat ~/note marker tool"), ("read_file", {"path": "marker"}))
+        assert shared.content["stdout"] == "at home\nmarker\nby a tool"
         assert "marker" in str(read.content)
-        alone, listed = await call(apart, sh("cat marker tool; cat hello.txt"), ("ls", {}))
+        alone, listed = await call(apart, sh("cat ~/note marker tool; cat hello.txt"), ("ls", {}))
         assert alone.content["stdout"] == "from the host\n"
         assert "marker" not in str(listed.content)
         await call(apart, sh("echo theirs >hello.txt"))
@@ -193,7 +203,8 @@ async def test_a_section_says_what_it_is_for_and_what_was_mounted_or_what_it_was
 
 async def test_nothing_is_made_before_the_first_call_and_nothing_is_left_at_the_end(root: Path) -> None:
     images.needed()
-    async with closing(in_podman(root, scope="mine")) as section:
+    began = time.time()
+    async with closing(in_podman(root, scope="mine", env={"GREETING": "hello"})) as section:
         assert isinstance(section, PodmanSandboxSection)
         assert section.workspace is None
         assert not section.overlay.exists()
@@ -204,6 +215,8 @@ async def test_nothing_is_made_before_the_first_call_and_nothing_is_left_at_the_
         made = section.workspace
         assert isinstance(made, PodmanWorkspace)
         assert (made.scope, made.workdir, made.overlay_path) == ("mine", "/workspace", str(section.overlay))
+        assert (made.image, made.env, made.state) == (str(images.test_rootfs()), ("GREETING",), "running")
+        assert began <= made.created_at <= made.last_used_at <= time.time()
         assert section.overlay == root / "cache/podman/mine"
         assert (root / "cache/podman").stat().st_mode & 0o777 == 0o700
         assert podman("inspect", "--format", "{{.State.Status}} {{.Id}}", made.name) == f"running {made.container_id}"
@@ -298,8 +311,16 @@ async def test_it_is_a_section_with_shell_and_files_and_exactly_nine_tools(root:
         short = await section.run_shell(
             PodmanShellParams(command=("sh", "-c", "echo out; exit 3"), timeout_seconds=500)
         )
-        assert (short.exit_code, short.stdout, short.cwd, short.timed_out) == (3, "out\n", "/workspace", False)
-        assert short.note == "timeout_seconds was 500; 1 to 120 are possible, 120 was used"
+        assert short == PodmanShellResult(
+            command=("sh", "-c", "echo out; exit 3"),
+            cwd="/workspace",
+            exit_code=3,
+            stdout="out\n",
+            stderr="",
+            duration_ms=short.duration_ms,
+            timed_out=False,
+            note="timeout_seconds was 500; 1 to 120 are possible, 120 was used",
+        )
 
 
 @pytest.mark.parametrize("kind", ["host", "bubblewrap", "podman"])

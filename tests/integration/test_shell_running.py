@@ -110,11 +110,12 @@ async def test_a_signal_reaches_every_process_of_the_tree(tmp_path: Path) -> Non
         inner = "trap 'echo $0 caught; exit 0' TERM; echo $0 ready; while :; do sleep 0.05; done"
         running = await shell.spawn(f"setsid sh -c {quoted(inner)} one & sh -c {quoted(inner)} two & {WAITS}")
         seen = ""
-        async for chunk in running.stream():
-            ready_before = seen.count("ready")
-            seen += chunk.text
-            if seen.count("ready") == 2 and ready_before < 2:
-                await running.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(SOON):
+            async for chunk in running.stream():
+                ready_before = seen.count("ready")
+                seen += chunk.text
+                if seen.count("ready") == 2 and ready_before < 2:
+                    await running.send_signal(signal.SIGTERM)
         assert {"one caught", "two caught"} <= set(seen.splitlines())
         assert (await running.wait(SOON)).exit_code == 0
 

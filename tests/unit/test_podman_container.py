@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shellback.exec import PodmanSandboxConfig
 from shellback.exec.backends import container, mounted
 from shellback.exec.backends.container import Container, ContainerLimits, Mount
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
@@ -81,7 +82,8 @@ def test_a_path_that_podman_would_read_otherwise_is_brought_in_another_way_or_re
 
 
 def test_the_default_image_is_that_of_the_settings() -> None:
-    assert Settings.load({}).podman_image == container.IMAGE == "docker.io/library/python:3.12-bookworm"
+    named = {Settings.load({}).podman_image, container.IMAGE, PodmanSandboxConfig().image}
+    assert named == {"docker.io/library/python:3.12-bookworm"}
 
 
 def test_scratches_are_never_most_of_the_memory() -> None:
@@ -109,6 +111,12 @@ TABLE = """1 0 0:1 / / rw - overlay overlay rw
 def test_mounts_are_compared_with_what_they_were_to_be(device: str, root: str, place: str, good: bool) -> None:
     table = mounted._table(TABLE.format(device=device, root=root, place=place))  # pyright: ignore[reportPrivateUsage]
     assert (not list(mounted._wrong(table, WANT))) is good  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_container_without_its_workspace_is_not_as_it_was_to_be() -> None:
+    table = mounted._table(TABLE.splitlines()[0])  # pyright: ignore[reportPrivateUsage]
+    for want in (WANT, replace(WANT, mounts=())):
+        assert list(mounted._wrong(table, want)) == ["/srv/ws"]  # pyright: ignore[reportPrivateUsage]
 
 
 def test_mounts_that_cannot_be_seen_are_no_mounts() -> None:

@@ -17,6 +17,7 @@ from shellback.exec.watching.watcher import Watcher
 from tests.execs import unstarted_engine
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "agents.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 def tools_of(tmp_path: Path) -> list[ToolDefinition]:
@@ -63,3 +64,14 @@ def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> No
     assert {name: (re.findall(r"`([^`]+)`", parameters), asking) for name, parameters, asking in rows} == seen
     ours = {"code", "path", "pattern", "content", "old_string", "new_string"}
     assert required == {"command", "session_id", "session_ids", "data", "rows", "cols", "action", "op", "pinned"} | ours
+
+
+def test_the_readme_says_which_tool_is_for_what() -> None:
+    table = README.read_text().partition("| to | the agent uses |\n|---|---|\n")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
+    assert all(purpose and tools for purpose, tools in rows)
+    named = {name for _, tools in rows for name in re.findall(r"`(\w+)`", tools)}
+    named_in_the_text = {"shell", "process_pin"}
+    without_counterpart = {"run_js", "run_curl"}
+    arguments_and_programs = {"background", "yield_after", "python3", "node", "curl"}
+    assert named == TOOLS.keys() - named_in_the_text | without_counterpart | arguments_and_programs
