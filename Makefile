@@ -51,7 +51,7 @@ chaos-syscalls: $(STAMP) ## kills and errors at every system call of supervisor 
 
 escape: $(STAMP) ## attempts to get out of the sandboxes, each shown to work without one; ARGS=--help
 	@$(BIN)/python -m tests.escape --backend all $(ARGS)
-	@$(BIN)/python -m pytest -q -n 2 tests/escape tests/integration/test_homes.py tests/integration/test_orders.py
+	@$(BIN)/python -m pytest -q -n 2 tests/escape tests/integration/backends/test_homes.py tests/integration/test_orders.py
 
 compose-test: $(STAMP) ## build the image, run docker-compose.yml, kill -9 each container; COMPOSE= names a compose; ARGS=--help
 	@$(BIN)/python -m tests.compose $(if $(COMPOSE),--compose "$(COMPOSE)") $(ARGS)

@@ -23,7 +23,7 @@ The twenty-four moments at which a loop like this can be cut, and the points tha
 19 acknowledged, before it is noted    exit.acked, supervisor.reaped
 20 the callback enqueued, unclaimed    exit.committed, exit.acked
 21 the agent's turn about it           wake.entered
-22 clean-up of the directory           retention.*: tests/integration/test_retention.py, between every two steps
+22 clean-up of the directory           retention.*: tests/integration/work/test_retention.py, between every two steps
 23 a kill under way                    kill.sent, supervisor.killing
 24 the sweep under way                 sweep.scanning, while the process runs
 

@@ -18,11 +18,11 @@ LONG = (
     "acceptance/*",
     "escape/test_escape.py",
     "hostile/test_terminal_text.py",
-    "integration/*_crash.py",
-    "integration/*containers*",
-    "integration/*podman*",
-    "integration/test_syscall_sweep.py",
-    "integration/test_terminal_programs.py",
+    "integration/*/*_crash.py",
+    "integration/*/*containers*",
+    "integration/*/*podman*",
+    "integration/supervisor/test_syscall_sweep.py",
+    "integration/terminals/test_terminal_programs.py",
 )
 """Whole programs, containers and series of kills: `make test-long` runs them, and `make test` everything else."""
 STORY = ("acceptance/test_loop.py", "acceptance/test_story.py")

@@ -15,7 +15,7 @@ from shellback.exec.engine.following import Follower
 from shellback.exec.terminals.screen import Screen, Screens
 from tests.databases import unavailable
 from tests.execs import launch
-from tests.integration.test_toolset_agent import Script, converse
+from tests.integration.tools.test_toolset_agent import Script, converse
 
 PATIENCE_S = 60.0
 
