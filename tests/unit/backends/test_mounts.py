@@ -334,6 +334,16 @@ def test_a_file_that_never_rests_is_refused(root: Path, workspace: Path, monkeyp
     assert nothing_is_left(workspace)
 
 
+def test_a_file_that_grows_over_budget_while_it_is_copied_is_refused(
+    root: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing_while_read(monkeypatch, root / "project/run", 1)
+    budget = len(BINARY) + 13
+    with pytest.raises(MountUnusable, match=f"and others grew beyond {budget:,} bytes"):
+        filled(HostMount("project", max_bytes=budget), workspace, root)
+    assert nothing_is_left(workspace)
+
+
 def test_what_is_swapped_for_a_symlink_between_look_and_copy_is_not_followed(
     root: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
