@@ -109,6 +109,11 @@ def _copy() -> Generator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(_temporary(directory), ignore_errors=True)
+
+
+def _temporary(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}-tmp")
 
 
 @contextlib.contextmanager
@@ -137,9 +142,11 @@ def _tests(
     # Ours comes before the installed one, in this process and in those that tests start.
     environ = {**os.environ, "PYTHONPATH": str(directory), "EXEC_TESTS_STRICT": "1"}
     # Hypothesis's plugin takes as long to load as all else together, and only adds options.
-    plugins = ["-p", "no:randomly", "-p", "no:hypothesispytest"]
+    options = (*options, "-p", "no:randomly", "-p", "no:hypothesispytest")
+    # Runs at the same time do not clear each other's temporary directories away.
+    options = (*options, f"--basetemp={_temporary(directory)}")
     # Its FAILED lines are what is read, whatever the configuration lets pytest print.
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--no-header", "--tb=line", *plugins, *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "--no-header", "--tb=line", *options]
     return subprocess.run(
         [*command, *tests], cwd=directory, env=environ, capture_output=True, text=True, timeout=limit_s, check=False
     )
