@@ -139,6 +139,9 @@ class Cell:
         if self.victims == ("machine",) and self.here != "supervisor" and self.point in {"keeper.held", *_ALIVE}:
             # Only who reaches the point stops there; the supervisor goes on until the machine is gone.
             return 60.0
+        if self._ends_container:
+            # We kill by way of podman, which takes its time where other work goes on.
+            return 60.0
         if self.point == "keeper.reaped":
             # It is armed by us, before the end.
             return 10.0
@@ -168,8 +171,12 @@ class Cell:
         if self.victims == ("podman",):
             # Nothing was started, and the call is told so; or another try made it.
             return frozenset({truth, NEVER_STARTED})
-        # All that a container has ends with its first process, which is the keeper.
-        return frozenset({RESTARTED if self.victims in {("container",), ("keeper",)} else truth})
+        return frozenset({RESTARTED if self._ends_container else truth})
+
+    @property
+    def _ends_container(self) -> bool:
+        """Whether all that a container has is killed: it ends with its first process, which is the keeper."""
+        return self.backend == "podman" and self.victims in {("container",), ("keeper",)}
 
     def _of_a_machine(self, truth: str) -> frozenset[str]:
         if self.point in _CLAIMED:
