@@ -39,8 +39,10 @@ class Tally:
         self.failures += 1
         notes: list[str] = getattr(error, "__notes__", [])
         lines = traceback.format_exception_only(error)
-        while (error := error.__cause__) is not None:
-            lines += ["because of", *traceback.format_exception_only(error)]
+        cause = error.__cause__
+        while cause is not None:
+            lines += ["because of", *traceback.format_exception_only(cause)]
+            cause = cause.__cause__
         print(f"fuzz: {what}", *lines, *notes, sep="\n", file=sys.stderr, flush=True)
 
 
