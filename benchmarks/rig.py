@@ -24,8 +24,8 @@ from shellback.exec.core.model import CallOrigin, CommandSpec, Session
 from shellback.exec.core.ports import SessionStore, SupervisorPort
 from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.memory_store import MemorySessionStore
-from shellback.exec.engine.outcome import Outcome
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.policy.commands import command_spec, proposal_for
 from shellback.exec.policy.policy import Grant, grant_by_operator

@@ -23,8 +23,8 @@ from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import CallOrigin, CommandSpec, EndedBy, Session, SessionState
 from shellback.exec.core.ports import ExitSink, SessionStore
 from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.memory_store import MemorySessionStore
-from shellback.exec.engine.outcome import Outcome
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.policy.commands import command_spec, proposal_for

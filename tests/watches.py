@@ -8,7 +8,7 @@ from typing import Any
 
 from shellback.exec.core.ports import WatchSink
 from shellback.exec.core.watch import Hit, Watch
-from shellback.exec.reports.watch_text import watch_payload
+from shellback.exec.reports.callback_text import watch_payload
 from tests.supervisors import SOON
 
 

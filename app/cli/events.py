@@ -93,7 +93,7 @@ def _told(event: Event) -> str:
 
         told = wake_text(payload).split("\n")[1]
     elif event.kind == "watch":
-        from shellback.exec.reports.watch_text import watch_text
+        from shellback.exec.reports.callback_text import watch_text
 
         told = watch_text(payload).split("\n")[1]
     elif not isinstance(told, str):

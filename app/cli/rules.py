@@ -105,7 +105,7 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     unless --prefix; an ask or deny for whatever follows too, unless --exact.
     """
     from shellback.exec.policy.classify.model import Tier
-    from shellback.exec.policy.rules.narrow import objection
+    from shellback.exec.policy.rules.file import objection
     from shellback.exec.policy.rules.rule import Match, Rule
     from shellback.storage import rules as store
     from shellback.work.approvals import audit

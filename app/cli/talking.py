@@ -276,7 +276,7 @@ class Talk:
             case "typed":
                 self._screen.said(f"! {payload['by']}: {payload['text']}")
             case "watch":
-                from shellback.exec.reports.watch_text import watch_text
+                from shellback.exec.reports.callback_text import watch_text
 
                 self._screen.said(f"! {watch_text(payload).split(chr(10))[1]}")
             case "answer":

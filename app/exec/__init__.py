@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from shellback.exec.core.model import CommandSpec, PodmanWorkspace, Session, SessionEnd, SessionState
     from shellback.exec.core.runner import make_workspace
     from shellback.exec.engine.engine import Engine
+    from shellback.exec.engine.joining import Outcome
     from shellback.exec.engine.memory_store import MemorySessionStore, MemoryWorkspaceStore
-    from shellback.exec.engine.outcome import Outcome
     from shellback.exec.link.client import SupervisorClient
     from shellback.exec.log.logs import cleanup_exec_logs
     from shellback.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile

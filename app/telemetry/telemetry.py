@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
+import sqlalchemy as sa
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.metrics import Meter
@@ -13,10 +14,18 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pydantic_ai.capabilities import Instrumentation
 from pydantic_ai.models.instrumented import InstrumentationSettings
+from sqlalchemy.exc import SQLAlchemyError
 
+from shellback.exec.core.model import Session, SessionState
+from shellback.exec.core.ports import SessionWatch
 from shellback.storage.db import Database
+from shellback.storage.errors import StorageError
+from shellback.storage.tables import sessions, turns
 from shellback.telemetry.levels import Gauges
 from shellback.telemetry.pipeline import Pipeline
+from shellback.work.queue.items import BY_A_PERSON, ItemType, WorkItem
+from shellback.work.queue.tracing import cause_of, process_context
+from shellback.work.turn.watching import TurnWatch
 
 SCOPE: Final = "shellback"
 SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -117,3 +126,116 @@ class Counts:
 
 def _not_about_logs(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("OTLP is enabled but logger provider")
+
+
+class WatchedSessions(SessionWatch):
+    """Makes the span of a process when its end is recorded, by whichever worker records it."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._counts = telemetry.counts
+
+    def context(self) -> str | None:
+        return current_traceparent()
+
+    def started(self, session: Session) -> None:
+        self._counts.starts.add(1, {"background": session.background})
+
+    def ended(self, session: Session) -> None:
+        end = session.end
+        if end is None:
+            return
+        self._counts.ends.add(1, {"state": end.state.value, "ended_by": end.ended_by.value})
+        lost = end.state is SessionState.LOST
+        if lost and end.evidence is not None:
+            self._counts.lost.add(1, {"reason": end.evidence.value})
+        if session.traceparent is None:
+            return
+        # A short foreground command is never recorded as running.
+        began = session.started_at or end.began_at or session.created_at
+        self._telemetry.past(
+            "shellback.process",
+            process_context(session.id, session.traceparent),
+            (began, end.ended_at),
+            cause=session.traceparent,
+            attributes={
+                "shellback.session": session.id,
+                "shellback.conversation": session.conversation_id,
+                "shellback.state": end.state.value,
+                "shellback.ended_by": end.ended_by.value,
+                "shellback.signal": end.signal,
+                "shellback.evidence": end.evidence.value if end.evidence else None,
+                "shellback.background": session.background,
+                "process.exit.code": end.exit_code,
+                "process.pid": session.pid,
+                "process.command_line": session.command if self._telemetry.content else None,
+            },
+            error=lost or end.state is SessionState.START_FAILED,
+        )
+
+
+log = logging.getLogger(__name__)
+
+
+class WatchedTurns(TurnWatch):
+    """Adds to the span that DBOS makes of a turn: the wait before it, what it is about, and the counts."""
+
+    def __init__(self, telemetry: Telemetry, database: Database) -> None:
+        self._telemetry = telemetry
+        self._counts = telemetry.counts
+        self._db = database
+
+    async def began(self, item: WorkItem, over: str | None = None) -> None:
+        span = trace.get_current_span()
+        span.set_attributes(_subject(item))
+        if over is not None:
+            span.set_attribute("shellback.outcome", over)
+        try:
+            turn, cause, process_ended_at = await self._db.read(_recorded, item)
+        except (StorageError, SQLAlchemyError) as error:
+            log.debug("the wait of a work item is not traced: %s", error)
+            return
+        if turn.executions > 1:
+            self._counts.retries.add(1, {"reason": "recovered"})
+            return
+        if over is None:
+            self._count(item, turn.started_at, process_ended_at)
+        if turn.traceparent is not None:
+            self._telemetry.past(
+                "shellback.queue",
+                turn.traceparent,
+                (turn.created_at, turn.started_at),
+                cause=cause,
+                kind=SpanKind.CONSUMER,
+                attributes={**_subject(item), "shellback.priority": int(item.priority)},
+            )
+
+    def _count(self, item: WorkItem, began_at: float, process_ended_at: float | None) -> None:
+        if item.type not in BY_A_PERSON:
+            self._counts.wakes.add(1, {"item_type": item.type.value})
+        if process_ended_at is not None:
+            self._counts.wake_latency.record(max(0.0, began_at - process_ended_at))
+
+    def ended(self, item: WorkItem, outcome: str, seconds: float) -> None:
+        trace.get_current_span().set_attribute("shellback.outcome", outcome)
+        self._counts.turn_duration.record(seconds, {"item_type": item.type.value, "outcome": outcome})
+
+    def failed(self, came: str) -> None:
+        self._counts.retries.add(1, {"reason": came})
+
+
+def _subject(item: WorkItem) -> dict[str, str]:
+    return {
+        "shellback.conversation": item.conversation_id,
+        "shellback.work_item": item.id,
+        "shellback.item_type": item.type.value,
+    }
+
+
+def _recorded(conn: sa.Connection, item: WorkItem) -> tuple[sa.Row[Any], str | None, float | None]:
+    turn = conn.execute(sa.select(turns).where(turns.c.id == item.id)).one()
+    process_ended_at = None
+    if item.type is ItemType.EXEC_CALLBACK:
+        query = sa.select(sessions.c.ended_at).where(sessions.c.id == item.id.partition(":")[2])
+        process_ended_at = conn.execute(query).scalar_one_or_none()
+    return turn, cause_of(conn, item), process_ended_at

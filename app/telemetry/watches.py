@@ -43,9 +43,7 @@ def watches(
     if lacking := missing():
         log.warning("no telemetry: %s", lacking)
         return Watches()
-    from shellback.telemetry.processes import WatchedSessions
-    from shellback.telemetry.telemetry import Telemetry
-    from shellback.telemetry.turns import WatchedTurns
+    from shellback.telemetry.telemetry import Telemetry, WatchedSessions, WatchedTurns
 
     telemetry = Telemetry(
         endpoint, database, executor_id=executor_id, host_id=host_id, content=settings.telemetry_content

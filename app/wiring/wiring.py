@@ -259,7 +259,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:  # noqa: PLR091
     from shellback.work.turn.lifetimes import TurnEnds
     from shellback.work.turn.live import LiveBlocks
     from shellback.work.turn.output_notes import OutputNotes
-    from shellback.work.turn.stop_watch import StopWatch
+    from shellback.work.turn.stopping import StopWatch
     from shellback.work.turn.turn import Budget, TurnRunner
     from shellback.work.worker.worker import Worker, WorkerConfig
 

@@ -21,7 +21,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from shellback.agent.script import Call, News, Say, read
+from shellback.agent.offline import Call, News, Say, read
 
 
 def texts(message: ModelRequest) -> Iterable[str]:

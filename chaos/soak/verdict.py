@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelMessage, ModelRequest
 from chaos.soak.batch_agent import texts
 from chaos.soak.crowd import Task, lines_of
 from chaos.soak.staff import Outage
-from shellback.agent.script import News, read
+from shellback.agent.offline import News, read
 from shellback.exec.core.model import Evidence, Session, SessionState
 from shellback.storage import history
 from shellback.storage.tables import mailbox, sessions, turns

@@ -12,7 +12,7 @@ APP = Path(__file__).parents[2] / "app"
 # Standard library only, in processes of their own: a supervisor and what it starts, and scripts for other Pythons.
 APART = ("exec/supervisor/", "exec/files/grepping.py", "exec/backends/podman_probe.py")
 # Bytes are what they are for: `attach`, with an allow list of its own, and the place itself, for `logs --raw`.
-DOORS = {"cli/output.py", "cli/raw_terminal.py", "cli/picture.py"}
+DOORS = {"cli/output.py", "cli/raw_terminal.py", "cli/attached.py"}
 FORBIDDEN = {"__stdout__", "__stderr__", "buffer", "detach"}
 CLICKS = {
     "style", "secho", "clear", "unstyle", "confirm", "prompt", "get_text_stream", "get_binary_stream", "open_file",

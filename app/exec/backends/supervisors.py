@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from shellback.exec.backends import dormant, homes
-from shellback.exec.backends.contained import ContainedClient
-from shellback.exec.backends.forwarding import Forwarding
 from shellback.exec.core import answers
-from shellback.exec.core.answers import StartAnswer
+from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
 from shellback.exec.core.errors import (
     ExecError,
     LimitReached,
@@ -29,10 +28,78 @@ from shellback.exec.core.errors import (
     TaskCompleted,
 )
 from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.link import launch
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.link.connection import Connection
 from shellback.exec.log.placements import Placements
 from shellback.exec.wire import linux
 from shellback.exec.wire.crashpoints import reach
 from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
+
+
+class Forwarding(SupervisorPort):
+    """A port that finds the port to ask."""
+
+    @abstractmethod
+    async def _live(self, session_id: str) -> SupervisorPort:
+        """Who has the process of a session.
+
+        Raises:
+            TaskCompleted: It has ended with its container.
+            SessionNotFound: It was never started there.
+        """
+
+    @abstractmethod
+    async def _teller(self, session_id: str) -> SupervisorPort:
+        """The same for a question that starts nobody. Raises what `_live` does."""
+
+    async def write(
+        self,
+        session_id: str,
+        data: bytes,
+        *,
+        eof: bool = False,
+        key: str = "",
+        beyond: int | None = None,
+        timeout_s: float = 0.0,
+    ) -> Written:
+        """See `SupervisorPort.write`."""
+        port = await self._live(session_id)
+        return await port.write(session_id, data, eof=eof, key=key, beyond=beyond, timeout_s=timeout_s)
+
+    async def written(self, session_id: str, key: str) -> Written | None:
+        """See `SupervisorPort.written`."""
+        return await (await self._live(session_id)).written(session_id, key)
+
+    async def resize(self, session_id: str, rows: int, cols: int) -> None:
+        """See `SupervisorPort.resize`."""
+        await (await self._live(session_id)).resize(session_id, rows, cols)
+
+    async def signal(self, session_id: str, number: int) -> None:
+        """See `SupervisorPort.signal`."""
+        await (await self._live(session_id)).signal(session_id, number)
+
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+        """See `SupervisorPort.kill`."""
+        return await (await self._live(session_id)).kill(session_id, grace_s=grace_s, ended_by=ended_by)
+
+    async def grown(
+        self,
+        session_id: str,
+        beyond: int,
+        *,
+        err_beyond: int | None = None,
+        rest_s: float = 0.0,
+        timeout_s: float = 30.0,
+    ) -> Grown:
+        """See `SupervisorPort.grown`."""
+        port = await self._teller(session_id)
+        return await port.grown(session_id, beyond, err_beyond=err_beyond, rest_s=rest_s, timeout_s=timeout_s)
+
+    async def look(self, session_id: str) -> Look | None:
+        """See `SupervisorPort.look`."""
+        return await (await self._teller(session_id)).look(session_id)
+
 
 log = logging.getLogger(__name__)
 
@@ -381,3 +448,28 @@ async def _in_time(answer: Awaitable[T]) -> T:
         return await asyncio.wait_for(answer, PATIENCE_S)
     except TimeoutError:
         raise SupervisorUnreachable(f"no answer within {PATIENCE_S:.0f} s") from None
+
+
+class ContainedClient(SupervisorClient):
+    """Calls `bring` where no keeper is left in the home. Where that raises `SupervisorAbsent`, nobody needs it now.
+
+    After that only a request connects again. A home that was removed is not made anew.
+    """
+
+    _enough = (SupervisorAbsent,)
+
+    def __init__(self, home: Path, bring: Callable[[], Awaitable[None]], **more: Any) -> None:
+        super().__init__(home, **more)
+        self._bring = bring
+
+    async def _open(self) -> Connection:
+        if not self._home.is_dir():
+            raise SupervisorAbsent(f"{self._home} was removed")
+        return await super()._open()
+
+    async def _start_one(self) -> None:
+        if await asyncio.to_thread(launch.kept, self._folder):
+            # Its supervisor is being replaced, or about to listen.
+            await asyncio.sleep(0.01)
+        else:
+            await self._bring()

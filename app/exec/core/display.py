@@ -12,8 +12,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, cast
 
-from shellback.exec.core.label import label
-
 _MARGIN: Final = "    "
 _FOLDED: Final = "↳ "
 _FIRST: Final = ("command", "segments", "tier", "reason", "touches")
@@ -259,3 +257,12 @@ def _word(found: re.Match[str]) -> str:
 
 _PROSE: Final = _Table(_in_prose)
 _CALL: Final = _Table(_in_a_call)
+
+
+_MOST: Final = 80
+
+
+def label(text: str) -> str:
+    """How it begins: its first line, 80 characters at most."""
+    first = text.split("\n", 1)[0][:_MOST]
+    return first if first == text else f"{first} ..."

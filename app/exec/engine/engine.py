@@ -35,11 +35,8 @@ from shellback.exec.core.model import (
     SessionState,
 )
 from shellback.exec.core.ports import SessionStore, SessionWatch, SupervisorPort, Unwatched
-from shellback.exec.engine.ends import Ends
-from shellback.exec.engine.joining import give_up, joined
-from shellback.exec.engine.losses import Losses
-from shellback.exec.engine.outcome import Outcome
-from shellback.exec.engine.recovery import Recovery
+from shellback.exec.engine.ends import Ends, Losses, Recovery
+from shellback.exec.engine.joining import Outcome, give_up, joined
 from shellback.exec.engine.registry import ExecRegistry
 from shellback.exec.engine.waiting import Waiting, takes_input, waiting
 from shellback.exec.link.supervised import Supervised

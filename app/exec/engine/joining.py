@@ -1,11 +1,16 @@
-"""How long a call waits for the command that it has started: to its end, or until waiting on would be in vain."""
+"""How long a call waits for the command that it has started, and what it then tells.
+
+It waits to the end, or until waiting on would be in vain.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from shellback.exec.core.model import Session
 from shellback.exec.engine.waiting import Looked, Waiting, until_waiting
+from shellback.exec.log.output import Slice
 
 Ended = asyncio.Future[Session | None]
 """Resolved with the session once it has ended, or with None by whoever gives up."""
@@ -41,3 +46,22 @@ def give_up(ended: Ended) -> None:
 
 def _found(asked: asyncio.Task[Waiting | None]) -> Waiting | None:
     return None if asked.cancelled() or asked.exception() is not None else asked.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A session and its output as of now.
+
+    `handed_over` is whether the end is told by a callback and not by this outcome. `err` is the
+    second stream where the streams are apart; `warning` is about the conversation, not the command. `waiting` says that
+    the call did not wait for the end because the command waits for input. `findings` are told with it, in sentences:
+    those of the end, and what the look before the command found of others of the conversation.
+    """
+
+    session: Session
+    output: Slice
+    err: Slice | None = None
+    handed_over: bool = False
+    warning: str = ""
+    waiting: Waiting | None = None
+    findings: tuple[str, ...] = ()

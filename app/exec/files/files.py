@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Callable, Generator, Hashable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -15,7 +17,6 @@ from shellback.exec.files import contents, removal
 from shellback.exec.files.contents import READ_MOST, Mode
 from shellback.exec.files.entries import Entry, entry_of, listed
 from shellback.exec.files.grep import Grep, Hits
-from shellback.exec.files.locks import Locks
 from shellback.exec.files.search import Found, Glob
 from shellback.exec.files.text import Edited, Text, lines_of, replaced
 
@@ -398,3 +399,32 @@ def _bare(path: str) -> str:
     while path.endswith(("/", "/.")) and path.strip("/."):
         path = path[:-1]
     return path
+
+
+@dataclass(slots=True)
+class _Lock:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+
+
+class Locks:
+    """Locks for threads, each there as long as somebody has it or waits for it."""
+
+    def __init__(self) -> None:
+        self._mine = threading.Lock()
+        self._locks: dict[Hashable, _Lock] = {}
+
+    @contextlib.contextmanager
+    def held(self, name: Hashable) -> Generator[None]:
+        """Have the lock of `name`. Blocks until it is free."""
+        with self._mine:
+            one = self._locks.setdefault(name, _Lock())
+            one.users += 1
+        try:
+            with one.lock:
+                yield
+        finally:
+            with self._mine:
+                one.users -= 1
+                if one.users == 0:
+                    del self._locks[name]

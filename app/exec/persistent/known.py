@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -11,8 +12,8 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.log.output import OutputLog
 from shellback.exec.persistent.course import Outcome, look_at
+from shellback.exec.persistent.marks import ended
 from shellback.exec.persistent.payload import Frame
-from shellback.exec.persistent.place import place_of
 from shellback.exec.persistent.readiness import prompts, reads_commands, ready, rests, runs
 from shellback.exec.persistent.reading import Reader, last_mark
 
@@ -129,3 +130,25 @@ class Known:
     def log(self) -> OutputLog:
         """Its output."""
         return self._log
+
+
+_GONE: Final = " (deleted)"
+
+
+def place_of(session: Session, log: OutputLog, inside: int = 0) -> str:
+    """The directory of a shell, or of the one `inside` it, as it sees it; "" where nobody can tell.
+
+    A process of a container has another number here, so there the last mark counts, which a command could have printed.
+    """
+    if session.backend == "podman":
+        mark = last_mark(log, "E")
+        return ended(mark).cwd if mark is not None else ""
+    try:
+        if session.pid is None or session.end is not None:
+            return ""
+        link = f"/proc/{inside or session.pid}/cwd"
+        place = os.readlink(link)
+        removed = place.endswith(_GONE) and os.stat(link).st_nlink == 0
+    except OSError:
+        return ""
+    return place.removesuffix(_GONE) if removed else place

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shellback.exec.core.label import label
+from shellback.exec.core.display import label
 from shellback.exec.policy.classify.grammar import parse
 from shellback.exec.policy.classify.syntax import Output, Parsed, Simple, Word
 from shellback.exec.policy.rules.carriers import SHELLS, Text, carried, name_of

@@ -9,7 +9,7 @@ from typing import Final
 
 from shellback.exec.core.end_text import how_it_ended, losses_text
 from shellback.exec.core.model import TURN, Session, SessionState
-from shellback.exec.engine.outcome import Outcome
+from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.waiting import advice
 from shellback.exec.log.output import Slice
 from shellback.exec.wire.contained import WORKSPACE

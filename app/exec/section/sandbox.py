@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar, cast
 from pydantic_ai import RunContext
 from pydantic_ai.messages import ToolCallPart, WorkspaceRef
 from pydantic_ai.tools import ToolDefinition
-from pydantic_ai.toolsets import AbstractToolset
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 from pydantic_ai.workspaces import WorkspaceBackend
 
 from shellback.exec.backends.containers import Containers
@@ -29,28 +29,33 @@ from shellback.exec.backends.mounts.hydration import forget, hydrated, overlay
 from shellback.exec.backends.mounts.preview import preview
 from shellback.exec.backends.podman_cli import Podman
 from shellback.exec.backends.supervisors import Supervisors
-from shellback.exec.core.base import Backend
+from shellback.exec.core.base import Backend, Plan
 from shellback.exec.core.errors import BackendUnavailable, ExecError
+from shellback.exec.core.identity import call_in_progress
 from shellback.exec.core.last_acts import at_the_end
-from shellback.exec.core.model import EndedBy, Session
+from shellback.exec.core.model import CommandSpec, EndedBy, Session
 from shellback.exec.core.ports import SessionStore, SessionWatch
 from shellback.exec.core.runner import Runner
 from shellback.exec.core.secrets import Secrets, secret_paths
+from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.log.output import both_ends
+from shellback.exec.policy.policy import Grant, Policy
 from shellback.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile, changes, snapshot
 from shellback.exec.section.config import SandboxConfig
-from shellback.exec.section.parts import Filled, Owners, Pinned, Started
 from shellback.exec.section.short import PodmanShellParams, PodmanShellResult, run_shell
 from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.facade import SyncFiles, SyncShell
 from shellback.exec.shell.own import Made, Unlinked, stop_host
+from shellback.exec.shell.permit import ByOperator
+from shellback.exec.shell.workspaces.authority import ByCall
 from shellback.exec.shell.workspaces.capability import WorkspaceCapability
 from shellback.exec.shell.workspaces.files import files_of, guarded
 from shellback.exec.tools.capability import ExecCapability
 from shellback.exec.tools.short_commands import OUTPUT_BYTES, PYTHON, result
+from shellback.exec.tools.tool_calls import answering
 from shellback.exec.tools.toolset import ExecTools
 
 log = logging.getLogger(__name__)
@@ -288,3 +293,62 @@ def _forgotten(podman: Podman | None, containers: Containers | None, state: Path
             assert podman is not None
             podman.remove(home.name)
     shutil.rmtree(state, ignore_errors=True)
+
+
+class Pinned:
+    """A backend whose commands share one sandbox, whatever conversations they are of."""
+
+    def __init__(self, backend: Backend, scope: str) -> None:
+        self._backend = backend
+        self._scope = scope
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def private_home(self, scope: str) -> str:  # noqa: ARG002
+        return self._backend.private_home(self._scope)
+
+    async def plan(self, spec: CommandSpec, scope: str) -> Plan:  # noqa: ARG002
+        return await self._backend.plan(spec, self._scope)
+
+
+class Filled(Engine):
+    """An engine whose workspace is made and filled before it looks at it."""
+
+    def __init__(self, fill: Callable[[], Awaitable[None]], *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._fill = fill
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        async with self._starting:
+            if not self.started:
+                await self._fill()
+                await super().start()
+
+
+@dataclass
+class Started(WrapperToolset[Any]):
+    """Makes the sandbox at the first call of a tool; one that cannot be had is a failed result."""
+
+    start: Callable[[], Awaitable[None]] | None = None
+
+    async def call_tool(
+        self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
+    ) -> Any:
+        if self.start is not None:
+            with answering():
+                await self.start()
+        return await super().call_tool(name, tool_args, ctx, tool)
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Code of the section's owner does as it likes; inside a tool call it may do what that call may."""
+
+    engine: Engine
+    policy: Policy
+
+    async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
+        authority = ByOperator(self.engine) if call_in_progress() is None else ByCall(self.engine, self.policy)
+        return await authority.permit(spec, scope)

@@ -15,7 +15,7 @@ from shellback.exec.core.model import READ_ONLY, CallOrigin, CommandSpec, Sessio
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.core.threads import CHECK_S, checking
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.outcome import Outcome
+from shellback.exec.engine.joining import Outcome
 from shellback.exec.policy.classify.model import Surroundings
 from shellback.exec.policy.commands import CHANGED, proposed
 from shellback.exec.policy.policy import (

@@ -15,8 +15,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.log.output import OutputLog
-from shellback.exec.shell.captured import captured
-from shellback.exec.shell.ending import result_of
+from shellback.exec.shell.ending import captured, result_of
 from shellback.exec.shell.results import ExecutionResult
 
 _READ: Final = 256 * 1024

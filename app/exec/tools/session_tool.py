@@ -14,8 +14,8 @@ from shellback.exec.core.model import CallOrigin, Session, WindowSize
 from shellback.exec.log.output import both_ends
 from shellback.exec.policy.policy import Grant, metadata_of
 from shellback.exec.reports.render import facts, measured
-from shellback.exec.tools.login_commands import TIMEOUT_MS, login_result
 from shellback.exec.tools.shell_calls import noted
+from shellback.exec.tools.short_commands import TIMEOUT_MS, login_result
 from shellback.exec.tools.tool_calls import ToolCalls, answering
 
 _Action = Literal["start", "exec", "write", "read", "resize", "kill", "list"]

@@ -26,7 +26,7 @@ from shellback.exec.core.errors import (
 from shellback.exec.core.identity import call_key, conversation_of, origin_of, session_id
 from shellback.exec.core.model import CallOrigin, CommandSpec, Session, SessionState
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.outcome import Outcome
+from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.engine.waiting import shell_reads, shown
 from shellback.exec.policy.commands import CHANGED, check_yield_after, command_spec, proposed
@@ -53,9 +53,8 @@ from shellback.exec.tools.file_tools.checks import CHANGING, READING
 from shellback.exec.tools.file_tools.checks import check as check_files
 from shellback.exec.tools.file_tools.looks import Look
 from shellback.exec.tools.file_tools.reads import Told
-from shellback.exec.tools.login_commands import login_spec
 from shellback.exec.tools.shell_calls import ShellCalls, check_parameters, worded
-from shellback.exec.tools.short_commands import python_spec, shell_spec
+from shellback.exec.tools.short_commands import login_spec, python_spec, shell_spec
 
 log = logging.getLogger(__name__)
 

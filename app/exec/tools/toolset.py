@@ -28,14 +28,12 @@ from shellback.exec.policy.policy import ACTIONS, INPUT, Policy, Proposal, act_o
 from shellback.exec.shell.workspaces.files import files_of
 from shellback.exec.tools.exec_tool import exec_tools
 from shellback.exec.tools.file_tools.calls import FileCalls
-from shellback.exec.tools.pin_tool import pin_tools
 from shellback.exec.tools.process_tool import process_tools
 from shellback.exec.tools.session_tool import session_tools
 from shellback.exec.tools.shell_calls import ShellCalls
 from shellback.exec.tools.shell_tool import shell_tools
 from shellback.exec.tools.tool_calls import ToolCalls, answering, typed_by
-from shellback.exec.tools.wait_tool import wait_tools
-from shellback.exec.tools.watch_tool import watch_tools
+from shellback.exec.tools.watch_tool import pin_tools, wait_tools, watch_tools
 from shellback.exec.tools.workspace_tool import workspace_tools
 from shellback.exec.watching.watcher import Watcher
 

@@ -1,18 +1,32 @@
-"""`process_watch`: being told of a process before it ends. Its docstring is prompt text."""
+"""`process_watch`, `process_wait`, `process_pin`: news of processes without polling.
+
+The docstrings of the tools are prompt text.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from pydantic_ai import FunctionToolset, RunContext
 from pydantic_ai.messages import ToolReturn
 
+from shellback.exec.core import limits
 from shellback.exec.core.end_text import how_it_ended
-from shellback.exec.core.errors import InvalidCommand
+from shellback.exec.core.errors import InvalidCommand, SessionNotFound
 from shellback.exec.core.identity import origin_of
-from shellback.exec.core.model import Session
+from shellback.exec.core.model import CallOrigin, Session, SessionId
 from shellback.exec.core.watch import APART_S, LIFE, STRIKES, Watch
+from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.sessions import Sessions
+from shellback.exec.engine.waiting import Waiting, shown, takes_input, until_waiting, waiting
+from shellback.exec.log.output import EMPTY, Slice
 from shellback.exec.policy.policy import metadata_of
+from shellback.exec.reports.blocks import label_of
+from shellback.exec.reports.render import facts, measured, polled
 from shellback.exec.tools.tool_calls import ToolCalls, answering
 from shellback.exec.watching.watcher import Watcher
 
@@ -82,3 +96,195 @@ def _does(watch: Watch, session: Session) -> str:
             return f"fires once, {watch.seconds:g} s from now, if the session runs then"
         case "input":
             return f"fires when the process waits for input, {often}"
+
+
+def pin_tools(calls: ToolCalls) -> FunctionToolset[Any]:
+    """The tool for the blocks of processes, without gate and approval."""
+    tools = FunctionToolset[Any](id="process_blocks", docstring_format="google", require_parameter_descriptions=True)
+
+    @tools.tool(metadata=metadata_of("process_pin"))
+    async def process_pin(ctx: RunContext[Any], session_id: str, pinned: bool) -> ToolReturn[dict[str, Any]]:  # noqa: D417 - the context is no parameter of the tool
+        """Choose whether you go on being shown what a process prints and how it ends.
+
+        What a background process has printed since you last read of it is put before you by itself, from its
+        start until some minutes after its end. Unpin one that distracts you; process_poll and process_log
+        read it all the same, and its end is told.
+
+        Args:
+            session_id: The process.
+            pinned: true to be shown it, until you unpin it; false to be shown it no more.
+        """
+        with answering():
+            session = await calls.sessions(ctx).pin(session_id, pinned, origin_of(ctx))
+        known = {"session_id": session.id, "label": label_of(session.id), "pinned": pinned}
+        return ToolReturn(known, metadata=known)
+
+    return tools
+
+
+LONGEST_S: Final = 60.0
+ANSWER_S: Final = 5.0
+"""What is left of a turn's seconds, for the agent to answer."""
+
+Until = Literal["any", "all"]
+
+
+def wait_tools(calls: ToolCalls) -> FunctionToolset[Any]:
+    """The tool that waits, without gate and approval."""
+    tools = FunctionToolset[Any](id="process_wait", docstring_format="google", require_parameter_descriptions=True)
+
+    @tools.tool(metadata=metadata_of("process_wait"))
+    async def process_wait(  # noqa: D417 - the context is no parameter of the tool
+        ctx: RunContext[Any],
+        session_ids: list[str],
+        until: Until = "any",
+        timeout: float = 30.0,  # noqa: ASYNC109 - a parameter for the model
+    ) -> ToolReturn[dict[str, Any]]:
+        """Wait until processes end, and read their state and what they printed since the last poll.
+
+        Use it only if you have nothing else to do meanwhile: you are told of every end anyway. It returns early when
+        one of them waits for input. An end it tells is not told again.
+
+        Args:
+            session_ids: The sessions, 1 to 64.
+            until: any: until one has ended, at once if one already has; all: until all have.
+            timeout: Seconds to wait at most, 0 to 60.
+        """
+        with answering():
+            sessions, origin = calls.sessions(ctx), origin_of(ctx)
+            asked = await _asked(sessions, session_ids, timeout)
+            up_to = min(timeout, _left_s(ctx.deps) - ANSWER_S)
+            found = await _awaited(calls.engine, asked, until, up_to)
+            told = await _told(calls.engine, sessions, asked, origin, found)
+        value = {"why": _why(told, until), "sessions": [one.value for one in told]}
+        return ToolReturn(value, metadata={"sessions": [one.metadata for one in told]})
+
+    return tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """One session as the call tells it; `note` is why its output is not there."""
+
+    session: Session
+    new: Slice
+    err: Slice | None = None
+    waits: Waiting | None = None
+    note: str = ""
+
+    @property
+    def value(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"session_id": self.session.id} | polled(self.session, self.new, self.err)
+        if self.waits is not None:
+            found["waiting_for_input"] = shown(self.waits, self.session)
+        return found | ({"note": self.note} if self.note else {})
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {**facts(self.session), **measured(self.new, self.err), "next_offset": self.new.end}
+
+
+async def _asked(sessions: Sessions, session_ids: Sequence[str], timeout_s: float) -> list[Session]:
+    """The sessions that a call is about, each once.
+
+    Raises:
+        InvalidCommand: There are none, too many, or the time is out of range.
+        SessionNotFound: There is none of one of the ids.
+    """
+    wanted = list(dict.fromkeys(session_ids))
+    if not wanted:
+        raise InvalidCommand("session_ids is empty; name the sessions to wait for, process_list shows them")
+    if len(wanted) > limits.SESSIONS_PER_CONVERSATION:
+        raise InvalidCommand(
+            f"session_ids names {len(wanted)} sessions; wait for at most "
+            f"{limits.SESSIONS_PER_CONVERSATION} at once, the others with another call"
+        )
+    if not 0 <= timeout_s <= LONGEST_S:
+        raise InvalidCommand(f"timeout is {timeout_s:g} s; it must be 0 to {LONGEST_S:g} s, call again to wait longer")
+    found: list[Session] = []
+    unknown: list[str] = []
+    for session_id in wanted:
+        try:
+            found.append(await sessions.get(session_id))
+        except SessionNotFound:
+            unknown.append(session_id)
+    if unknown:
+        names = ", ".join(map(repr, unknown))
+        raise InvalidCommand(f"no session {names} in this conversation; process_list shows the ones there are")
+    return found
+
+
+def _left_s(deps: object) -> float:
+    began_at, seconds = getattr(deps, "began_at", None), getattr(deps, "seconds", None)
+    if isinstance(began_at, float) and isinstance(seconds, int | float):
+        return began_at + seconds - time.time()
+    return LONGEST_S + ANSWER_S
+
+
+async def _awaited(engine: Engine, asked: Sequence[Session], until: Until, up_to: float) -> dict[SessionId, Waiting]:
+    """Wait for ends for `up_to` seconds at most; which wait for input. Cancelling ends only the waiting."""
+    live = [session for session in asked if session.live]
+    if up_to <= 0 or not live or (until == "any" and len(live) < len(asked)):
+        return {}
+    ends = [asyncio.ensure_future(engine.wait(session.id, up_to=up_to)) for session in live]
+    inputs = {one.id: asyncio.ensure_future(until_waiting(engine, one)) for one in live if takes_input(one)}
+    pending: set[asyncio.Future[Any]] = {*ends, *inputs.values()}
+    try:
+        while not all(task.done() for task in ends):
+            _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            waits = {name: task.result() for name, task in inputs.items() if task.done()}
+            if found := {name: wait for name, wait in waits.items() if wait is not None}:
+                return found
+            over = [task.result() for task in ends if task.done()]
+            # One that has not ended: the time is up, or the turn is to end.
+            if over and (until == "any" or any(session.end is None for session in over)):
+                break
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+    return {}
+
+
+async def _told(
+    engine: Engine, sessions: Sessions, asked: Sequence[Session], origin: CallOrigin, found: dict[SessionId, Waiting]
+) -> list[_Told]:
+    """How each stands, and what it printed since the last poll: a fair share of what one result shows."""
+    room = _shares([_unread(engine, session) for session in asked])
+    told: list[_Told] = []
+    for ordinal, (before, most) in enumerate(zip(asked, room, strict=True), start=1):
+        try:
+            session, new, err = await sessions.poll(before.id, replace(origin, ordinal=ordinal), most=most)
+            told.append(_Told(session=session, new=new, err=err))
+        except InvalidCommand as error:
+            told.append(_Told(session=await sessions.get(before.id), new=EMPTY, note=str(error)))
+    now = await asyncio.gather(*(waiting(engine, one.session) for one in told))
+    waits = [wait or found.get(one.session.id) for one, wait in zip(told, now, strict=True)]
+    return [replace(one, waits=wait if one.session.live else None) for one, wait in zip(told, waits, strict=True)]
+
+
+def _unread(engine: Engine, session: Session) -> int:
+    out, err = engine.streams(session)
+    second = 0 if err is None else err.size() - session.poll_err_offset
+    return out.size() - session.poll_offset + second
+
+
+def _shares(wanted: Sequence[int]) -> list[int]:
+    """How many characters each may have: an equal part of what is left by those that want less."""
+    shares = [0] * len(wanted)
+    left = limits.RESULT_CHARS
+    for rank, index in enumerate(sorted(range(len(wanted)), key=lambda index: wanted[index])):
+        shares[index] = left // (len(wanted) - rank)
+        left -= min(max(0, wanted[index]), shares[index])
+    return shares
+
+
+def _why(told: Sequence[_Told], until: Until) -> str:
+    ended = sum(one.session.end is not None for one in told)
+    if ended == len(told):
+        return "all have ended"
+    if ended and until == "any":
+        return "one has ended" if ended == 1 else f"{ended} have ended"
+    if any(one.waits is not None for one in told):
+        return "one waits for input"
+    return "none has ended yet" if not ended else f"{ended} of {len(told)} have ended"

@@ -8,7 +8,7 @@ from pydantic_ai import FunctionToolset, RunContext
 from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.messages import ToolReturn
 
-from shellback.exec.engine.outcome import Outcome
+from shellback.exec.engine.joining import Outcome
 from shellback.exec.log.output import both_ends
 from shellback.exec.policy.policy import metadata_of
 from shellback.exec.reports.render import facts, measured

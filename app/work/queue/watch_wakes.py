@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from shellback.exec.core.model import SessionId
 from shellback.exec.core.ports import WatchSink
 from shellback.exec.core.watch import ENDED, Hit, Watch
-from shellback.exec.reports.watch_text import watch_payload
+from shellback.exec.reports.callback_text import watch_payload
 from shellback.storage import watches
 from shellback.storage.tables import mailbox as rows
 from shellback.work.queue import mailbox, stream

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from pydantic_ai.messages import TextContent, UserContent
 
-from shellback.exec.reports.callback_text import wake_text
-from shellback.exec.reports.watch_text import watch_text
+from shellback.exec.reports.callback_text import wake_text, watch_text
 from shellback.work.approvals.typed import said
 from shellback.work.queue.mailbox import Letter
 

@@ -13,8 +13,7 @@ import pytest
 
 from shellback.exec.backends import homes, podman_probe
 from shellback.exec.backends.container import COMMANDS, Container, ContainerLimits
-from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.mounted import check_mounts
+from shellback.exec.backends.containers import Containers, check_mounts
 from shellback.exec.backends.podman_probe import probe_podman
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK

@@ -27,11 +27,8 @@ from shellback.exec.core.model import Evidence, SessionEnd, SessionState
 from shellback.storage.db import Database
 from shellback.storage.tables import approvals, turns
 from shellback.telemetry.levels import read_levels
-from shellback.telemetry.pipeline import ByTrace, Pipeline, Reach
-from shellback.telemetry.processes import WatchedSessions
-from shellback.telemetry.telemetry import Counts, Telemetry
-from shellback.telemetry.turns import WatchedTurns
-from shellback.telemetry.words import without_words
+from shellback.telemetry.pipeline import ByTrace, Pipeline, Reach, without_words
+from shellback.telemetry.telemetry import Counts, Telemetry, WatchedSessions, WatchedTurns
 from shellback.work.queue.items import ItemType, Priority, chat_item, epoch_item
 from shellback.work.queue.queues import note_turn
 from shellback.work.queue.tracing import cause_of, context_of

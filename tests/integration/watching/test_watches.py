@@ -19,7 +19,7 @@ from shellback.exec.core.identity import call_key
 from shellback.exec.core.model import Session
 from shellback.exec.core.watch import Watch
 from shellback.exec.engine.engine import Engine
-from shellback.exec.reports.watch_text import watch_text
+from shellback.exec.reports.callback_text import watch_text
 from shellback.exec.watching import watcher
 from shellback.exec.watching.memory import MemoryWatchStore
 from shellback.exec.watching.watcher import Watcher

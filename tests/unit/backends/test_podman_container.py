@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shellback.exec import PodmanSandboxConfig
-from shellback.exec.backends import container, mounted
+from shellback.exec.backends import container, containers
 from shellback.exec.backends.container import Container, ContainerLimits, Mount
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.settings import Settings
@@ -109,16 +109,16 @@ TABLE = """1 0 0:1 / / rw - overlay overlay rw
     ],
 )
 def test_mounts_are_compared_with_what_they_were_to_be(device: str, root: str, place: str, good: bool) -> None:
-    table = mounted._table(TABLE.format(device=device, root=root, place=place))  # pyright: ignore[reportPrivateUsage]
-    assert (not list(mounted._wrong(table, WANT))) is good  # pyright: ignore[reportPrivateUsage]
+    table = containers._table(TABLE.format(device=device, root=root, place=place))  # pyright: ignore[reportPrivateUsage]
+    assert (not list(containers._wrong(table, WANT))) is good  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_container_without_its_workspace_is_not_as_it_was_to_be() -> None:
-    table = mounted._table(TABLE.splitlines()[0])  # pyright: ignore[reportPrivateUsage]
+    table = containers._table(TABLE.splitlines()[0])  # pyright: ignore[reportPrivateUsage]
     for want in (WANT, replace(WANT, mounts=())):
-        assert list(mounted._wrong(table, want)) == ["/srv/ws"]  # pyright: ignore[reportPrivateUsage]
+        assert list(containers._wrong(table, want)) == ["/srv/ws"]  # pyright: ignore[reportPrivateUsage]
 
 
 def test_mounts_that_cannot_be_seen_are_no_mounts() -> None:
     with pytest.raises(BackendUnavailable, match="cannot be seen"):
-        mounted.check_mounts(2**22 + 1, WANT)
+        containers.check_mounts(2**22 + 1, WANT)

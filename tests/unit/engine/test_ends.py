@@ -10,9 +10,8 @@ import pytest
 
 from shellback import log
 from shellback.exec.core.model import Delivery, SessionEnd, SessionId
-from shellback.exec.engine.ends import Ends
+from shellback.exec.engine.ends import Ends, Recovery
 from shellback.exec.engine.memory_store import MemorySessionStore
-from shellback.exec.engine.recovery import Recovery
 from shellback.exec.engine.registry import ExecRegistry
 from tests.sessions import EXITED, a_session
 

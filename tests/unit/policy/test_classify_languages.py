@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shellback.exec.policy.classify.asking import Asks
 from shellback.exec.policy.classify.languages import awk, jq, sed
+from shellback.exec.policy.classify.model import Asks
 
 
 def filters(language: Callable[[str], None], script: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.policy.classify.arguments import match
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Argument, Call, Invocation, Kind, program
 from shellback.exec.policy.classify.paths import Files
 from tests.judged import around

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.policy.classify import paths
-from shellback.exec.policy.classify.asking import Asks
 from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.paths import Files
 from tests.judged import around, make_tree
 

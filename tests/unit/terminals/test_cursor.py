@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shellback.exec.supervisor.process.cursor import Cursor
+from shellback.exec.supervisor.process.queries import Cursor
 from shellback.exec.terminals.emulator import Emulator
 from tests.unit.terminals.test_emulator import sequences
 

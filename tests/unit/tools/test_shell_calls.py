@@ -22,8 +22,8 @@ from shellback.exec.core.errors import (
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, SHELL, CommandSpec
 from shellback.exec.policy.policy import ACTIONS, INPUT, TOOLS, act_of, asks
-from shellback.exec.tools.login_commands import login_spec
 from shellback.exec.tools.shell_calls import check_parameters, worded
+from shellback.exec.tools.short_commands import login_spec
 
 
 @pytest.mark.parametrize(

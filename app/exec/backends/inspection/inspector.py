@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import stat
+import struct
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from shellback.exec.backends.inspection import index
 from shellback.exec.backends.inspection.gitdirs import GitDirs, content
-from shellback.exec.backends.inspection.memory import Memory
 from shellback.exec.backends.inspection.quarantine import Quarantine, other_name
 from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.core.base import Backend
@@ -279,15 +279,15 @@ class Inspector:
         one.stamp, one.links = stamp, links
 
     def _gitlinks(self, path: str, file: str) -> frozenset[bytes]:
-        data = content(self._root, file, index.MOST_BYTES + 1)
+        data = content(self._root, file, MOST_BYTES + 1)
         if data is None:
             raise ValueError
         config = content(self._root, f"{path}/config", 4096) or b""
         id_bytes = 32 if b"sha256" in config else 20
-        links = index.gitlinks(data, id_bytes=id_bytes)
-        if shared := index.shared(data, id_bytes=id_bytes):
-            base = content(self._root, f"{path}/sharedindex.{shared}", index.MOST_BYTES + 1)
-            links |= index.gitlinks(base or b"", id_bytes=id_bytes)
+        links = gitlinks(data, id_bytes=id_bytes)
+        if shared_id := shared(data, id_bytes=id_bytes):
+            base = content(self._root, f"{path}/sharedindex.{shared_id}", MOST_BYTES + 1)
+            links |= gitlinks(base or b"", id_bytes=id_bytes)
         return links
 
     def _hard_links(self, covers: Covers, live: Mapping[str, str]) -> None:
@@ -380,3 +380,91 @@ def _inhabited(spaces: frozenset[str]) -> bool:
                 if os.readlink(f"/proc/{name}/ns/pid") in spaces:
                     return True
     return False
+
+
+class Memory:
+    """What was noted last, in the file `path`; its directory is made, for us alone. Nothing of it raises."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._noted: Mapping[str, int] | None = None
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+            read: Any = json.loads(path.read_text("ascii"))
+            self._noted = {str(name): int(inode) for name, inode in read.items()}
+
+    def of(self, place: str) -> int | None:
+        """The inode of a place as noted; 0 for one that was not noted, None where nothing ever was."""
+        return None if self._noted is None else self._noted.get(place, 0)
+
+    def note(self, places: Mapping[str, int]) -> None:
+        """Keep these in place of what was noted; a death in between leaves the one or the other."""
+        if places == self._noted:
+            return
+        self._noted = dict(places)
+        aside = self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            aside.write_text(json.dumps(self._noted), "ascii")
+            os.replace(aside, self._path)
+
+
+MOST_BYTES: Final = 16 * 1024 * 1024
+_GITLINK: Final = 0o160000
+_LINK: Final = _GITLINK.to_bytes(4, "big")
+_FIXED: Final = 40
+"""Bytes of an entry before its object id."""
+_EXTENDED: Final = 0x4000
+
+
+def gitlinks(data: bytes, *, id_bytes: int = 20) -> frozenset[bytes]:
+    """The paths of nested repositories in an index; object ids have `id_bytes`.
+
+    They are its entries of mode 160000. Format: gitformat-index(5).
+
+    Raises:
+        ValueError: It is too long, or no index that we can read.
+    """
+    if len(data) > MOST_BYTES:
+        raise ValueError
+    if _LINK not in data:
+        return frozenset()
+    try:
+        return frozenset(path for mode, path in _entries(data, id_bytes) if mode == _GITLINK)
+    except (struct.error, IndexError):
+        raise ValueError from None
+
+
+def shared(data: bytes, *, id_bytes: int = 20) -> str | None:
+    """The id in the name of the index that this one only adds to, if it is split: `sharedindex.<id>`."""
+    at = data.rfind(b"link")
+    named = data[at + 8 : at + 8 + id_bytes].hex() if at >= 0 else ""
+    return named if len(named) == 2 * id_bytes and named.strip("0") else None
+
+
+def _entries(data: bytes, id_bytes: int) -> Iterator[tuple[int, bytes]]:
+    magic, version, count = struct.unpack_from(">4sII", data)
+    if magic != b"DIRC" or version not in {2, 3, 4}:
+        raise ValueError
+    at, path = 12, b""
+    for _ in range(count):
+        (mode,) = struct.unpack_from(">I", data, at + 24)
+        (flags,) = struct.unpack_from(">H", data, at + _FIXED + id_bytes)
+        name = at + _FIXED + id_bytes + (4 if flags & _EXTENDED else 2)
+        dropped = 0
+        if version == 4:
+            dropped, name = _offset(data, name)
+        end = data.index(b"\0", name)
+        path = path[: len(path) - dropped] + data[name:end] if version == 4 else data[name:end]
+        yield mode, path
+        at = end + 1 if version == 4 else at + ((end - at) // 8 + 1) * 8
+
+
+def _offset(data: bytes, at: int) -> tuple[int, int]:
+    """A number of variable length, as in pack files, and where it ends."""
+    byte = data[at]
+    value = byte & 0x7F
+    while byte & 0x80:
+        at += 1
+        byte = data[at]
+        value = ((value + 1) << 7) | (byte & 0x7F)
+    return value, at + 1

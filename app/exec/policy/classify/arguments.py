@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.core.label import label
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.core.display import label
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import (
     ALWAYS,
     COUNTED,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,8 +17,7 @@ from typing import Final, NamedTuple
 
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.core.sight.sight import Sight, Unseen
-from shellback.exec.policy.classify.asking import Asks
-from shellback.exec.policy.classify.index import Unread, entries
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Invocation, words
 from shellback.exec.policy.classify.paths import Files
 from shellback.exec.policy.classify.repository import MOST_INDEX, MOST_LINE
@@ -221,3 +221,69 @@ def _place(git: str, sight: Sight) -> str:
 @lru_cache(maxsize=2)
 def _secrets(data: bytes, top: str, secret: Secrets) -> tuple[str, ...]:
     return tuple(path for path in entries(data) if secret.written(f"{top}/{path}"))
+
+
+_FIXED: Final = 62
+"""Bytes of an entry before its name: times, device, inode, mode, user, group, size, 20 of the object's name, flags."""
+_EXTENDED: Final = 0x4000
+_LENGTH: Final = 0xFFF
+_CHECKSUM: Final = 20
+_ELSEWHERE: Final = (b"link", b"sdir")
+"""Extensions by which entries are in another file, or stand for directories."""
+
+
+class Unread(Exception):
+    """Raised for an index that is not understood, so that what is in it is not known."""
+
+
+def entries(data: bytes) -> Iterator[str]:
+    """The path of each entry, relative to the top of the working tree; bytes that are no UTF-8 are replaced.
+
+    Format: gitformat-index(5).
+
+    Raises:
+        Unread: It is cut off, split, sparse, of objects with other names, or of a version that is not known.
+    """
+    try:
+        yield from _entries(data, len(data) - _CHECKSUM)
+    except (struct.error, IndexError):
+        raise Unread from None
+
+
+def _entries(data: bytes, end: int) -> Iterator[str]:
+    signature, version, count = struct.unpack_from(">4sII", data)
+    if signature != b"DIRC" or version not in {2, 3, 4}:
+        raise Unread
+    at, name = 12, b""
+    for _ in range(count):
+        start = at
+        (flags,) = struct.unpack_from(">H", data, at + _FIXED - 2)
+        at += _FIXED + (2 if flags & _EXTENDED else 0)
+        kept = 0
+        if version == 4:
+            dropped, at = _number(data, at)
+            kept = len(name) - dropped
+        stop = data.find(b"\0", at, end)
+        if stop < 0 or kept < 0:
+            raise Unread
+        name = name[:kept] + data[at:stop]
+        if min(len(name), _LENGTH) != flags & _LENGTH:
+            raise Unread
+        at = stop + 1 if version == 4 else start + ((stop - start) // 8 + 1) * 8
+        yield name.decode("utf-8", "replace")
+    while at < end:
+        kind, size = struct.unpack_from(">4sI", data, at)
+        if kind in _ELSEWHERE:
+            raise Unread
+        at += 8 + size
+    if at != end:
+        raise Unread
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, the highest first, as offsets of packs have it; and where it ends."""
+    value = data[at] & 0x7F
+    while data[at] & 0x80:
+        at += 1
+        value = ((value + 1) << 7) | (data[at] & 0x7F)
+    return value, at + 1

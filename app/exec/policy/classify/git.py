@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from shellback.exec.policy.classify.arguments import match
-from shellback.exec.policy.classify.asking import Asks
 from shellback.exec.policy.classify.committed import no_secret, no_token, wanted
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Argument, Call, Invocation
 from shellback.exec.policy.classify.paths import Files
 from shellback.exec.policy.classify.repository import objection, running

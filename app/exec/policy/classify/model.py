@@ -85,3 +85,12 @@ class Judgement:
     tier: Tier
     reason: str
     segments: tuple[Segment, ...] = ()
+
+
+class Asks(Exception):
+    """Why a command is not known to be read-only, in words that follow "because"; and how much it may do."""
+
+    def __init__(self, reason: str, tier: Tier = Tier.READ_WRITE) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.tier = tier

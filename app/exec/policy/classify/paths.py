@@ -14,8 +14,7 @@ from typing import Final
 
 from shellback.exec.core.sight.patterns import expanded
 from shellback.exec.core.sight.sight import PUBLIC_TREES, Name, Sight, Unseen
-from shellback.exec.policy.classify.asking import Asks
-from shellback.exec.policy.classify.model import Surroundings
+from shellback.exec.policy.classify.model import Asks, Surroundings
 
 _TIDY: Final = re.compile(r"[^\s'\"\\*?\[\]]*")
 _IN_PUBLIC: Final = tuple(f"{tree}/" for tree in PUBLIC_TREES)

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from shellback.exec.policy.classify.arguments import match
-from shellback.exec.policy.classify.asking import Asks
 from shellback.exec.policy.classify.git import git
-from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.classify.model import Asks, Tier
 from shellback.exec.policy.classify.options import Call, Judge, Program
 from shellback.exec.policy.classify.tables.archives import ARCHIVES
 from shellback.exec.policy.classify.tables.builtins import BUILTINS, LIKE_BUILTINS

@@ -10,14 +10,16 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from shellback.exec.core.errors import PolicyUnusable
-from shellback.exec.policy.classify.model import Tier
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.model import Surroundings, Tier
 from shellback.exec.policy.rules import globs
-from shellback.exec.policy.rules.examples import contradiction
+from shellback.exec.policy.rules.carriers import name_of, runs_anything
+from shellback.exec.policy.rules.facts import Facts
 from shellback.exec.policy.rules.matching import Rules
-from shellback.exec.policy.rules.narrow import objection
 from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule
 from shellback.exec.policy.rules.tiers import Tiers
 
@@ -261,3 +263,88 @@ class _Reader:
             if at > start and _TABLE.match(line) and _TABLE.match(self._lines[start - 1]):
                 break
         return start
+
+
+EXAMPLES: Final = 50
+
+
+def contradiction(rule: Rule, examples: tuple[tuple[str, ...], tuple[str, ...]], base: Path) -> str | None:
+    """Which example the rule does not do as it should; None where it does. Commands are judged as if run in `base`.
+
+    They are tried with the real parser and the real matching.
+    """
+    wanted, unwanted = examples
+    if len(wanted) + len(unwanted) > EXAMPLES:
+        return f"examples: there are {len(wanted) + len(unwanted)}, at most {EXAMPLES} are tried"
+    for command in wanted:
+        if not matches(rule, command, base):
+            return f"examples: `{command}` should match, and the rule does not {rule.effect} it"
+    for command in unwanted:
+        if matches(rule, command, base):
+            return f"examples: `{command}` should not match, and the rule does {rule.effect} it"
+    return None
+
+
+def matches(rule: Rule, command: str, base: Path) -> bool:
+    """Whether this rule alone decides on a command that runs where the rule is about."""
+    match = rule.match
+    cwd = Path(match.cwd) if match.cwd is not None else base.resolve()
+    around = Surroundings(cwd=cwd, allowed=(cwd,), secret=Secrets(), home=Path("/nonexistent"))
+    facts = Facts(
+        command=command,
+        backend=match.backend or "host",
+        profile=match.profile or "work",
+        conversation_id=match.conversation_id or "example",
+        agent=match.agent,
+        cwd=cwd,
+        now=float("-inf"),
+    )
+    hit = Rules((rule,)).decide(classify(command, around), facts)
+    return hit is not None and hit.effect == rule.effect
+
+
+WORDS: Final = 64
+
+
+class Objection(NamedTuple):
+    """What is wrong with a rule: the key of it, the reason, the remedy."""
+
+    key: str
+    reason: str
+    remedy: str
+
+
+def objection(rule: Rule) -> Objection | None:
+    """Why a rule is not taken; None where it is."""
+    prefix = rule.match.prefix
+    if len(prefix) > WORDS or any(not word or any(ord(char) < 32 for char in word) for word in prefix):
+        return Objection(
+            "prefix",
+            f"more than {WORDS} words, or an empty one, or one with control characters",
+            'write the first words of the command, as in ["git", "push"]',
+        )
+    if prefix and any(char.isspace() for char in prefix[0]):
+        return Objection(
+            "prefix", f"{prefix[0]!r} is one word with a blank in it", 'write a word each: ["git", "push"]'
+        )
+    if prefix[:1] == (ANY,):
+        return Objection("prefix", "the program is any word", "name the program, or leave the prefix out")
+    if rule.match.exact and not prefix:
+        return Objection("exact", "there is no prefix", "give the prefix that it is about")
+    return _too_wide(rule) if rule.effect == "allow" else None
+
+
+def _too_wide(rule: Rule) -> Objection | None:
+    match = rule.match
+    if not match.prefix:
+        if match.tier is not None and (match.backend is not None or match.profile is not None):
+            return None
+        return Objection(
+            "effect",
+            "an allow without a prefix would allow anything",
+            "give it a prefix, or both a tier and a backend or profile",
+        )
+    name = name_of(match.prefix[0])
+    if not match.exact and len(match.prefix) == 1 and runs_anything((name,)) is not None:
+        return Objection("prefix", f"{name} alone would allow any code", "add the words that follow it")
+    return None

@@ -6,19 +6,22 @@ until it has come back, looks tell what can be told without it.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import fcntl
 import os
 import queue
+import select
+import stat
 import struct
 import termios
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, NamedTuple
 
 from shellback.exec.supervisor.loop import Loop, Timer, now
-from shellback.exec.supervisor.process import readers
+from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.process.job import Job
-from shellback.exec.supervisor.process.readers import Reader, Source
 from shellback.exec.supervisor.process.streams import Screen
 from shellback.exec.wire.fields import Message
 
@@ -67,7 +70,7 @@ class Looks:
                 look["terminal"] = terminal
             told(_with(look, reader))
 
-        self._ask(lambda: readers.reader(roots, source, group), found)
+        self._ask(lambda: reader(roots, source, group), found)
 
     def _ask(self, work: Callable[[], Reader], told: Callable[[Reader], None]) -> None:
         timer: list[Timer] = []
@@ -129,3 +132,199 @@ def _device(screen: Screen) -> tuple[int, int] | None:
         os.close(fd)
         screen.device = found.st_dev, found.st_rdev
     return screen.device
+
+
+_libc = ctypes.CDLL(None)
+
+How = Literal["read", "poll", "none", "unknown"]
+
+PROCESSES: Final = 256
+THREADS: Final = 64
+_DESCRIPTORS: Final = 1024
+_CONTROLLING: Final = os.makedev(5, 0)
+_POLLFD: Final = struct.Struct("<ihh")
+_READS, _POLLS, _SELECTS, _EPOLLS = "read", "poll", "select", "epoll"
+_CALLS: Final[dict[str, dict[int, str]]] = {
+    "x86_64": {
+        **dict.fromkeys((0, 19, 275), _READS),
+        **dict.fromkeys((7, 271), _POLLS),
+        **dict.fromkeys((23, 270), _SELECTS),
+        **dict.fromkeys((232, 281, 441), _EPOLLS),
+    },
+    "aarch64": {
+        **dict.fromkeys((63, 65, 76), _READS),
+        73: _POLLS,
+        72: _SELECTS,
+        **dict.fromkeys((22, 441), _EPOLLS),
+    },
+}
+"""read, readv and splice; poll and ppoll; select and pselect6; the waits of epoll."""
+_WORDS: Final = {"n_tty_read"}
+"""Where the kernel waits in no function but a terminal's read."""
+
+
+class Source(NamedTuple):
+    """Where input comes from: a terminal by device and number, or a pipe by device and inode."""
+
+    terminal: tuple[int, int] | None = None
+    pipe: tuple[int, int] | None = None
+
+
+class Reader(NamedTuple):
+    """Who waits for input, and how; pid 0 is nobody."""
+
+    pid: int = 0
+    name: str = ""
+    how: How = "none"
+
+
+def reader(roots: Iterable[int], source: Source, group: int) -> Reader:
+    """Who of the trees below `roots`, and of this process group unless it is 0, waits for the source.
+
+    It may block: a hostile process can make the kernel wait for it when its memory or files are looked at.
+
+    Who does nothing but read comes before who waits for several things at once. A process that goes meanwhile waits
+    for nothing.
+    """
+    calls = _CALLS.get(os.uname().machine, {})
+    waits, unseen = Reader(), not calls
+    for proc in _tree(roots, group):
+        if group not in {0, proc.pgid}:
+            continue
+        try:
+            how = _as_its_user(proc.pid, source, calls)
+        except PermissionError:
+            how, unseen = _by_place(proc.pid), True
+        except (OSError, OverflowError, ValueError, struct.error):
+            continue
+        if how == "read":
+            return Reader(proc.pid, _name(proc.pid), how)
+        if how == "poll" and not waits.pid:
+            waits = Reader(proc.pid, _name(proc.pid), how)
+    return Reader(how="unknown") if unseen and not waits.pid else waits
+
+
+def _tree(roots: Iterable[int], group: int) -> Iterable[procfs.Proc]:
+    """Processes that are neither stopped nor over; the leader of the group first, which may have been orphaned."""
+    todo, seen = [*reversed(list(roots)), *([group] if group else [])], set[int]()
+    while todo and len(seen) < PROCESSES:
+        pid = todo.pop()
+        if pid in seen:
+            continue
+        seen.add(pid)
+        with contextlib.suppress(OSError):
+            proc = procfs.read(pid)
+            if proc is None:
+                continue
+            todo.extend(_children(pid, proc.threads))
+            if proc.state in "SDR":
+                yield proc
+
+
+def _children(pid: int, threads: int) -> list[int]:
+    found: list[int] = []
+    for thread in _threads(pid, threads):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb", buffering=0) as file:
+            found += [int(child) for child in file.readall().split()]
+    return found
+
+
+def _threads(pid: int, count: int = 2) -> list[int]:
+    if count == 1:
+        return [pid]
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")[:THREADS]]
+
+
+def _as_its_user(pid: int, source: Source, calls: dict[int, str]) -> How:
+    """As `_how`, where root may not pass over the permissions of files, as in a container, with those of its user."""
+    try:
+        return _how(pid, source, calls)
+    except PermissionError:
+        if os.geteuid():
+            raise
+        # Of this thread alone. With its group: who may not trace everybody has to be the same in both.
+        user = os.stat(f"/proc/{pid}")
+        group, before = _libc.setfsgid(user.st_gid), _libc.setfsuid(user.st_uid)
+        try:
+            return _how(pid, source, calls)
+        finally:
+            _libc.setfsuid(before)
+            _libc.setfsgid(group)
+
+
+def _how(pid: int, source: Source, calls: dict[int, str]) -> How:
+    ours: dict[int, bool] = {}
+    polls = False
+    for thread in _threads(pid):
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),
+            open(f"/proc/{pid}/task/{thread}/syscall", "rb", buffering=0) as file,
+        ):
+            words = file.read(512).split()
+            call = calls.get(int(words[0])) if len(words) > 2 else None
+            if call is None:
+                continue
+            first, second = int(words[1], 16), int(words[2], 16)
+            for fd in _waited(pid, call, first, second):
+                if fd not in ours:
+                    ours[fd] = _is(pid, fd, source)
+                if ours[fd]:
+                    if call == _READS:
+                        return "read"
+                    polls = True
+    return "poll" if polls else "none"
+
+
+def _waited(pid: int, call: str, first: int, second: int) -> list[int]:
+    """The descriptors that a thread waits to read from."""
+    if call == _READS:
+        return [first]
+    if call == _SELECTS:
+        bits = _memory(pid, second, (min(first, _DESCRIPTORS) + 7) // 8) if second else b""
+        return [8 * at + bit for at, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1]
+    if call == _POLLS:
+        rows = _memory(pid, first, _POLLFD.size * min(second, _DESCRIPTORS))
+        rows = rows[: len(rows) // _POLLFD.size * _POLLFD.size]
+        return [fd for fd, events, _ in _POLLFD.iter_unpack(rows) if events & select.POLLIN and fd >= 0]
+    return _of_epoll(pid, first)
+
+
+def _of_epoll(pid: int, epoll: int) -> list[int]:
+    with open(f"/proc/{pid}/fdinfo/{epoll}", "rb", buffering=0) as file:
+        lines = file.read(1 << 16).split(b"\n")
+    rows = [line.split() for line in lines if line.startswith(b"tfd:")]
+    return [int(row[1]) for row in rows if len(row) > 3 and int(row[3], 16) & select.EPOLLIN]
+
+
+def _memory(pid: int, address: int, count: int) -> bytes:
+    if count <= 0:
+        return b""
+    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, count, address)
+    finally:
+        os.close(fd)
+
+
+def _is(pid: int, fd: int, source: Source) -> bool:
+    """Whether a descriptor of a process is the source; who is in the terminal's group means it by /dev/tty too."""
+    try:
+        found = os.stat(f"/proc/{pid}/fd/{fd}")
+    except FileNotFoundError:
+        return False
+    if source.terminal is not None and stat.S_ISCHR(found.st_mode):
+        return found.st_rdev == _CONTROLLING or (found.st_dev, found.st_rdev) == source.terminal
+    return source.pipe is not None and stat.S_ISFIFO(found.st_mode) and (found.st_dev, found.st_ino) == source.pipe
+
+
+def _by_place(pid: int) -> How:
+    """How a process waits whose system call we may not see, by the function of the kernel it waits in."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", "rb", buffering=0) as file:
+        return "read" if file.read(128).decode("ascii", "replace") in _WORDS else "unknown"
+    return "unknown"
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", "rb", buffering=0) as file:
+        return file.read(64).decode("utf-8", "replace").rstrip("\n")
+    return ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
 from shellback.exec.policy.classify.languages.brackets import all_closed
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import words
 
 _CONDITIONS: Final = frozenset({"if", "while", "for"})

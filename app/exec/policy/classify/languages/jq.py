@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 
 _READS_MORE: Final = re.compile(
     r"\$\s*(?:ENV|__prog|#)|(?<!\w)(?<!(?<!\.)\.)(?:env|import|include|modulemeta|input_filename|get_search_list)(?!\w)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
 from shellback.exec.policy.classify.languages.brackets import all_closed
+from shellback.exec.policy.classify.model import Asks
 
 _PLAIN: Final = "pPdDnNgGhHxzF="
 _NUMBERED: Final = "lqQ"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import COUNTED, Argument, Call, Judge, Kind, Program, is_number, program
 
 _DIRECTIVE: Final = re.compile(r"%[-+ #0'*.0-9hlqjzLt]*(?:\([^()%]*\))?(.?)", re.DOTALL)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shellback.exec.policy.classify.arguments import match
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import ALWAYS, Call, Invocation, Judge, Kind, Program, program
 from shellback.exec.policy.classify.tables.text import no_response_file
 

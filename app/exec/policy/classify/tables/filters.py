@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from shellback.exec.policy.classify.arguments import match
-from shellback.exec.policy.classify.asking import Asks
 from shellback.exec.policy.classify.languages import awk, jq, sed
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Call, Invocation, Judge, Kind, Program, program
 from shellback.exec.policy.classify.tables.find import find
 

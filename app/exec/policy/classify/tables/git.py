@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Invocation, Kind, Program, program, words
 
 # Not --output, --ext-diff, --textconv, --no-index, -O.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import ALWAYS, Invocation, Kind, Program, program
 
 # Not --devices, --directories=read of special files: operands are plain files by then.

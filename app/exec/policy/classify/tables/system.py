@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
-from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.classify.model import Asks, Tier
 from shellback.exec.policy.classify.options import Call, Invocation, Judge, Kind, Program, is_number, program, words
 
 _PS_LONG: Final = frozenset(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import HOLE, Invocation, Kind, Program, program
 
 _DIGEST: Final = program("-btz --binary --text --tag --zero")

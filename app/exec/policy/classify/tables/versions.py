@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Call, Judge, words
 
 # Not those that take a version, plugins or options from the current directory first (cargo, rustc, go, dotnet, yarn,

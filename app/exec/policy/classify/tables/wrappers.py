@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from shellback.exec.policy.classify.arguments import match
-from shellback.exec.policy.classify.asking import Asks
+from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import (
     HOLE,
     Argument,
