@@ -106,7 +106,7 @@ _HOMES = {
     "watching.memory": ("MemoryWatchStore",),
     "core.model": ("CommandSpec", "PodmanWorkspace", "Session", "SessionEnd", "SessionState"),
     "backends.mounts.mount": ("HostMount",),
-    "engine.outcome": ("Outcome",),
+    "engine.joining": ("Outcome",),
     "section.changes": ("DeleteEntry", "EvalResult", "VirtualFileSystem", "WriteFile"),
     "section.config": ("PodmanSandboxConfig", "SandboxConfig"),
     "section.podman": ("PodmanSandboxSection",),
