@@ -15,7 +15,7 @@ LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-versi
 # A failed test gets a second attempt, and the summary names it (RERUN); more than five of those fail the run.
 AGAIN := --reruns 1 -rfEsR
 
-.PHONY: help setup demo test test-long check guards bench chaos chaos-quick chaos-syscalls compose-test escape soak polls fuzz lock clean
+.PHONY: help setup demo quick test test-long check figures guards bench chaos chaos-quick chaos-syscalls compose-test escape soak polls fuzz lock clean
 
 help: ## list what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -24,6 +24,9 @@ setup: $(STAMP) ## make .venv with everything, from the locked versions
 
 demo: $(STAMP) ## a narrated tour of the whole loop; needs no key and no server
 	@$(BIN)/shellback demo
+
+quick: $(STAMP) ## the unit tests, and in the time left those of packages that changed (45 s); ARGS= goes to pytest
+	@$(BIN)/python -m tests.quick $(ARGS)
 
 test: $(STAMP) ## the tests; ARGS= goes to pytest, EXEC_TESTS_STRICT=1 turns a skip into a failure
 	@$(BIN)/python -m pytest -n 6 --dist worksteal $(AGAIN) -m "not long" $(ARGS)
@@ -36,6 +39,9 @@ check: $(STAMP) ## lint, format, types, and which module may import which
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
+
+figures: $(STAMP) ## packages, layers, imports, branches on tool names, lines; ARGS='--json TREE' of any checkout
+	@$(BIN)/python -m tests.figures $(ARGS)
 
 bench: $(STAMP) ## figures beside their baselines; fails by name when one misses
 	@$(BIN)/python -m benchmarks $(ARGS)
