@@ -187,7 +187,7 @@ def table(found: Mapping[str, Any]) -> str:
     """The same for people."""
     packages: Mapping[str, Mapping[str, Any]] = found["packages"]
     rows = [f"{name:26}{value:>8,}" for name, value in found.items() if isinstance(value, int)]
-    heads = [name for name in next(iter(packages.values()), {}) if name != "lines"]
+    heads = [name for name in packages["app"] if name != "lines"]
     rows += ["", f"{'':20}" + "".join(f"{head:>22}" for head in heads)]
     rows += [f"{name:20}" + "".join(f"{one[head]:>22,}" for head in heads) for name, one in packages.items()]
     for name, one in packages.items():
