@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from pydantic_ai import Agent, DeferredToolRequests
-from pydantic_ai.capabilities import AbstractCapability, CombinedCapability
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.capabilities.abstract import leaf_capabilities
-from pydantic_ai.capabilities.combined import bind_capabilities_tier
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import FunctionModel
@@ -26,6 +25,7 @@ from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
 from shellback.agent.builtin import NAME
 from shellback.agent.errors import AgentUnavailable, ModelUnavailable
+from shellback.exec.core.pydantic_private import replace_capabilities, take_outputs
 
 log = logging.getLogger(__name__)
 
@@ -117,23 +117,12 @@ def _joined(agent: Agent[Any, Any], model: Model, capabilities: Sequence[Abstrac
     mine = copy.copy(agent)
     mine.name = agent.name or NAME
     mine.model = model
-    state = vars(mine)
     if not has_output_for_approvals(agent):
         log.info("AGENT cannot end in calls that wait for approval: DeferredToolRequests is added to its outputs")
         # The public constructor knows how outputs are put together; only its outcome is taken over.
-        donor = vars(Agent(model, output_type=[*_outputs(agent), DeferredToolRequests], name=mine.name))
-        if donor["_output_toolset"] is not None and state["_output_toolset"] is not None:
-            donor["_output_toolset"].max_retries = state["_output_toolset"].max_retries
-        state.update({name: donor[name] for name in ("_output_type", "_output_schema", "_output_toolset")})
-    root = CombinedCapability([*agent.root_capability.capabilities, *capabilities])
-    state["_cap_toolsets"] = []
-    state["_root_capability"] = root = bind_capabilities_tier(root, mine, innermost=False)
-    toolset = root.get_toolset()
-    state["_cap_toolsets"] = [] if toolset is None else [toolset]
-    state["_root_capability"] = root = bind_capabilities_tier(root, mine, innermost=True)
-    state["_cap_instructions"] = root._collect_instructions()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    state["_cap_native_tools"] = list(root.get_native_tools())
-    state["_cap_model_settings"] = root.get_model_settings()
+        donor = Agent(model, output_type=[*_outputs(agent), DeferredToolRequests], name=mine.name)
+        take_outputs(mine, donor)
+    replace_capabilities(mine, [*agent.root_capability.capabilities, *capabilities])
     return mine
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from dbos import DBOS
 from dbos import error as dbos_error
 from pydantic import ValidationError
-from pydantic_ai import _utils
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import (
     AgentRunError,
@@ -29,6 +28,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunCont
 
 from shellback.exec.core.identity import origin_of, session_id
 from shellback.exec.core.model import SessionId
+from shellback.exec.core.pydantic_private import abandon_threads_on_cancel
 from shellback.exec.policy.policy import asks
 from shellback.exec.reports.blocks import Told
 from shellback.exec.wire.crashpoints import reach
@@ -196,7 +196,7 @@ async def _theirs(ctx: RunContext[TurnDeps], call: ToolCallPart, running: Awaita
     task, seconds = asyncio.current_task(), ctx.deps.seconds
     timeout = asyncio.timeout(seconds)
     try:
-        with _utils.abandon_threads_on_cancel():
+        with abandon_threads_on_cancel():
             async with timeout:
                 return await running
     except ENDS:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pydantic_ai._run_context import get_current_run_context
-
 from shellback.exec.core.errors import CommandDenied, ExecError
 from shellback.exec.core.identity import Call, call_in_progress, call_key, origin_of
 from shellback.exec.core.model import WORK, CommandSpec
+from shellback.exec.core.pydantic_private import get_current_run_context
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.commands import proposed
 from shellback.exec.policy.policy import Approval, Asked, Grant, Policy, Verdict, grant

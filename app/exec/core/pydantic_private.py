@@ -1,0 +1,39 @@
+"""The private names of Pydantic AI that are used, all of them: any release may change them.
+
+tests/architecture/test_private_names.py has what each is used for, and what to do when it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_ai import Agent
+from pydantic_ai._run_context import get_current_run_context
+from pydantic_ai._utils import abandon_threads_on_cancel
+from pydantic_ai.capabilities import AbstractCapability, CombinedCapability
+from pydantic_ai.capabilities.combined import bind_capabilities_tier
+
+__all__ = ("abandon_threads_on_cancel", "get_current_run_context", "replace_capabilities", "take_outputs")
+
+
+def take_outputs(agent: Agent[Any, Any], donor: Agent[Any, Any]) -> None:
+    """Give `agent` the outputs of `donor`; an output that is wrong is tried again as often as before."""
+    state, given = vars(agent), vars(donor)
+    if given["_output_toolset"] is not None and state["_output_toolset"] is not None:
+        given["_output_toolset"].max_retries = state["_output_toolset"].max_retries
+    state.update({name: given[name] for name in ("_output_type", "_output_schema", "_output_toolset")})
+
+
+def replace_capabilities(agent: Agent[Any, Any], capabilities: Sequence[AbstractCapability[Any]]) -> None:
+    """Do what the constructor of an agent does with its capabilities, again and with these."""
+    state = vars(agent)
+    root = CombinedCapability(capabilities)
+    state["_cap_toolsets"] = []
+    state["_root_capability"] = root = bind_capabilities_tier(root, agent, innermost=False)
+    toolset = root.get_toolset()
+    state["_cap_toolsets"] = [] if toolset is None else [toolset]
+    state["_root_capability"] = root = bind_capabilities_tier(root, agent, innermost=True)
+    state["_cap_instructions"] = root._collect_instructions()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    state["_cap_native_tools"] = list(root.get_native_tools())
+    state["_cap_model_settings"] = root.get_model_settings()

@@ -1,0 +1,154 @@
+"""Private names of Pydantic AI and DBOS: each is used in one module, and a release without it fails here by name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import pytest
+import sqlalchemy as sa
+from dbos import WorkflowStatusString
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import CombinedCapability
+
+from shellback.storage import schema
+from shellback.work.queue import dead_letters
+
+APP: Final = Path(__file__).resolve().parents[2] / "app"
+PYDANTIC_AI: Final = "exec/core/pydantic_private.py"
+DBOS: Final = "work/queue/dead_letters.py"
+PACKAGES: Final = ("dbos", "pydantic_ai")
+
+OUTPUTS: Final = (
+    "take_outputs, which adds DeferredToolRequests to an agent of the operator's. Look how Agent.__init__ keeps what"
+    " its output_type comes to, and take that over"
+)
+CAPABILITIES: Final = (
+    "replace_capabilities, which gives an agent of the operator's our capabilities. Look what Agent.__init__ does with"
+    " capabilities, and do that; if it can be asked to add one, ask"
+)
+RUNNING: Final = (
+    "authority.py: a tool of another agent that an approved call runs has no part in the approval. Find what the"
+    " running code can ask for its run; without it `approved` has to answer False"
+)
+THREADS: Final = (
+    "hearing.py: a call past its time ends although its thread runs on. Look what FunctionToolset does around a call"
+    " that has a timeout, and do that"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """A name in a module, and what is lost without it."""
+
+    module: str
+    name: str
+    used_for: str
+
+
+NAMES: Final = (
+    Private("pydantic_ai._run_context", "get_current_run_context", RUNNING),
+    Private("pydantic_ai._utils", "abandon_threads_on_cancel", THREADS),
+    Private("pydantic_ai.capabilities.combined", "bind_capabilities_tier", CAPABILITIES),
+)
+STATE: Final = {
+    **dict.fromkeys(("_output_type", "_output_schema", "_output_toolset"), OUTPUTS),
+    **dict.fromkeys(
+        ("_root_capability", "_cap_toolsets", "_cap_instructions", "_cap_native_tools", "_cap_model_settings"),
+        CAPABILITIES,
+    ),
+}
+COLUMNS: Final = ("workflow_uuid", "status", "queue_name")
+STATUSES: Final = (*dead_letters.GIVEN_UP, "ENQUEUED", "DELAYED")
+
+
+def gone(what: str, package: str, module: str, used_for: str) -> str:
+    return f"{package} {version(package)} has no {what} any more. app/{module} needs it for {used_for}"
+
+
+@pytest.mark.parametrize("private", NAMES, ids=lambda private: private.name)
+def test_a_function_of_pydantic_ai_that_is_used_is_where_it_was(private: Private) -> None:
+    said = gone(f"{private.module}.{private.name}", "pydantic-ai-slim", PYDANTIC_AI, private.used_for)
+    try:
+        module = importlib.import_module(private.module)
+    except ImportError:
+        pytest.fail(said)
+    assert callable(getattr(module, private.name, None)), said
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_an_agent_keeps_its_state_under_the_names_that_are_replaced(name: str) -> None:
+    assert name in vars(Agent("test")), gone(f"Agent.{name}", "pydantic-ai-slim", PYDANTIC_AI, STATE[name])
+
+
+def test_capabilities_collect_their_instructions_as_the_constructor_of_an_agent_asks_them_to() -> None:
+    name = "_collect_instructions"
+    assert hasattr(CombinedCapability, name), gone(
+        f"CombinedCapability.{name}", "pydantic-ai-slim", PYDANTIC_AI, CAPABILITIES
+    )
+
+
+def test_the_table_of_dbos_that_is_read_has_its_columns_and_statuses(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/queue.db"
+    schema.migrate(url)
+    engine = sa.create_engine(url)
+    used_for = "what DBOS has given up and what waits on queues of unknown hosts. DBOSClient.list_workflows knows both"
+    inspector = sa.inspect(engine)
+    assert inspector.has_table("workflow_status"), gone("table workflow_status", "dbos", DBOS, used_for)
+    have = {column["name"] for column in inspector.get_columns("workflow_status")}
+    engine.dispose()
+    for name in COLUMNS:
+        assert name in have, gone(f"column workflow_status.{name}", "dbos", DBOS, used_for)
+    for status in STATUSES:
+        assert status in WorkflowStatusString.__members__, gone(f"status {status}", "dbos", DBOS, used_for)
+
+
+def private_uses(tree: ast.AST) -> set[str]:
+    """Private modules and names that a module imports from either package, and private state that it names."""
+    state = {name for name in vars(Agent("test")) if name.startswith("_")} | {"_collect_instructions"}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and node.value in state:
+            found.add(str(node.value))
+        elif isinstance(node, ast.Attribute) and node.attr in STATE | {"_collect_instructions": ""}:
+            found.add(node.attr)
+        for name in names:
+            package, *parts = name.split(".")
+            private = any(part.startswith("_") and not part.endswith("__") for part in parts)
+            if package in PACKAGES and (private or parts[-1:] == ["bind_capabilities_tier"]):
+                found.add(name)
+    return found
+
+
+def test_private_names_are_used_in_one_module_for_each_package() -> None:
+    found = {
+        str(path.relative_to(APP)): uses
+        for path in sorted(APP.rglob("*.py"))
+        if (uses := private_uses(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    named = {f"{private.module}.{private.name}" for private in NAMES} | set(STATE) | {"_collect_instructions"}
+    assert found == {PYDANTIC_AI: named}
+    assert [str(p.relative_to(APP)) for p in APP.rglob("*.py") if "workflow_status" in p.read_text()] == [DBOS]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from dbos._sys_db import SystemDatabase",
+        "from pydantic_ai import _utils",
+        "import pydantic_ai._run_context",
+        "vars(agent)['_model'] = None",
+        "root._collect_instructions()",
+    ],
+)
+def test_a_private_name_anywhere_else_is_found(line: str) -> None:
+    assert private_uses(ast.parse(line))
