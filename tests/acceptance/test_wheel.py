@@ -24,7 +24,7 @@ SERVICE = {
     "app/settings.py": "GREETING = 'hello from the settings of the project'\n",
     "app/main.py": (
         "from pydantic_ai import Agent\n"
-        "from app.settings import GREETING\n"
+        "from shellback.settings import GREETING\n"
         "agent = Agent(name='service', instructions=GREETING)\n"
         "@agent.tool_plain\n"
         "def greeting() -> str:\n"
@@ -115,3 +115,13 @@ def test_an_agent_of_a_project_whose_package_is_app_runs_under_the_installed_wor
         _, log = worker.communicate(timeout=LIMIT_S)
     assert "hello from the settings of the project" in json.dumps(answer), log
     assert (project / "app/settings.py").read_text() == SERVICE["app/settings.py"]
+
+
+def test_the_installed_wheel_gives_the_demo_from_any_directory(installed: Path, place: Path) -> None:
+    done = subprocess.run(
+        [installed / "bin" / "shellback", "demo", "--json"],
+        cwd=place, env={"PATH": os.environ["PATH"], "HOME": str(place)}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {one["exit_code"] for one in json.loads(done.stdout)["sessions"]} >= {0, 3, 7}

@@ -31,12 +31,13 @@ def loaded(program: str, *options: str) -> set[str]:
 @pytest.mark.parametrize(
     "program",
     [
+        "import shellback",
         "import shellback.exec",
         "import shellback.settings",
         "import sys; sys.argv = ['shellback', '--help']; from shellback.cli.main import main; main()",
         "import sys; sys.argv = ['shellback', 'ps', '--help']; from shellback.cli.main import main; main()",
     ],
-    ids=["shellback.exec", "shellback.settings", "help", "ps help"],
+    ids=["shellback", "shellback.exec", "shellback.settings", "help", "ps help"],
 )
 def test_neither_dbos_nor_the_agent_framework_is_loaded_by(program: str) -> None:
     assert loaded(program).isdisjoint(HEAVY)
