@@ -17,7 +17,8 @@ import sqlalchemy as sa
 from shellback.exec.core.errors import CommandDenied, InvalidTransition, LimitReached, SessionNotFound
 from shellback.exec.core.limits import SESSIONS_PER_CONVERSATION
 from shellback.exec.core.model import Act, CallKey, Delivery, Polled, Session, SessionEnd, SessionId, SessionState
-from shellback.exec.core.ports import TYPING, ExitSink, SessionStore
+from shellback.exec.core.ports import ExitSink, SessionStore
+from shellback.exec.policy.tools import TYPING
 from shellback.storage import session_rows as rows
 from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn

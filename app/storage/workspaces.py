@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from shellback.exec.core.identity import workspace_scope
 from shellback.exec.core.model import PodmanWorkspace, Session
 from shellback.exec.core.ports import WorkspaceStore
+from shellback.exec.policy.tools import CHANGING
 from shellback.storage.db import Database
 from shellback.storage.rows import insert_new
 from shellback.storage.session_rows import from_row
 from shellback.storage.tables import calls, sessions, workspaces
 
-CHANGING: Final = ("write_file", "edit_file", "rm")
 TOUCH_S: Final = 60.0
 """A use is recorded only when the recorded one is as old as this."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
 from shellback.exec.core.model import CallKey, PodmanWorkspace, Polled, Session, SessionEnd, SessionId
@@ -28,10 +28,6 @@ class ExitSink(Protocol):
         the end back: it is delivered again.
         """
         ...
-
-
-TYPING: Final = frozenset({"process_write", "process_send_keys", "shell_session", "shell"})
-"""The tools whose calls type into a session; a command that a shell is given is typed too."""
 
 
 class SessionStore(Protocol):

@@ -20,7 +20,8 @@ from shellback.exec.core.model import (
     SessionId,
     SessionState,
 )
-from shellback.exec.core.ports import TYPING, ExitSink, SessionStore, WorkspaceStore
+from shellback.exec.core.ports import ExitSink, SessionStore, WorkspaceStore
+from shellback.exec.policy.tools import TYPING
 
 log = logging.getLogger(__name__)
 

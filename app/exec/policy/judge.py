@@ -25,7 +25,7 @@ from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.grammar import parse
 from shellback.exec.policy.classify.model import Judgement, Segment, Surroundings, Tier
 from shellback.exec.policy.classify.syntax import Parsed, Unparsable
-from shellback.exec.policy.policy import INPUT, TABLE, TYPED, Asked, Verdict, Withheld, asks
+from shellback.exec.policy.policy import TABLE, Asked, Verdict, Withheld
 from shellback.exec.policy.rules.carriers import SHELLS, name_of
 from shellback.exec.policy.rules.denials import denial, denied
 from shellback.exec.policy.rules.enforced import any_outside, outside
@@ -211,10 +211,10 @@ class Judge:
         )
 
     async def _of_tool(self, asked: Asked) -> Verdict:
-        if not asks(asked.act):
+        if not asked.act.asks:
             return Verdict(decision="allow", reason=f"{asked.tool} only reads")
         said = Verdict(decision="ask", reason=f"{asked.tool} changes something")
-        if asked.act in TYPED:
+        if asked.act.types:
             rules = await self.rules(asked.conversation_id)
             said = await self._looked(partial(self._of_typed, asked, said, rules))
         return await self._unless_it_stands(asked, said)
@@ -248,7 +248,7 @@ class Judge:
         session_id = asked.args.get("session_id")
         admin = said.shown.get("tier") == str(Tier.ADMIN)
         asks_itself = said.decision == "ask" and said.by == TABLE and (asked.unfinished == "" or not asked.shell)
-        if not asks_itself or admin or asked.act not in INPUT or not isinstance(session_id, str):
+        if not asks_itself or admin or not asked.act.input or not isinstance(session_id, str):
             return said
         approval_id = await self.standing(asked.conversation_id, session_id)
         if approval_id is None:
@@ -259,7 +259,7 @@ class Judge:
     def _of_files(self, asked: Asked, rules: Rules) -> Verdict:
         line = shlex.join(asked.words)
         secrets = [str(path) for path in asked.files if self.secret(path)]
-        reads = not asks(asked.tool)
+        reads = not asked.act.asks
         tier = Tier.READ_ONLY if reads else Tier.READ_WRITE
         reason = f"{asked.tool} only reads" if reads else f"{asked.tool} changes something"
         if secrets:

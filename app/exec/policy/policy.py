@@ -1,4 +1,4 @@
-"""Who may do what: the one table of tools, the digest of a proposal, and the grant that starting needs.
+"""Who may do what: the digest of a proposal, and the grant that starting needs.
 
 Only this module makes a grant. It binds the digest of everything that will run, so a grant for one
 proposal starts nothing else.
@@ -12,103 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol, final
+from typing import Any, Final, Literal, Protocol, final
 
 from shellback.exec.core.errors import CommandDenied, ExecError
 from shellback.exec.core.model import WORK, CommandSpec
+from shellback.exec.policy.tools import Tool, tool_named
 
-
-class ToolRule(NamedTuple):
-    """What one tool is and whether a person is asked first: never, always, or as the call is judged."""
-
-    category: Literal["exec", "process", "workspace"]
-    approval: Literal["pass", "ask", "judge"]
-
-
-TYPED: Final = frozenset({"process_write", "process_send_keys"})
-"""Those that type."""
-INPUT: Final = frozenset({"process_write", "process_send_keys", "process_resize", "shell_session"})
-"""The tools whose calls may be approved for all of a session."""
 TABLE: Final = "table"
 """Who says what no rule and no classification does."""
-ACTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "shell_session": (
-        "action",
-        {
-            "start": "execute_pty",
-            "exec": "process_write",
-            "write": "process_write",
-            "read": "process_poll",
-            "resize": "process_resize",
-            "kill": "process_kill",
-            "list": "process_list",
-        },
-    ),
-    "shell": (
-        "op",
-        {
-            "execute": "process_write",
-            "spawn": "execute",
-            "kill": "process_kill",
-            "status": "process_list",
-            "output": "process_log",
-        },
-    ),
-}
-"""The tools that do several things: the parameter that says which, and the tool that does no more than that."""
-TOOLS: Final[Mapping[str, ToolRule]] = {
-    "execute": ToolRule("exec", "judge"),
-    "execute_pty": ToolRule("exec", "judge"),
-    "process_list": ToolRule("process", "pass"),
-    "process_poll": ToolRule("process", "pass"),
-    "process_log": ToolRule("process", "pass"),
-    "process_write": ToolRule("process", "judge"),
-    "process_send_keys": ToolRule("process", "judge"),
-    "process_kill": ToolRule("process", "ask"),
-    "process_resize": ToolRule("process", "judge"),
-    "process_screen": ToolRule("process", "pass"),
-    "process_wait": ToolRule("process", "pass"),
-    "process_watch": ToolRule("process", "pass"),
-    "process_pin": ToolRule("process", "pass"),
-    "run_shell": ToolRule("exec", "judge"),
-    "shell_session": ToolRule("exec", "judge"),
-    "shell": ToolRule("exec", "judge"),
-    "shell_execute": ToolRule("workspace", "judge"),
-    "evaluate_python": ToolRule("workspace", "judge"),
-    "ls": ToolRule("workspace", "pass"),
-    "read_file": ToolRule("workspace", "pass"),
-    "glob": ToolRule("workspace", "pass"),
-    "grep": ToolRule("workspace", "pass"),
-    "write_file": ToolRule("workspace", "judge"),
-    "edit_file": ToolRule("workspace", "judge"),
-    "rm": ToolRule("workspace", "judge"),
-}
-"""One that passes asks by itself where the file it is about may be a secret."""
-
-
-def act_of(tool: str, args: Mapping[str, Any]) -> str:
-    """The tool that a call amounts to: for one that does several things, another that does just this."""
-    if tool not in ACTIONS:
-        return tool
-    parameter, acts = ACTIONS[tool]
-    return acts.get(str(args.get(parameter)), "execute")
-
-
-def asks(tool: str) -> bool:
-    """Whether a call of this tool may wait for a person; one of a tool that is not in the table does."""
-    rule = TOOLS.get(tool)
-    return rule is None or rule.approval != "pass"
-
-
-def asks_always(tool: str) -> bool:
-    """Whether it does whatever the call is; the body of the others asks once it has been judged."""
-    rule = TOOLS.get(tool)
-    return rule is None or rule.approval == "ask"
-
-
-def metadata_of(tool: str) -> dict[str, str]:
-    """What observers and other toolsets are told about a tool of the table."""
-    return {"category": TOOLS[tool].category}
 
 
 @final
@@ -148,9 +59,9 @@ class Asked:
     shell: bool = True
 
     @property
-    def act(self) -> str:
-        """See `act_of`."""
-        return act_of(self.tool, self.args)
+    def act(self) -> Tool:
+        """The tool that it amounts to."""
+        return tool_named(self.tool).act(self.args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +131,7 @@ class TablePolicy:
 
     async def judge(self, asked: Asked) -> Verdict:
         """Allow the tools that pass, ask for the others."""
-        if asks(asked.act):
+        if asked.act.asks:
             return Verdict(decision="ask", reason=f"{asked.tool} changes something")
         return Verdict(decision="allow", reason=f"{asked.tool} only reads")
 

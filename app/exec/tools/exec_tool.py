@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic_ai import FunctionToolset, RunContext
 from pydantic_ai.messages import ToolReturn
 
-from shellback.exec.policy.policy import metadata_of
+from shellback.exec.policy.tools import EXECUTE, EXECUTE_PTY
 from shellback.exec.tools.tool_calls import ToolCalls
 
 OnExit = Literal["always", "failure", "never"]
@@ -18,7 +18,7 @@ def exec_tools(calls: ToolCalls) -> FunctionToolset[Any]:
     """The tools that start processes, without gate and approval."""
     tools = FunctionToolset[Any](id="exec", docstring_format="google", require_parameter_descriptions=True)
 
-    @tools.tool(metadata=metadata_of("execute"))
+    @tools.tool(metadata=EXECUTE.metadata)
     async def execute(  # noqa: D417, PLR0913, PLR0917 - a tool's signature is its contract
         ctx: RunContext[Any],
         command: str,
@@ -68,7 +68,7 @@ def exec_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         }
         return await calls.run(ctx, "execute", args)
 
-    @tools.tool(metadata=metadata_of("execute_pty"))
+    @tools.tool(metadata=EXECUTE_PTY.metadata)
     async def execute_pty(  # noqa: D417, PLR0913, PLR0917 - a tool's signature is its contract
         ctx: RunContext[Any],
         command: str,

@@ -13,7 +13,16 @@ from shellback.exec.core.model import Session, WindowSize
 from shellback.exec.engine.sessions import Listed, check_input
 from shellback.exec.engine.waiting import shown, waiting
 from shellback.exec.log.output import OutputLog, Slice
-from shellback.exec.policy.policy import metadata_of
+from shellback.exec.policy.tools import (
+    PROCESS_KILL,
+    PROCESS_LIST,
+    PROCESS_LOG,
+    PROCESS_POLL,
+    PROCESS_RESIZE,
+    PROCESS_SCREEN,
+    PROCESS_SEND_KEYS,
+    PROCESS_WRITE,
+)
 from shellback.exec.reports.render import err_measured, err_path, facts, inside, killed_text, measured, polled
 from shellback.exec.terminals.keys import Typing
 from shellback.exec.terminals.screen import screen_text
@@ -24,7 +33,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
     """The tools for sessions that exist, without gate and approval."""
     tools = FunctionToolset[Any](id="process_manager", docstring_format="google", require_parameter_descriptions=True)
 
-    @tools.tool(metadata=metadata_of("process_list"))
+    @tools.tool(metadata=PROCESS_LIST.metadata)
     async def process_list(ctx: RunContext[Any]) -> ToolReturn[list[dict[str, Any]]]:
         """List the processes started in this conversation, oldest first: all that run, and the last 100 that ended."""
         with answering():
@@ -32,7 +41,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         live = sum(entry.session.live for entry in listed)
         return ToolReturn([_row(entry) for entry in listed], metadata={"total": len(listed), "live": live})
 
-    @tools.tool(metadata=metadata_of("process_poll"))
+    @tools.tool(metadata=PROCESS_POLL.metadata)
     async def process_poll(ctx: RunContext[Any], session_id: str) -> ToolReturn[dict[str, Any]]:  # noqa: D417 - the context is no parameter of the tool
         """Read the state of a process and what it printed since the last poll, and whether it waits for input.
 
@@ -47,7 +56,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
             value["waiting_for_input"] = shown(waits, session)
         return ToolReturn(value, metadata={**facts(session), **measured(new, err), "next_offset": new.end})
 
-    @tools.tool(metadata=metadata_of("process_log"))
+    @tools.tool(metadata=PROCESS_LOG.metadata)
     async def process_log(  # noqa: D417 - the context is no parameter of the tool
         ctx: RunContext[Any],
         session_id: str,
@@ -86,7 +95,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
             },
         )
 
-    @tools.tool(metadata=metadata_of("process_write"))
+    @tools.tool(metadata=PROCESS_WRITE.metadata)
     async def process_write(  # noqa: D417 - the context is no parameter of the tool
         ctx: RunContext[Any],
         session_id: str,
@@ -103,7 +112,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         args = {"session_id": session_id, "data": data, "eof": eof}
         return await _write(calls, ctx, "process_write", args, data.encode("utf-8", "replace"), eof=eof)
 
-    @tools.tool(metadata=metadata_of("process_kill"))
+    @tools.tool(metadata=PROCESS_KILL.metadata)
     async def process_kill(ctx: RunContext[Any], session_id: str) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
         """End a process and everything it started: SIGTERM, two seconds later SIGKILL.
 
@@ -121,7 +130,7 @@ def process_tools(calls: ToolCalls) -> FunctionToolset[Any]:
 
 
 def _add_terminal_tools(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
-    @tools.tool(metadata=metadata_of("process_send_keys"))
+    @tools.tool(metadata=PROCESS_SEND_KEYS.metadata)
     async def process_send_keys(  # noqa: D417 - a tool's signature is its contract
         ctx: RunContext[Any],
         session_id: str,
@@ -155,7 +164,7 @@ def _add_terminal_tools(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
                 pressed = typing.sent(await calls.screens.modes(session))
         return await _write(calls, ctx, "process_send_keys", args, pressed)
 
-    @tools.tool(metadata=metadata_of("process_resize"))
+    @tools.tool(metadata=PROCESS_RESIZE.metadata)
     async def process_resize(ctx: RunContext[Any], session_id: str, rows: int, cols: int) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
         """Change the size of a process's terminal; a full-screen program draws itself anew.
 
@@ -172,7 +181,7 @@ def _add_terminal_tools(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
             calls.screens.resized(session, WindowSize(rows, cols))
         return ToolReturn(f"[the terminal of session {session_id} has {rows} rows and {cols} columns]", metadata=args)
 
-    @tools.tool(metadata=metadata_of("process_screen"))
+    @tools.tool(metadata=PROCESS_SCREEN.metadata)
     async def process_screen(ctx: RunContext[Any], session_id: str) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
         """See what a person would see now on the terminal of a process: its rows as plain text, and the cursor.
 

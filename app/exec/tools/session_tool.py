@@ -12,7 +12,8 @@ from shellback.exec.core import limits
 from shellback.exec.core.identity import call_key, conversation_of, origin_of
 from shellback.exec.core.model import CallOrigin, Session, WindowSize
 from shellback.exec.log.output import both_ends
-from shellback.exec.policy.policy import Grant, metadata_of
+from shellback.exec.policy.policy import Grant
+from shellback.exec.policy.tools import RUN_SHELL, SHELL_SESSION
 from shellback.exec.reports.render import facts, measured
 from shellback.exec.tools.shell_calls import noted
 from shellback.exec.tools.short_commands import TIMEOUT_MS, login_result
@@ -27,7 +28,7 @@ def session_tools(calls: ToolCalls) -> FunctionToolset[Any]:
     """The tools of shells, without gate and approval."""
     tools = FunctionToolset[Any](id="sessions", docstring_format="google", require_parameter_descriptions=True)
 
-    @tools.tool(metadata=metadata_of("run_shell"))
+    @tools.tool(metadata=RUN_SHELL.metadata)
     async def run_shell(  # noqa: D417 - the context is no parameter of the tool
         ctx: RunContext[Any],
         command: str,
@@ -56,7 +57,7 @@ def session_tools(calls: ToolCalls) -> FunctionToolset[Any]:
         value = login_result(session, out, err, timeout_s=calls.spec("run_shell", args).timeout_s)
         return ToolReturn(value, metadata={**facts(session), **measured(out, err), "handed_over": outcome.handed_over})
 
-    @tools.tool(metadata=metadata_of("shell_session"))
+    @tools.tool(metadata=SHELL_SESSION.metadata)
     async def shell_session(  # noqa: D417, PLR0913, PLR0917 - a tool's signature is its contract
         ctx: RunContext[Any],
         action: _Action,

@@ -27,7 +27,8 @@ from shellback.exec.log.plain_text import decoded
 from shellback.exec.persistent import Executed, PersistentShells, shell_command
 from shellback.exec.persistent.marks import without
 from shellback.exec.policy.commands import bound, command_spec, proposed
-from shellback.exec.policy.policy import ACTIONS, Grant, Proposal
+from shellback.exec.policy.policy import Grant, Proposal
+from shellback.exec.policy.tools import tool_named
 from shellback.exec.reports.blocks import STREAM_CHARS
 from shellback.exec.reports.render import unwritten
 
@@ -87,13 +88,14 @@ def check_parameters(tool: str, args: Mapping[str, Any]) -> None:
     Raises:
         InvalidCommand: It lacks something, has something that it does not take, or its timeout or size is out of range.
     """
-    action = args[ACTIONS[tool][0]]
+    choice = tool_named(tool).choice
+    action = args[choice]
     needed, possible = _TAKES[tool][action]
     given = {name for name, value in args.items() if value not in (None, "", {}) and value is not False}
     lacking = [_WHAT[name] for name in needed if name not in given]
     if lacking:
         raise InvalidCommand(f"{action} needs {' and '.join(lacking)}")
-    surplus = sorted(given - {*needed, *possible, ACTIONS[tool][0]})
+    surplus = sorted(given - {*needed, *possible, choice})
     if surplus:
         takes = ", ".join((*needed, *possible)) or "nothing else"
         raise InvalidCommand(f"{action} does not take {', '.join(surplus)}; it takes {takes}")

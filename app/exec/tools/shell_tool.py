@@ -18,7 +18,8 @@ from shellback.exec.core.identity import call_key, conversation_of, origin_of
 from shellback.exec.core.model import SHELL, CallOrigin, SessionState
 from shellback.exec.persistent import ShellBusy
 from shellback.exec.policy.commands import proposed
-from shellback.exec.policy.policy import Grant, Verdict, grant, metadata_of
+from shellback.exec.policy.policy import Grant, Verdict, grant
+from shellback.exec.policy.tools import SHELL_TOOL
 from shellback.exec.reports.blocks import block_of, label_of
 from shellback.exec.reports.render import facts, measured
 from shellback.exec.shell.permit import APPROVED
@@ -39,7 +40,7 @@ def shell_tools(calls: ToolCalls) -> FunctionToolset[Any]:
     """The tool, without gate and approval."""
     tools = FunctionToolset[Any](id="shell", docstring_format="google", require_parameter_descriptions=True)
 
-    @tools.tool(metadata=metadata_of("shell"))
+    @tools.tool(metadata=SHELL_TOOL.metadata)
     async def shell(  # noqa: D417 - the context is no parameter of the tool
         ctx: RunContext[Any],
         op: _Op,

@@ -31,25 +31,22 @@ from shellback.exec.engine.sessions import Sessions
 from shellback.exec.engine.waiting import shell_reads, shown
 from shellback.exec.policy.commands import CHANGED, check_yield_after, command_spec, proposed
 from shellback.exec.policy.policy import (
-    ACTIONS,
-    TYPED,
     Approval,
     Asked,
     Grant,
     Policy,
     Proposal,
     Verdict,
-    act_of,
     grant,
     grant_again,
     unattended,
 )
+from shellback.exec.policy.tools import tool_named
 from shellback.exec.policy.typed_lines import lines_of
 from shellback.exec.reports.render import facts, measured, outcome_text
 from shellback.exec.terminals.keys import Typing
 from shellback.exec.terminals.screen import Screens
 from shellback.exec.tools.file_tools.calls import FileCalls
-from shellback.exec.tools.file_tools.checks import CHANGING, READING
 from shellback.exec.tools.file_tools.checks import check as check_files
 from shellback.exec.tools.file_tools.looks import Look
 from shellback.exec.tools.file_tools.reads import Told
@@ -74,10 +71,6 @@ def answering(tool: str = "") -> Generator[None]:
         raise ToolFailed(worded(tool, error)) from None
 
 
-COMMANDS: Final = frozenset({"execute", "execute_pty", "run_shell", "shell_execute", "evaluate_python"})
-"""The tools that start something."""
-FILES: Final = READING | CHANGING
-"""The tools that read or change files without starting anything."""
 _ANOTHER: Final = (
     "{} is not what it was when this was approved; nothing was done, look at it and propose the call again"
 )
@@ -136,11 +129,12 @@ class ToolCalls:
         Raises:
             InvalidCommand: It is not acceptable.
         """
-        if tool in ACTIONS:
+        known = tool_named(tool)
+        if known.acts:
             check_parameters(tool, args)
-        if tool in FILES:
+        if known.files:
             check_files(tool, args)
-        elif act_of(tool, args) in COMMANDS:
+        elif known.act(args).starts:
             check_yield_after(args.get("yield_after"), background=_background(tool, args), limits=self.engine.limits)
             self.spec(tool, args)
 
@@ -153,14 +147,15 @@ class ToolCalls:
             InvalidCommand: It is not acceptable.
         """
         self.check(tool, args)
-        if tool in FILES:
+        known = tool_named(tool)
+        if known.files:
             return await self._weighed_files(conversation_id, tool, args, key)
-        starts = act_of(tool, args) in COMMANDS
-        if tool in ACTIONS and not starts and args.get("command"):
+        starts = known.act(args).starts
+        if known.acts and not starts and args.get("command"):
             return await self._weighed_line(conversation_id, tool, args, key)
         spec = self.spec(tool, args) if starts else None
         asked = Asked(tool=tool, call_key=key, conversation_id=conversation_id, spec=spec, args=args)
-        if asked.act in TYPED:
+        if asked.act.types:
             asked = await self._typing(asked)
         verdict = await self.policy.judge(asked)
         if spec is None:
@@ -206,7 +201,7 @@ class ToolCalls:
             return shell_spec(**given, workspace=self.engine.workspace, inner=inner, limits=self.engine.limits)
         if tool == "run_shell":
             return login_spec(**args, workspace=self.engine.workspace, limits=self.engine.limits)
-        if tool in ACTIONS:
+        if tool_named(tool).acts:
             return self.shells.start_spec(args) if tool == "shell_session" else self.shells.spawn_spec(args)
         if tool == "evaluate_python":
             return python_spec(**args, workspace=self.engine.workspace, limits=self.engine.limits)
@@ -248,11 +243,12 @@ class ToolCalls:
 
     async def _on_files(self, ctx: RunContext[Any], tool: str, args: dict[str, Any], origin: CallOrigin) -> Told:
         await self.files.touch(origin.conversation_id)
-        if tool in CHANGING and (before := await self.files.recalled(tool, args, origin)) is not None:
+        changes = tool_named(tool).asks
+        if changes and (before := await self.files.recalled(tool, args, origin)) is not None:
             return before
         grant, _, look, _ = await self._granted(ctx, tool, args, origin)
         assert look is not None
-        if tool in CHANGING:
+        if changes:
             return await self.files.change(tool, args, look, origin, grant)
         if ctx.tool_call_approved:
             await self.files.note_read(tool, args, origin, grant)

@@ -24,7 +24,8 @@ from shellback.exec.engine.waiting import check_typing
 from shellback.exec.files import Files
 from shellback.exec.persistent import PersistentShells
 from shellback.exec.policy.judge import Judge, Keys
-from shellback.exec.policy.policy import ACTIONS, INPUT, Policy, Proposal, act_of, asks, asks_always
+from shellback.exec.policy.policy import Policy, Proposal
+from shellback.exec.policy.tools import tool_named
 from shellback.exec.shell.workspaces.files import files_of
 from shellback.exec.tools.exec_tool import exec_tools
 from shellback.exec.tools.file_tools.calls import FileCalls
@@ -152,17 +153,18 @@ class ExecTools:
             self._calls.check(tool, args)
             if tool == "process_send_keys":
                 typed_by(tool, args)
-            if tool in ACTIONS:
+            known = tool_named(tool)
+            if known.acts:
                 await self._check_action(ctx, tool, args)
             elif "session_id" in args:
                 session = await self._calls.sessions(ctx).get(args["session_id"])
-                if session.end is not None and asks(tool) and not await self._made_before(ctx):
+                if session.end is not None and known.asks and not await self._made_before(ctx):
                     raise TaskCompleted(session.id, how_it_ended(session.end))
-                if tool in INPUT:
-                    check_input(session, terminal=tool != "process_write")
+                if known.input:
+                    check_input(session, terminal=known.terminal)
                 if tool == "process_resize":
                     check_size(WindowSize(args["rows"], args["cols"]))
-                elif tool in {"process_write", "process_send_keys"}:
+                elif known.types:
                     await self._check_typing(ctx, session, tool, args)
         await self._heed(args)
 
@@ -174,10 +176,10 @@ class ExecTools:
                 await self._watcher.heed(session_id)
 
     async def _check_action(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> None:
-        act = act_of(tool, args)
+        act = tool_named(tool).act(args)
         if args.get("session_id"):
             # What it did before its shell ended is told again.
-            new = asks(act) and not await self._made_before(ctx)
+            new = act.asks and not await self._made_before(ctx)
             session = await self._calls.shells.checked(conversation_of(ctx), args["session_id"], live=new)
             if args["action"] == "write":
                 await self._check_typing(ctx, session, tool, args)
@@ -185,7 +187,7 @@ class ExecTools:
                 await self._calls.shells.shells.check_free(session)
         elif args.get("task_id"):
             session = await self._calls.sessions(ctx).get(args["task_id"])
-            if session.end is not None and asks(act) and not await self._made_before(ctx):
+            if session.end is not None and act.asks and not await self._made_before(ctx):
                 raise TaskCompleted(session.id, how_it_ended(session.end))
 
     async def _check_typing(self, ctx: RunContext[Any], session: Session, tool: str, args: dict[str, Any]) -> None:
@@ -221,4 +223,4 @@ def exec_toolset(
 
 
 def _needs_approval(_ctx: RunContext[Any], definition: ToolDefinition, _args: dict[str, Any]) -> bool:
-    return asks_always(definition.name)
+    return tool_named(definition.name).asks_always

@@ -24,7 +24,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.engine.waiting import Waiting, shown, takes_input, until_waiting, waiting
 from shellback.exec.log.output import EMPTY, Slice
-from shellback.exec.policy.policy import metadata_of
+from shellback.exec.policy.tools import PROCESS_PIN, PROCESS_WAIT, PROCESS_WATCH
 from shellback.exec.reports.blocks import label_of
 from shellback.exec.reports.render import facts, measured, polled
 from shellback.exec.tools.tool_calls import ToolCalls, answering
@@ -35,7 +35,7 @@ def watch_tools(calls: ToolCalls, watcher: Watcher) -> FunctionToolset[Any]:
     """The tool that watches, without gate and approval."""
     tools = FunctionToolset[Any](id="process_watch", docstring_format="google", require_parameter_descriptions=True)
 
-    @tools.tool(metadata=metadata_of("process_watch"))
+    @tools.tool(metadata=PROCESS_WATCH.metadata)
     async def process_watch(  # noqa: D417 - a tool's signature is its contract
         ctx: RunContext[Any],
         session_id: str,
@@ -102,7 +102,7 @@ def pin_tools(calls: ToolCalls) -> FunctionToolset[Any]:
     """The tool for the blocks of processes, without gate and approval."""
     tools = FunctionToolset[Any](id="process_blocks", docstring_format="google", require_parameter_descriptions=True)
 
-    @tools.tool(metadata=metadata_of("process_pin"))
+    @tools.tool(metadata=PROCESS_PIN.metadata)
     async def process_pin(ctx: RunContext[Any], session_id: str, pinned: bool) -> ToolReturn[dict[str, Any]]:  # noqa: D417 - the context is no parameter of the tool
         """Choose whether you go on being shown what a process prints and how it ends.
 
@@ -133,7 +133,7 @@ def wait_tools(calls: ToolCalls) -> FunctionToolset[Any]:
     """The tool that waits, without gate and approval."""
     tools = FunctionToolset[Any](id="process_wait", docstring_format="google", require_parameter_descriptions=True)
 
-    @tools.tool(metadata=metadata_of("process_wait"))
+    @tools.tool(metadata=PROCESS_WAIT.metadata)
     async def process_wait(  # noqa: D417 - the context is no parameter of the tool
         ctx: RunContext[Any],
         session_ids: list[str],

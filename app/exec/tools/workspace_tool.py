@@ -10,7 +10,17 @@ from pydantic_ai.messages import ToolReturn
 
 from shellback.exec.engine.joining import Outcome
 from shellback.exec.log.output import both_ends
-from shellback.exec.policy.policy import metadata_of
+from shellback.exec.policy.tools import (
+    EDIT_FILE,
+    EVALUATE_PYTHON,
+    GLOB,
+    GREP,
+    LS,
+    READ_FILE,
+    RM,
+    SHELL_EXECUTE,
+    WRITE_FILE,
+)
 from shellback.exec.reports.render import facts, measured
 from shellback.exec.tools.file_tools.checks import LINES
 from shellback.exec.tools.short_commands import OUTPUT_BYTES, TIMEOUT_S, clamp_note, result, without_python
@@ -29,7 +39,7 @@ def workspace_tools(calls: ToolCalls) -> FunctionToolset[Any]:
 
 
 def _commands(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
-    @tools.tool(metadata=metadata_of("shell_execute"))
+    @tools.tool(metadata=SHELL_EXECUTE.metadata)
     async def shell_execute(  # noqa: D417 - a tool's signature is its contract
         ctx: RunContext[Any],
         command: list[str],
@@ -67,7 +77,7 @@ def _commands(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
             value["note"] = note
         return ToolReturn(value, metadata=metadata)
 
-    @tools.tool(metadata=metadata_of("evaluate_python"))
+    @tools.tool(metadata=EVALUATE_PYTHON.metadata)
     async def evaluate_python(  # noqa: D417 - the context is no parameter of the tool
         ctx: RunContext[Any],
         code: str,
@@ -97,7 +107,7 @@ def _commands(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
 
 
 def _reading(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
-    @tools.tool(metadata=metadata_of("ls"))
+    @tools.tool(metadata=LS.metadata)
     async def ls(ctx: RunContext[Any], path: str = ".") -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
         """List a directory of the workspace: names, sizes of files in bytes, a slash behind directories.
 
@@ -106,7 +116,7 @@ def _reading(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
         """
         return await calls.on_files(ctx, "ls", {"path": path})
 
-    @tools.tool(metadata=metadata_of("read_file"))
+    @tools.tool(metadata=READ_FILE.metadata)
     async def read_file(ctx: RunContext[Any], path: str, offset: int = 0, limit: int = LINES) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
         """Read a text file of the workspace, exactly as it is; what is longer than a result is read in parts.
 
@@ -117,7 +127,7 @@ def _reading(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
         """
         return await calls.on_files(ctx, "read_file", {"path": path, "offset": offset, "limit": limit})
 
-    @tools.tool(metadata=metadata_of("glob"))
+    @tools.tool(metadata=GLOB.metadata)
     async def glob(ctx: RunContext[Any], pattern: str, path: str = ".") -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
         """Find files and directories of the workspace by their names, sorted.
 
@@ -127,7 +137,7 @@ def _reading(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
         """
         return await calls.on_files(ctx, "glob", {"pattern": pattern, "path": path})
 
-    @tools.tool(metadata=metadata_of("grep"))
+    @tools.tool(metadata=GREP.metadata)
     async def grep(  # noqa: D417 - the context is no parameter of the tool
         ctx: RunContext[Any], pattern: str, path: str = ".", glob: str | None = None, ignore_case: bool = False
     ) -> ToolReturn[str]:
@@ -144,7 +154,7 @@ def _reading(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
 
 
 def _changing(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
-    @tools.tool(metadata=metadata_of("write_file"))
+    @tools.tool(metadata=WRITE_FILE.metadata)
     async def write_file(ctx: RunContext[Any], path: str, content: str, mode: _Mode = "overwrite") -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
         """Write a text file of the workspace; directories on the way are made.
 
@@ -155,7 +165,7 @@ def _changing(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
         """
         return await calls.on_files(ctx, "write_file", {"path": path, "content": content, "mode": mode})
 
-    @tools.tool(metadata=metadata_of("edit_file"))
+    @tools.tool(metadata=EDIT_FILE.metadata)
     async def edit_file(  # noqa: D417 - the context is no parameter of the tool
         ctx: RunContext[Any], path: str, old_string: str, new_string: str, replace_all: bool = False
     ) -> ToolReturn[str]:
@@ -170,7 +180,7 @@ def _changing(tools: FunctionToolset[Any], calls: ToolCalls) -> None:
         args = {"path": path, "old_string": old_string, "new_string": new_string, "replace_all": replace_all}
         return await calls.on_files(ctx, "edit_file", args)
 
-    @tools.tool(metadata=metadata_of("rm"))
+    @tools.tool(metadata=RM.metadata)
     async def rm(ctx: RunContext[Any], path: str) -> ToolReturn[str]:  # noqa: D417 - the context is no parameter of the tool
         """Remove a file of the workspace, or a directory with everything in it; of a link, the link.
 

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.display import request_lines
 from shellback.exec.policy.classify.model import Tier
-from shellback.exec.policy.policy import INPUT, act_of
+from shellback.exec.policy.tools import tool_named
 from shellback.storage.db import Database
 from shellback.storage.tables import approvals, conversations, turns
 from shellback.work.approvals import audit
@@ -75,7 +75,8 @@ class Request:
 
 def why_not_for_session(request: Request) -> str | None:
     """Why input may not be approved for all of its session; None when it may."""
-    if act_of(request.tool_name, request.changed_args or request.args) not in INPUT or request.session_id is None:
+    act = tool_named(request.tool_name).act(request.changed_args or request.args)
+    if not act.input or request.session_id is None:
         return f"{request.tool_name} is no input to a session"
     if request.display.get("tier") == str(Tier.ADMIN):
         return f"this command is of tier {Tier.ADMIN}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from shellback.exec.core.display import shown
-from shellback.exec.policy.policy import act_of
+from shellback.exec.policy.tools import tool_named
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage.tables import approvals, sessions
 from shellback.work.approvals.approvals import Request, audited, find, get
@@ -129,7 +129,7 @@ def _too_many(limit: int) -> str:
 def _session_of(call: Proposed) -> str | None:
     """The session that a call is about, as its proposal has it."""
     name = call.display.get("session_id")
-    about = act_of(call.tool_name, call.args).startswith("process_")
+    about = tool_named(call.tool_name).act(call.args).category == "process"
     return name[:64] if about and isinstance(name, str) else None
 
 

@@ -29,7 +29,7 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunCont
 from shellback.exec.core.identity import origin_of, session_id
 from shellback.exec.core.model import SessionId
 from shellback.exec.core.pydantic_private import abandon_threads_on_cancel
-from shellback.exec.policy.policy import asks
+from shellback.exec.policy.tools import tool_named
 from shellback.exec.reports.blocks import Told
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage import sessions
@@ -166,7 +166,7 @@ class Hearing(AbstractCapability[TurnDeps]):
             raise result
         ends = _ends_in(result)
         ctx.deps.told.update(ends)
-        if not asks(call.tool_name):
+        if not tool_named(call.tool_name).asks:
             ctx.deps.asked.update(ends)
         ctx.deps.read += _ranges_in(result)
         return result

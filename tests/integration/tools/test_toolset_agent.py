@@ -25,7 +25,8 @@ from shellback.exec.core.identity import call_key, origins_in
 from shellback.exec.core.model import CallKey
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
-from shellback.exec.policy.policy import TOOLS, Approval
+from shellback.exec.policy.policy import Approval
+from shellback.exec.policy.tools import TOOLS, tool_named
 from shellback.exec.tools.capability import ExecCapability
 from shellback.exec.tools.toolset import ExecTools, exec_toolset
 from shellback.exec.watching.memory import MemoryWatchStore
@@ -312,7 +313,7 @@ async def test_the_gate_hides_tools_and_instructions_together(tmp_path: Path, ga
         assert script.seen is not None
         names = {tool.name for tool in script.seen.function_tools}
         instructions = script.seen.instructions or ""
-    assert names == (set(TOOLS) if gate else set())
+    assert names == ({tool.name for tool in TOOLS} if gate else set())
     assert (str(engine.workspace) in instructions) is gate
     assert ("execute" in instructions) is gate
 
@@ -335,7 +336,7 @@ async def test_every_tool_describes_all_its_parameters_and_has_its_category(tmp_
         assert script.seen is not None
         for tool in script.seen.function_tools:
             assert tool.description
-            assert (tool.metadata or {})["category"] == TOOLS[tool.name].category
+            assert (tool.metadata or {})["category"] == tool_named(tool.name).category
             for name, schema in tool.parameters_json_schema["properties"].items():
                 assert schema.get("description"), (tool.name, name)
 

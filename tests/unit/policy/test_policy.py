@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from shellback.exec.core.errors import CommandDenied
-from shellback.exec.policy import policy
 from shellback.exec.policy.policy import (
     Approval,
     Asked,
@@ -16,10 +15,10 @@ from shellback.exec.policy.policy import (
     Proposal,
     TablePolicy,
     Verdict,
-    asks,
     grant,
     grant_by_operator,
 )
+from shellback.exec.policy.tools import TOOLS, tool_named
 
 PROPOSAL = Proposal("execute", {"command": "make", "cwd": "/ws", "env": {"A": "1"}, "timeout_s": 30.0, "stdin": None})
 
@@ -28,7 +27,7 @@ PROPOSAL = Proposal("execute", {"command": "make", "cwd": "/ws", "env": {"A": "1
     "tool", ["process_list", "process_poll", "process_log", "process_screen", "ls", "read_file", "glob", "grep"]
 )
 def test_reading_tools_pass(tool: str) -> None:
-    assert not asks(tool)
+    assert not tool_named(tool).asks
     assert asyncio.run(TablePolicy().judge(Asked(tool=tool))).decision == "allow"
 
 
@@ -49,7 +48,7 @@ def test_reading_tools_pass(tool: str) -> None:
     ],
 )
 def test_all_else_asks(tool: str) -> None:
-    assert asks(tool)
+    assert tool_named(tool).asks
     assert asyncio.run(TablePolicy().judge(Asked(tool=tool))).decision == "ask"
 
 
@@ -103,7 +102,7 @@ def test_the_operators_grant_says_so() -> None:
 
 def test_every_tool_has_the_category_of_its_specification() -> None:
     """004 names those of `execute*` and `process_*`; the tools of 001 are about a workspace."""
-    found = {tool: policy.metadata_of(tool) for tool in policy.TOOLS}
+    found = {tool.name: tool.metadata for tool in TOOLS}
     shells = ("execute", "execute_pty", "run_shell", "shell_session", "shell")
     assert {tool: {"category": "exec"} for tool in shells}.items() <= found.items()
     files = ("shell_execute", "evaluate_python", "ls", "read_file", "glob", "grep", "write_file", "edit_file", "rm")

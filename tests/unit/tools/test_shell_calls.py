@@ -21,7 +21,7 @@ from shellback.exec.core.errors import (
 )
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, SHELL, CommandSpec
-from shellback.exec.policy.policy import ACTIONS, INPUT, TOOLS, act_of, asks
+from shellback.exec.policy.tools import EXECUTE, TOOLS, tool_named
 from shellback.exec.tools.shell_calls import check_parameters, worded
 from shellback.exec.tools.short_commands import login_spec
 
@@ -69,16 +69,16 @@ def test_what_is_empty_counts_as_not_given(tool: str, args: dict[str, Any]) -> N
 
 
 def test_every_action_amounts_to_a_tool_of_the_table() -> None:
-    acts = {(tool, action): act for tool, (_, actions) in ACTIONS.items() for action, act in actions.items()}
-    assert set(acts.values()) <= TOOLS.keys()
-    passing = {key for key, act in acts.items() if not asks(act)}
+    acts = {(tool.name, action): act for tool in TOOLS for action, act in tool.acts.items()}
+    assert all(act in TOOLS for act in acts.values())
+    passing = {key for key, act in acts.items() if not act.asks}
     assert passing == {("shell_session", "read"), ("shell_session", "list"), ("shell", "status"), ("shell", "output")}
-    typing = {key for key, act in acts.items() if act in INPUT}
+    typing = {key for key, act in acts.items() if act.input}
     assert typing == {
         ("shell_session", "exec"), ("shell_session", "write"), ("shell_session", "resize"), ("shell", "execute"),
     }  # fmt: skip
-    assert act_of("shell_session", {"action": "something"}) == "execute"
-    assert act_of("execute", {"action": "read"}) == "execute"
+    assert tool_named("shell_session").act({"action": "something"}) is EXECUTE
+    assert EXECUTE.act({"action": "read"}) is EXECUTE
 
 
 def test_errors_of_shell_are_those_of_its_specification() -> None:

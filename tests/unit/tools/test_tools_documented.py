@@ -10,7 +10,7 @@ from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import ToolDefinition
 
-from shellback.exec.policy.policy import TOOLS, asks
+from shellback.exec.policy.tools import TOOLS, tool_named
 from shellback.exec.tools.toolset import ExecTools
 from shellback.exec.watching.memory import MemoryWatchStore
 from shellback.exec.watching.watcher import Watcher
@@ -59,8 +59,9 @@ def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> No
             name if (default := about.get("default")) is None else f"{name}={str(default).lower()}"
             for name, about in properties.items()
         ]
-        seen[tool.name] = (shown, "yes" if asks(tool.name) else "no")
-    rows = re.findall(rf"^\| `({'|'.join(TOOLS)})` \|(.*)\| (yes|no) \|$", DOCUMENT.read_text(), re.MULTILINE)
+        seen[tool.name] = (shown, "yes" if tool_named(tool.name).asks else "no")
+    names = "|".join(tool.name for tool in TOOLS)
+    rows = re.findall(rf"^\| `({names})` \|(.*)\| (yes|no) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert {name: (re.findall(r"`([^`]+)`", parameters), asking) for name, parameters, asking in rows} == seen
     ours = {"code", "path", "pattern", "content", "old_string", "new_string"}
     assert required == {"command", "session_id", "session_ids", "data", "rows", "cols", "action", "op", "pinned"} | ours

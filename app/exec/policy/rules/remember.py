@@ -13,6 +13,7 @@ from shellback.exec.policy.rules.carriers import runs_anything
 from shellback.exec.policy.rules.commands import is_plain, moves, tier_of, words_of
 from shellback.exec.policy.rules.facts import Facts
 from shellback.exec.policy.rules.rule import Match, Rule, literal
+from shellback.exec.policy.tools import tool_named
 
 DAYS: Final = 30
 DAYS_MAX: Final = 365
@@ -86,7 +87,7 @@ def rules_for(
     Raises:
         InvalidCommand: It runs no command that ends by itself, or cannot be remembered.
     """
-    if tool not in {"execute", "shell_execute"}:
+    if not tool_named(tool).rule:
         raise InvalidCommand(f"a call of {tool} cannot be remembered, only a command; approve it each time")
     judgement = classify(facts.command, around)
     return offer(judgement, facts=facts, owner=owner, everywhere=everywhere, days=days, reading=not around.sandboxed)

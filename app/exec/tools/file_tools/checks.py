@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from shellback.exec.core.errors import ExecError, InvalidCommand
 
-READING: Final = frozenset({"ls", "read_file", "glob", "grep"})
-CHANGING: Final = frozenset({"write_file", "edit_file", "rm"})
 WRITE_CHARS: Final = 48_000
 PATTERN_CHARS: Final = 1_000
 EDIT_BYTES: Final = 16 << 20

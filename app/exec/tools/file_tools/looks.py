@@ -14,7 +14,8 @@ from shellback.exec.core.errors import CommandDenied, InvalidCommand
 from shellback.exec.files import Files
 from shellback.exec.files.text import replaced
 from shellback.exec.policy.policy import Withheld
-from shellback.exec.tools.file_tools.checks import EDIT_BYTES, READING, check, told
+from shellback.exec.policy.tools import tool_named
+from shellback.exec.tools.file_tools.checks import EDIT_BYTES, check, told
 from shellback.exec.tools.file_tools.marks import NOTHING, Mark, marked, named
 from shellback.exec.tools.file_tools.shown import DIFF_BYTES, counted, many, shown_change, shown_text
 
@@ -55,7 +56,7 @@ class Looks:
         """
         with told(args.get("path", ".")):
             check(tool, args)
-            if tool in READING:
+            if not tool_named(tool).asks:
                 return await self._reading(tool, args)
             if tool == "rm":
                 found = await self._removing(args["path"])
