@@ -88,7 +88,7 @@ def branches_on(text: str, tools: Set[str]) -> Iterator[int]:
                 names = _literals(table)
             case _:
                 continue
-        if names and tools.issuperset(names):
+        if names and tools >= set(names):
             yield one.pattern.lineno if isinstance(one, ast.match_case) else one.lineno
 
 
