@@ -23,9 +23,10 @@ from shellback.exec.policy.judge import Judge
 from shellback.exec.policy.policy import Approval
 from shellback.exec.policy.rules.matching import Rules
 from shellback.exec.policy.rules.rule import Match, Rule
+from shellback.exec.policy.tools import tool_named
 from shellback.exec.shell.workspaces.files import files_of
 from shellback.exec.tools.file_tools.calls import FileCalls
-from shellback.exec.tools.tool_calls import FILES, ToolCalls
+from shellback.exec.tools.tool_calls import ToolCalls
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import context_of
 from tests.execs import run, running_engine
@@ -68,7 +69,7 @@ class Room:
 
     async def do(self, tool: str, *, again: bool = False, approved: bool = False, **args: Any) -> ToolReturn[str]:
         """Make a call that is a new one, or with `again` the last one once more."""
-        assert tool in FILES
+        assert tool_named(tool).files
         ctx = self.ctx(tool, approved=approved, again=again)
         return await self.calls.on_files(ctx, tool, self.valid(tool, args))
 

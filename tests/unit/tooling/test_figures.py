@@ -22,9 +22,9 @@ TREE = {
     "app/exec/tools/more.py": 'from shellback.exec.tools import calls\nfrom shellback.exec.wire import frame\n',
     "app/exec/wire/__init__.py": "",
     "app/exec/wire/frame.py": "",
-    "app/exec/policy/classify/__init__.py": "",
-    "app/exec/policy/classify/git.py": 'LIST = "ls" == "x"\n',
-    "tests/test_it.py": "import shellback\n\n",
+    "app/exec/classify/__init__.py": "",
+    "app/exec/classify/git.py": 'LIST = "ls" == "x"\n',
+    "tests/test_it.py": "import app\n\n",
     "docs/agents.md": "| `execute` | `command` | yes |\n| `ls` | `path` | no |\n| `other` | nothing |\n",
 }  # fmt: skip
 

@@ -75,4 +75,4 @@ def test_the_readme_says_which_tool_is_for_what() -> None:
     named_in_the_text = {"shell", "process_pin"}
     without_counterpart = {"run_js", "run_curl"}
     arguments_and_programs = {"background", "yield_after", "python3", "node", "curl"}
-    assert named == TOOLS.keys() - named_in_the_text | without_counterpart | arguments_and_programs
+    assert named == {tool.name for tool in TOOLS} - named_in_the_text | without_counterpart | arguments_and_programs
