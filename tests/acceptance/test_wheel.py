@@ -24,7 +24,7 @@ SERVICE = {
     "app/settings.py": "GREETING = 'hello from the settings of the project'\n",
     "app/main.py": (
         "from pydantic_ai import Agent\n"
-        "from shellback.settings import GREETING\n"
+        "from app.settings import GREETING\n"
         "agent = Agent(name='service', instructions=GREETING)\n"
         "@agent.tool_plain\n"
         "def greeting() -> str:\n"

@@ -150,7 +150,7 @@ async def test_a_stopped_reader_does_not_wait_and_quiet_counts_from_the_last_out
 
 WITHOUT: Final = """
 import os, subprocess, sys, time
-from shellback.exec.supervisor.process import readers
+from shellback.exec.supervisor.process import looks as readers
 ours, theirs = os.pipe()
 cat = subprocess.Popen(["cat"], stdin=ours, user=65534, group=65534, extra_groups=[])
 pipe = os.fstat(ours)

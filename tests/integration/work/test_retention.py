@@ -33,7 +33,7 @@ from shellback.work.approvals import approvals, asking, sending
 from shellback.work.hosts.sweep import undelivered
 from shellback.work.queue import mailbox
 from shellback.work.queue.callbacks import CallbackSink
-from shellback.work.queue.items import WorkItem, callback_item
+from shellback.work.queue.items import ItemType, Priority, WorkItem, callback_item
 from shellback.work.queue.queues import DbosEnqueuer
 from shellback.work.turn import claims, closing, stopping
 from shellback.work.turn.claims import Wakes
@@ -71,7 +71,7 @@ class World:
         return self.db.write_now(sending.send, self.queue, name, text, host_id=HOST, waiting=False).item_id
 
     def enter(self, item: str, name: str, kind: str = "CHAT") -> int:
-        work = WorkItem.from_json({"id": item, "type": kind, "priority": 100, "conversation_id": name})
+        work = WorkItem(id=item, type=ItemType(kind), conversation_id=name, priority=Priority(100))
         entry = self.db.write_now(claims.enter, work, executor_id="w1", wakes=Wakes())
         assert entry.epoch is not None
         return entry.epoch
