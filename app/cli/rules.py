@@ -191,8 +191,8 @@ def test(
     from shellback.cli.policy import SAID, around
     from shellback.exec.core.model import WORK
     from shellback.exec.policy.judge import judged
-    from shellback.exec.policy.rules.facts import Facts
     from shellback.exec.policy.rules.file import load
+    from shellback.exec.policy.rules.matching import Facts
     from shellback.storage import rules as store
 
     settings = load_settings()
@@ -225,10 +225,10 @@ def test(
 
 
 def _glob(pattern: str) -> str:
-    from shellback.exec.policy.rules.globs import absolute
+    from shellback.exec.policy.rules.rule import absolute_glob
 
     try:
-        return absolute(pattern, Path.cwd())
+        return absolute_glob(pattern, Path.cwd())
     except ValueError as error:
         raise Refused(f"--path {pattern!r}: {error}") from None
 

@@ -12,10 +12,8 @@ from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.classify import paths
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.model import Surroundings, Tier
-from shellback.exec.policy.rules.facts import Facts, Hit
-from shellback.exec.policy.rules.matching import Rules
+from shellback.exec.policy.rules.matching import Facts, Hit, Rules, Tiers
 from shellback.exec.policy.rules.rule import Effect, Match, Rule
-from shellback.exec.policy.rules.tiers import Tiers
 
 
 def rule(effect: Effect, *prefix: str, **match: Any) -> Rule:

@@ -12,8 +12,7 @@ from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.model import Surroundings
-from shellback.exec.policy.rules.facts import Facts
-from shellback.exec.policy.rules.matching import Rules
+from shellback.exec.policy.rules.matching import Facts, Rules
 from shellback.exec.policy.rules.remember import DAY_S, rules_for
 from shellback.exec.policy.rules.rule import Rule
 

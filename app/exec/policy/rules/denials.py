@@ -17,10 +17,8 @@ from shellback.exec.policy.classify.model import Surroundings
 from shellback.exec.policy.classify.syntax import Parsed
 from shellback.exec.policy.rules import damage, ours
 from shellback.exec.policy.rules.carriers import CARRIERS, INTERPRETER, SHELLS, Text, carried, name_of, names
-from shellback.exec.policy.rules.damage import Where
-from shellback.exec.policy.rules.loose import Loose, read
-from shellback.exec.policy.rules.protected import written
-from shellback.exec.policy.rules.spelling import UNKNOWN, sourced
+from shellback.exec.policy.rules.damage import Where, written
+from shellback.exec.policy.rules.loose import UNKNOWN, Loose, read, sourced
 
 _DEPTH: Final = 5
 """So deep are command lines read that are handed to a shell inside another one."""

@@ -16,9 +16,8 @@ from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen
 from shellback.exec.policy.classify.model import Judgement, Surroundings, Tier
 from shellback.exec.policy.rules.carriers import Text, carried, name_of
 from shellback.exec.policy.rules.commands import MOVES
-from shellback.exec.policy.rules.loose import Loose, read
-from shellback.exec.policy.rules.protected import written
-from shellback.exec.policy.rules.spelling import sourced
+from shellback.exec.policy.rules.damage import written
+from shellback.exec.policy.rules.loose import Loose, read, sourced
 
 _DEPTH: Final = 5
 _STEPS: Final = 64

@@ -16,12 +16,9 @@ from shellback.exec.core.errors import PolicyUnusable
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.model import Surroundings, Tier
-from shellback.exec.policy.rules import globs
 from shellback.exec.policy.rules.carriers import name_of, runs_anything
-from shellback.exec.policy.rules.facts import Facts
-from shellback.exec.policy.rules.matching import Rules
-from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule
-from shellback.exec.policy.rules.tiers import Tiers
+from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
+from shellback.exec.policy.rules.rule import ANY, EFFECTS, Match, Rule, absolute_glob
 
 FILE_BYTES: Final = 256 * 1024
 RULES: Final = 500
@@ -172,7 +169,7 @@ class _Reader:
         paths: list[str] = []
         for text in self._strings(given, "paths", line):
             try:
-                paths.append(globs.absolute(text, self._path.parent))
+                paths.append(absolute_glob(text, self._path.parent))
             except ValueError as error:
                 raise self._wrong(line, "paths", f"{text!r}", str(error)) from None
         cwd = self._string(given, "cwd", line)

@@ -5,6 +5,7 @@ For refusing only. Nothing is ever allowed on the word of this reading.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
@@ -12,7 +13,84 @@ from typing import Final, NamedTuple
 import tree_sitter
 import tree_sitter_bash
 
-from shellback.exec.policy.rules import spelling
+HOLE: Final = "\0"
+"""Around the name of a variable whose value is put there; twice in a row for what cannot be told."""
+UNKNOWN: Final = HOLE + HOLE
+_IN_WORDS: Final = 20
+_BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_ESCAPES: Final = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|[0-7]{1,3}|.)", re.DOTALL)
+_LETTERS: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "e": "\x1b"}
+_VARIABLE: Final = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-])")
+_UNTOLD: Final = frozenset(("command_substitution", "process_substitution", "arithmetic_expansion"))
+
+
+def _source(data: bytes, node: tree_sitter.Node) -> str:
+    """The text of a node as it was written."""
+    return data[node.start_byte : node.end_byte].decode("utf-8", "replace")
+
+
+def _word(data: bytes, node: tree_sitter.Node, depth: int = 0) -> str:
+    """One word, as the program could get it."""
+    kind, text = node.type, _source(data, node)
+    if depth > _IN_WORDS or kind in _UNTOLD:
+        return UNKNOWN
+    if kind == "raw_string":
+        return text[1:-1]
+    if kind == "ansi_c_string":
+        return _ESCAPES.sub(_escape, text[2:-1])
+    if kind in ("simple_expansion", "expansion"):
+        name = _VARIABLE.match(text)
+        return f"{HOLE}{name[1]}{HOLE}" if name else UNKNOWN
+    return _joined(data, node, depth)
+
+
+def _spread(text: str, left: int = 64) -> list[str]:
+    """The words that `a{b,c}` stands for, a bounded number of them."""
+    found = _BRACES.search(text)
+    if found is None or left <= 0:
+        return [text]
+    out: list[str] = []
+    for part in found[1].split(",")[:16]:
+        if len(out) >= left:
+            break
+        out += _spread(text[: found.start()] + part + text[found.end() :], left // 4)
+    return out
+
+
+def sourced(text: str) -> str:
+    """A word with its variables written as a shell would have them, to be read once more."""
+    return re.sub(f"{HOLE}([^{HOLE}]*){HOLE}", lambda found: f"${{{found[1]}}}" if found[1] else "$(:)", text)
+
+
+def _joined(data: bytes, node: tree_sitter.Node, depth: int) -> str:
+    # Children and the text between them, which the grammar leaves without a node.
+    quoted = node.type in ("string", "translated_string", "string_content")
+    marks = node.type == "string"
+    at = node.start_byte + marks
+    out: list[str] = []
+    for child in node.named_children:
+        out += [_plain(data, at, child.start_byte, quoted=quoted), _word(data, child, depth + 1)]
+        at = child.end_byte
+    out.append(_plain(data, at, node.end_byte - marks, quoted=quoted))
+    return "".join(out)
+
+
+def _plain(data: bytes, start: int, end: int, *, quoted: bool) -> str:
+    text = data[start : max(start, end)].decode("utf-8", "replace")
+    if "\\" not in text:
+        return text
+    escaped = r'\\([$`"\\\n])' if quoted else r"\\(\n|.)"
+    return re.sub(escaped, lambda found: "" if found[1] == "\n" else found[1], text, flags=re.DOTALL)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = found[1]
+    if code[0] in "xu" and len(code) > 1:
+        return chr(int(code[1:], 16))
+    if code.isdigit():
+        return chr(int(code, 8) & 0xFF)
+    return _LETTERS.get(code, code)
+
 
 NODES: Final = 12_000
 DEPTH: Final = 200
@@ -131,9 +209,9 @@ class _Reader:
         for child in node.children:
             if child.type == "variable_assignment" and not words:
                 name = child.child_by_field_name("name")
-                assigned.append(spelling.source(self._data, name) if name is not None else "")
+                assigned.append(_source(self._data, name) if name is not None else "")
             elif not _redirects(child):
-                words += spelling.words(spelling.word(self._data, child))
+                words += _spread(_word(self._data, child))
         self._left -= len(node.children)
         fed = tuple(self._fed(child) for child in (*node.children, *around) if _feeds(child))
         self.commands.append(
@@ -143,9 +221,9 @@ class _Reader:
 
     def _fed(self, node: tree_sitter.Node) -> str:
         if node.type == "herestring_redirect":
-            return " ".join(spelling.word(self._data, child) for child in node.named_children)
+            return " ".join(_word(self._data, child) for child in node.named_children)
         bodies = [child for child in node.named_children if child.type == "heredoc_body"]
-        return "".join(spelling.source(self._data, child) for child in bodies)
+        return "".join(_source(self._data, child) for child in bodies)
 
     def _redirects(self, node: tree_sitter.Node) -> tuple[tuple[tuple[str, str], ...], Words]:
         found: list[tuple[str, str]] = []
@@ -154,10 +232,10 @@ class _Reader:
             if child.type != "file_redirect":
                 continue
             operator = next((part.type for part in child.children if not part.is_named), ">")
-            targets = [spelling.word(self._data, part) for part in child.children_by_field_name("destination")]
+            targets = [_word(self._data, part) for part in child.children_by_field_name("destination")]
             found += [(operator, target) for target in targets[:1]]
             for target in targets[1:]:  # the grammar takes the words behind a redirection for more targets
-                trailing += spelling.words(target)
+                trailing += _spread(target)
         return tuple(found), tuple(trailing)
 
     def _function(self, node: tree_sitter.Node) -> None:
@@ -165,12 +243,12 @@ class _Reader:
         name_node, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name_node is None or body is None:
             return
-        name = spelling.source(self._data, name_node)
+        name = _source(self._data, name_node)
         stack = [(body, False)]
         while stack and self._left > 0:
             self._left -= 1
             current, apart = stack.pop()
-            if current.type == "command" and apart and spelling.source(self._data, current).strip() == name:
+            if current.type == "command" and apart and _source(self._data, current).strip() == name:
                 self.bombs.append(name)
                 return
             children = current.children

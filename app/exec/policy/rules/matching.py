@@ -6,6 +6,7 @@ nothing of the line is outside the subset that is understood.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -14,15 +15,71 @@ from pathlib import Path
 from typing import Final
 
 from shellback.exec.policy.classify.grammar import parse
-from shellback.exec.policy.classify.model import Judgement, Tier
+from shellback.exec.policy.classify.model import Judgement, Segment, Tier
 from shellback.exec.policy.classify.syntax import Parsed, Simple
-from shellback.exec.policy.rules import globs
 from shellback.exec.policy.rules.carriers import name_of
-from shellback.exec.policy.rules.commands import MOVES, commands_in, is_plain, moves, tier_of, words_of
-from shellback.exec.policy.rules.facts import Facts, Hit
+from shellback.exec.policy.rules.commands import MOVES, commands_in, is_plain, moves, simples, tier_of, words_of
 from shellback.exec.policy.rules.loose import read
-from shellback.exec.policy.rules.rule import Match, Rule, fits
-from shellback.exec.policy.rules.tiers import Tiers
+from shellback.exec.policy.rules.rule import Effect, Match, Rule, fits, path_fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What was judged and where it would run. `command` is the whole line, `cwd` its directory, symlinks resolved.
+
+    `more` says that the call brings what no rule names (environment, input, a terminal): then no allow decides.
+    """
+
+    command: str
+    backend: str
+    profile: str
+    conversation_id: str
+    cwd: Path
+    agent: str | None = None
+    more: bool = False
+    now: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """What the rules say to a command, and which one says it. `rule_ids` are all saved ones that it took."""
+
+    effect: Effect
+    rule_id: str
+    reason: str
+    source: str
+    rule_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiers:
+    """The tier that is granted, and the directories. `rules` are pairs: globs of a command's first words, its tier."""
+
+    default: Tier = Tier.READ_WRITE
+    strict: bool = False
+    allowed_paths: tuple[Path, ...] = ()
+    strict_path_enforcement: bool = False
+    rules: tuple[tuple[tuple[str, ...], Tier], ...] = ()
+
+    def required(self, judgement: Judgement) -> Tier:
+        """The tier that a command takes, by its class and by what the operator says of its commands."""
+        judged = max((segment.tier for segment in judgement.segments), default=Tier.READ_ONLY)
+        beside = [judgement.tier] if judgement.tier > judged else []  # of what is in no segment
+        return max([*beside, *(self._of(segment) for segment in judgement.segments)], default=judgement.tier)
+
+    def _of(self, segment: Segment) -> Tier:
+        if not self.rules:
+            return segment.tier
+        found: list[Tier] = []
+        for simple in simples(segment.text)[:1]:
+            direct, *inner = commands_in(words_of(simple)) or [()]
+            found += [tier for patterns, tier in self.rules if _begins(patterns, direct)] or [segment.tier]
+            found += [tier for patterns, tier in self.rules if any(_begins(patterns, one) for one in inner)]
+        return max(found, default=segment.tier)
+
+
+def _begins(patterns: Sequence[str], words: Sequence[str]) -> bool:
+    return len(patterns) <= len(words) and all(map(fnmatch.fnmatchcase, words, patterns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +110,7 @@ class Rules:
     def withheld(self, path: Path, facts: Facts) -> str | None:
         """Why a search leaves a file out: a rule about files that denies or asks; None where there is none."""
         for rule in self.rules:
-            about = rule.effect != "allow" and any(globs.fits(pattern, str(path)) for pattern in rule.match.paths)
+            about = rule.effect != "allow" and any(path_fits(pattern, str(path)) for pattern in rule.match.paths)
             if about and _in_force(rule, facts):
                 return f"rule {rule.source}: {rule.described()}"
         return None
@@ -118,7 +175,7 @@ def _only_in(patterns: Sequence[str], words: Sequence[str], cwd: Path) -> bool:
     # An option may hide a file in its value, and which one does is not told here: the prefix has to have them.
     return bool(words) and all(
         not word.startswith("-")
-        and any(globs.fits(pattern, os.path.realpath(os.path.join(cwd, word))) for pattern in patterns)
+        and any(path_fits(pattern, os.path.realpath(os.path.join(cwd, word))) for pattern in patterns)
         for word in words
     )
 
@@ -201,4 +258,4 @@ def _touches(patterns: Sequence[str], text: str, cwds: Sequence[str]) -> bool:
         return False
     named = [os.path.join(cwd, text) for cwd in cwds]
     paths = {path for one in named for path in (os.path.realpath(one), os.path.normpath(one))}
-    return any(globs.fits(pattern, path) for pattern in patterns for path in paths)
+    return any(path_fits(pattern, path) for pattern in patterns for path in paths)

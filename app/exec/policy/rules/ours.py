@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from shellback.exec.policy.rules import protected
 from shellback.exec.policy.rules.carriers import Text, carried, name_of, names
 from shellback.exec.policy.rules.damage import Where
-from shellback.exec.policy.rules.spelling import HOLE
+from shellback.exec.policy.rules.loose import HOLE
 
 _VARIABLE: Final = re.compile(rf"{HOLE}(?:EXEC|SHELLBACK|DBOS)_[A-Za-z0-9_]*{HOLE}")
 _VARIABLE_NAME: Final = re.compile(r"(?:EXEC|SHELLBACK|DBOS)_[A-Za-z0-9_]*")
@@ -39,6 +38,7 @@ _HARMLESS: Final = re.compile(rf"-[efioqruvx]+|--(?![sq])[a-z-]*|{_OPERAND}")
 _HARMLESS_TO_KILL: Final = re.compile(rf"--|{_OPERAND}")
 _KILLS: Final = names("kill pkill killall skill snice pgrep pidof fuser killall5")
 _SERVICES: Final = names("systemctl service initctl supervisorctl sv rc-service")
+_STOPS: Final = names("stop kill restart disable mask reload try-restart edit set-property freeze revert")
 NAMES: Final = frozenset(_TRACERS) | _KILLS | _SERVICES | _SETTERS | {"shellback", "ps", "lsof"}
 _DECIDES: Final = {
     "approvals": frozenset(("approve", "deny")),
@@ -83,22 +83,8 @@ def _by_name(words: Sequence[str]) -> str | None:
         return None if _only_tries(words) else _kill_by_name(name, words[1:])
     if name in _TRACERS and any(_is_ours(word) for word in _held(name, words)):
         return f"{name} takes hold of the process that runs it"
-    if name in _SERVICES:
-        verbs = {
-            "stop",
-            "kill",
-            "restart",
-            "disable",
-            "mask",
-            "reload",
-            "try-restart",
-            "edit",
-            "set-property",
-            "freeze",
-            "revert",
-        }
-        if set(words[1:]) & verbs and any(_NAMES.search(word) for word in words[1:]):
-            return "it stops or changes the program that runs it"
+    if name in _SERVICES and set(words[1:]) & _STOPS and any(_NAMES.search(word) for word in words[1:]):
+        return "it stops or changes the program that runs it"
     return _decides(words)
 
 
@@ -223,7 +209,7 @@ def _record(word: str, where: Where) -> str | None:
     home = str(where.around.home)  # on the host that of a conversation may be in there, and is not ours
     own = home if any(home.startswith(f"{root}/") for root in roots) else "\0"
     for value in {word, word.rpartition("=")[2], word.partition(":")[2]}:
-        for place in protected.places(value, where.around, where.cwds):
+        for place in where.places([value]):
             for one in (place, os.path.realpath(place)):
                 if f"{one}/".startswith(f"{own}/"):
                     continue

@@ -11,7 +11,7 @@ from shellback.exec.policy.classify.model import Judgement, Surroundings, Tier
 from shellback.exec.policy.classify.syntax import Parsed, Simple
 from shellback.exec.policy.rules.carriers import runs_anything
 from shellback.exec.policy.rules.commands import is_plain, moves, tier_of, words_of
-from shellback.exec.policy.rules.facts import Facts
+from shellback.exec.policy.rules.matching import Facts
 from shellback.exec.policy.rules.rule import Match, Rule, literal
 from shellback.exec.policy.tools import tool_named
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from shellback.exec.policy.classify import languages
 from shellback.exec.policy.classify.arguments import match
-from shellback.exec.policy.classify.languages import awk, jq, sed
 from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Call, Invocation, Judge, Kind, Program, program
 from shellback.exec.policy.classify.tables.find import find
@@ -19,7 +19,7 @@ def _sed(found: Invocation) -> None:
     scripts = found.values("-e", "--expression") or list(found.operands[:1])
     if not scripts:
         raise Asks("sed lacks its script")
-    sed.only_filters("\n".join(scripts))
+    languages.sed("\n".join(scripts))
 
 
 def _awk(found: Invocation) -> None:
@@ -27,7 +27,7 @@ def _awk(found: Invocation) -> None:
         raise Asks("awk lacks its program")
     if any(operand.startswith("-") and operand != "-" for operand in found.operands):
         raise Asks("awk may take what begins with a dash for an option")
-    awk.only_filters(found.operands[0])
+    languages.awk(found.operands[0])
 
 
 # Not -f, -i, -l, -E, -o, -p, -d, -W.
@@ -41,7 +41,7 @@ _JQ: Final = program(
     " --raw-input --color-output --monochrome-output --tab --stream --stream-errors --seq --unbuffered --raw-output0",
     number="--indent",
     first=Kind.TEXT,
-    check=lambda found: jq.only_filters(found.operands[0] if found.operands else "."),
+    check=lambda found: languages.jq(found.operands[0] if found.operands else "."),
 )
 
 
