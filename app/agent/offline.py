@@ -26,7 +26,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
 from shellback.exec.reports.blocks import MARK
-from shellback.exec.reports.callback_text import HEADER, WATCH_HEADER
+from shellback.exec.reports.callback_text import NOTICE, ended_in
 
 ABOUT: Final = (
     "I am Shellback's offline stand-in, not a language model. I run lines that begin with `$ ` (with ` &` at the"
@@ -81,8 +81,8 @@ class _Reading:
     waiting: dict[str, _Step] = field(default_factory=dict[str, _Step])
     then: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
-    def heard(self, text: str) -> None:
-        for instruction in read(text):
+    def heard(self, part: UserPromptPart) -> None:
+        for instruction in read(part):
             self.steps.append(_Step(instruction))
             if isinstance(instruction, News) and instruction.session_id is not None:
                 # A session ends once; popping keeps a quoted notice from running its lines again.
@@ -132,8 +132,7 @@ def _read_history(messages: Iterable[ModelMessage]) -> _Reading:
             continue
         for part in message.parts:
             if isinstance(part, UserPromptPart):
-                for text in _texts(part):
-                    reading.heard(text)
+                reading.heard(part)
             elif isinstance(part, ToolReturnPart):
                 reading.returned(part)
     return reading
@@ -191,20 +190,7 @@ def _outcome(result: ToolReturnPart | None, tool: str, tools: set[str]) -> str:
     return f"exit code {exit_code}\n{text}" if isinstance(exit_code, int) else text
 
 
-def _texts(part: UserPromptPart) -> list[str]:
-    if isinstance(part.content, str):
-        return [part.content]
-    found = [item for item in part.content if isinstance(item, str | TextContent)]
-    # What processes did meanwhile is there to be seen; nobody said it.
-    return [item if isinstance(item, str) else item.content for item in found if not _is_of_processes(item)]
-
-
-def _is_of_processes(item: str | TextContent) -> bool:
-    metadata: object = None if isinstance(item, str) else item.metadata
-    return isinstance(metadata, dict) and MARK in metadata
-
-
-def _metadata(part: ToolReturnPart) -> dict[str, Any]:
+def _metadata(part: ToolReturnPart | TextContent) -> dict[str, Any]:
     metadata: object = part.metadata
     return cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
 
@@ -220,10 +206,6 @@ def _indented(text: str) -> str:
 
 
 _TOOL: Final = re.compile(r"!([A-Za-z_]\w*)(?:\s+(.*))?")
-# A wake quotes line by line and ends at an empty line; other notices quote as they like, to the text's end.
-_HEADERS: Final = "|".join(map(re.escape, (HEADER, WATCH_HEADER)))
-_NEWS: Final = re.compile(rf"^(?:{_HEADERS}).*(?:\n.+)*|^\[(?:turn|notice|a person typed)\b[\s\S]*", re.MULTILINE)
-_SESSION: Final = re.compile(r"^Session (\S+):", re.MULTILINE)
 _BACKGROUND: Final = re.compile(r"(.*?)\s*(?<![&\\])&")
 
 
@@ -254,7 +236,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A notice; `session_id` if it tells of a process."""
+    """A notice; `session_id` if it tells of the end of a process."""
 
     text: str
     session_id: str | None
@@ -263,21 +245,22 @@ class News:
 Instruction: TypeAlias = Say | Refuse | Call | News
 
 
-def read(text: str) -> Iterator[Instruction]:
-    """Split one text into instructions, in the order in which they are due.
+def read(part: UserPromptPart) -> Iterator[Instruction]:
+    """Split a prompt into instructions, in the order in which they are due.
 
     `$ CMD` runs a command, `$ CMD &` in the background, `!TOOL {json}` calls any tool. Lines after a line
     `then:` are kept for the end of a process that the lines before it started; `{session_id}` in them is then
     that process's session. A notice is news: it quotes what a process printed or what somebody ran, and that
     must never be obeyed.
     """
-    place = 0
-    for news in _NEWS.finditer(text):
-        yield from read_lines(text[place : news.start()].split("\n"))
-        session = _SESSION.search(news[0])
-        yield News(news[0], session and session[1])
-        place = news.end()
-    yield from read_lines(text[place:].split("\n"))
+    for piece in [part.content] if isinstance(part.content, str) else part.content:
+        if isinstance(piece, str):
+            yield from read_lines(piece.split("\n"))
+        elif isinstance(piece, TextContent) and MARK not in (about := _metadata(piece)):
+            # What processes did meanwhile is there to be seen; nobody said it.
+            yield from (
+                [News(piece.content, ended_in(about))] if NOTICE in about else read_lines(piece.content.split("\n"))
+            )
 
 
 def read_lines(lines: Sequence[str]) -> Iterator[Instruction]:

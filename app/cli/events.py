@@ -89,13 +89,13 @@ def _told(event: Event) -> str:
         return _call(payload)
     told = payload.get("text")
     if event.kind == "exit":
-        from shellback.exec.reports.callback_text import wake_text
+        from shellback.exec.reports.callback_text import wake_line
 
-        told = wake_text(payload).split("\n")[1]
+        told = wake_line(payload)
     elif event.kind == "watch":
-        from shellback.exec.reports.callback_text import watch_text
+        from shellback.exec.reports.callback_text import watch_line
 
-        told = watch_text(payload).split("\n")[1]
+        told = watch_line(payload)
     elif not isinstance(told, str):
         told = _in_words(payload)
     elif "tool" in payload:

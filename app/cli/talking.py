@@ -276,9 +276,9 @@ class Talk:
             case "typed":
                 self._screen.said(f"! {payload['by']}: {payload['text']}")
             case "watch":
-                from shellback.exec.reports.callback_text import watch_text
+                from shellback.exec.reports.callback_text import watch_line
 
-                self._screen.said(f"! {watch_text(payload).split(chr(10))[1]}")
+                self._screen.said(f"! {watch_line(payload)}")
             case "answer":
                 self._screen.end_line()
             case "stopping" if payload["by"] != self._by:

@@ -51,7 +51,7 @@ def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
 def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
     """What was put before the model: by people, by us, and of the processes that run."""
     from shellback.exec.reports.blocks import MARK
-    from shellback.work.turn.prompt import NOTICE
+    from shellback.exec.reports.callback_text import NOTICE
 
     for piece in cast("list[Any]", content) if isinstance(content, list) else [content]:
         about = cast("dict[str, Any]", piece) if isinstance(piece, dict) else {}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from shellback.exec.core.model import LIVE_STATES, Delivery, EndedBy, Evidence, Loss, Session, SessionEnd, SessionState
+from shellback.exec.core.model import LIVE_STATES, Delivery, Session, SessionEnd, SessionState
 from shellback.storage.tables import calls, conversations, sessions
 
 _TABLE: Final = tuple(column.name for column in sessions.c)
@@ -100,27 +100,13 @@ CALLED: Final = (
 
 
 def end_to_json(end: SessionEnd) -> dict[str, Any]:
-    """The end as portable JSON."""
+    """The end as portable JSON, which `SessionEnd.of` reads."""
     # Not `asdict`, which copies deeply: an end is on the way of every call.
     return dict(zip(_END, _end_values_of(end), strict=True)) | {
         "survivors": list(end.survivors),
         "findings": list(end.findings),
         "losses": [asdict(loss) | {"keys": list(loss.keys)} for loss in end.losses],
     }
-
-
-def end_from_json(value: dict[str, Any]) -> SessionEnd:
-    """The end that `end_to_json` wrote."""
-    evidence = value["evidence"]
-    typed: dict[str, Any] = {
-        "state": SessionState(value["state"]),
-        "evidence": None if evidence is None else Evidence(evidence),
-        "ended_by": EndedBy(value["ended_by"]),
-        "survivors": tuple(value["survivors"]),
-        "findings": tuple(value["findings"]),
-        "losses": tuple(Loss.of(loss) for loss in value["losses"]),
-    }
-    return SessionEnd(**(value | typed))
 
 
 def to_row(session: Session) -> dict[str, Any]:
@@ -141,5 +127,5 @@ def from_row(row: sa.Row[Any]) -> Session:
     del values["ended_at"]
     values |= {"state": SessionState(values["state"]), "delivery": Delivery(values["delivery"])}
     if values["end"] is not None:
-        values["end"] = end_from_json(values["end"])
+        values["end"] = SessionEnd.of(values["end"])
     return Session(**values)

@@ -6,14 +6,13 @@ commands in one message a turn is spent on each.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from pydantic_ai import Agent
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
     ModelResponse,
-    TextContent,
     TextPart,
     ToolCallPart,
     ToolReturnPart,
@@ -21,17 +20,14 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, DeltaToolCalls, FunctionModel
 
-from shellback.agent.offline import Call, News, Say, read
+from shellback.agent.offline import Call, Instruction, News, Say, read
 
 
-def texts(message: ModelRequest) -> Iterable[str]:
+def heard(message: ModelRequest) -> Iterator[Instruction]:
     """What a request brings of messages and notices."""
     for part in message.parts:
         if isinstance(part, UserPromptPart):
-            pieces = [part.content] if isinstance(part.content, str) else part.content
-            for piece in pieces:
-                if isinstance(piece, str | TextContent):
-                    yield piece if isinstance(piece, str) else piece.content
+            yield from read(part)
 
 
 def decide(messages: Sequence[ModelMessage]) -> list[ToolCallPart] | str:
@@ -47,7 +43,7 @@ def decide(messages: Sequence[ModelMessage]) -> list[ToolCallPart] | str:
     for message in messages[since:]:
         if isinstance(message, ModelRequest):
             said += [f"{part.outcome}: {part.content}" for part in message.parts if isinstance(part, ToolReturnPart)]
-            for instruction in (found for text in texts(message) for found in read(text)):
+            for instruction in heard(message):
                 match instruction:
                     case Call(tool=tool, args=args):
                         due.append(ToolCallPart(tool, args, f"call_{issued + 1 + len(due) - made}"))

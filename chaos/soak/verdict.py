@@ -11,10 +11,10 @@ from typing import Final
 import sqlalchemy as sa
 from pydantic_ai.messages import ModelMessage, ModelRequest
 
-from chaos.soak.batch_agent import texts
+from chaos.soak.batch_agent import heard as heard_in
 from chaos.soak.crowd import Task, lines_of
 from chaos.soak.staff import Outage
-from shellback.agent.offline import News, read
+from shellback.agent.offline import News
 from shellback.exec.core.model import Evidence, Session, SessionState
 from shellback.storage import history
 from shellback.storage.tables import mailbox, sessions, turns
@@ -109,12 +109,9 @@ def _heard(stage: Stage) -> tuple[Counter[str], Counter[str]]:
         return read_ones, list(answers)
 
     histories, answers = stage.read(look)
-    heard: Counter[str] = Counter()
-    for message in (one for messages in histories for one in messages if isinstance(one, ModelRequest)):
-        for text in texts(message):
-            heard.update(
-                session for news in read(text) if isinstance(news, News) for session, _ in TOLD.findall(news.text)
-            )
+    requests = (one for messages in histories for one in messages if isinstance(one, ModelRequest))
+    news = (one for request in requests for one in heard_in(request) if isinstance(one, News))
+    heard = Counter(one.session_id for one in news if one.session_id is not None)
     said = Counter(session for answer in answers for session, _ in TOLD.findall(answer))
     return heard, said
 

@@ -13,8 +13,8 @@ and `lost`, which carry `errno` and `evidence` instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, NewType
 
@@ -210,11 +210,28 @@ class SessionEnd:
     findings: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> SessionEnd:
+        """One as it is on record: of the supervisor, in its row, or in the news of it, which leaves some of it out."""
+        known = {one.name: record[one.name] for one in fields(cls) if record.get(one.name) is not None}
+        return cls(**known | {name: made(known[name]) for name, made in _MADE.items() if name in known})
+
     @property
     def began_at(self) -> float | None:
         """When it was started, as its end tells; None for what never was, or where nobody knows."""
         ran = self.state not in {SessionState.START_FAILED, SessionState.LOST} and self.ended_at > 0
         return self.ended_at - self.duration_s if ran else None
+
+
+_MADE: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "state": SessionState,
+    "evidence": Evidence,
+    "ended_by": EndedBy,
+    "survivors": tuple,
+    "findings": tuple,
+    "losses": lambda rows: tuple(map(Loss.of, rows)),
+}
+"""What of an end is no plain number on record."""
 
 
 class Polled(NamedTuple):

@@ -218,24 +218,7 @@ def end_of(record: ExitRecord | dict[str, Any]) -> SessionEnd:
     if whole is None:
         log.error("an exit record of another version or none at all: %.500r", record)
         return SessionEnd(state=SessionState.LOST, evidence=Evidence.RECORD_UNREADABLE, ended_at=time.time())
-    evidence = whole["evidence"]
-    return SessionEnd(
-        state=SessionState(whole["state"]),
-        exit_code=whole["exit_code"],
-        signal=whole["signal"],
-        errno=whole["errno"],
-        evidence=None if evidence is None else Evidence(evidence),
-        ended_by=EndedBy(whole["ended_by"]),
-        ended_at=whole["ended_at"],
-        duration_s=whole["duration_s"],
-        bytes_total=whole["bytes_total"],
-        bytes_dropped=whole["bytes_dropped"],
-        err_bytes_total=whole["err_bytes_total"],
-        log_errno=whole.get("log_errno", 0),
-        uncounted=whole.get("uncounted", False),
-        survivors=tuple(whole["survivors"]),
-        losses=tuple(Loss.of(loss) for loss in whole.get("losses", ())),
-    )
+    return SessionEnd.of(whole)
 
 
 def _seen(session_id: SessionId, status: Message) -> Seen | None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from shellback.exec.core import limits
 from shellback.exec.core.end_text import how_it_ended, losses_text
-from shellback.exec.core.model import EndedBy, Evidence, Session, SessionEnd, SessionState
+from shellback.exec.core.model import Session, SessionEnd
 from shellback.exec.core.watch import APART_S, BY_THE_AGENT, FIRED, LIFE, STRIKES, UNHEEDED, USED_UP, Hit, Watch
 from shellback.exec.log.output import OutputLog, Slice
 from shellback.exec.reports.render import dropped_words, err_measured, facts, measured, unwritten
 
 HEADER: Final = "A process in the background has ended."
-_TOLD: Final = re.compile(rf"{re.escape(HEADER)}\nSession (\S+): ")
+NOTICE: Final = "notice"
+"""In the metadata of a text of a history that nobody said: what it tells of. Of an end, its session is beside it."""
 KEYS: Final = (
     "session_id",
     "state",
@@ -81,7 +81,7 @@ def wake_text(payload: Mapping[str, Any]) -> str:
     session_id = payload["session_id"]
     told = [
         HEADER,
-        f"Session {session_id}: {how_it_ended(_end(payload))}, after {payload['duration_seconds'] or 0:.1f} s.",
+        wake_line(payload),
         f"It printed {_counted(payload)}; process_log(session_id={session_id!r}) reads them."
         if payload["bytes_total"] is not None
         else "What it printed is on that host and cannot be read here; how much it is, is not known.",
@@ -102,27 +102,22 @@ def wake_text(payload: Mapping[str, Any]) -> str:
     return "\n".join(told)
 
 
+def wake_line(payload: Mapping[str, Any]) -> str:
+    """What ended and how, in one line."""
+    how = how_it_ended(SessionEnd.of(payload))
+    return f"Session {payload['session_id']}: {how}, after {payload['duration_seconds'] or 0:.1f} s."
+
+
 def _counted(payload: Mapping[str, Any], stream: str = "") -> str:
     least, because = dropped_words(payload.get(f"{stream}uncounted"), payload.get(f"{stream}dropped_because"))
     total, dropped = payload[f"{stream}bytes_total"], payload[f"{stream}bytes_dropped"]
     return f"{least}{total:,} bytes, {least}{dropped:,} of them dropped for good{because}"
 
 
-def told_of(text: str) -> str | None:
-    """The session whose end a text tells, if it is the prompt of a wake."""
-    told = _TOLD.match(text)
-    return None if told is None else told[1]
-
-
-def _end(payload: Mapping[str, Any]) -> SessionEnd:
-    return SessionEnd(
-        state=SessionState(payload["state"]),
-        exit_code=payload["exit_code"],
-        signal=payload["signal"],
-        errno=payload.get("errno"),
-        evidence=Evidence(payload["evidence"]) if payload["evidence"] else None,
-        ended_by=EndedBy(payload["ended_by"]),
-    )
+def ended_in(metadata: object) -> str | None:
+    """The session whose end a text of a history tells, by its metadata; None where it tells of something else."""
+    about: Mapping[str, Any] = cast("Mapping[str, Any]", metadata) if isinstance(metadata, dict) else {}
+    return about["session_id"] if about.get(NOTICE) == "exit" else None
 
 
 WATCH_HEADER: Final = "A watch on a process in the background has fired."
@@ -149,7 +144,7 @@ def watch_text(payload: Mapping[str, Any]) -> str:
     Each piece of output is one JSON string, so none can leave the frame; there is no empty line in it.
     """
     session_id = payload["session_id"]
-    told = [WATCH_HEADER, f"Session {session_id} ({_quoted(payload['command'][:_COMMAND_CHARS])}): {_what(payload)}."]
+    told = [WATCH_HEADER, watch_line(payload)]
     if payload.get("ended"):
         told.append(f"The session has ended: {payload['ended']}.")
     if payload.get("dropped"):
@@ -162,6 +157,12 @@ def watch_text(payload: Mapping[str, Any]) -> str:
         told += [_quoted(line) for line in payload["last_lines"]]
     told.append(_goes_on(payload))
     return "\n".join(told)
+
+
+def watch_line(payload: Mapping[str, Any]) -> str:
+    """What was waited for and what came, in one line."""
+    command = _quoted(payload["command"][:_COMMAND_CHARS])
+    return f"Session {payload['session_id']} ({command}): {_what(payload)}."
 
 
 def _what(payload: Mapping[str, Any]) -> str:

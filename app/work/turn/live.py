@@ -13,7 +13,7 @@ from shellback.exec.core.model import Session
 from shellback.exec.engine.engine import Engine
 from shellback.exec.reports import blocks
 from shellback.exec.reports.blocks import ALL, MARK, Seen, Told
-from shellback.exec.reports.callback_text import told_of
+from shellback.exec.reports.callback_text import ended_in
 from shellback.storage import pinned
 from shellback.storage.db import Database
 from shellback.storage.session_rows import LIVE
@@ -76,11 +76,8 @@ def seen_in(messages: Iterable[ModelMessage]) -> dict[str, Seen]:
 
 def _in_prompt(part: UserPromptPart) -> Iterator[tuple[str, Seen]]:
     for piece in [part.content] if isinstance(part.content, str) else part.content:
-        if isinstance(piece, str):
-            if (session_id := told_of(piece)) is not None:
-                yield session_id, _OVER
-        elif isinstance(piece, TextContent):
-            if (session_id := told_of(piece.content)) is not None:
+        if isinstance(piece, TextContent):
+            if (session_id := ended_in(piece.metadata)) is not None:
                 yield session_id, _OVER
             marks: object = _mapping(piece.metadata).get(MARK)
             yield from ((name, Seen(*given)) for name, given in _mapping(marks).items())

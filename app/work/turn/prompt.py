@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic_ai.messages import TextContent, UserContent
 
-from shellback.exec.reports.callback_text import wake_text, watch_text
+from shellback.exec.reports.callback_text import NOTICE, wake_text, watch_text
 from shellback.work.approvals.typed import said
 from shellback.work.queue.mailbox import Letter
-
-NOTICE: Final = "notice"
-"""In the metadata of a text of a history that nobody said: what it tells of."""
 
 
 def contents_of(letters: Sequence[Letter]) -> list[UserContent]:
     """What goes into the history, in the order the rows came: what a person said as it is, all else marked."""
     pairs = zip(letters, texts_of(letters), strict=True)
-    return [text if letter.kind == "message" else notice(text, letter.kind) for letter, text in pairs]
+    return [text if one.kind == "message" else notice(text, one.kind, one.payload) for one, text in pairs]
 
 
-def notice(text: str, kind: str) -> TextContent:
-    """A text of ours, for the history."""
-    return TextContent(text, metadata={NOTICE: kind})
+def notice(text: str, kind: str, payload: Mapping[str, Any] | None = None) -> TextContent:
+    """A text of ours, for the history; with it goes the session that its `payload` is about."""
+    about = {key: value for key, value in (payload or {}).items() if key == "session_id"}
+    return TextContent(text, metadata={NOTICE: kind, **about})
 
 
 def texts_of(letters: Sequence[Letter]) -> list[str]:

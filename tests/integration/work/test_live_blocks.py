@@ -32,7 +32,7 @@ from shellback.exec.wire import layout
 from shellback.storage.db import Database
 from shellback.storage.sessions import SqlSessionStore
 from shellback.work.queue.mailbox import Letter
-from shellback.work.turn import hearing
+from shellback.work.turn import hearing, prompt
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Hearing
 from shellback.work.turn.live import LiveBlocks
@@ -187,7 +187,19 @@ async def test_what_a_result_or_the_news_of_an_end_has_told_is_not_repeated(scen
     payload = callback_payload(await scene.store.get(ended.id) or ended, *scene.engine.streams(ended))
     scene.letters[1] = [Letter(id=1, kind="exit", payload={**payload, "command": "serve"})]
     assert await scene.turn() == []
-    assert notice(wake_text(payload), "exit") in pieces(parts(scene.history))
+    assert notice(wake_text(payload), "exit", payload) in pieces(parts(scene.history))
+    assert await scene.turn() == []
+
+
+async def test_the_text_of_a_wake_may_change_and_its_session_is_still_known(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt, "wake_text", "{} is over".format)
+    session = await scene.session(printed="last words\n")
+    await scene.end(session)
+    scene.letters[1] = [Letter(id=1, kind="exit", payload={"session_id": session.id})]
+    assert await scene.turn() == []
+    assert "is over" in str(parts(scene.history))
     assert await scene.turn() == []
 
 

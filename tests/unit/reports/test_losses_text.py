@@ -6,7 +6,7 @@ from shellback.exec.core.end_text import losses_text
 from shellback.exec.core.model import EndedBy, Loss, SessionEnd, SessionState
 from shellback.exec.reports.callback_text import callback_payload, wake_text
 from shellback.exec.reports.render import ended_line
-from shellback.storage.session_rows import end_from_json, end_to_json
+from shellback.storage.session_rows import end_to_json
 from tests.unit.reports.test_render import ended
 
 LOSSES = (
@@ -38,4 +38,4 @@ def test_the_end_and_the_wake_say_what_was_not_protected_and_why_it_was_ended() 
 
 def test_an_end_is_read_as_it_was_written() -> None:
     end = SessionEnd(state=SessionState.EXITED, exit_code=0, losses=LOSSES)
-    assert end_from_json(end_to_json(end)) == end
+    assert SessionEnd.of(end_to_json(end)) == end
