@@ -155,7 +155,7 @@ async def boxes(tmp_path: Path, *, ahead_s: float = LINGER_S, **options: Any) ->
     made = Boxes(tmp_path / "home", **options)
     with pytest.MonkeyPatch.context() as patch:
         adjust(patch, "sandbox.stubs", f"adjusted.LINGER_S = {LINGER_S}")
-        adjust(patch, "sandbox.ahead", f"adjusted.IDLE_S = {ahead_s}")
+        adjust(patch, "sandbox.building", f"adjusted.IDLE_S = {ahead_s}")
         try:
             await made.client.connect()
             yield made

@@ -46,7 +46,6 @@ _STAYS_S: Final = 0.1
 """How long after its session was acknowledged a process may still come to the call at which it is disturbed."""
 _SYNCED_S: Final = 0.12
 """A worker so slow that the record is synced before it is acknowledged, as it is not with a quick one."""
-_SPARES: Final = 16
 _SWEEPS: Final = 3
 _SWEEP_S: Final = 2.0
 
@@ -377,7 +376,7 @@ class _Life:
             more = [dict(now - then) for now, then in zip(after.open, before.open, strict=True)]
             less = [dict(then - now) for now, then in zip(after.open, before.open, strict=True)]
             left = f"left open {more}, closed {less}, processes {_children(after)}"
-            self._note(left if rested else "they never came to rest, or a spare is missing")
+            self._note(left if rested else "they never came to rest")
         same = (after.supervisor, after.keeper) == (before.supervisor, before.keeper)
         if self._story == "recovery":
             same = after.keeper == before.keeper
@@ -387,19 +386,12 @@ class _Life:
             self._note(next((line for line in diary if "fails" in line), diary[-1] if diary else "died"))
 
     async def _pair(self) -> _Pair:
-        """Supervisor and keeper once they rest."""
+        """Supervisor and keeper."""
         info = await self._client.info()
         if not info["keeper"]:
             raise SupervisorUnreachable("without a keeper it is about to leave")
         supervisor, keeper = info["pid"], info["keeper_pid"]
-        await self._until("all spares", lambda: self._rests(supervisor))
         return _Pair(supervisor, keeper, (_open(supervisor), _open(keeper)))
-
-    def _rests(self, supervisor: int) -> bool:
-        """Whether no more directories are being made in advance."""
-        spare = self._home / layout.SUPERVISOR / layout.SPARE
-        whole = [name for name in _listed(spare) if len(_listed(spare / name)) == 3]
-        return len(whole) == _SPARES and not any(f"/{layout.SPARE}/" in name for name in _open(supervisor))
 
     async def _until(self, what: str, true: Callable[[], bool], seconds: float = SOON_S) -> None:
         try:
@@ -452,12 +444,6 @@ def _gone(pidfd: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
-
-
-def _listed(folder: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return os.listdir(folder)
-    return []
 
 
 def _open(pid: int) -> Counter[str]:

@@ -14,7 +14,7 @@ Story = Literal["session", "terminal", "recovery"]
 
 PROCESSES: Final[tuple[Process, ...]] = ("supervisor", "keeper")
 STORIES: Final[tuple[Story, ...]] = ("session", "terminal", "recovery")
-THREADS: Final = ("main", "serve", "sync", "look", "spares")
+THREADS: Final = ("main", "serve", "sync", "look")
 """Those of the supervisor, in the order in which they begin; the keeper has the first."""
 ALL: Final = "all"
 """Instead of a thread: whichever calls it that often first."""
@@ -23,14 +23,13 @@ ERRORS: Final = ("ENOSPC", "EIO", "EMFILE", "EAGAIN", "EINTR")
 FAILING: Final = frozenset(
     (
         *("write", "pwrite64", "writev", "splice", "sendto", "sendmsg", "fsync", "fdatasync", "ftruncate"),
-        *("rename", "renameat", "renameat2", "open", "openat", "mkdir", "mkdirat"),
+        *("rename", "renameat", "open", "openat", "mkdir", "mkdirat"),
         *("fork", "vfork", "clone", "clone3", "pipe", "pipe2", "socket", "accept", "accept4", "pidfd_open"),
     )
 )
 """Calls that are answered with each of `ERRORS`."""
 _CANNOT_BE_HIT: Final = frozenset({"restart_syscall", "exit_group", "exit"})
 """The first is how an interrupted call goes on when we attach."""
-_MARKS: Final = frozenset({"renameat2", "openat"})
 _FORKS: Final = frozenset({"vfork", "fork", "clone", "clone3"})
 
 
@@ -79,10 +78,8 @@ def points(story: Story, process: Process, thread: str, traces: Iterable[list[Ca
 
 
 def marked(call: Call) -> bool:
-    """Whether this call claimed the session's directory, or its `started` file, for a start."""
-    if call.name not in _MARKS or not call.done:
-        return False
-    return "RENAME_NOREPLACE" in call.text or ("O_EXCL" in call.text and '/started"' in call.text)
+    """Whether this call claimed a session's `started` file for a start."""
+    return call.name == "openat" and call.done and "O_EXCL" in call.text and '/started"' in call.text
 
 
 def forked(call: Call) -> bool:

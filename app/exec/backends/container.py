@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.core.errors import WorkspaceUnusable
-from shellback.exec.wire import contained
+from shellback.exec.wire.sandbox import CONTAINED
 
 IMAGE: Final = "docker.io/library/python:3.12-bookworm"
 IDLE_S: Final = 1800.0
 """After so long without use, and with nothing that runs, a container is stopped."""
-WORKSPACE: Final = contained.WORKSPACE
+WORKSPACE: Final = CONTAINED
 """Where commands find the workspace."""
 HOME: Final = "/home/agent"
 COMMANDS: Final = 65534

@@ -12,8 +12,8 @@ from shellback.exec.core.model import TURN, Session, SessionState
 from shellback.exec.engine.joining import Outcome
 from shellback.exec.engine.waiting import advice
 from shellback.exec.log.output import Slice
-from shellback.exec.wire.contained import WORKSPACE
 from shellback.exec.wire.gaps import why
+from shellback.exec.wire.sandbox import CONTAINED
 
 _TOLD: Final = {
     "always": "a callback tells its end",
@@ -59,7 +59,7 @@ def inside(session: Session) -> dict[str, object]:
     if session.separate_stderr:
         paths["inner_err_log_path"] = err_path(session)
     return {
-        name: os.path.normpath(f"{WORKSPACE}/{os.path.relpath(path, session.workspace)}")
+        name: os.path.normpath(f"{CONTAINED}/{os.path.relpath(path, session.workspace)}")
         for name, path in paths.items()
         if PurePath(path).is_relative_to(session.workspace)
     }

@@ -16,8 +16,6 @@ _PR_SET_NAME: Final = 15
 _PR_SET_SECCOMP: Final = 22
 _SECCOMP_MODE_FILTER: Final = 2
 _PR_SET_CHILD_SUBREAPER: Final = 36
-_AT_FDCWD: Final = -100
-_RENAME_NOREPLACE: Final = 1
 _FALLOC_KEEP_SIZE: Final = 1
 _FALLOC_PUNCH_HOLE: Final = 2
 _CLONE_FS: Final = 0x200
@@ -72,19 +70,6 @@ def punch_hole(fd: int, start: int, length: int) -> None:
     """
     flags = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
     _checked(_libc.fallocate(fd, flags, ctypes.c_int64(start), ctypes.c_int64(length)))
-
-
-def rename_new(old: str, name: str, folder_fd: int) -> None:
-    """Rename to `name` in a folder, where nothing of that name may be.
-
-    Raises:
-        FileExistsError: Something is.
-        OSError: The kernel, its library or the file system cannot.
-    """
-    call = getattr(_libc, "renameat2", None)
-    if call is None:
-        raise OSError(errno.ENOSYS, "no renameat2")
-    _checked(call(_AT_FDCWD, os.fsencode(old), folder_fd, os.fsencode(name), _RENAME_NOREPLACE))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,9 @@ COPY: Final = "--copy"
 TERMINALS: Final = "/dev/pts"
 """Empty directory of every view, for the terminals that one command makes."""
 
+CONTAINED: Final = "/workspace"
+"""Where a container has the workspace."""
+
 FIXED: Final = "fixed"
 READ_ONLY: Final = "readonly"
 STUB: Final = "stub"

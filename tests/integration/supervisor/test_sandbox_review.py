@@ -17,7 +17,7 @@ import pytest
 
 from shellback.exec.supervisor.loop import Loop
 from shellback.exec.supervisor.process import procfs
-from shellback.exec.supervisor.sandbox import groups, hierarchies, namespaces
+from shellback.exec.supervisor.sandbox import cgroups, hierarchies, namespaces
 from shellback.exec.supervisor.sandbox.cgroups import Cgroups, Found
 from shellback.exec.wire import layout
 from shellback.exec.wire.sandbox import Bounds
@@ -167,7 +167,7 @@ async def test_where_groups_limit_no_command_starts_without_one(monkeypatch: pyt
 
     monkeypatch.setattr(Cgroups, "probe", probe)
     monkeypatch.setattr(Cgroups, "make", make)
-    made = groups.Groups(Loop(), lambda: None, lambda _why: None)
+    made = cgroups.Groups(Loop(), lambda: None, lambda _why: None)
     with pytest.raises(OSError, match="group"):
         made.join("key", Bounds(processes=5, memory_bytes=1 << 30))
     assert made.join("key", Bounds()) is None
@@ -194,11 +194,11 @@ async def test_the_group_of_an_inherited_instance_goes_with_it(monkeypatch: pyte
         there.intersection_update(keep)
         return 0
 
-    monkeypatch.setattr(groups, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(cgroups, "_AGAIN_S", 0.0)
     monkeypatch.setattr(Cgroups, "probe", probe)
     monkeypatch.setattr(Cgroups, "leftovers", leftovers)
     loop = Loop()
-    made = groups.Groups(loop, lambda: None, lambda _why: None)
+    made = cgroups.Groups(loop, lambda: None, lambda _why: None)
     made.kept = ["key", "other"]
     made.drop("key")
     loop.after(0.01, loop.stop)

@@ -7,13 +7,10 @@ import errno
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +23,6 @@ from shellback.exec.supervisor.process import link, procfs, spawn
 from shellback.exec.supervisor.process.kill import Killer, Target, members
 from shellback.exec.supervisor.records.logfile import LogFile
 from shellback.exec.supervisor.records.records import Records
-from shellback.exec.supervisor.records.spare import Spares
 from shellback.exec.supervisor.sandbox import namespaces, stubs
 from shellback.exec.wire import gaps, layout, linux
 from shellback.exec.wire.protocol import MAX_FRAME, Decoder, Message, ProtocolError, Refused, StartRequest, encode
@@ -380,53 +376,6 @@ def test_a_container_that_cannot_be_seen_now_is_not_taken_for_another(monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", fails(errno.EACCES))
         assert linux.container_id() == ""
-
-
-def test_a_spare_directory_is_given_once_and_never_over_another(tmp_path: Path) -> None:
-    (tmp_path / "supervisor").mkdir()
-    made = Records(str(tmp_path))
-    made.spares = Spares(str(tmp_path), made.fd, b"claim\n")
-    folder = tmp_path / "sessions"
-    (folder / "taken").mkdir()
-    (folder / "taken" / "started").write_bytes(b"abandoned\n")
-    deadline = time.monotonic() + 10
-    while not made.spares.take("first"):
-        assert time.monotonic() < deadline
-    assert not made.spares.take("first")
-    assert made.claim("taken", b"claim\n") is None
-    assert (folder / "taken" / "started").read_bytes() == b"abandoned\n"
-    claim = made.claim("second", b"claim\n")
-    assert claim is not None
-    os.write(claim, b"{}")
-    os.close(claim)
-    assert (made.claim("second", b"claim\n"), made.claimed_by("second")) == (None, b"claim\n{}")
-
-
-@pytest.mark.parametrize(("module", "call"), [(shutil, "rmtree"), (os, "mkdir")])
-def test_all_spares_come_soon_after_an_error_at_what_the_last_supervisor_left_of_them(
-    module: ModuleType, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "supervisor" / "spare"
-    for number in range(16):
-        (folder / str(number)).mkdir(parents=True)
-    made = Records(str(tmp_path))
-    calls, really = itertools.count(), getattr(module, call)
-
-    def fails_first(path: str, *more: int, **named: bool) -> None:
-        if path == str(folder) and next(calls) == 0:
-            if named.get("ignore_errors"):
-                return
-            raise OSError(errno.ENOSPC, "no room now")
-        really(path, *more, **named)
-
-    monkeypatch.setattr(module, call, fails_first)
-    spares = Spares(str(tmp_path), made.fd, b"claim\n")
-    deadline = time.monotonic() + 10
-    for number in range(16):
-        while not spares.take(f"session{number}"):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        assert (tmp_path / "sessions" / f"session{number}" / "started").read_bytes() == b"claim\n"
 
 
 def test_what_a_busy_keeper_does_not_take_yet_reaches_it_in_order() -> None:

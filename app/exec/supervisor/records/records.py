@@ -10,7 +10,6 @@ import stat
 import time
 from typing import Any, Final, cast
 
-from shellback.exec.supervisor.records.spare import Spares
 from shellback.exec.wire import layout, linux, shapes
 from shellback.exec.wire.protocol import ExitRecord, Message
 
@@ -31,7 +30,6 @@ class Records:
         path = os.path.join(home, layout.SESSIONS)
         os.makedirs(path, mode=0o700, exist_ok=True)
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.spares: Spares | None = None
 
     @property
     def gone(self) -> bool:
@@ -40,14 +38,6 @@ class Records:
 
     def claim(self, session_id: str, content: bytes) -> int | None:
         """Create the session's `started` file and return its descriptor; None when somebody did before."""
-        if self.spares is not None and content == self.spares.text and self.spares.take(session_id):
-            try:
-                return os.open(
-                    f"{session_id}/{layout.STARTED}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, dir_fd=self.fd
-                )
-            except BaseException:
-                self.remove(session_id, layout.STARTED)
-                raise
         with contextlib.suppress(FileExistsError):
             os.mkdir(session_id, 0o700, dir_fd=self.fd)
         try:

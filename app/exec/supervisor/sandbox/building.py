@@ -1,13 +1,33 @@
-"""The steps of a command's child until it is bubblewrap: in its instance, apart from all others, under its covers."""
+"""The steps of a command's child until it is bubblewrap, and children that took them in advance.
+
+Half of the time of a command goes into what is the same for all of an instance. So one child for each instance, once a
+command has left it, enters it, makes the first process of a PID namespace, and waits for its order. It holds nothing of
+ours but a socket, and ends with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import marshal
 import os
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn
+import signal
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, NoReturn
 
+from shellback.exec.supervisor.loop import IN, Loop, Timer
+from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import covers, namespaces, pins
-from shellback.exec.wire.sandbox import Sandbox
+from shellback.exec.wire.sandbox import Bounds, Sandbox
+
+MOST: Final = 4
+IDLE_S: Final = 10.0
+_MESSAGE: Final = 64
+_FDS: Final = 16
+
+Who = tuple[int, int] | None
 
 
 class Stands(NamedTuple):
@@ -66,3 +86,186 @@ def become(stands: Stands, words: Sequence[str], say: int, fds: Sequence[int]) -
             namespaces.GO_FD: wait, namespaces.SAID_FD: say,
         },
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    sandbox: Sandbox
+    who: Who
+    prepare: Callable[[], None]
+
+    def fits(self, sandbox: Sandbox, who: Who) -> bool:
+        return (self.who, *_same(self.sandbox)) == (who, *_same(sandbox))
+
+
+@dataclass(slots=True)
+class _Ready:
+    wanted: _Wanted
+    pid: int
+    pidfd: int
+    link: socket.socket
+    timer: Timer
+    over: bool = False
+
+    def usable(self) -> bool:
+        """Whether it is there, and stands or is about to; it says itself, to whom it obeys, why it cannot then."""
+        if self.over or os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return False
+        try:
+            said = self.link.recv(_MESSAGE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        first = procfs.read(int(said)) if said.isdigit() else None
+        return first is not None and first.alive and first.ppid == self.pid
+
+
+class Ahead:
+    """All of its methods run on the loop's thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._wanted: dict[str, _Wanted] = {}
+        self._ready: dict[str, _Ready] = {}
+
+    def want(self, sandbox: Sandbox, who: Who, prepare: Callable[[], None]) -> None:
+        """Say what the next command of this instance will need."""
+        # What is pinned or held is for one command only.
+        self._wanted[sandbox.key] = _Wanted(replace(sandbox, pinned=(), held=()), who, prepare)
+
+    def make(self, key: str, found: Mapping[str, int]) -> None:
+        """Make one, unless there is one, or no room: nothing depends on it."""
+        wanted = self._wanted.get(key)
+        if wanted is None or not found or key in self._ready or len(self._ready) >= MOST:
+            return
+        pid = 0
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return
+        try:
+            pid = namespaces.in_child(lambda: _stand_by(wanted, found, theirs), theirs.fileno())
+            pidfd = os.pidfd_open(pid)
+            try:
+                self._loop.watch(pidfd, lambda _: self._ended(key), IN)
+            except OSError:
+                os.close(pidfd)
+                raise
+        except OSError:
+            ours.close()
+            if pid:
+                os.waitpid(pid, 0)
+            return
+        finally:
+            theirs.close()
+        timer = self._loop.after(IDLE_S, lambda: self._end(key))
+        self._ready[key] = _Ready(wanted, pid, pidfd, ours, timer)
+
+    def take(self, sandbox: Sandbox, who: Who) -> tuple[int, socket.socket] | None:
+        """A child of ours that waits for its order, and where to send it; both are the caller's from now on."""
+        ready = self._ready.get(sandbox.key)
+        if ready is None:
+            return None
+        if not (ready.wanted.fits(sandbox, who) and ready.usable()):
+            self._end(sandbox.key)
+            return None
+        del self._ready[sandbox.key]
+        self._forget(ready)
+        return ready.pid, ready.link
+
+    def drop(self, key: str) -> None:
+        """The instance ends."""
+        self._wanted.pop(key, None)
+        self.discard(key)
+
+    def discard(self, key: str) -> None:
+        """What was made is of no use any more: it has mounts of its own, and the instance's have changed."""
+        self._end(key)
+
+    def close(self) -> None:
+        """End all, and wait for it; to be called at the end."""
+        for key in list(self._ready):
+            self._end(key)
+            self._ended(key)
+
+    def _end(self, key: str) -> None:
+        ready = self._ready.get(key)
+        if ready is not None:
+            ready.over = True
+            procfs.send(ready.pidfd, signal.SIGKILL)
+
+    def _ended(self, key: str) -> None:
+        ready = self._ready.pop(key)
+        self._forget(ready)
+        ready.link.close()
+        os.waitpid(ready.pid, 0)
+
+    def _forget(self, ready: _Ready) -> None:
+        ready.timer.cancel()
+        self._loop.forget(ready.pidfd)
+        os.close(ready.pidfd)
+
+
+def send_order(
+    link: socket.socket, sandbox: Sandbox, words: Sequence[str], umask: int, said: int, fds: Sequence[int]
+) -> None:
+    """Have it become bubblewrap with these arguments, saying on `said`; `fds` as in `become`."""
+    own = (sandbox.fixed, sandbox.readonly, sandbox.masked, sandbox.stubs)
+    order = namespaces.text_in_memory("order", marshal.dumps((tuple(words), umask, *map(tuple, own))))
+    try:
+        socket.send_fds(link, [b"go"], [order, said, *fds])
+    finally:
+        os.close(order)
+
+
+def _same(sandbox: Sandbox) -> tuple[str, Bounds, str]:
+    return sandbox.bwrap, sandbox.bounds, sandbox.workspace
+
+
+def _stand_by(wanted: _Wanted, found: Mapping[str, int], link: socket.socket) -> NoReturn:
+    # What the supervisor has collected, and its numbers, are none of ours.
+    gc.disable()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    wanted.prepare()
+    _close_but([link.fileno(), *found.values()])
+    stands: Stands | OSError
+    try:
+        stands = enter(found, wanted.sandbox, link.fileno())
+        finish(stands)
+        told = str(stands.init)
+    except OSError as error:
+        stands, told = error, "!"
+    with contextlib.suppress(OSError):
+        # Who has sent its order already does not listen any more.
+        link.send(told.encode(), socket.MSG_NOSIGNAL)
+    for fd in found.values():
+        os.close(fd)
+    try:
+        data, fds, _, _ = socket.recv_fds(link, _MESSAGE, _FDS, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # Who has closed it did not read what we told; what it had sent before is there still.
+        data, fds, _, _ = socket.recv_fds(link, _MESSAGE, _FDS, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        os._exit(0)
+    link.close()
+    order, say, *rest = fds
+    namespaces.reporting(lambda: _obey(wanted.sandbox, stands, order, say, rest), say)
+
+
+def _obey(sandbox: Sandbox, stands: Stands | OSError, order: int, say: int, fds: Sequence[int]) -> NoReturn:
+    if isinstance(stands, OSError):
+        raise stands
+    with open(order, "rb") as file:
+        words, umask, fixed, readonly, masked, stubs = marshal.load(file)  # noqa: S302 - our own supervisor's
+    covers.over_workspace(replace(sandbox, fixed=fixed, readonly=readonly, masked=masked, stubs=stubs))
+    os.umask(umask)
+    become(stands, words, say, fds)
+
+
+def _close_but(fds: Iterable[int]) -> None:
+    low = 3
+    for fd in sorted(fds):
+        os.closerange(low, fd)
+        low = fd + 1
+    os.closerange(low, 1 << 30)

@@ -19,9 +19,9 @@ from shellback.exec.supervisor.loop import Loop, Timer
 from shellback.exec.supervisor.process import link, procfs
 from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.sandbox import namespaces
-from shellback.exec.supervisor.sandbox.ahead import Ahead
+from shellback.exec.supervisor.sandbox.building import Ahead
 from shellback.exec.supervisor.sandbox.bwrap import Said, child_of, give_up
-from shellback.exec.supervisor.sandbox.groups import Groups
+from shellback.exec.supervisor.sandbox.cgroups import Groups
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
 from shellback.exec.supervisor.sandbox.restoring import Who
 from shellback.exec.wire.fields import Message, Refused

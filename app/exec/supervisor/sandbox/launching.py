@@ -11,14 +11,14 @@ import os
 import re
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, NoReturn
 
 from shellback.exec.supervisor.loop import Loop
 from shellback.exec.supervisor.process import procfs, spawn
-from shellback.exec.supervisor.process.orphans import Orphans
-from shellback.exec.supervisor.sandbox import ahead, building, covers, held, namespaces, pins
+from shellback.exec.supervisor.sandbox import building, covers, held, namespaces, pins
 from shellback.exec.supervisor.sandbox.bwrap import Said, child_of, give_up
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.wire import crashpoints, layout
@@ -30,6 +30,33 @@ _INIT: Final = re.compile(r"^init (\d+)$", re.MULTILINE)
 
 Failed = Callable[[int, str], None]
 """Gets the errno and what bubblewrap said."""
+
+
+class Orphans:
+    """Orphans that are commands of ours: their wait status is the loop's to take, after it has recorded it.
+
+    Shared by the first thread, which gets and reaps all orphans, and the loop's, which expects some of them.
+    """
+
+    def __init__(self) -> None:
+        self._expected: set[int] = set()
+        self._changed = threading.Condition()
+
+    def expect(self, pid: int) -> None:
+        """Leave this one to the loop, from before it is an orphan."""
+        with self._changed:
+            self._expected.add(pid)
+
+    def reaped(self, pid: int) -> None:
+        """Say that the loop has reaped it, or never will have it."""
+        with self._changed:
+            self._expected.discard(pid)
+            self._changed.notify_all()
+
+    def leave(self, pid: int) -> None:
+        """Wait until the loop has taken the status of this one, if it is its to take."""
+        with self._changed:
+            self._changed.wait_for(lambda: pid not in self._expected)
 
 
 class Launched(NamedTuple):
@@ -103,7 +130,7 @@ class Launch:
             if ready is not None:
                 pid, order = ready
                 with order:
-                    ahead.send_order(order, sandbox, self._words(), request.umask, say, fds)
+                    building.send_order(order, sandbox, self._words(), request.umask, say, fds)
             else:
                 work = partial(self._become, self._prepare(), found, say, fds, (go, said))
                 pid = namespaces.in_child(work, say)

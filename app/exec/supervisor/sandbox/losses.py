@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import json
 import os
 import re
 import select
@@ -20,14 +21,14 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final, cast
 
 from shellback.exec.supervisor.loop import IN, Loop, now
 from shellback.exec.supervisor.sandbox import covers, restoring
 from shellback.exec.supervisor.sandbox.restoring import Who
-from shellback.exec.wire import gitconfig
+from shellback.exec.wire import gitconfig, layout
 from shellback.exec.wire.protocol import Loss
-from shellback.exec.wire.sandbox import EMPTY, FIXED, MASKED, NOTHING, READ_ONLY, STUB
+from shellback.exec.wire.sandbox import CONTAINED, EMPTY, FIXED, MASKED, NOTHING, READ_ONLY, STUB
 
 RESTORED: Final = "restored"
 ENDED: Final = "ended"
@@ -286,6 +287,17 @@ class Watch:
             self._place.end()
             for path, one in lost.items():
                 self._tell(path, one, ENDED)
+
+
+def covers_of_container(home: str) -> dict[str, str]:
+    """What our container was to have mounted over its workspace, by kind; none where this is no container's home."""
+    try:
+        with open(os.path.join(home, layout.CONTAINER), encoding="utf-8") as file:
+            row = cast("dict[str, Any]", json.load(file))
+        kinds = {str(mount["target"]): FIXED if mount["writable"] else READ_ONLY for mount in row["mounts"]}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+    return {path: kind for path, kind in kinds.items() if path.startswith(f"{CONTAINED}/")}
 
 
 def _content(path: str) -> bytes:

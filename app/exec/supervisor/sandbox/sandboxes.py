@@ -12,13 +12,12 @@ from typing import Final
 from shellback.exec.supervisor.loop import IN, Loop
 from shellback.exec.supervisor.process import link, procfs, spawn
 from shellback.exec.supervisor.process.job import COVERED, Job
-from shellback.exec.supervisor.process.orphans import Orphans
 from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.records.records import Records
 from shellback.exec.supervisor.sandbox import pins
 from shellback.exec.supervisor.sandbox.bwrap import words_in
 from shellback.exec.supervisor.sandbox.instances import Instances
-from shellback.exec.supervisor.sandbox.launching import Launch, Launched
+from shellback.exec.supervisor.sandbox.launching import Launch, Launched, Orphans
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
 from shellback.exec.supervisor.sandbox.pins import Pins
 from shellback.exec.supervisor.sandbox.stubs import Stubs

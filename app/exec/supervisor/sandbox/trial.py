@@ -18,10 +18,9 @@ from typing import Any, Final
 
 from shellback.exec.supervisor.loop import IN, Loop, now
 from shellback.exec.supervisor.process import link, procfs, spawn
-from shellback.exec.supervisor.process.orphans import Orphans
 from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.sandbox.instances import Instances
-from shellback.exec.supervisor.sandbox.launching import Launch, Launched
+from shellback.exec.supervisor.sandbox.launching import Launch, Launched, Orphans
 from shellback.exec.supervisor.sandbox.losses import Losses, Place
 from shellback.exec.wire import linux
 from shellback.exec.wire.fields import Refused

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from shellback.exec.supervisor.process import link, procfs
-from shellback.exec.supervisor.process.orphans import Orphans
 from shellback.exec.supervisor.records.diary import Diary
+from shellback.exec.supervisor.sandbox.launching import Orphans
 from shellback.exec.supervisor.service import recovery
 from shellback.exec.supervisor.service.requests import Requests
 from shellback.exec.supervisor.service.supervisor import Supervisor

@@ -14,19 +14,19 @@ from shellback.exec.supervisor.process.inputs import Input
 from shellback.exec.supervisor.process.job import COVERED, ITSELF, LOSSES, TIMEOUT, Job
 from shellback.exec.supervisor.process.kill import Killer, Target
 from shellback.exec.supervisor.process.lifetimes import GRACE_S, WHO, Lifetimes
-from shellback.exec.supervisor.process.orphans import Orphans
 from shellback.exec.supervisor.process.queries import Queries
 from shellback.exec.supervisor.process.streams import Pipe, Screen
 from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.records.ledger import Ledger
 from shellback.exec.supervisor.records.logfile import LogFile
 from shellback.exec.supervisor.records.records import Records
-from shellback.exec.supervisor.records.spare import Spares
 from shellback.exec.supervisor.sandbox import sandboxes
-from shellback.exec.supervisor.sandbox.losses import ENDED, MOST, Place, Watch
+from shellback.exec.supervisor.sandbox.launching import Orphans
+from shellback.exec.supervisor.sandbox.losses import ENDED, MOST, Place, Watch, covers_of_container
 from shellback.exec.supervisor.sandbox.sandboxes import Sandboxes
-from shellback.exec.wire import contained, crashpoints, layout, linux
+from shellback.exec.wire import crashpoints, layout, linux
 from shellback.exec.wire.protocol import ExitRecord, Loss, Message
+from shellback.exec.wire.sandbox import CONTAINED
 from shellback.exec.wire.shapes import PROTECTION
 
 _LAST_DRAIN: Final = 4 << 20
@@ -65,7 +65,6 @@ class Supervisor:
             lambda name: self.status(name).get("record"),
         )
         self.claim = f"{self.boot_id} {self.container_id} {self.keeper.pid}:{self.keeper.start}\n".encode()
-        self.records.spares = Spares(home, self.records.fd, self.claim)
 
     # -- what has begun ---------------------------------------------------------------------------
 
@@ -315,10 +314,10 @@ class Supervisor:
             for job in list(self.jobs.values()):
                 self.end_uncovered(job)
 
-        covered = contained.covered(self._home)
+        covered = covers_of_container(self._home)
         if covered:
-            place = Place(covered=covered, root=contained.WORKSPACE, who=None, told=told, end=end)
-            table = os.open(contained.TABLE, os.O_RDONLY | os.O_CLOEXEC)
+            place = Place(covered=covered, root=CONTAINED, who=None, told=told, end=end)
+            table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
             self._container = self.sandboxes.losses.watch(place, table=table)
             self._container.look()
             os.close(table)
