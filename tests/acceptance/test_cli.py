@@ -205,19 +205,6 @@ def test_migrate_and_doctor_on_a_new_place(empty: Stage) -> None:
     assert facts(shellback(empty, "migrate", "--check", "--json", **new))["before"] == "current"
 
 
-def test_a_reader_that_goes_away_is_no_error(place: Stage) -> None:
-    for args in (["ps", "--all", "--json"], ["--help"], ["approvals", "list", "--all", "--json"]):
-        process = subprocess.Popen(
-            [*PROGRAM, *args], env=environment(place, {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
-        process.stderr.close()
-        process.wait()
-
-
 def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "talk") as chat:
         chat.until("Ctrl-D ends")

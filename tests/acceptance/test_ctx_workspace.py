@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from shellback.exec.core.model import READ_ONLY, WORK
-from shellback.storage.tables import approvals, audit, workers
+from shellback.storage.tables import approvals, audit
 from tests import sandboxes
 from tests.stage import Stage, stage
 
@@ -162,44 +162,9 @@ def test_while_the_gate_is_off_there_is_no_workspace_also_where_there_was_one(mo
         assert "ENABLE_EXECUTE is off" in why
 
 
-@pytest.mark.parametrize("leave", ["kill", "stop"])
-@pytest.mark.parametrize("tool", ["course", "plain_course"])
-def test_a_turn_cut_off_between_the_commands_of_a_tool_starts_each_once(
-    monkeypatch: pytest.MonkeyPatch, tool: str, leave: str
-) -> None:
-    with masonry(monkeypatch, DRAIN_SECONDS="0") as place:
-        worker = place.hire()
-        item = place.send(f"!{tool} {{}}")
-        place.approve()
-        place.until("the third command runs", lambda: lines(place) == ["first", "second", "third"])
-        # The turn waits in a tool: the worker's heart beats on.
-        beat = heartbeat(place)
-        place.until("a heartbeat while a tool waits", lambda: heartbeat(place) > beat)
-        getattr(worker, leave)()
-        # One that was asked to leave did so by itself: no thread of a tool held it up.
-        assert worker.process.returncode == {"kill": -9, "stop": 0}[leave]
-        place.hire()
-        release(place)
-        place.answer(item)
-        assert "1\\n2\\n3\\n4\\n" in place.history()
-        assert lines(place) == ["first", "second", "third", "fourth"]
-        assert len(place.sessions()) == 4
-
-
 def uses(conn: sa.Connection) -> list[tuple[Any, ...]]:
     """The state of the approval, whether it was its own call that used it, and what of that the audit has."""
     own = approvals.c.used_by == approvals.c.call_key
     joined = sa.join(audit, approvals, audit.c.request_id == approvals.c.id)
     query = sa.select(approvals.c.state, own, audit.c.tool, audit.c.command).select_from(joined)
     return [tuple(row) for row in conn.execute(query.where(audit.c.event == "used").order_by(audit.c.id))]
-
-
-def heartbeat(place: Stage) -> Any:
-    def look(conn: sa.Connection) -> Any:
-        return conn.execute(sa.select(sa.func.max(workers.c.heartbeat_at))).scalar_one()
-
-    return place.read(look)
-
-
-def release(place: Stage) -> None:
-    (place.workspace / "go").touch()

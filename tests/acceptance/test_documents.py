@@ -46,37 +46,6 @@ def test_a_document_does_what_it_says(path: Path) -> None:
             somebody.follow(block)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "```sh\necho one; echo two\n```\n\n```text\none\n```",
-        "```sh\nshellback no-such-command\n```",
-        "```sh\nshellback ps --no-such-option | cat; false\n```",
-        "```console\n$ echo one\ntwo\n```",
-        "```python\nimport app.no_such_module\n```",
-    ],
-    ids=["says less than comes", "no such command", "fails in between", "a terminal shows something else", "python"],
-)
-def test_a_document_that_is_wrong_is_found_out(wrong: str, tmp_path: Path) -> None:
-    document = tmp_path / "wrong.md"
-    document.write_text(f"{wrong}\n")
-    (block, *_) = blocks(document)
-    with reader() as somebody, pytest.raises(AssertionError, match=r"wrong\.md:1"):
-        somebody.follow(block)
-
-
-def test_ids_and_ages_of_a_document_stand_for_those_that_come(tmp_path: Path) -> None:
-    document = tmp_path / "ids.md"
-    document.write_text(
-        "```sh\necho 'a0b1c2d3e4f5  running  37m'\n```\n\n```text\na7db7c9f6f8b  running  2s\n```\n\n"
-        "```sh\necho a7db a0b1\n```\n\n```text\na0b1 a0b1\n```\n"
-    )
-    with reader() as somebody:
-        for block in blocks(document):
-            if block.language == "sh":
-                somebody.follow(block)
-
-
 def test_every_block_says_what_it_is() -> None:
     assert [str(block) for block in ALL if block.language not in {*RUN, *SHOWN}] == []
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.core.errors import BackendUnavailable
-from tests import features, images, sandboxes
+from tests import images, sandboxes
 from tests.features import KINDS, markdown, measured
 
 README = Path(__file__).parents[2] / "README.md"
@@ -42,14 +41,3 @@ def test_the_table_that_is_printed_is_the_one_that_is_written() -> None:
     head, *rows = written()
     found = {kind: {row[0]: row[head.index(kind)] for row in rows} for kind in KINDS}
     assert markdown(found) in README.read_text()
-
-
-def test_a_backend_that_cannot_be_had_is_left_out_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def refused(_kind: str) -> dict[str, str]:
-        raise BackendUnavailable("no bwrap in /usr/bin; install bubblewrap")
-
-    monkeypatch.setattr(features, "_column", refused)
-    assert measured(["bubblewrap"]) == {}
-    assert capsys.readouterr().err == ("features: bubblewrap is left out: no bwrap in /usr/bin; install bubblewrap\n")

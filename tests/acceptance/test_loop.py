@@ -32,16 +32,6 @@ def test_what_was_approved_runs_once_and_the_agent_tells_its_exit_code(loop: Sta
     assert loop.callbacks() == []
 
 
-def test_what_was_denied_does_not_run_and_the_agent_is_told_why(sqlite_url: str) -> None:
-    with stage(sqlite_url) as loop:
-        loop.hire()
-        item = loop.send("$ echo nonce >> out.txt")
-        loop.decide(loop.pending(), "denied", note="not today")
-        assert "not today" in loop.answer(item)
-        assert not (loop.workspace / "out.txt").exists()
-        assert loop.sessions() == []
-
-
 def test_a_background_end_wakes_the_agent_in_its_conversation_once(loop: Stage) -> None:
     loop.hire()
     loop.send("$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 3 &\nthen:\nthe build is over")
@@ -70,16 +60,6 @@ def test_an_exit_that_comes_while_approvals_wait_is_heard_after_them(loop: Stage
     loop.decide(request)
     loop.until("both are told", lambda: "exit code 5" in "\n".join(loop.answers()))
     assert "held" in "\n".join(loop.answers(since=item))
-
-
-def test_a_poll_that_told_the_agent_takes_the_news_back(loop: Stage) -> None:
-    loop.hire()
-    loop.send("$ echo quick; exit 6 &")
-    loop.approve()
-    session = loop.session("exit 6")
-    wake = loop.ended(f"EXEC_CALLBACK:{session.id}")
-    assert loop.callbacks() == [f"EXEC_CALLBACK:{session.id}"]
-    assert wake["outcome"] in {"answered", "busy", "nothing"}
 
 
 def test_without_the_gate_there_are_no_tools(sqlite_url: str) -> None:

@@ -64,15 +64,6 @@ def test_a_process_whose_turn_died_with_its_version_still_tells_its_end(loop: St
     assert len(loop.sessions()) == 1
 
 
-def test_a_model_that_cannot_be_reached_is_answered_in_the_conversation(sqlite_url: str) -> None:
-    with stage(sqlite_url) as loop:
-        # Nothing listens on the discard port; the key is none.
-        loop.hire(MODEL="openai:gpt-5", OPENAI_API_KEY="none", OPENAI_BASE_URL="http://127.0.0.1:9/v1")
-        answer = loop.answer(loop.send("hello"))
-        assert "model could not answer" in answer
-        assert "Write again" in answer
-
-
 def test_a_turn_that_uses_up_its_budget_says_so_and_the_next_message_goes_on(sqlite_url: str) -> None:
     with stage(sqlite_url, TURN_MAX_REQUESTS="3") as loop:
         loop.hire()
@@ -83,22 +74,6 @@ def test_a_turn_that_uses_up_its_budget_says_so_and_the_next_message_goes_on(sql
         assert loop.ended(again)["outcome"] == "answered"
         more = loop.send("and here?")
         loop.until("the same conversation answers", lambda: "and here?" in "\n".join(loop.answers(since=more)))
-
-
-def test_a_second_worker_with_the_same_id_is_refused_by_name(loop: Stage) -> None:
-    first = loop.hire()
-    with pytest.raises(Exception, match=str(first.process.pid)):
-        loop.hire()
-
-
-def test_a_worker_that_is_told_to_stop_lets_its_turn_end(sqlite_url: str) -> None:
-    with stage(sqlite_url) as loop:
-        loop.hire(OFFLINE_SECONDS="1.5")
-        item = loop.send("slowly")
-        loop.until("the turn runs", lambda: (loop.turn(item) or {})["started_at"])
-        loop.workers[-1].stop()
-        assert loop.ended(item)["outcome"] == "answered"
-        assert loop.workers[-1].process.returncode == 0
 
 
 def test_a_message_that_waited_behind_an_approval_is_in_the_history_though_the_resumed_turn_runs_out_of_time(

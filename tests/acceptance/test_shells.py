@@ -53,13 +53,6 @@ def approve(place: Stage, conversation: str, item: str, *more: str) -> str:
     return answer(place, conversation, item)
 
 
-def started(place: Stage, conversation: str) -> Session:
-    """A shell that a person has approved."""
-    item = place.send(call("shell_session", action="start"), conversation)
-    approve(place, conversation, item)
-    return shell_of(place, conversation)
-
-
 def test_a_shell_is_approved_once_and_from_then_on_for_all_its_input(place: Stage) -> None:
     item = place.send(call("shell_session", action="start"), "talk")
     assert place.pending("talk").display["command"].startswith("exec bash ")
@@ -78,29 +71,6 @@ def test_a_shell_is_approved_once_and_from_then_on_for_all_its_input(place: Stag
     refused = shellback(place, "approvals", "approve", request.id, "--for", "session")
     assert "of tier admin" in refused.stderr
     place.decide(request, "denied")
-
-
-def test_a_command_is_run_once_wherever_the_worker_dies(place: Stage) -> None:
-    shell = started(place, "dies")
-    approve(place, "dies", ask(place, "dies", shell, "export A=kept"), "--for", "session")
-    log = place.workspace / "log"
-    # While it runs, in the middle of a line of several commands.
-    item = ask(place, "dies", shell, "echo $A >> log; until [ -e go ]; do sleep 0.05; done; cat log")
-    place.until("it runs", lambda: log.exists() and log.read_text())
-    place.workers[-1].kill()
-    place.hire()
-    (place.workspace / "go").touch()
-    assert '"output":"kept\\n"' in answer(place, "dies", item)
-    # When it has run, and before anybody else knows.
-    place.arm("tool.returned")
-    item = ask(place, "dies", shell, "echo $A >> log; wc -l < log; exit 3")
-    place.until("the worker has died", lambda: place.workers[-1].process.poll() is not None)
-    place.hire()
-    said = answer(place, "dies", item)
-    assert '"output":"2\\n' in said
-    assert '"exit_code":3' in said
-    assert log.read_text() == "kept\n" * 2
-    assert place.requests() == []
 
 
 def test_the_tool_of_one_shell_asks_once_for_the_shell_and_its_first_command(place: Stage) -> None:

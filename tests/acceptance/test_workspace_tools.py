@@ -105,28 +105,6 @@ def test_what_was_changed_meanwhile_is_not_overwritten(place: Stage) -> None:
     assert file.read_text() == "a person's\n"
 
 
-@pytest.mark.parametrize(
-    ("point", "says", "left"),
-    [
-        ("file.begun", "not known whether this call has changed log.txt", "one\n"),
-        ("file.acted", "not known whether this call has changed log.txt", "one\ntwo\n"),
-        ("turn.closing", "appended log.txt: 8 bytes, 4 of them new", "one\ntwo\n"),
-    ],
-)
-def test_an_append_is_made_once_whenever_the_worker_dies(place: Stage, point: str, says: str, left: str) -> None:
-    conversation = point
-    file = put(place, "log.txt", "one\n")
-    place.send(call("write_file", path="log.txt", content="two\n", mode="append"), conversation)
-    request = place.pending(conversation)
-    place.arm(point)
-    place.decide(request)
-    place.until("the worker has died", lambda: place.workers[-1].process.poll() is not None)
-    place.hire()
-    said = place.until("an answer", lambda: place.answers(conversation=conversation))[-1]
-    assert says in said
-    assert file.read_text() == left
-
-
 def test_short_commands_and_python_are_sessions_like_any_other(place: Stage) -> None:
     place.send(call("shell_execute", command=["echo", "a  b", "$HOME"]), "short")
     request = place.pending("short")

@@ -9,13 +9,10 @@ import errno
 import functools
 import json
 import os
-import pty
-import select
 import shutil
 import signal
 import struct
 import subprocess
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -227,46 +224,3 @@ def test_calls_through_the_gate_for_32_bits_end_the_program() -> None:
 def test_programs_go_on_working(name: str) -> None:
     done = run(PROGRAMS[name], program(), PYTHON if name == "python3" else "")
     assert (done.returncode, done.stdout.split()[-1:]) == (0, ["done"]), done.stdout + done.stderr
-
-
-def test_jobs_are_stopped_and_continued_in_a_terminal() -> None:
-    master, slave = pty.openpty()
-    if IDENTITY:
-        os.fchown(slave, EXEC_UID, -1)
-    seen, deadline = b"", time.monotonic() + LIMIT_S
-
-    def until(text: bytes) -> None:
-        nonlocal seen
-        while text not in seen:
-            ready = select.select([master], [], [], max(0.0, deadline - time.monotonic()))[0]
-            assert ready, f"{text!r} did not come after {seen!r}"
-            seen += os.read(master, 65536)
-        assert b"no job control" not in seen
-        seen = seen.split(text, 1)[1]
-
-    with wrapped(["bash", "--norc", "--noprofile", "-i"], program()) as told:
-        told["args"] = ["setsid", "--ctty", *told["args"]]
-        shell = subprocess.Popen(stdin=slave, stdout=slave, stderr=slave, **told)
-    try:
-        until(b"$ ")
-        for typed, expected in (
-            (b"echo $((1+1)); sed -u s/^/got:/\n", b"\r\n2\r\n"),
-            (b"one\n", b"got:one"),
-            (b"\x1a", b"Stopped"),
-            (b"jobs %1\n", b"Stopped"),
-            (b"fg\n", b"sed"),
-            (b"two\n", b"got:two"),
-            (b"\x03", b"$ "),
-            (b"sleep 600 &\n", b"[1] "),
-            (b"kill %1; wait; echo $((6*7))\n", b"\r\n42\r\n"),
-            (b"exit 5\n", b"exit"),
-        ):
-            os.write(master, typed)
-            until(expected)
-        assert shell.wait(LIMIT_S) == 5
-    finally:
-        if shell.poll() is None:
-            shell.kill()
-            shell.wait()
-        os.close(master)
-        os.close(slave)

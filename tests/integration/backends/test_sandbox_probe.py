@@ -271,17 +271,6 @@ def test_an_old_bubblewrap_is_found_by_its_failure(workspace: Path, tmp_path: Pa
     assert "bubblewrap 0.5 is too old (bwrap: Unknown option)" in found.why
 
 
-def test_a_kernel_that_refuses_is_explained(workspace: Path, tmp_path: Path) -> None:
-    (tmp_path / "proc/sys/user").mkdir(parents=True)
-    (tmp_path / "proc/sys/user/max_user_namespaces").write_text("0\n")
-    text = (
-        '[ "$1" = --version ] && exec echo bubblewrap 0.11.0; echo "bwrap: Creating new namespace failed" >&2; exit 1'
-    )
-    found = probe.probe(fake(workspace, text), Machine(tmp_path))
-    assert "`sysctl -w user.max_user_namespaces=15000`" in found.why
-    assert list(workspace.iterdir()) == []
-
-
 def test_one_bad_moment_does_not_decide(workspace: Path) -> None:
     real = BubblewrapBackend(workspace).bwrap
     flag = workspace / "once"

@@ -48,20 +48,6 @@ from tests.execs import (
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
 
-class FailingStore(MemorySessionStore):
-    """A store whose database is away for the first few ends."""
-
-    def __init__(self, failures: int, **more: Any) -> None:
-        super().__init__(**more)
-        self.failures = failures
-
-    async def finish(self, session_id: SessionId, end: SessionEnd, *, told_inline: bool = False) -> Session:
-        if self.failures:
-            self.failures -= 1
-            raise ConnectionError("the database is away")
-        return await super().finish(session_id, end, told_inline=told_inline)
-
-
 class SlowStore(MemorySessionStore):
     """A store that takes its time for an end."""
 
@@ -121,20 +107,6 @@ async def test_an_end_that_nobody_heard_is_recorded_when_the_next_start_returns(
     assert [one.id for one in told.sessions] == [session.id]
 
 
-async def test_the_exit_code_survives_a_kill_of_the_supervisor(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        session = await launch(engine, "echo up; sleep 1; exit 11")
-        await printed(engine, session.id, "up")
-        client = SupervisorClient(tmp_path / "home")
-        kill((await client.connect())["pid"])
-        await client.close()
-        ended = await engine.wait(session.id, up_to=60)
-        assert ended.end is not None
-        assert (ended.end.state, ended.end.exit_code) == (SessionState.EXITED, 11)
-    assert len(told.sessions) == 1
-
-
 async def test_without_supervisor_and_keeper_the_status_is_the_kernels_or_lost_and_never_invented(
     tmp_path: Path,
 ) -> None:
@@ -158,19 +130,6 @@ async def test_without_supervisor_and_keeper_the_status_is_the_kernels_or_lost_a
     assert [one.id for one in told.sessions] == [session.id]
 
 
-async def test_an_end_is_recorded_when_the_database_is_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    workspace, home = places(tmp_path)
-    told = Told()
-    async with unstarted_engine(workspace, home, FailingStore(3, sink=told)) as engine:
-        outcome = await run(engine, "exit 5")
-        session = await launch(engine, "exit 6")
-        await engine.wait(session.id, up_to=60)
-    assert outcome.session.end is not None
-    assert outcome.session.end.exit_code == 5
-    assert [one.end and one.end.exit_code for one in told.sessions] == [6]
-    assert caplog.text.count("is not recorded yet: the database is away") == 3
-
-
 async def test_ends_of_other_sessions_do_not_wait_for_one_that_fails(tmp_path: Path) -> None:
     workspace, home = places(tmp_path)
     store = MemorySessionStore()
@@ -189,18 +148,6 @@ async def test_ends_of_other_sessions_do_not_wait_for_one_that_fails(tmp_path: P
         assert (await engine.registry.get(stuck.id)).live
         gate.set()
         assert (await engine.wait(stuck.id, up_to=60)).end is not None
-
-
-async def test_a_claimed_session_is_started_by_the_repeat_of_its_call(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        made, who = spec(engine, "echo x >> n"), origin()
-        session = engine._session(made, who, granted(engine, made), Delivery.INLINE)  # pyright: ignore[reportPrivateUsage]
-        await engine.store.claim(session)
-        await engine.reconcile()
-        outcome = await engine.run(made, who, granted(engine, made))
-        assert outcome.session.end is not None
-        assert outcome.session.end.exit_code == 0
-        assert (engine.workspace / "n").read_text() == "x\n"
 
 
 async def test_an_abandoned_session_is_lost_and_never_starts(tmp_path: Path) -> None:
@@ -346,28 +293,6 @@ async def test_starting_and_stopping_twice_is_fine(tmp_path: Path) -> None:
     await engine.stop()
     await engine.stop()
     assert not engine.started
-
-
-async def test_an_end_whose_acknowledgement_failed_is_acknowledged_by_reconciling(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        acknowledge = engine._ends._acknowledge  # pyright: ignore[reportPrivateUsage]
-
-        async def unreachable(_: SessionId) -> None:
-            raise SupervisorUnreachable("not now")
-
-        engine._ends._acknowledge = unreachable  # pyright: ignore[reportPrivateUsage]
-        session = await launch(engine, "exit 2")
-        await engine.wait(session.id, up_to=60)
-        await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]
-        client = SupervisorClient(tmp_path / "home")
-        assert [record["session_id"] for record in await client.unacknowledged()] == [session.id]
-        engine._ends._acknowledge = acknowledge  # pyright: ignore[reportPrivateUsage]
-        await engine.reconcile()
-        await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]
-        assert await client.unacknowledged() == []
-        await client.close()
-    assert len(told.sessions) == 1
 
 
 async def test_input_whose_outcome_was_not_recorded_is_recalled_and_not_written_twice(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -94,31 +93,6 @@ async def test_a_timeout_is_a_result_with_its_partial_output(tmp_path: Path) -> 
     assert (outcome.session.state, outcome.session.end.ended_by) == (SessionState.TIMED_OUT, EndedBy.TIMEOUT)
     assert outcome.output.text == "partial\n"
     assert "[timed out and stopped (signal SIGTERM), " in outcome_text(outcome)
-
-
-async def test_what_ignores_its_timeout_is_killed_a_second_later(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "trap '' TERM; while :; do sleep 0.05; done", timeout=0.5)
-    end = outcome.session.end
-    assert end is not None
-    assert (end.state, end.signal) == (SessionState.TIMED_OUT, signal.SIGKILL)
-    assert end.duration_s >= 1.5
-
-
-async def test_a_program_that_is_missing_is_the_shells_exit_code(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "no-such-program-here")
-    assert outcome.session.end is not None
-    assert outcome.session.end.exit_code == 127
-    assert "command not found" in outcome.output.text
-
-
-async def test_stdin_is_read_and_then_at_its_end(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        given = await run(engine, "cat; echo end", stdin="one\ntwo\n")
-        none = await run(engine, "cat; echo end")
-    assert given.output.text == "one\ntwo\nend\n"
-    assert none.output.text == "end\n"
 
 
 async def test_the_environment_is_built_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each_backend: str) -> None:
@@ -229,16 +203,6 @@ async def test_a_wait_that_is_cut_off_after_the_engine_stopped_is_left_to_a_repe
     assert stored.delivery is Delivery.INLINE
 
 
-async def test_a_repeat_of_a_call_returns_the_recorded_end_and_runs_nothing(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        made, who = spec(engine, "echo $$ >> nonce; cat nonce"), origin()
-        first = await engine.run(made, who, granted(engine, made))
-        second = await engine.run(made, who, granted(engine, made))
-        assert second.session.id == first.session.id
-        assert second.output.text == first.output.text
-        assert len((engine.workspace / "nonce").read_text().splitlines()) == 1
-
-
 async def test_a_repeat_of_a_call_is_told_the_end_whatever_would_be_said_of_the_command_by_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,15 +248,6 @@ async def test_a_repeat_while_it_runs_waits_for_the_same_process(tmp_path: Path)
         both = await asyncio.gather(*(engine.run(made, who, granted(engine, made)) for _ in range(2)))
         assert [one.session.end and one.session.end.exit_code for one in both] == [5, 5]
         assert (engine.workspace / "nonce").read_text() == "x\n"
-
-
-async def test_another_command_under_the_same_call_is_refused(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        who, one, two = origin(), spec(engine, "echo one"), spec(engine, "echo two > two")
-        await engine.run(one, who, granted(engine, one))
-        with pytest.raises(InvalidCommand, match="make one call at a time"):
-            await engine.run(two, who, granted(engine, two))
-        assert not (engine.workspace / "two").exists()
 
 
 async def test_a_claim_that_is_refused_starts_nothing(tmp_path: Path) -> None:
@@ -341,20 +296,6 @@ async def test_kill_ends_the_whole_tree_and_says_so(tmp_path: Path) -> None:
     assert len(told.sessions) == 1
 
 
-async def test_input_is_written_once_per_call(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session = await launch(engine, "cat", keep_stdin_open=True)
-        sessions, who = Sessions(engine, "talk"), origin()
-        assert await sessions.write(session.id, b"once\n", who, tool="process_write") == 5
-        assert await sessions.write(session.id, b"once\n", who, tool="process_write") == 5
-        await sessions.write(session.id, b"", origin(), tool="process_write", eof=True)
-        ended = await engine.wait(session.id, up_to=60)
-        assert ended.end is not None
-        assert ended.end.exit_code == 0
-        _, shown, _ = await sessions.poll(session.id, origin())
-        assert shown.text == "once\n"
-
-
 async def test_a_poll_reads_what_is_new_and_a_repeat_reads_the_same(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         session = await launch(engine, "echo one; read -r _; echo two", keep_stdin_open=True)
@@ -366,12 +307,6 @@ async def test_a_poll_reads_what_is_new_and_a_repeat_reads_the_same(tmp_path: Pa
         assert (await sessions.poll(session.id, first))[1].text == "one\n"
         assert (await sessions.poll(session.id, second))[1].text == "two\n"
         assert (await sessions.poll(session.id, origin()))[1].text == ""
-
-
-async def test_a_terminal_is_one_with_a_size(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "test -t 0 && test -t 1 && stty size && echo $TERM", pty=True, timeout=20)
-    assert outcome.output.text == "40 120\nxterm-256color\n"
 
 
 async def test_what_a_command_leaves_running_is_named(tmp_path: Path, each_backend: str) -> None:

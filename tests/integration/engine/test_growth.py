@@ -126,15 +126,6 @@ async def test_who_stops_waiting_leaves_nothing_behind(tmp_path: Path, monkeypat
         (await asking(sup, "a", 0)).cancel()
 
 
-async def test_a_wait_survives_the_supervisor(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", ECHO, stdin=b"", keep_stdin_open=True, background=True)
-        task = await asking(sup, "a", 0)
-        await sup.kill_supervisor()
-        await sup.client.write("a", b"hello\n")
-        assert await task == Grown(size=6)
-
-
 async def test_a_follower_hears_of_output_and_end_while_the_supervisor_is_replaced(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         session = await launch(engine, ECHO, keep_stdin_open=True)

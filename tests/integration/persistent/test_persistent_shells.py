@@ -236,29 +236,6 @@ async def test_a_question_is_answered_with_write(tmp_path: Path) -> None:
         assert await shell.says("echo $name") == "bob\n"
 
 
-async def test_a_program_that_reads_is_fed_with_write(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        begun = await shell.exec("cat")
-        assert begun.waiting
-        await shell.write("one line\n")
-        await shell.read_until("one line\r\none line\r\n")
-        await shell.write("\x04")
-        ended = await shell.at_rest()
-        assert ended.exit_code == 0
-        assert await shell.says("echo next") == "next\n"
-
-
-async def test_what_runs_on_after_the_timeout_is_interrupted_with_write(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        # By a program that has the terminal by then: what is typed between two programs may be for neither.
-        begun = await shell.exec("sh -c 'echo partial; exec sleep 600'; echo never", timeout_s=1.0)
-        assert (begun.output, begun.timed_out, begun.exit_code, begun.alive) == ("partial\n", True, None, True)
-        assert "\\u0003" in begun.note
-        await shell.write("\x03")
-        assert (await shell.at_rest()).exit_code == 130
-        assert await shell.says("echo next") == "next\n"
-
-
 async def test_an_interrupt_ends_the_call_that_waits(tmp_path: Path) -> None:
     async with a_shell(tmp_path) as shell:
         call = asyncio.create_task(shell.exec("sh -c 'echo begun; exec sleep 600'; echo never"))

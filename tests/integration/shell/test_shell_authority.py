@@ -16,7 +16,7 @@ from shellback.exec.core.identity import calling, origin_of
 from shellback.exec.core.identity import session_id as session_id_of
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.engine.engine import Engine
-from shellback.exec.shell import AsyncShell, ExecutionResult, MockShell, SyncShell
+from shellback.exec.shell import AsyncShell, ExecutionResult, SyncShell
 from shellback.exec.shell.permit import ByOperator, ByPolicy
 from shellback.exec.tools.toolset import plain_judge
 from tests import sandboxes
@@ -244,19 +244,3 @@ async def test_a_handler_tells_blocked_invalid_late_failed_and_succeeded_apart(t
         "Invalid command: command is empty; give the text of a bash command",
         r"Command timed out after 1s, partial output: 'part\n'",
     ]
-
-
-async def test_a_handler_answers_where_there_is_no_shell() -> None:
-    assert set((await handlers().run("go", deps=Deps(None))).output.splitlines()) == {"No shell available"}
-
-
-async def test_a_handler_is_tested_with_a_mock(tmp_path: Path) -> None:
-    mock = MockShell()
-    agent = Agent(calls(("build", {})), deps_type=Deps)
-
-    @agent.tool
-    def build(ctx: RunContext[Deps]) -> bool:
-        return ctx.deps.shell.execute(["make", "build"], cwd=str(tmp_path)).success
-
-    assert (await agent.run("go", deps=Deps(mock))).output == "True"
-    assert mock.execute_calls == [(["make", "build"], {"cwd": str(tmp_path)})]

@@ -59,16 +59,6 @@ def test_a_migrated_database_differs_in_nothing_from_the_tables(database: Databa
     assert database.read_now(differences) == []
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_migrations_make_the_same_as_the_metadata_does(request: pytest.FixtureRequest, kind: str) -> None:
-    migrated = Database(request.getfixturevalue(f"{kind}_url"))
-    created = Database(request.getfixturevalue(f"empty_{kind}_url"))
-    created.write_now(metadata.create_all)
-    assert migrated.read_now(shape) == created.read_now(shape)
-    migrated.close()
-    created.close()
-
-
 def test_the_tables_of_dbos_are_there_and_unknown_to_us(database: Database) -> None:
     def tables(conn: sa.Connection) -> set[str]:
         return set(sa.inspect(conn).get_table_names(schema=None if conn.dialect.name == "sqlite" else "dbos"))
@@ -209,17 +199,6 @@ def test_migrating_leaves_logging_as_it_was(empty_url: str) -> None:
         logging.getLogger("shellback").disabled,
     )
     assert after == before
-
-
-def test_the_alembic_command_finds_nothing_to_change(database_url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "alembic", "-x", f"url={database_url}", "check"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_tables_can_be_taken_back(database: Database, database_url: str) -> None:

@@ -123,15 +123,6 @@ def folders_of(group: cgroups.Group) -> list[Path]:
     return [Path(folder) for folder in group._folders]  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_fork_bomb_is_bounded_by_its_group(groups: Cgroups) -> None:
-    group = groups.make("bomb", memory_bytes=0, processes=20)
-    assert group is not None
-    assert group.describe() == "20 processes, all commands together"
-    assert in_child(bomb) == ("(50, 0)", 0)
-    assert bounded(in_child(bomb, group.join), 19)
-    assert group.remove()
-
-
 def test_all_members_of_a_group_count_together(groups: Cgroups) -> None:
     group = groups.make("two", memory_bytes=0, processes=20)
     assert group is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import subprocess
@@ -247,15 +246,5 @@ async def test_a_state_directory_that_others_can_enter_is_refused_with_the_remed
     (tmp_path / folder).chmod(mode)
     client = SupervisorClient(tmp_path / "home")
     with pytest.raises(SupervisorUnreachable, match=f"chmod 700 {tmp_path / folder}"):
-        await client.connect()
-    await client.close()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-async def test_a_state_directory_of_another_user_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "home" / "supervisor").mkdir(mode=0o700, parents=True)
-    os.chown(tmp_path / "home" / "supervisor", 65534, 65534)
-    client = SupervisorClient(tmp_path / "home")
-    with pytest.raises(SupervisorUnreachable, match="belongs to uid 65534, not to 0: run as its owner"):
         await client.connect()
     await client.close()

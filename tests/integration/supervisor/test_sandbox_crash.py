@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.link.client import SupervisorClient
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import namespaces
 from tests.sandboxes import Boxes, adjust, boxes
-from tests.supervisors import end, gone, until
+from tests.supervisors import gone, until
 
 pytestmark = pytest.mark.anyio
 
@@ -141,24 +140,6 @@ async def test_a_kill_is_finished_by_whoever_comes_next(tmp_path: Path, victims:
         await box.nothing_left()
 
 
-@pytest.mark.parametrize("victims", ["supervisor", "keeper supervisor"])
-async def test_survivors_keep_their_namespace_over_a_kill_and_then_it_ends(tmp_path: Path, victims: str) -> None:
-    async with boxes(tmp_path) as box:
-        record = await box.run("a", "mkfifo fifo; setsid sh -c 'read line < fifo; sleep 0.1' & sleep 0.1; exit 3")
-        assert len(record["survivors"]) >= 1
-        first = box.first("a")
-        supervisor, keeper = await box.pids()
-        for pid in [keeper, supervisor] if "keeper" in victims else [supervisor]:
-            await end(pid)
-        assert (await box.run("b", "exit 4"))["exit_code"] == 4
-        assert box.first("a") == first
-        with (box.workspace / "fifo").open("w") as fifo:
-            fifo.write("\n")
-        assert await gone(first)
-        (box.workspace / "fifo").unlink()
-        await box.nothing_left()
-
-
 @pytest.mark.parametrize(("point", "outcome"), [("held", "refused"), ("sandboxed", "start_failed")])
 async def test_no_room_for_a_descriptor_leaves_nothing_of_a_start(tmp_path: Path, point: str, outcome: str) -> None:
     async with boxes(tmp_path) as box:
@@ -189,30 +170,3 @@ async def test_many_starts_leave_no_descriptor_open(tmp_path: Path) -> None:
             counts.append(count())
         # Of what has ended a descriptor is closed a moment later.
         await until(lambda: all(now <= before for now, before in zip(count(), counts[1], strict=True)))
-
-
-async def test_a_terminal_outlives_the_client_and_then_the_supervisor(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await box.start("a", "stty size; read line; echo got $line; exit 3", pty=(31, 99), background=True)
-        await box.until_log("a", b"31 99")
-        await box.client.close()
-        await end_of_supervisor(box)
-        other = SupervisorClient(box.home, **box.options)
-        try:
-            await other.write("a", b"on\n", key="1")
-            async with asyncio.timeout(30):
-                while (status := await other.status("a"))["state"] == "running":  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            assert status["record"]["exit_code"] == 3
-            assert b"got on" in box.log("a")
-        finally:
-            await other.close()
-            box.client = box.another()
-
-
-async def end_of_supervisor(box: Boxes) -> None:
-    """Kill it while nobody is connected."""
-    other = SupervisorClient(box.home, **box.options)
-    pid = (await other.info())["pid"]
-    await other.close()
-    await end(pid)

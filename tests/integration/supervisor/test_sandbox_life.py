@@ -148,16 +148,6 @@ async def test_survivors_are_named_go_on_and_end_with_their_namespace(tmp_path: 
         await box.nothing_left()
 
 
-async def test_survivors_of_an_ended_session_are_killed_with_it(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        record = await box.run("a", "setsid env -i sleep 600 & sleep 0.1; exit 3")
-        assert len(record["survivors"]) == 1
-        first = box.first("a")
-        assert (await box.client.kill("a", grace_s=0, ended_by="person")).killed
-        assert await gone(first)
-        await box.nothing_left()
-
-
 TREE = """
 for number in 1 2 3; do
   setsid sh -c 'trap "" TERM HUP; (env -i sh -c "trap : TERM; sleep 600" &) ; env -i setsid sleep 600 & wait' &

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,29 +104,6 @@ async def test_a_forged_mark_of_a_first_process_keeps_nobody_from_being_killed(
         await box.nothing_left()
 
 
-async def test_an_end_that_was_not_recorded_goes_to_the_start_whose_it_is(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        assert (await box.run("warm", "true"))["exit_code"] == 0
-        cold = (await box.plan("cold")).sandbox
-        assert cold is not None
-        cold = replace(cold, bwrap=box.script("exec sleep 600"))
-        under_way = [f"u{number}" for number in range(8)]
-        starts = [asyncio.create_task(box.start(name, "true", sandbox=cold)) for name in under_way]
-        await until(lambda: all((box.folder(name) / layout.LAID).exists() for name in under_way))
-        supervisor, _ = await box.pids()
-        box.arm("supervisor.forked", "stop self")
-        starts.append(asyncio.create_task(box.start("x", "exit 7")))
-        await until(lambda: (proc := procfs.read(supervisor)) is not None and proc.state == "T")
-        await until(lambda: any(proc.ppid == supervisor and proc.state == "Z" for proc in procfs.snapshot()))
-        os.kill(supervisor, signal.SIGKILL)  # the keeper's child, stopped
-        assert (await box.exit("x"))["exit_code"] == 7
-        for name in under_way:
-            record = await box.exit(name)
-            assert (record["state"], record["evidence"]) == ("lost", "never_started")
-        await asyncio.gather(*starts, return_exceptions=True)
-        await box.nothing_left()
-
-
 async def test_an_end_that_finds_no_room_on_disk_does_not_take_the_keeper_along(tmp_path: Path) -> None:
     async with boxes(tmp_path) as box:
         _, keeper = await box.pids()
@@ -182,42 +158,3 @@ async def test_a_look_that_fails_leaves_no_descriptor(monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="full"):
         procfs.open_pidfd(os.getpid(), 1)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-async def test_the_group_of_an_inherited_instance_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {"key", "other"}
-
-    def probe(*_all: object) -> Found:
-        return Found(memory=True, processes=True, says="")
-
-    def leftovers(_self: object, keep: Collection[str] = ()) -> int:
-        there.intersection_update(keep)
-        return 0
-
-    monkeypatch.setattr(cgroups, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(Cgroups, "probe", probe)
-    monkeypatch.setattr(Cgroups, "leftovers", leftovers)
-    loop = Loop()
-    made = cgroups.Groups(loop, lambda: None, lambda _why: None)
-    made.kept = ["key", "other"]
-    made.drop("key")
-    loop.after(0.01, loop.stop)
-    await asyncio.to_thread(loop.run)
-    assert there == {"other"}
-
-
-async def test_no_descriptor_for_a_look_into_a_namespace_ends_no_supervisor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Twice for each of the kernel's looks: of the first process, and of who lives below it.
-    failing = (
-        "import shellback.exec.supervisor.process.procfs as p; real, left = p.{name}, [2]\n"
-        "def fails(*a):\n    left[0] -= 1\n    if left[0] >= 0: raise OSError(24, 'full')\n    return real(*a)\n"
-    )
-    change = "; ".join(f"exec({failing.format(name=name)!r}); p.{name} = fails" for name in ("alive",))
-    adjust(monkeypatch, "sandbox.sandboxes", change)
-    async with boxes(tmp_path) as box:
-        before = await box.pids()
-        assert (await box.run("a", "exit 3"))["exit_code"] == 3
-        await box.nothing_left()
-        assert await box.pids() == before

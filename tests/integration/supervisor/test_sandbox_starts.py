@@ -123,22 +123,6 @@ async def test_a_bubblewrap_that_fails_says_why_in_the_log(tmp_path: Path, stage
         await box.nothing_left()
 
 
-async def test_a_bubblewrap_that_is_missing_is_a_start_that_failed(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        answer = await box.start("a", "exit 0", sandbox=await planned(box, bwrap="/no/such/bwrap"))
-        assert answer.record is not None
-        assert (answer.outcome, answer.record["errno"]) == ("start_failed", errno.ENOENT)
-
-
-async def test_a_place_that_is_not_there_in_the_sandbox_is_a_start_that_failed(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        answer = await box.start("a", "exit 0", cwd=str(tmp_path))
-        assert answer.record is not None
-        assert (answer.outcome, answer.record["errno"]) == ("start_failed", errno.ENOENT)
-        assert b"chdir" in box.log("a")
-        await box.nothing_left()
-
-
 async def test_many_at_once_share_one_instance_and_all_end_as_they_should(tmp_path: Path) -> None:
     async with boxes(tmp_path) as box:
         await asyncio.gather(*(box.start(f"s{number}", f"exit {number}") for number in range(12)))

@@ -39,17 +39,6 @@ async def test_an_end_while_the_supervisor_is_away_keeps_its_status(
         assert (await sup.pids())[1] == keeper
 
 
-async def test_a_command_is_taken_over_and_ends_under_the_next_supervisor(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "echo one; read line; echo $line; exit 5", keep_stdin_open=True)
-        for _ in range(3):
-            await sup.kill_supervisor()
-            assert await sup.live() == ["a"]
-        assert (await sup.client.write("a", b"two\n", key="1")).accepted == 4
-        record = await sup.exit("a")
-        assert (record["exit_code"], sup.log("a"), record["bytes_total"]) == (5, b"one\ntwo\n", 8)
-
-
 @pytest.mark.parametrize("pty", [None, (24, 80)])
 async def test_output_is_whole_over_many_kills(tmp_path: Path, pty: tuple[int, int] | None) -> None:
     lines = 300_000 if pty is None else 30_000
@@ -107,19 +96,6 @@ async def test_a_command_without_its_marker_is_found_after_a_kill_at_the_fork(tm
         sup.arm("supervisor.forked")
         await sup.start("a", "exec env -i /bin/sh -c 'sleep 0.5; exit 8'")
         assert (await sup.exit("a"))["exit_code"] == 8
-
-
-async def test_without_keeper_and_supervisor_a_status_is_the_kernels_or_lost(tmp_path: Path) -> None:
-    async with rig(tmp_path, idle_s=1.0) as sup:
-        answer = await sup.start("a", "read line; exit 9", keep_stdin_open=True)
-        pid, keeper = await sup.pids()
-        await end(keeper)
-        await end(pid)
-        assert await gone(answer.pid or 0)
-        record = await sup.exit("a")
-        # A kernel from 6.15 on may still know it, if the next supervisor came in time.
-        found = record["state"], record["evidence"], record["exit_code"]
-        assert found in {("lost", "supervisor_killed", None), ("exited", None, 9)}
 
 
 async def test_without_a_keeper_what_runs_goes_on_and_nothing_new_starts_in_the_background(tmp_path: Path) -> None:
@@ -184,15 +160,6 @@ async def test_a_kill_that_was_begun_is_finished_and_named_after_its_author(tmp_
         assert (await killing).killed
 
 
-async def test_a_worker_that_goes_away_changes_nothing(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "read line; exit 3", keep_stdin_open=True)
-        await sup.client.close()
-        sup.client = sup.another()
-        await sup.client.write("a", b"x\n", key="1")
-        assert (await sup.exit("a"))["exit_code"] == 3
-
-
 async def test_input_is_never_written_twice_when_the_answer_is_lost(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         await sup.start("a", "exec sleep 60", keep_stdin_open=True)
@@ -202,20 +169,6 @@ async def test_input_is_never_written_twice_when_the_answer_is_lost(tmp_path: Pa
         await sup.kill_supervisor()
         with pytest.raises(InputUnknown):
             await writing
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "exited"}', b"\0" * 100])
-async def test_a_damaged_record_is_lost_and_kept_aside(tmp_path: Path, content: bytes) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.run("a", "exit 3")
-        folder = sup.folder("a")
-        (folder / "exit.json").write_bytes(content)
-        sup.told.clear()
-        await sup.kill_supervisor()
-        status = await sup.client.status("a")
-        assert (status["record"]["state"], status["record"]["evidence"]) == ("lost", "record_unreadable")
-        assert status["record"]["exit_code"] is None
-        assert (folder / "exit.json.bad").read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -267,17 +220,6 @@ async def test_a_slow_keeper_still_has_the_status(tmp_path: Path) -> None:
         assert (await sup.exit("a"))["exit_code"] == 7
 
 
-async def test_a_session_that_cannot_be_taken_over_stops_no_other(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        folder = sup.folder("x")
-        (folder / "log").mkdir(parents=True)
-        (folder / "started").write_text("claim\n")
-        await sup.start("a", "read line; exit 2", keep_stdin_open=True)
-        await sup.kill_supervisor()
-        await sup.client.write("a", b"\n")
-        assert (await sup.exit("a"))["exit_code"] == 2
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to take another process's descriptor")
 async def test_a_lock_that_an_unfinished_child_inherited_does_not_end_the_keeper(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
@@ -304,17 +246,6 @@ async def test_without_a_keeper_both_are_replaced_although_a_worker_stays(tmp_pa
         await end(keeper)
         assert await gone(pid)
         assert (await sup.run("a", "exit 2", background=True))["exit_code"] == 2
-
-
-async def test_an_end_that_the_disk_has_no_room_for_outlives_the_supervisor(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        sup.arm("supervisor.record_written", "error 28")
-        before = await sup.run("a", "echo out; exit 6")
-        assert not (sup.folder("a") / layout.EXIT).exists()
-        await sup.kill_supervisor()
-        assert (await sup.client.status("a"))["record"] == before
-        assert before["exit_code"] == 6
-        await until((sup.folder("a") / layout.EXIT).exists)
 
 
 async def test_both_end_when_nobody_needs_them_and_start_again_when_somebody_does(tmp_path: Path) -> None:

@@ -59,16 +59,6 @@ async def test_a_tree_that_ignores_sigterm_is_gone_after_the_grace(tmp_path: Pat
         assert await sup.live() == ["bystander"]
 
 
-async def test_a_tree_is_killed_by_a_supervisor_that_took_it_over(tmp_path: Path) -> None:
-    seconds = a_while()
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "/bin/sh", "-c", STUBBORN, "sh", seconds)
-        await sup.until_log("a", b"ready")
-        await sup.kill_supervisor()
-        assert (await sup.client.kill("a", grace_s=0.2, ended_by="agent")).killed
-        assert sleepers(seconds) == []
-
-
 async def test_a_timeout_ends_the_tree_and_keeps_the_kernels_status(tmp_path: Path) -> None:
     seconds = a_while()
     async with rig(tmp_path) as sup:

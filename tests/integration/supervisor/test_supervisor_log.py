@@ -62,12 +62,6 @@ async def test_the_middle_of_a_long_log_is_dropped_and_on_record(tmp_path: Path,
         assert (sup.folder("a") / layout.LOG).stat().st_blocks * 512 <= CAP + 4 * 4096
 
 
-async def test_a_child_cannot_truncate_its_log(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.run("a", "echo one; echo two > /dev/stderr; echo three > /dev/stdout; echo four")
-        assert sup.log("a") == b"one\ntwo\nthree\nfour\n"
-
-
 async def test_zeroes_are_bytes_like_others(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         record = await sup.run("a", "head -c 1000000 /dev/zero", log_cap=0)

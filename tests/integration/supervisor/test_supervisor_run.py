@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -33,13 +32,6 @@ async def test_the_exit_code_is_the_kernels(tmp_path: Path, code: int) -> None:
         record = await sup.run("a", f"exit {code}")
     assert (record["state"], record["exit_code"], record["signal"]) == ("exited", code, None)
     assert record["ended_by"] == "itself"
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGPIPE])
-async def test_a_signal_is_told_from_an_exit_code(tmp_path: Path, number: int) -> None:
-    async with rig(tmp_path) as sup:
-        record = await sup.run("a", f"kill -{int(number)} $$")
-    assert (record["state"], record["exit_code"], record["signal"]) == ("signaled", None, number)
 
 
 async def test_two_starts_of_one_session_are_one_process(tmp_path: Path) -> None:
@@ -202,13 +194,6 @@ async def test_a_terminal_that_nobody_has_open_for_a_while_is_still_read(tmp_pat
         assert (record["exit_code"], sup.log("a")) == (5, b"late\r\n")
 
 
-async def test_streams_apart(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        record = await sup.run("a", "echo out; echo err >&2", separate_stderr=True)
-        assert (sup.log("a"), sup.log("a", "err")) == (b"out\n", b"err\n")
-    assert (record["bytes_total"], record["err_bytes_total"]) == (4, 4)
-
-
 async def test_two_hundred_starts_at_once(tmp_path: Path) -> None:
     async with rig(tmp_path) as sup:
         await asyncio.gather(*(sup.start(f"s{number}", f"exit {number % 100}") for number in range(200)))
@@ -265,16 +250,6 @@ async def test_an_end_is_acknowledged_only_once_it_is_written(tmp_path: Path) ->
         await until((sup.folder("a") / "exit.json").exists)
         assert (await sup.client.status("a"))["record"]["exit_code"] == 4
         assert await sup.client.ack("a")
-
-
-async def test_a_damaged_record_that_was_acknowledged_harms_nobody(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.run("a", "exit 1")
-        await sup.client.ack("a")
-        (sup.folder("a") / "acked.json").write_bytes(b"")
-        before = await sup.pids()
-        assert (await sup.client.status("a"))["state"] == "lost"
-        assert await sup.pids() == before
 
 
 async def test_a_request_that_is_not_one_is_refused(tmp_path: Path) -> None:

@@ -114,21 +114,6 @@ async def test_vim_edits_a_file(tmp_path: Path) -> None:
         assert (engine.workspace / "poem").read_text() == "roses are red\nthe end\nAF\n"
 
 
-async def test_top_is_seen_and_resized(tmp_path: Path) -> None:
-    needed("top")
-    async with running_engine(tmp_path) as engine:
-        top = await typist(engine, "exec top -d 60")
-        shown = await top.until("PID +USER")
-        assert (shown.rows, shown.cols) == (40, 120)
-        answer = await top.call("process_resize", rows=12, cols=60)
-        assert answer.content == f"[the terminal of session {top.session.id} has 12 rows and 60 columns]"
-        shown = await top.until(lambda screen: screen.cols == 60 and "PID USER" in screen.text)
-        assert len(shown.lines) == 12
-        assert max(map(len, shown.lines)) <= 60
-        await top.press("q")
-        await top.ended()
-
-
 async def test_git_asks_for_each_hunk(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         # Below the workspace: the sandbox lets nobody make a repository of the workspace itself.
@@ -180,21 +165,3 @@ async def test_a_full_screen_menu_is_steered_with_arrows(tmp_path: Path) -> None
         await menu.press("Enter")
         ended = await menu.ended()
         assert "chose pears" in (await engine.output(ended).ends()).text
-
-
-async def test_jobs_of_a_shell_are_stopped_resumed_and_interrupted(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        bash = await typist(engine, "PS1='ready> ' exec bash --noprofile --norc -i")
-        await bash.until("^ready>$")
-        await bash.press("Enter", literal="sleep 600")
-        await bash.until_foreground(lambda shell, group: group != shell)
-        await bash.press("C-z")
-        await bash.until("Stopped +sleep 600[\\s\\S]*^ready>$")
-        await bash.press("Enter", literal="fg")
-        await bash.until_foreground(lambda shell, group: group != shell)
-        await bash.press("C-c")
-        await bash.until("\\^C\nready>$")
-        await bash.press("Enter", literal="exit $?")
-        ended = await bash.ended()
-        assert ended.end is not None
-        assert ended.end.exit_code == 130

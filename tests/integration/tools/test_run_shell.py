@@ -118,14 +118,6 @@ async def test_what_is_not_acceptable_names_the_bound(tmp_path: Path) -> None:
         assert await here.engine.store.list() == []
 
 
-async def test_a_repeat_of_the_call_starts_nothing(tmp_path: Path) -> None:
-    async with desk(tmp_path) as here:
-        first = await here.approved("run_shell", command="echo x >> log; cat log")
-        again = await here.call("run_shell", again=True, approved=True, command="echo x >> log; cat log")
-        assert first.value == again.value
-        assert len(await here.engine.store.list()) == 1
-
-
 async def test_a_login_shell_is_approved_as_one(tmp_path: Path) -> None:
     async with desk(tmp_path) as here:
         shown = await here.seen("run_shell", command="touch b")

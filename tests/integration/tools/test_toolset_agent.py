@@ -277,17 +277,6 @@ async def test_a_terminal_is_typed_into_and_read(tmp_path: Path) -> None:
         assert ended.end.exit_code == 0
 
 
-async def test_ctrl_c_interrupts(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        (started,) = await converse(engine, Script(("execute_pty", {"command": "echo ready; exec sleep 100"})))
-        session_id = started.metadata["session_id"]
-        await printed(engine, session_id, "ready")
-        await converse(engine, Script(("process_send_keys", {"session_id": session_id, "keys": ["C-c"]})))
-        ended = await engine.wait(session_id, up_to=60)
-        assert ended.end is not None
-        assert ended.end.signal == 2
-
-
 async def test_kill_through_the_tool(tmp_path: Path) -> None:
     async with running_engine(tmp_path) as engine:
         session = await launch(engine, "sleep 100 & sleep 100; wait")

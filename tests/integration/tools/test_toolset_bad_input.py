@@ -11,7 +11,7 @@ from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.function import FunctionModel
 
 from shellback.exec.backends.host import HostBackend
-from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
+from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.tools.toolset import exec_toolset
@@ -141,23 +141,6 @@ async def test_too_many_live_sessions_name_the_limit(tmp_path: Path) -> None:
         (answer,) = await converse(engine, Script(("execute", {"command": "true"})))
         assert "1 is the limit" in str(answer.content)
         await converse(engine, Script(("process_kill", {"session_id": session.id})))
-
-
-async def test_a_missing_workspace_is_for_the_operator(tmp_path: Path) -> None:
-    _, home = places(tmp_path)
-    with pytest.raises(WorkspaceUnusable, match="is missing or not a directory; create it or set WORKSPACE_ROOT"):
-        await unstarted_engine(tmp_path / "nowhere", home).start()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="asks what another user may do")
-async def test_a_workspace_that_commands_cannot_write_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    workspace, home = places(tmp_path)
-    os.chown(workspace, 0, 0)
-    workspace.chmod(0o755)
-    with pytest.raises(WorkspaceUnusable) as refused:
-        await unstarted_engine(workspace, home).start()
-    assert "cannot be used by user id 65534, which runs commands: no write permission" in str(refused.value)
-    assert "install -d -o 65534" in str(refused.value)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to become")

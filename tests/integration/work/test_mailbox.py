@@ -294,41 +294,6 @@ def test_an_unknown_approval_is_refused_by_name(database: Database, queue: Noted
         decide(database, queue, "nosuch", "approved")
 
 
-def test_puts_against_releases_leave_nothing_unread_without_an_item(database: Database, queue: NotedEnqueuer) -> None:
-    """Two threads put while turns enter and close; afterwards all is heard (invariants 1, 2, 5)."""
-    first = send(database, queue, "begin")
-
-    def put(prefix: str) -> None:
-        for number in range(15):
-            exit_news(database, queue, f"{prefix}{number}")
-
-    threads = [threading.Thread(target=put, args=(prefix,)) for prefix in "ab"]
-    for thread in threads:
-        thread.start()
-    done: set[str] = set()
-    while any(thread.is_alive() for thread in threads) or set(database.read_now(_open)) - done:
-        for item in [item for item in list(queue.items) if item.id not in done]:
-            if item.id not in database.read_now(_open):
-                continue
-            entry = enter(database, item, chain=10_000, per_hour=10_000)
-            if entry.epoch is not None:
-                take(database, item, entry.epoch)
-                finish(database, queue, item, entry.epoch)
-            done.add(item.id)
-    for thread in threads:
-        thread.join()
-    assert first.id in done
-    unread = database.read_now(
-        lambda conn: conn.execute(sa.text("select count(*) from mailbox where state <> 'heard'")).scalar_one()
-    )
-    assert unread == 0
-    assert state_of(database).state == "free"
-
-
-def _open(conn: sa.Connection) -> list[str]:
-    return list(conn.execute(sa.select(turns.c.id).where(turns.c.outcome.is_(None))).scalars())
-
-
 def test_items_that_have_nothing_to_tell_end_without_a_claim_and_wear_nothing_out(
     database: Database, queue: NotedEnqueuer
 ) -> None:

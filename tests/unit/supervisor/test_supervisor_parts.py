@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -245,28 +244,6 @@ def test_without_punching_the_end_is_dropped_and_on_record(
     again.resume()
     assert (again.size, again.dropped) == (log.size, log.dropped)
     again.close()
-
-
-def test_a_full_disk_drops_and_says_so_and_goes_on_when_there_is_room(
-    records: Records, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = LogFile(records, "a", (layout.LOG, layout.HOLES), 0)
-    fill(log, b"one\n")
-
-    def full(*_: object, **__: object) -> int:
-        raise OSError(errno.ENOSPC, "full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "splice", full)
-        patch.setattr(Records, "write", full)
-        fill(log, b"two\nthree\n")
-    assert (log.size, log.dropped) == (14, 10)
-    monkeypatch.setattr(log, "_retry_at", 0.0)
-    fill(log, b"four\n")
-    log.close()
-    rows = json.loads((Path(f"/proc/self/fd/{records.fd}") / "a" / layout.HOLES).read_text())
-    assert rows == [{"start": 4, "end": 14, "newlines": 2, "errno": errno.ENOSPC}]
-    assert (Path(f"/proc/self/fd/{records.fd}") / "a" / layout.LOG).read_bytes() == b"one\n" + b"\0" * 10 + b"four\n"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG])

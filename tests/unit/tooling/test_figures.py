@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.figures import ROOT, branches_on, deepest
+from tests.figures import ROOT, branches_on
 
 TREE = {
     "app/__init__.py": "",
@@ -89,18 +89,3 @@ def test_a_tree_is_counted(figures: dict[str, Any]) -> None:
 )
 def test_what_is_a_branch_on_names_of_tools(text: str, found: int) -> None:
     assert len(list(branches_on(text, {"ls", "execute"}))) == found
-
-
-def test_a_cycle_is_one_link_of_a_chain() -> None:
-    assert deepest({"a": {"b"}, "b": {"c"}, "c": set()}) == 3
-    assert deepest({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == 3
-    assert deepest({}) == 0
-
-
-def test_a_tree_without_a_table_of_tools_is_refused(tmp_path: Path) -> None:
-    for name in ("app/__init__.py", "docs/agents.md"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text("")
-    command = [sys.executable, "-m", "tests.figures", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "no table of tools" in done.stderr) == (1, True)

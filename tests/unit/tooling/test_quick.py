@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.quick import changed, selected
+from tests.quick import selected
 
 TESTS = {
     "integration/test_core.py": "from shellback.exec.core.model import Session",
@@ -45,25 +44,3 @@ def root(tmp_path: Path) -> Path:
 )
 def test_a_changed_file_selects_what_imports_from_its_package(root: Path, file: str, names: list[str]) -> None:
     assert selected(root, [Path(file)]) == [f"tests/integration/test_{name}.py" for name in names]
-
-
-def git(root: Path, *words: str) -> None:
-    identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    subprocess.run(["git", "-C", str(root), *identity, *words], capture_output=True, timeout=30, check=True)
-
-
-def commit(root: Path, name: str) -> None:
-    (root / name).write_text("")
-    git(root, "add", name)
-    git(root, "commit", "-m", name)
-
-
-def test_changed_is_what_differs_from_origin_or_from_the_commit_before(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-b", "main")
-    for name in ("first", "second", "third"):
-        commit(tmp_path, name)
-    (tmp_path / "first").write_text("edited")
-    (tmp_path / "new").write_text("")
-    assert changed(tmp_path) == [Path("first"), Path("third"), Path("new")]
-    git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD~2")
-    assert changed(tmp_path) == [Path("first"), Path("second"), Path("third"), Path("new")]
