@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.completing import conversation_names
+from shellback.cli.options import conversation_names
 from shellback.cli.shared import Refused, age, json_option, me, opened, print_json, utf8
 from shellback.cli.terminal import confirmed
 from shellback.exec.core.display import visible_line

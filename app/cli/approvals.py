@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import click
 
-from shellback.cli.completing import conversation_option, request_ids
 from shellback.cli.findings import open_line
 from shellback.cli.freshness import Freshness
+from shellback.cli.options import conversation_option, request_ids
 from shellback.cli.output import undrawn
-from shellback.cli.requests import facts_of, on_screen, whole
-from shellback.cli.shared import Refused, age, json_option, me, opened, print_json, table_lines, utf8
+from shellback.cli.shared import (
+    PENDING,
+    Columns,
+    Refused,
+    age,
+    columns,
+    json_option,
+    me,
+    opened,
+    print_json,
+    show,
+    table_lines,
+    utf8,
+)
+from shellback.cli.terminal import confirmed
 from shellback.cli.watching import watch, watch_option
-from shellback.exec.core.display import shown_line, visible_line
+from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
+from shellback.work.approvals import approvals as requests
+from shellback.work.approvals import audit
+from shellback.work.approvals.approvals import Request, Scope
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from shellback.exec.policy.rules.rule import Rule
-    from shellback.work.approvals.approvals import Request, Scope
+    from shellback.wiring.wiring import Place
+    from shellback.work.queue.queues import Enqueuer
+
+PROPOSED_S: Final = 30.0
+"""So long a worker has to say what changed arguments would run."""
+LOOK_S: Final = 0.1
+SURFACE: Final = "cli"
 
 
 @click.group()
@@ -49,8 +76,6 @@ def list_(conversation: str | None, everything: bool, watching: bool, as_json: b
     With --watch it goes on until Ctrl-C: in place on a terminal, else a line (with --json an object) for each
     request that is new, has changed, or is gone from the list.
     """
-    from shellback.work.approvals import approvals as requests
-
     with opened() as where:
 
         def look() -> list[Request]:
@@ -59,40 +84,31 @@ def list_(conversation: str | None, everything: bool, watching: bool, as_json: b
             )
 
         if watching:
-
-            def lines(found: Sequence[Request]) -> list[str]:
-                return [*_listed(found), *Freshness(where).lines()]
-
-            watch(look, lambda one: one.id, lines, _line, as_json=as_json)
+            watch(
+                look,
+                lambda one: one.id,
+                lambda now: [*_listed(now), *Freshness(where).lines()],
+                _line,
+                as_json=as_json,
+            )
         found, said, fresh = look(), open_line(where), Freshness(where)
-    if as_json:
-        print_json([facts_of(request) | fresh.fact() for request in found])
-        return
-    for line in _listed(found):
-        click.echo(line)
-    if found:
-        click.echo("`shellback approvals show ID` shows all of it")
-    for line in [*([said] if said else []), *fresh.lines()]:
-        click.echo(line)
+    more = ["`shellback approvals show ID` shows all of it"] if found else []
+    lines = [*_listed(found), *more, *([said] if said else []), *fresh.lines()]
+    show([facts_of(request) | fresh.fact() for request in found], lines, as_json=as_json)
 
 
 def _listed(found: Sequence[Request]) -> list[str]:
     if not found:
         return ["nothing waits for approval"]
     now = time.time()
-    lines = table_lines(
-        [
-            {
-                "id": request.id,
-                "conversation": request.conversation_id,
-                "state": request.state,
-                "left": age(max(0.0, request.expires_at - now)) if request.state == "pending" else None,
-                "tool": request.tool_name,
-            }
-            for request in found
-        ],
-        {"id": "ID", "conversation": "CONVERSATION", "state": "STATE", "left": "LEFT", "tool": "TOOL"},
-    )
+    headings: Columns[Request] = {
+        "ID": "id",
+        "CONVERSATION": "conversation_id",
+        "STATE": "state",
+        "LEFT": lambda one: age(max(0.0, one.expires_at - now)) if one.state == "pending" else None,
+        "TOOL": "tool_name",
+    }
+    lines = table_lines(found, headings)
     room = max(map(len, map(undrawn, lines)))
     whats = ["WHAT", *map(_what, found)]
     return [f"{line}{' ' * (room - len(undrawn(line)))}  {what}" for line, what in zip(lines, whats, strict=True)]
@@ -108,24 +124,20 @@ def _line(one: Request) -> str:
     return f"{one.id}  {visible_line(one.conversation_id)}  {one.state}  {visible_line(one.tool_name)}  {_what(one)}"
 
 
-@approvals.command()
+@approvals.command("show")
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @json_option
-def show(request_id: str, as_json: bool) -> None:
+def show_(request_id: str, as_json: bool) -> None:
     r"""Show one request whole: nothing is cut, and what could be misread is made visible.
 
     `\x1b` and `\u{200B}` stand for characters that cannot be shown; a backslash of the call that would read like
     that is `\x5c`. A line that begins with ↳ goes on with the one above it.
     """
-    from shellback.work.approvals import approvals as requests
-
     with opened() as where:
         request = where.database.read_now(requests.get, request_id)
         fresh = Freshness(where)
-    if as_json:
-        print_json(facts_of(request) | fresh.fact())
-    else:
-        click.echo("\n".join([on_screen(whole(request)), *fresh.lines()]))
+    lines = [*folded(_whole(request), columns()), *fresh.lines()]
+    show(facts_of(request) | fresh.fact(), lines, as_json=as_json)
 
 
 @approvals.command()
@@ -170,10 +182,11 @@ def approve(  # noqa: PLR0913, PLR0917 - the options
       shellback approvals approve a7db --for session
       shellback approvals approve a7db --remember --days 7
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.approving import Approving
+    from shellback.wiring import wiring
 
     arguments = changed and _arguments(changed)
-    with Approving.opened(as_json=as_json, yes=yes) as approving:
+    with opened() as where, wiring.enqueuing(where) as enqueuer:
+        approving = Approving(where=where, enqueuer=enqueuer, as_json=as_json, yes=yes)
         if arguments:
             digest = approving.change(request_id, arguments)
         rules: Sequence[Rule] = ()
@@ -200,13 +213,15 @@ def _arguments(text: str) -> dict[str, Any]:
 def deny(request_id: str, reason: str | None, as_json: bool) -> None:
     """Do not let it run; the agent is told so, with the reason."""
     from shellback.wiring import wiring
-    from shellback.work.approvals import approvals as requests
 
     note = reason and utf8(reason, "the reason")
     with opened() as where, wiring.enqueuing(where) as enqueuer:
         request = requests.settle(where.database, enqueuer, request_id, "denied", by=me(), surface="cli", note=note)
-    facts = {"id": request.id, "state": request.state, "conversation": request.conversation_id}
-    _say(facts, "denied", as_json=as_json)
+    _say(_decided(request), "denied", as_json=as_json)
+
+
+def _decided(request: Request) -> dict[str, Any]:
+    return {"id": request.id, "state": request.state, "conversation": request.conversation_id}
 
 
 def _say(facts: dict[str, Any], wanted: str, *, as_json: bool) -> None:
@@ -218,3 +233,164 @@ def _say(facts: dict[str, Any], wanted: str, *, as_json: bool) -> None:
         click.echo(f"{facts['id']} {facts['state']}")
         for rule in facts.get("rules", ()):
             click.echo(f"remembered as {rule['id']}: {rule['rule']}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approving:
+    """One approval from the command line, with what it shows and asks before."""
+
+    where: Place
+    enqueuer: Enqueuer
+    as_json: bool
+    yes: bool
+
+    def change(self, request_id: str, arguments: dict[str, Any]) -> str:
+        """Have a worker propose the call with these arguments, show it, and ask; returns the digest of what was shown.
+
+        Raises:
+            Refused: No worker proposed it, or it would not run.
+            SystemExit: It waits for other calls or for another yes.
+        """
+        database = self.where.database
+        before = database.read_now(requests.get, request_id)
+        args = {**(before.changed_args or before.args), **arguments}
+        how: dict[str, Any] = {"by": me(), "surface": SURFACE, "args": args}
+        changed = requests.settle(database, self.enqueuer, before.id, "changed", **how)
+        if changed.state != "changed":
+            raise Refused(f"{changed.id} is {changed.state}: it was not decided in time. Nothing runs")
+        request = self._proposed(changed)
+        self._tell(*folded(_whole(request), columns()))
+        if refused := request.display.get("refused"):
+            raise Refused(f"{request.id} would not run like that: {refused}. Change it again, or deny it")
+        self._confirm(f"shellback approvals approve {request.id} --digest {request.digest}")
+        return request.digest
+
+    def _proposed(self, changed: Request) -> Request:
+        database = self.where.database
+        others = database.read_now(requests.find, conversation_id=changed.conversation_id, state="pending")
+        if others:
+            self._tell(f"{changed.id} is changed; it is asked about again after {len(others)} other call(s) that wait")
+            sys.exit(PENDING)
+        deadline = time.monotonic() + PROPOSED_S
+        while (request := database.read_now(requests.get, changed.id)).state == "changed":
+            if time.monotonic() > deadline:
+                raise Refused(
+                    f"{changed.id} is changed, and no worker has said within {PROPOSED_S:g} s what would run; "
+                    "`shellback doctor` says whether one runs. Once it has, `shellback approvals list` shows it"
+                )
+            time.sleep(LOOK_S)
+        return request
+
+    def offer(self, request_id: str, *, digest: str | None, everywhere: bool, days: int) -> tuple[str, Sequence[Rule]]:
+        """Show the rules that would be remembered, and ask; returns the digest of the call that they are made of too.
+
+        Raises:
+            InvalidCommand: It cannot be remembered; the message says why.
+            SystemExit: It waits for a yes.
+        """
+        from shellback.cli.policy import around
+        from shellback.exec.policy.rules.matching import Facts
+        from shellback.exec.policy.rules.remember import rules_for
+
+        request = self.where.database.read_now(requests.get, request_id)
+        if digest not in {None, request.digest}:
+            raise Refused(f"approval request {request.id} has changed since you saw it; look at it again")
+        display = request.display
+        surroundings = around(
+            self.where.settings, Path(str(display.get("cwd"))), sandboxed=display.get("backend") != "host"
+        )
+        facts = Facts(
+            command=str(display.get("command")),
+            backend=str(display.get("backend")),
+            profile=str(display.get("profile")),
+            conversation_id=request.conversation_id,
+            cwd=surroundings.cwd,
+            more=any(display.get(name) for name in ("env", "stdin", "keep_stdin_open", "pty")),
+            now=time.time(),
+        )
+        rules = rules_for(request.tool_name, facts, surroundings, owner=me(), everywhere=everywhere, days=days)
+        if not rules:
+            raise Refused("every command of it passes by itself in the sandbox: there is nothing to remember")
+        self._tell("to be remembered:", *(f"  {shown_line(rule.described())}" for rule in rules))
+        self._confirm(f"shellback approvals approve {request.id} --remember --yes --digest {request.digest}")
+        return request.digest, rules
+
+    def approve(
+        self, request_id: str, *, scope: Scope, digest: str | None, rules: Sequence[Rule] = ()
+    ) -> dict[str, Any]:
+        """Approve, and save the rules, in one transaction; what came of it."""
+        how: dict[str, Any] = {"by": me(), "surface": SURFACE, "scope": scope, "digest": digest}
+        saved: list[Rule] = []
+
+        def remember(conn: sa.Connection, request: Request) -> None:
+            from shellback.storage.rules import add
+
+            saved[:] = add(conn, rules)
+            for rule in saved:
+                audit.note(
+                    conn,
+                    "rule_added",
+                    conversation_id=request.conversation_id,
+                    request_id=request.id,
+                    rule=rule.id,
+                    by=me(),
+                    surface=SURFACE,
+                    reason=rule.described(),
+                )
+
+        request = requests.settle(
+            self.where.database, self.enqueuer, request_id, "approved", then=remember if rules else None, **how
+        )
+        return {
+            **_decided(request),
+            **({"scope": request.scope} if request.scope != "once" else {}),
+            **({"rules": [{"id": one.id, "rule": one.described()} for one in saved]} if saved else {}),
+        }
+
+    def _tell(self, *lines: str) -> None:
+        for line in lines:
+            click.echo(line, err=self.as_json)
+
+    def _confirm(self, otherwise: str) -> None:
+        if self.yes:
+            return
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            self._leave(f"nothing is approved yet; to approve exactly this: {otherwise}")
+        if not confirmed("approve exactly this?"):
+            self._leave("nothing is approved; the call still waits")
+
+    def _leave(self, text: str) -> NoReturn:
+        click.echo(text, err=True)
+        sys.exit(PENDING)
+
+
+def facts_of(request: Request) -> dict[str, Any]:
+    """A request for programs: its values exact, and as they are shown to people."""
+    return {**asdict(request), "shown": request.shown}
+
+
+def wanted(request: Request) -> list[str]:
+    """What a call would do, in lines, nothing of it cut."""
+    changed = f", as {shown_line(request.changed_by)} changed it" if request.changed_by else ""
+    head = f"? {shown_line(request.tool_name)} wants to run{changed}, and waits for you ({request.id}):"
+    return [head, *request_lines(request.display)]
+
+
+def _whole(request: Request) -> list[str]:
+    """Everything there is about a request, in lines."""
+    head = f"{request.id}  {request.state}  {request.tool_name}  in conversation {request.conversation_id}"
+    lines = [visible_line(head), *request_lines(request.display)]
+    if request.changed_args is not None:
+        asked = {"asked for": json.dumps(request.args), "changed to": json.dumps(request.changed_args)}
+        lines += request_lines(asked | {"changed by": request.changed_by})
+    lines.append(f"    digest: {request.digest}")
+    left = request.expires_at - time.time()
+    if request.state == "pending":
+        lines.append(f"    expires in: {age(max(0.0, left))}")
+    elif request.decided_by:
+        note = f": {request.note}" if request.note else ""
+        decided = {"decided by": f"{request.decided_by} through {request.surface}{note}"}
+        lines += request_lines(decided | ({"holds for": "the session"} if request.scope == "session" else {}))
+    if request.used_by:
+        lines.append(f"    used by: {request.used_by}")
+    return lines

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from shellback.cli.codes import CANNOT
-from shellback.cli.completing import session_ids
+from shellback.cli.options import session_ids
 from shellback.cli.processes import ending, find_session
 from shellback.cli.raw_terminal import is_terminal
-from shellback.cli.shared import Refused, me, opened
+from shellback.cli.shared import CANNOT, Refused, me, opened
 from shellback.exec.core.display import visible_line
 from shellback.settings import plain_terminal
 

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from shellback.cli.keystrokes import TWICE_S, Keystrokes, shown
 from shellback.cli.raw_terminal import RawTerminal, is_terminal
 from shellback.exec.core import limits
 from shellback.exec.core.errors import (
@@ -38,6 +37,8 @@ KEPT: Final = 256 * 1024
 PIECE: Final = 8 * 1024
 END_S: Final = 10.0
 """How long the record of an end is waited for."""
+TWICE_S: Final = 0.5
+"""How soon the second press has to come for the key to be sent."""
 _LOOK_S: Final = 0.1
 _LEAVE_S: Final = 5.0
 _REDRAW_S: Final = 0.05
@@ -240,6 +241,33 @@ class Attached:
             await self._at.resize(WindowSize(self._given.rows - 1, self._given.cols))
             await asyncio.sleep(_REDRAW_S)
             await self._at.resize(self._given)
+
+
+class Keystrokes:
+    """Finds the key that leaves in what is typed. It leaves unless it comes again at once; then it is sent, once."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self.pressed = False
+        """Whether the key was the last thing typed: it leaves in a moment."""
+
+    def feed(self, data: bytes) -> tuple[bytes, bool]:
+        """What of `data` is to be sent, and whether the person leaves; what follows the key then is for nobody."""
+        sent = bytearray()
+        for byte in data:
+            if self.pressed and byte != self._key:
+                return bytes(sent), True
+            if byte != self._key or self.pressed:
+                sent.append(byte)
+                self.pressed = False
+            else:
+                self.pressed = True
+        return bytes(sent), False
+
+
+def shown(key: int) -> str:
+    """The key as people write it."""
+    return f"C-{chr(key + ord('@')).lower()}"
 
 
 BEHIND: Final = 1024 * 1024

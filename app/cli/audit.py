@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shellback.cli.completing import conversation_option
-from shellback.cli.moments import MOMENT
+from shellback.cli.options import conversation_option, since_option
 from shellback.cli.shared import coloured, columns, json_option, opened, print_json, stamp
 from shellback.exec.core.display import folded, request_lines, visible_line
 from shellback.work.approvals.audit import EVENTS
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @conversation_option
-@click.option("--since", type=MOMENT, metavar="DURATION|TIME", help="Only since then: 90s, 10m, 2h, or a time.")
+@since_option("Only since then")
 @click.option(
     "--event", "-e", "wanted", multiple=True, type=click.Choice(EVENTS), help="Only of this kind; may be repeated."
 )

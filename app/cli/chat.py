@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shellback.cli.children import make_default
 from shellback.cli.shared import load_settings, me, opened
-from shellback.cli.workspace import make_default
 
 if TYPE_CHECKING:
     from shellback.settings import Settings
@@ -36,7 +36,8 @@ def chat(conversation: str, interrupt: bool) -> None:
       ENABLE_EXECUTE=true shellback chat
       echo 'What runs?' | shellback chat -c build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.children import a_worker, worker_lives
+    from shellback.cli.children import a_worker
+    from shellback.cli.freshness import worker_lives
     from shellback.cli.talking import Talk
     from shellback.wiring import wiring
     from shellback.wiring.choice import check_workspace

@@ -1,4 +1,4 @@
-"""Starting a worker as a child of the command line, and ending it."""
+"""Starting a worker as a child of the command line, with what it needs, and ending it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
+import click
+
+from shellback.cli.freshness import worker_lives
 from shellback.cli.shared import Refused
 
 if TYPE_CHECKING:
+    from shellback.settings import Settings
     from shellback.wiring.wiring import Place
 
 READY_S: Final = 60.0
@@ -112,32 +116,6 @@ def _log_file(path: Path) -> IO[bytes]:
     return path.open("ab")
 
 
-def worker_lives(where: Place) -> bool:
-    """Whether a worker of this host has been heard of lately and its process is there."""
-    import sqlalchemy as sa
-
-    from shellback.storage import rows
-    from shellback.storage.host import boot_id, process_space
-    from shellback.storage.tables import workers
-    from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
-
-    def ask(conn: sa.Connection) -> list[tuple[int, str]]:
-        query = sa.select(workers.c.pid, workers.c.boot_id).where(
-            workers.c.host_id == where.host_id,
-            workers.c.stopped_at.is_(None),
-            workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S,
-        )
-        return [(row.pid, row.boot_id) for row in conn.execute(query)]
-
-    def there(pid: int, space: str) -> bool:
-        if space == process_space():
-            return Path(f"/proc/{pid}").exists()
-        # In another container the number is somebody else's; what is left is that it was heard of since this boot.
-        return space.partition("/")[0] == boot_id()
-
-    return any(there(pid, space) for pid, space in where.database.read_now(ask))
-
-
 @contextlib.contextmanager
 def a_worker(where: Place) -> Generator[WorkerChild | None]:
     """See to it that a worker runs; a child of ours ends with the block, None is somebody else's."""
@@ -150,3 +128,17 @@ def a_worker(where: Place) -> Generator[WorkerChild | None]:
         yield child
     finally:
         child.stop()
+
+
+def make_default(settings: Settings) -> None:
+    """Make `workspace` in the current directory if WORKSPACE_ROOT is not set; a named one is never made.
+
+    As root it is given to EXEC_UID, whom commands run as. The backend's own check says whether it can be used.
+    """
+    from shellback.exec.core.runner import make_workspace
+
+    root = settings.workspace_root
+    if "workspace_root" in settings.model_fields_set or root.exists():
+        return
+    make_workspace(root, uid=settings.exec_uid)
+    click.echo(f"made the workspace {root} (WORKSPACE_ROOT names another one)", err=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.completing import conversation_names
-from shellback.cli.elsewhere import waits
-from shellback.cli.freshness import Freshness
-from shellback.cli.shared import Refused, age, json_option, opened, print_json, table
+from shellback.cli.freshness import Freshness, waits
+from shellback.cli.options import conversation_names
+from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, table_lines
 from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
@@ -44,46 +44,30 @@ def list_(limit: int, as_json: bool) -> None:
     with opened() as where:
         found = where.database.read_now(standing.look, limit=limit)
         fresh = Freshness(where, (one.host_id for one in found))
-    silent = fresh.silent
-    if as_json:
-        print_json([{**asdict(one), "host_silent": one.host_id in silent, **fresh.fact(one.host_id)} for one in found])
-        return
-    if not found:
-        click.echo("no conversations yet: `shellback chat` begins one")
-        return
-    now = time.time()
-    table(
-        [
-            {
-                **asdict(one),
-                "ago": age(max(0.0, now - one.active_at)) + " ago",
-                "silent": f"{silent[one.host_id].name}, silent" if one.host_id in silent else None,
-            }
-            for one in found
-        ],
-        {
-            "id": "CONVERSATION",
-            "state": "STATE",
-            "blocked_reason": "BLOCKED BY",
-            "ago": "ACTIVE",
-            "unread": "UNREAD",
-            "pending_approvals": "APPROVALS",
-            "live_sessions": "PROCESSES",
-            **({"silent": "HOST"} if silent else {}),
-        },
-    )
-    for line in fresh.lines():
-        click.echo(line)
+    silent, now = fresh.silent, time.time()
+    columns: Columns[Standing] = {
+        "CONVERSATION": "id",
+        "STATE": "state",
+        "BLOCKED BY": "blocked_reason",
+        "ACTIVE": lambda one: age(max(0.0, now - one.active_at)) + " ago",
+        "UNREAD": "unread",
+        "APPROVALS": "pending_approvals",
+        "PROCESSES": "live_sessions",
+    }
     if silent:
-        click.echo(ADOPT)
+        columns["HOST"] = lambda one: f"{silent[one.host_id].name}, silent" if one.host_id in silent else None
+    lines = [*table_lines(found, columns), *fresh.lines(), *([ADOPT] if silent else [])]
+    none = ["no conversations yet: `shellback chat` begins one"]
+    facts = [{**asdict(one), "host_silent": one.host_id in silent, **fresh.fact(one.host_id)} for one in found]
+    show(facts, lines if found else none, as_json=as_json)
 
 
-@conversations.command()
+@conversations.command("show")
 @click.argument("name", shell_complete=conversation_names)
 @click.option("--last", "-n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many messages.")
 @click.option("--full", is_flag=True, help="Do not cut what tools were given and said.")
 @json_option
-def show(name: str, last: int, full: bool, as_json: bool) -> None:
+def show_(name: str, last: int, full: bool, as_json: bool) -> None:
     """Show the last messages of a conversation, as the model has them: requests, answers, calls, results.
 
     With --json: how it stands, and the messages as Pydantic AI writes them.
@@ -104,20 +88,18 @@ def show(name: str, last: int, full: bool, as_json: bool) -> None:
 
         total, messages = where.database.read_now(look)
         typed = where.database.read_now(unheard, name)
-    if as_json:
-        told = {"conversation": asdict(standing), "messages_total": total, "messages": messages}
-        print_json(told | fresh.fact(standing.host_id))
-        return
-    click.echo(visible_line(_heading(standing, total)))
-    for line in [said] if said else fresh.lines():
-        click.echo(line)
-    if total > len(messages):
-        click.echo(f"[{total - len(messages):,} messages before these; --last shows more]")
-    for message in messages:
-        for line in lines_of(message, cut=None if full else CUT):
-            click.echo(line)
-    for text in typed:
-        click.echo(f"not heard yet: {visible_line(text)}")
+
+    def lines() -> Iterator[str]:
+        yield visible_line(_heading(standing, total))
+        yield from [said] if said else fresh.lines()
+        if total > len(messages):
+            yield f"[{total - len(messages):,} messages before these; --last shows more]"
+        for message in messages:
+            yield from lines_of(message, cut=None if full else CUT)
+        yield from (f"not heard yet: {visible_line(text)}" for text in typed)
+
+    told = {"conversation": asdict(standing), "messages_total": total, "messages": messages}
+    show(told | fresh.fact(standing.host_id), lines(), as_json=as_json)
 
 
 @conversations.command()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shellback.cli.completing import conversation_option, finding_ids
 from shellback.cli.freshness import Freshness
-from shellback.cli.shared import age, columns, json_option, me, opened, print_json, stamp, table_lines
+from shellback.cli.options import conversation_option, finding_ids
+from shellback.cli.shared import Columns, age, columns, json_option, me, opened, show, stamp, table_lines
 from shellback.exec.core.display import folded, request_lines, visible_line
 
 if TYPE_CHECKING:
@@ -44,44 +44,30 @@ def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
     with opened() as where:
         found = where.database.read_now(rows.find, conversation_id=conversation, everything=everything)
         fresh = Freshness(where)
-    if as_json:
-        print_json([asdict(one) | fresh.fact() for one in found])
-        return
-    if not found:
-        click.echo("no findings" if everything else "no open findings (--all shows those that are acknowledged)")
-        return
     now = time.time()
-    rows_ = [
-        {
-            "id": one.id,
-            "kind": one.kind,
-            "conversation": one.conversation_id,
-            "age": age(now - one.created_at),
-            "state": "open" if one.open else "acknowledged",
-            "path": one.path,
-        }
-        for one in found
-    ]
-    headings = {"id": "ID", "kind": "KIND", "conversation": "CONVERSATION", "age": "AGE", "state": "STATE"}
-    for line in table_lines(rows_, headings | {"path": "PATH"}):
-        click.echo(line)
-    click.echo("`shellback findings show ID` says what was met and what to do")
-    for line in fresh.lines():
-        click.echo(line)
+    headings: Columns[Finding] = {
+        "ID": "id",
+        "KIND": "kind",
+        "CONVERSATION": "conversation_id",
+        "AGE": lambda one: age(now - one.created_at),
+        "STATE": lambda one: "open" if one.open else "acknowledged",
+        "PATH": "path",
+    }
+    told = "`shellback findings show ID` says what was met and what to do"
+    none = "no findings" if everything else "no open findings (--all shows those that are acknowledged)"
+    lines = [*table_lines(found, headings), told, *fresh.lines()] if found else [none]
+    show([asdict(one) | fresh.fact() for one in found], lines, as_json=as_json)
 
 
-@findings.command()
+@findings.command("show")
 @click.argument("finding", metavar="ID", shell_complete=finding_ids)
 @json_option
-def show(finding: str, as_json: bool) -> None:
+def show_(finding: str, as_json: bool) -> None:
     """Show one finding whole: what was met, where it is kept, what to do."""
     from shellback.storage import findings as rows
 
     with opened() as where:
         found = where.database.read_now(rows.get, finding)
-    if as_json:
-        print_json(asdict(found) | {"remedy": remedy(found)})
-        return
     told = {
         "finding": found.id,
         "kind": found.kind,
@@ -94,8 +80,8 @@ def show(finding: str, as_json: bool) -> None:
         "to do": remedy(found),
         "acknowledged": found.acknowledged_at and f"{stamp(found.acknowledged_at)} by {found.acknowledged_by}",
     }
-    for line in folded(request_lines({key: value for key, value in told.items() if value}), columns()):
-        click.echo(line)
+    lines = folded(request_lines({key: value for key, value in told.items() if value}), columns())
+    show(asdict(found) | {"remedy": remedy(found)}, lines, as_json=as_json)
 
 
 @findings.command()
@@ -115,10 +101,8 @@ def ack(finding: str | None, everything: bool, as_json: bool) -> None:
             else [one.id for one in where.database.read_now(rows.find)]
         )
         count = where.database.write_now(rows.acknowledge, ids, by=me(), at=time.time())
-    if as_json:
-        print_json({"ids": ids, "acknowledged": count})
-    else:
-        click.echo(f"{count} acknowledged" if count or everything else f"{ids[0]} was acknowledged before")
+    said = f"{count} acknowledged" if count or everything else f"{ids[0]} was acknowledged before"
+    show({"ids": ids, "acknowledged": count}, [said], as_json=as_json)
 
 
 _REMEDIES = {

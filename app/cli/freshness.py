@@ -1,15 +1,20 @@
-"""How old a view is: only a worker learns of ends, asks and takes turns, so without one its rows stand still."""
+"""How old a view is, and whether anybody is there to go on: only workers learn of ends, ask and take turns.
+
+Without one the rows of its host stand still; nobody may have heard of another host for long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shellback.cli.elsewhere import silent_hosts
 from shellback.cli.shared import age
 from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from shellback.wiring.wiring import Place
     from shellback.work.hosts.hosts import Host
 
@@ -48,3 +53,56 @@ class Freshness:
             return told
         old = "no worker has run here" if self._heard_s is None else f"this is as it was {age(self._heard_s)} ago"
         return [f"no worker of this host is alive: {old}; `shellback worker` finds out what has become of it", *told]
+
+
+def worker_lives(where: Place) -> bool:
+    """Whether a worker of this host has been heard of lately and its process is there."""
+    import sqlalchemy as sa
+
+    from shellback.storage import rows
+    from shellback.storage.host import boot_id, process_space
+    from shellback.storage.tables import workers
+    from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
+
+    def ask(conn: sa.Connection) -> list[tuple[int, str]]:
+        query = sa.select(workers.c.pid, workers.c.boot_id).where(
+            workers.c.host_id == where.host_id,
+            workers.c.stopped_at.is_(None),
+            workers.c.heartbeat_at > rows.now(conn) - HEARTBEAT_DEAD_S,
+        )
+        return [(row.pid, row.boot_id) for row in conn.execute(query)]
+
+    def there(pid: int, space: str) -> bool:
+        if space == process_space():
+            return Path(f"/proc/{pid}").exists()
+        # In another container the number is somebody else's; what is left is that it was heard of since this boot.
+        return space.partition("/")[0] == boot_id()
+
+    return any(there(pid, space) for pid, space in where.database.read_now(ask))
+
+
+def home_of(where: Place, conversation: str) -> Host | None:
+    """The other host that a conversation lives on; None if it lives here, or nowhere yet."""
+    from shellback.work.hosts import hosts
+
+    found = where.database.read_now(hosts.of_conversation, conversation)
+    return None if found is None or found.host_id == where.host_id else found
+
+
+def waits(conversation: str, home: Host | None) -> str | None:
+    """What to say of a conversation whose host is silent; None where there is nothing to say."""
+    if home is None or not home.silent:
+        return None
+    return visible_line(
+        f"conversation {conversation} lives on host {home.name}, which {home.heard}, and waits for it. "
+        f"`shellback adopt conversation {conversation}` continues it on this host"
+    )
+
+
+def silent_hosts(where: Place, host_ids: Iterable[str]) -> dict[str, Host]:
+    """Those of these hosts that are silent, by id; never this one."""
+    from shellback.work.hosts import hosts
+
+    wanted = set(host_ids) - {where.host_id}
+    found = where.database.read_now(lambda conn: [hosts.one(conn, host_id) for host_id in wanted]) if wanted else []
+    return {host.host_id: host for host in found if host.silent}

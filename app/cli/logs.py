@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import click
 
-from shellback.cli.completing import session_ids
-from shellback.cli.moments import MOMENT
+from shellback.cli.options import session_ids, since_option
 from shellback.cli.output import bytes_out
 from shellback.cli.processes import ending, find_session
 from shellback.cli.shared import Refused, json_option, opened, print_json
@@ -33,9 +32,7 @@ _UNFINISHED: Final = re.compile(r"\r\Z|\x1b(?:\[[0-?]{0,256}[ -/]{0,16}|[\]PX^_]
 @click.argument("session_id", metavar="ID", shell_complete=session_ids)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the process ends.")
 @click.option("--lines", "-n", type=click.IntRange(0, 1_000_000), help="How many; 200, or with --since all.")
-@click.option(
-    "--since", type=MOMENT, metavar="DURATION|TIME", help="Only what was printed since: 90s, 10m, 2h, or a time."
-)
+@since_option("Only what was printed since")
 @click.option("--stderr", "err", is_flag=True, help="The stream of errors, where it was kept apart.")
 @click.option("--raw", is_flag=True, help="The bytes as they are, control characters too.")
 @json_option

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import click
 
-from shellback.cli.codes import MEANING
 from shellback.cli.output import guard
+from shellback.cli.shared import CANNOT, INTERRUPTED, MEANING, complain, known_error
 from shellback.exec.core.display import visible_line
 
 COMMANDS: Final = {
     "worker": ("shellback.cli.worker", "Run turns for this host until it is told to stop."),
-    "supervisor": ("shellback.cli.supervisor", "Run the commands of agents as a service of its own."),
+    "supervisor": ("shellback.cli.worker", "Run the commands of agents as a service of its own."),
     "chat": ("shellback.cli.chat", "Talk to the agent here: answers as they stream, approvals, wakes."),
     "send": ("shellback.cli.send", "Send one message, and wait for the answer if asked to."),
     "stop": ("shellback.cli.stop", "End the turn of a conversation at its next step; with --kill its processes too."),
@@ -35,11 +35,11 @@ COMMANDS: Final = {
     "queue": ("shellback.cli.queue", "Show the backlog by priority and age, what runs, what is blocked."),
     "conversations": ("shellback.cli.conversations", "List conversations, read one, or export one whole."),
     "events": ("shellback.cli.events", "Show what happened, also while it happens."),
-    "workers": ("shellback.cli.workers", "List workers: where, which version, alive or not."),
-    "config": ("shellback.cli.config", "Show every setting with its value and where it came from."),
-    "completion": ("shellback.cli.completion", "Print the completion script for a shell."),
-    "migrate": ("shellback.cli.migrate", "Create or upgrade the tables."),
-    "doctor": ("shellback.cli.doctor", "Say what works here, what does not, and how to mend it."),
+    "workers": ("shellback.cli.worker", "List workers: where, which version, alive or not."),
+    "config": ("shellback.cli.setup", "Show every setting with its value and where it came from."),
+    "completion": ("shellback.cli.setup", "Print the completion script for a shell."),
+    "migrate": ("shellback.cli.setup", "Create or upgrade the tables."),
+    "doctor": ("shellback.cli.setup", "Say what works here, what does not, and how to mend it."),
     "sandbox": ("shellback.cli.sandbox", "Show where commands run and what holds them there; try a command in it."),
     "adopt": ("shellback.cli.adopt", "Take over what is another host's, because you say so."),
     "demo": ("shellback.cli.demo", "A tour with real processes that ends by itself."),
@@ -104,9 +104,6 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> Any:
     """Run the command line and exit: errors we know end as one line and code 2, never as a stack trace."""
-    from shellback.cli.codes import CANNOT, INTERRUPTED
-    from shellback.cli.shared import complain, known_error
-
     # A tenth of a short command's time went into looking for garbage among modules that it had just loaded.
     gc.set_threshold(20_000)
     try:

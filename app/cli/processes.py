@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shellback.cli.completing import conversation_option, session_ids
 from shellback.cli.findings import open_line
 from shellback.cli.freshness import Freshness
-from shellback.cli.shared import Refused, age, json_option, opened, print_json, table_lines
+from shellback.cli.options import conversation_option, session_ids
+from shellback.cli.shared import Columns, Refused, age, json_option, opened, print_json, show, table_lines
 from shellback.cli.terminal import confirmed
 from shellback.cli.unknown import how
 from shellback.cli.watching import watch, watch_option
@@ -43,7 +43,10 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
         raise click.UsageError("--unknown goes alone: what it lists is of no conversation")
     with opened() as where:
         if strangers:
-            _print_unknown(where, as_json=as_json)
+            from shellback.cli import unknown
+
+            found = unknown.listed(where)
+            show([asdict(one) for one in found], unknown.lines(found), as_json=as_json)
             return
         from shellback.storage import findings as rows
         from shellback.storage import sessions
@@ -58,7 +61,7 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
             waiting = where.database.read_now(_behind_blocks)
             said = open_line(where, conversation)
             return [
-                *(table_lines([_row(session) for session in found], _COLUMNS) if found else [none]),
+                *(table_lines(found, _COLUMNS) if found else [none]),
                 *(
                     f"{row['unread']} unread in {visible_line(row['conversation'])}, blocked: {row['reason']}"
                     for row in waiting
@@ -81,46 +84,21 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
             click.echo(line)
 
 
-def _print_unknown(where: Place, *, as_json: bool) -> None:
-    from shellback.cli import unknown
-
-    found = unknown.listed(where)
-    if as_json:
-        print_json(unknown.as_facts(found))
-        return
-    for line in unknown.lines(found):
-        click.echo(line)
-
-
-_COLUMNS = {
-    "id": "SESSION",
-    "conversation": "CONVERSATION",
-    "state": "STATE",
-    "end": "END",
-    "backend": "BACKEND",
-    "by": "ALLOWED BY",
-    "age": "AGE",
-    "command": "COMMAND",
+_COLUMNS: Columns[Session] = {
+    "SESSION": "id",
+    "CONVERSATION": "conversation_id",
+    "STATE": lambda one: one.state.value,
+    "END": lambda one: None if one.end is None else how(one.end),
+    "BACKEND": lambda one: f"{one.backend}/{one.profile}",
+    "ALLOWED BY": lambda one: one.granted_by or None,
+    "AGE": lambda one: age(time.time() - (one.started_at or one.created_at)),
+    "COMMAND": "command",
 }
 
 
 def _line(one: Session) -> str:
     end = "" if one.end is None else f"  {ending(one)}"
     return visible_line(f"{one.id}  {one.conversation_id}  {one.state.value}{end}  ") + shown_line(one.command)
-
-
-def _row(session: Session) -> dict[str, Any]:
-    end = session.end
-    return {
-        "id": session.id,
-        "conversation": session.conversation_id,
-        "state": session.state.value,
-        "end": None if end is None else ending(session),
-        "backend": f"{session.backend}/{session.profile}",
-        "by": session.granted_by or None,
-        "age": age(time.time() - (session.started_at or session.created_at)),
-        "command": session.command,
-    }
 
 
 def ending(session: Session) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from shellback.cli.shared import json_option, opened, print_json
+from shellback.cli.shared import json_option, opened, show
 
 _UNITS: Final = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _LEAST_S: Final = 3600.0
@@ -49,8 +49,6 @@ def prune(dry_run: bool, older_than: float | None, as_json: bool) -> None:
 
     with opened() as where, wiring.retention(where, rows_s=older_than) as retention:
         gone = asyncio.run(retention.planned() if dry_run else retention.once())
-    if as_json:
-        print_json({"dry_run": dry_run, "rows": gone})
-        return
     said = ", ".join(f"{number} {name}" for name, number in sorted(gone.items()) if number)
-    click.echo(f"{'would prune' if dry_run else 'pruned'}: {said or 'nothing'}")
+    lines = [f"{'would prune' if dry_run else 'pruned'}: {said or 'nothing'}"]
+    show({"dry_run": dry_run, "rows": gone}, lines, as_json=as_json)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from shellback.cli.freshness import Freshness
-from shellback.cli.shared import age, json_option, opened, print_json, table
+from shellback.cli.shared import Columns, age, json_option, opened, show, table_lines
 
 if TYPE_CHECKING:
-    from shellback.work.queue.backlog import Backlog
+    from shellback.work.queue.backlog import Backlog, Blocked, Running, Waiting
 
 _REMEDIES = {
     "approval": "`shellback approvals list`",
@@ -39,66 +39,38 @@ def queue(all_hosts: bool, as_json: bool) -> None:
     with opened() as where:
         found = where.database.read_now(backlog.look, None if all_hosts else where.host_id)
         fresh = Freshness(where, (one.host_id for one in (*found.waiting, *found.running, *found.blocked)))
-    if as_json:
-        print_json(asdict(found) | fresh.fact())
-        return
-    _show(found, hosts=all_hosts)
-    for line in fresh.lines():
-        click.echo(line)
+    show(asdict(found) | fresh.fact(), [*_lines(found, hosts=all_hosts), *fresh.lines()], as_json=as_json)
 
 
-def _show(found: Backlog, *, hosts: bool) -> None:
+def _lines(found: Backlog, *, hosts: bool) -> list[str]:
     now = time.time()
-    host = {"host": "HOST"} if hosts else {}
+    host: dict[str, str] = {"HOST": "host_id"} if hosts else {}
     if not (found.waiting or found.running or found.blocked):
-        click.echo("nothing waits, nothing runs, nothing is blocked")
-        return
+        return ["nothing waits, nothing runs, nothing is blocked"]
+    lines = ["nothing waits"]
     if found.waiting:
-        rows = [
-            {"host": w.host_id, "priority": w.priority, "items": w.items, "oldest": age(now - w.oldest)}
-            for w in found.waiting
-        ]
-        table(rows, {"priority": "WAITING", "items": "ITEMS", "oldest": "OLDEST", **host})
-    else:
-        click.echo("nothing waits")
+        waiting: Columns[Waiting] = {
+            "WAITING": "priority",
+            "ITEMS": "items",
+            "OLDEST": lambda one: age(now - one.oldest),
+        }
+        lines = table_lines(found.waiting, waiting | host)
     if found.running:
-        rows = [
-            {
-                "host": r.host_id,
-                "conversation": r.conversation,
-                "type": r.type,
-                "priority": r.priority,
-                "age": age(now - r.started_at),
-                "again": f"{r.executions} executions" if r.executions > 1 else None,
-            }
-            for r in found.running
-        ]
-        click.echo()
-        table(
-            rows,
-            {"conversation": "RUNNING", "type": "ITEM", "priority": "PRIORITY", "age": "FOR", "again": "NOTE", **host},
-        )
+        running: Columns[Running] = {
+            "RUNNING": "conversation",
+            "ITEM": "type",
+            "PRIORITY": "priority",
+            "FOR": lambda one: age(now - one.started_at),
+            "NOTE": lambda one: f"{one.executions} executions" if one.executions > 1 else None,
+        }
+        lines += ["", *table_lines(found.running, running | host)]
     if found.blocked:
-        rows = [
-            {
-                "host": b.host_id,
-                "conversation": b.conversation,
-                "reason": b.reason,
-                "unread": b.unread,
-                "since": None if b.since is None else age(now - b.since),
-                "remedy": _REMEDIES.get(b.reason),
-            }
-            for b in found.blocked
-        ]
-        click.echo()
-        table(
-            rows,
-            {
-                "conversation": "BLOCKED",
-                "reason": "BY",
-                "since": "FOR",
-                "unread": "UNREAD",
-                "remedy": "WHAT TO DO",
-                **host,
-            },
-        )
+        blocked: Columns[Blocked] = {
+            "BLOCKED": "conversation",
+            "BY": "reason",
+            "FOR": lambda one: None if one.since is None else age(now - one.since),
+            "UNREAD": "unread",
+            "WHAT TO DO": lambda one: _REMEDIES.get(one.reason),
+        }
+        lines += ["", *table_lines(found.blocked, blocked | host)]
+    return lines

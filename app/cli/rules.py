@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.completing import conversation_option
+from shellback.cli.options import conversation_option
 from shellback.cli.shared import Refused, json_option, load_settings, me, opened, print_json, stamp, utf8
 from shellback.exec.core.display import shown_line
 

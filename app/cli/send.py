@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from shellback.cli.codes import OF_A_FATE
-from shellback.cli.shared import Refused, columns, json_option, me, opened, print_json, utf8
+from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, me, opened, print_json, utf8
 from shellback.exec.core.display import folded, visible_line
 
 if TYPE_CHECKING:
     from shellback.storage.db import Database
+    from shellback.work.approvals.approvals import Request
     from shellback.work.approvals.sending import Sent
 
 NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shellback worker`"
@@ -54,8 +54,7 @@ def send(
       shellback send -c build --priority low 'Look at the warnings when there is time.'
       git log -3 | shellback send -c review --wait --json -
     """  # noqa: D301
-    from shellback.cli.children import worker_lives
-    from shellback.cli.elsewhere import home_of, waits
+    from shellback.cli.freshness import home_of, waits, worker_lives
     from shellback.wiring import wiring
     from shellback.work.approvals import sending
     from shellback.work.queue.items import Priority
@@ -97,8 +96,6 @@ def send(
 
 
 def _wait(database: Database, sent: Sent, timeout: float, facts: dict[str, Any]) -> int:
-    from shellback.cli.waiting import Waiting
-
     waiting = Waiting(database, sent)
     deadline = time.monotonic() + timeout
     while (fate := waiting.look()) is None:
@@ -147,3 +144,44 @@ def _print(facts: dict[str, Any], *, as_json: bool) -> None:
                 f"{facts['pending_approvals']} call(s) wait for approval; the message is heard after them. "
                 "See `shellback approvals list`, or send with --interrupt."
             )
+
+
+Fate = Literal["answered", "failed", "stopped", "denied", "out_of_budget", "pending_approval", "set_aside"]
+
+
+class Waiting:
+    """Looks where one message is, without being misled by what its conversation was blocked for before it."""
+
+    def __init__(self, database: Database, sent: Sent) -> None:
+        self._database = database
+        self._sent = sent
+        self._aside_before = sent.blocked == "set_aside"
+        self.answer: str | None = None
+        self.requests: list[Request] = []
+
+    def look(self) -> Fate | None:
+        """What became of it; None while it is waiting or being worked on. Sets `answer` or `requests`."""
+        fate: Fate | None = self._database.read_now(self._look)
+        return fate
+
+    def _look(self, conn: Any) -> Fate | None:
+        from shellback.work.approvals import approvals, sending
+
+        heard = sending.heard(conn, self._sent.item_id, self._sent.conversation_id)
+        if heard.answer is not None and heard.outcome is not None:
+            self.answer = heard.answer
+            match heard.outcome:
+                case "stopped":
+                    return "stopped"
+                case "failed":
+                    return "out_of_budget" if heard.out_of_budget else "failed"
+                case _:
+                    return "denied" if heard.denied else "answered"
+        if heard.blocked == "approval":
+            # Decided calls leave it blocked until their turn begins; then nobody is waited for.
+            self.requests = approvals.find(conn, conversation_id=self._sent.conversation_id, state="pending")
+            return "pending_approval" if self.requests else None
+        if heard.blocked == "set_aside":
+            return None if self._aside_before else "set_aside"
+        self._aside_before = False
+        return None

@@ -1,4 +1,4 @@
-"""What commands share: settings, the state directory, output for people and for programs."""
+"""What commands share: exit codes, errors, settings, the state directory, output for people and for programs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,53 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Callable, Generator, Iterable
+from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
-from shellback.cli.codes import CANNOT
 from shellback.cli.output import styled
 from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:
     from shellback.settings import Settings
     from shellback.wiring.wiring import Place
+
+T = TypeVar("T")
+Columns = dict[str, str | Callable[[T], object]]
+"""Of a table, by heading: an attribute of a row, or what a function says of one."""
+
+DONE: Final = 0
+CANNOT: Final = 2
+PENDING: Final = 3
+SET_ASIDE: Final = 4
+FAILED: Final = 5
+STOPPED: Final = 6
+DENIED: Final = 7
+OUT_OF_BUDGET: Final = 8
+INTERRUPTED: Final = 130
+
+MEANING: Final = {
+    DONE: "done, or answered",
+    CANNOT: "cannot be done; the message says why and what to do",
+    PENDING: "a call waits for approval",
+    SET_ASIDE: "the conversation is set aside",
+    FAILED: "the turn failed; the answer says why",
+    STOPPED: "a person stopped the turn",
+    DENIED: "answered, but a call of it was denied, by a person, a rule or in time",
+    OUT_OF_BUDGET: "the turn's requests, tokens or time are used up",
+    INTERRUPTED: "ended by Ctrl-C",
+}
+"""Exit codes: one table, for `--help`, the documents and whoever calls it from a script."""
+OF_A_FATE: Final = {
+    "pending_approval": PENDING,
+    "set_aside": SET_ASIDE,
+    "failed": FAILED,
+    "stopped": STOPPED,
+    "denied": DENIED,
+    "out_of_budget": OUT_OF_BUDGET,
+}
+"""Of what became of a message; all else is 0."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON instead of text.")
 
@@ -139,17 +174,20 @@ def print_json(value: object) -> None:
     click.echo(json_text(value))
 
 
-def table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
-    """Print rows under headings; `columns` maps keys to headings. Values are cut to what a terminal line holds."""
-    for line in table_lines(rows, columns):
+def show(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command has found: `facts` as JSON for a program, else `lines`, which are made only then."""
+    if as_json:
+        print_json(facts)
+        return
+    for line in lines:
         click.echo(line)
 
 
-def table_lines(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> list[str]:
-    """The lines of `table`; the words of a state carry their colour."""
-    shown = [[_cell(row.get(key)) for key in columns] for row in rows]
-    widths = [max([len(head), *(len(cells[i]) for cells in shown)]) for i, head in enumerate(columns.values())]
-    lines = ["  ".join(head.ljust(width) for head, width in zip(columns.values(), widths, strict=True)).rstrip()]
+def table_lines(rows: Iterable[T], columns: Columns[T]) -> list[str]:
+    """Rows under headings, values cut to what a terminal line holds; the words of a state carry their colour."""
+    shown = [[_cell(getattr(row, of) if isinstance(of, str) else of(row)) for of in columns.values()] for row in rows]
+    widths = [max([len(head), *(len(cells[i]) for cells in shown)]) for i, head in enumerate(columns)]
+    lines = ["  ".join(head.ljust(width) for head, width in zip(columns, widths, strict=True)).rstrip()]
     for cells in shown:
         padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
         padded[-1] = padded[-1].rstrip()

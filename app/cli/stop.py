@@ -43,8 +43,7 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
       shellback stop build
       shellback stop build --kill --wait
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.children import worker_lives
-    from shellback.cli.elsewhere import home_of, waits
+    from shellback.cli.freshness import home_of, waits, worker_lives
     from shellback.wiring import wiring
     from shellback.work.turn import stopping
 

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.children import worker_lives
-from shellback.cli.codes import OF_A_FATE, PENDING
-from shellback.cli.elsewhere import home_of, waits
+from shellback.cli.approvals import wanted
+from shellback.cli.events import Events
 from shellback.cli.findings import news, open_line
-from shellback.cli.following import Events
+from shellback.cli.freshness import home_of, waits, worker_lives
 from shellback.cli.line_editor import Line, LineEditor
-from shellback.cli.requests import wanted
-from shellback.cli.shared import Refused, columns
+from shellback.cli.send import Waiting
+from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns
 from shellback.cli.terminal import PROMPT, Interrupts, Keyboard, Lines, Screen
-from shellback.cli.waiting import Waiting
 from shellback.exec.core.display import folded, shown, shown_line
 from shellback.work.approvals import approvals, sending
 from shellback.work.errors import WorkError

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import click
+import sqlalchemy as sa
 
-from shellback.cli import facts as facts_of
 from shellback.cli.children import WorkerChild
 from shellback.cli.shared import Refused
 from shellback.cli.terminal import confirmed
@@ -23,6 +23,7 @@ from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import READ_ONLY, Session
 from shellback.settings import Settings, plain_environment
 from shellback.storage import sessions as session_rows
+from shellback.storage.tables import mailbox, turns
 from shellback.wiring import supervision, wiring
 from shellback.work.approvals import approvals, sending
 from shellback.work.approvals.approvals import Request
@@ -91,7 +92,7 @@ class Tour:
         self._a_wake_past_a_backlog(facts)
         self._two_kills(facts)
         facts["sessions"] = [self._session_facts(session) for session in self._sessions()]
-        facts["items"] = self._read(facts_of.items)
+        facts["items"] = self._read(_items)
         facts["callbacks"] = [item for item in facts["items"] if item["type"] == "EXEC_CALLBACK"]
         facts["checks"]["one callback per background process"] = sorted(
             item["id"] for item in facts["callbacks"]
@@ -141,7 +142,7 @@ class Tour:
         self._approve(self._request("tour"))
         build = self._until("the build runs", lambda: self._session("build.sh", live=True))
         busy = [self._send(f"busy-{n}", CHATTER, Priority.LOW) for n in range(2)]
-        self._until("both slots are busy", lambda: self._read(facts_of.running, busy) == len(busy))
+        self._until("both slots are busy", lambda: self._read(_running, busy) == len(busy))
         low = [self._send(f"low-{n}", "Low, when there is time.", Priority.LOW) for n in range(6)]
         normal = [self._send(f"normal-{n}", "Normal.", Priority.NORMAL) for n in range(2)]
         self._say(f"   session {build.id} runs; 2 turns busy, {len(low)} LOW and {len(normal)} NORMAL items wait")
@@ -151,7 +152,7 @@ class Tour:
         self._say(_quoted("woken", answer))
         self._say(f"   {len(still)} LOW items were still waiting when the wake was answered")
         for item in (*low, *normal):
-            self._until("the backlog is done", lambda item=item: self._read(facts_of.turn, item, ended=True))
+            self._until("the backlog is done", lambda item=item: self._read(_row_of, item, ended=True))
         starts = {item: self._started(item) or 0.0 for item in (wake, *normal, *low)}
         order = sorted(starts, key=starts.__getitem__)
         kinds = ["wake" if item == wake else "normal" if item in normal else "low" for item in order]
@@ -177,7 +178,7 @@ class Tour:
         lives = session.pid is not None and Path(f"/proc/{session.pid}").exists()
         self._hire()
         answer = self._until("the wake is answered", lambda: self._naming("exit code 7"))[0]
-        self._until("nothing is left to say", lambda: self._read(facts_of.at_rest, "tour"))
+        self._until("nothing is left to say", lambda: self._read(_at_rest, "tour"))
         ended = self._read(session_rows.get, session.id)
         end = ended.end if ended else None
         self._say(f"   process {session.pid} lived on: {lives}", _quoted("woken", answer))
@@ -190,7 +191,7 @@ class Tour:
 
     def _naming(self, words: str) -> list[str]:
         """Answers with these words; the turn of the wake gives them, or one that was running when it came."""
-        return [item["answer"] for item in self._read(facts_of.items) if words in (item["answer"] or "")]
+        return [item["answer"] for item in self._read(_items) if words in (item["answer"] or "")]
 
     def _hire(self) -> None:
         worker = WorkerChild(self._where, self._environ)
@@ -227,7 +228,7 @@ class Tour:
 
     def _answer(self, item_id: str, conversation: str = "tour") -> str:
         def look() -> str | None:
-            turn = self._read(facts_of.last_answered, conversation, item_id)
+            turn = self._read(_last_answer, conversation, item_id)
             return str(turn) if turn else None
 
         return self._until("the answer", look)
@@ -236,7 +237,7 @@ class Tour:
         return self._read(session_rows.find)
 
     def _started(self, item_id: str) -> float | None:
-        turn = self._read(facts_of.turn, item_id, ended=False)
+        turn = self._read(_row_of, item_id, ended=False)
         return turn["started_at"] if turn else None
 
     def _session(self, part: str, *, live: bool) -> Session | None:
@@ -304,3 +305,60 @@ def _kill_now(pid: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     finally:
         os.close(pidfd)
+
+
+def _row_of(conn: sa.Connection, turn_id: str, *, ended: bool) -> dict[str, Any] | None:
+    """The row of one work item; None until there is one, or, with `ended`, until it has an outcome."""
+    query = sa.select(turns).where(turns.c.id == turn_id)
+    if ended:
+        query = query.where(turns.c.outcome.is_not(None))
+    row = conn.execute(query).mappings().one_or_none()
+    return None if row is None else dict(row)
+
+
+def _last_answer(conn: sa.Connection, conversation: str, item_id: str) -> str | None:
+    """The answer of the newest turn that ended after the item was put, and is not older than it."""
+    asked = conn.execute(sa.select(turns.c.created_at).where(turns.c.id == item_id)).scalar_one()
+    heard = conn.execute(sa.select(mailbox.c.state).where(mailbox.c.dedupe_key == item_id)).scalar_one()
+    query = (
+        sa.select(turns.c.answer)
+        .where(turns.c.conversation_id == conversation, turns.c.answer.is_not(None), turns.c.ended_at >= asked)
+        .order_by(turns.c.ended_at.desc())
+        .limit(1)
+    )
+    return conn.execute(query).scalar_one_or_none() if heard == "heard" else None
+
+
+def _running(conn: sa.Connection, ids: list[str]) -> int:
+    """How many of these items are being worked on."""
+    query = sa.select(sa.func.count()).where(
+        turns.c.id.in_(ids), turns.c.started_at.is_not(None), turns.c.outcome.is_(None)
+    )
+    return conn.execute(query).scalar_one()
+
+
+def _at_rest(conn: sa.Connection, conversation: str) -> bool:
+    """Whether every item of a conversation has an outcome and all its news has been heard."""
+    mine = turns.c.conversation_id == conversation
+    unread = sa.and_(mailbox.c.conversation_id == conversation, mailbox.c.state != "heard")
+    return not conn.execute(
+        sa.select(sa.or_(sa.exists().where(mine, turns.c.outcome.is_(None)), sa.exists().where(unread)))
+    ).scalar_one()
+
+
+def _items(conn: sa.Connection) -> list[dict[str, Any]]:
+    """Every work item, in the order in which they started."""
+    query = sa.select(turns).order_by(turns.c.started_at)
+    return [
+        {
+            "id": row.id,
+            "type": row.item_type,
+            "priority": row.priority,
+            "conversation": row.conversation_id,
+            "started_at": row.started_at,
+            "ended_at": row.ended_at,
+            "outcome": row.outcome,
+            "answer": row.answer,
+        }
+        for row in conn.execute(query)
+    ]

@@ -6,10 +6,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from shellback.cli.shared import Refused, age, table_lines
+from shellback.cli.shared import Columns, Refused, age, table_lines
 
 if TYPE_CHECKING:
     from shellback.exec.core.model import Session, SessionEnd
@@ -19,9 +18,14 @@ if TYPE_CHECKING:
     from shellback.work.queue.callbacks import CallbackSink
 
 T = TypeVar("T")
-_COLUMNS = {
-    "id": "SESSION", "state": "STATE", "end": "END", "pid": "PID", "age": "AGE", "command": "COMMAND",
-}  # fmt: skip
+_COLUMNS: Columns[Unknown] = {
+    "SESSION": "id",
+    "STATE": "state",
+    "END": lambda one: None if one.end is None else how(one.end),
+    "PID": "pid",
+    "AGE": lambda one: None if one.since is None else age(max(0.0, time.time() - one.since)),
+    "COMMAND": "command",
+}
 
 
 def asked(where: Place, ask: Callable[[SupervisorPort], Awaitable[T]]) -> T:
@@ -56,23 +60,7 @@ def lines(found: Sequence[Unknown]) -> list[str]:
     """The list for people."""
     if not found:
         return ["no unknown processes: the database knows whatever the supervisor has"]
-    return table_lines([_row(one) for one in found], _COLUMNS)
-
-
-def as_facts(found: Sequence[Unknown]) -> list[dict[str, Any]]:
-    """The list for programs."""
-    return [asdict(one) for one in found]
-
-
-def _row(one: Unknown) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "state": one.state,
-        "end": None if one.end is None else how(one.end),
-        "pid": one.pid,
-        "age": None if one.since is None else age(max(0.0, time.time() - one.since)),
-        "command": one.command,
-    }
+    return table_lines(found, _COLUMNS)
 
 
 def how(end: SessionEnd) -> str:

@@ -1,4 +1,4 @@
-"""`shellback worker`."""
+"""`shellback worker`, `workers` and `supervisor`: the programs that run turns and commands."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import logging
 import os
 import signal
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from shellback.cli.children import ON_THE_HOST
-from shellback.cli.shared import Refused, load_settings
-from shellback.cli.workspace import make_default
+from shellback.cli.children import ON_THE_HOST, make_default
+from shellback.cli.shared import Columns, Refused, age, json_option, load_settings, opened, show, stamp, table_lines
 
 if TYPE_CHECKING:
     from shellback.settings import Settings
     from shellback.storage.errors import ExecutorTaken
     from shellback.wiring.choice import Choice
+    from shellback.work.hosts.roster import Employed
     from shellback.work.worker.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -134,3 +135,79 @@ def _stop_at_its_end(stop: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 4096):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
         stop.set()
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Also those that stopped or died.")
+@json_option
+def workers(everything: bool, as_json: bool) -> None:
+    """List workers: who runs turns, where, in which version, and when it was heard of last.
+
+    alive: heard of in the last 15 seconds; silent: not, it hangs or is paused; dead: its process is gone,
+    on Postgres its lock; stopped: it said so. LOST counts the turns that others took over in the last day.
+    Without one that is alive nothing is answered: `shellback worker` starts one.
+
+    \b
+      shellback workers
+      shellback workers --all --json
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.work.hosts import roster
+
+    with opened() as where:
+        found = where.database.read_now(roster.look, where.host_id)
+        lost = where.database.read_now(roster.lost_turns)
+    shown = [one for one in found if everything or one.state in {"alive", "silent"} or one.executor_id in lost]
+    columns: Columns[Employed] = {
+        "EXECUTOR": "executor_id",
+        "HOST": "host_id",
+        "PID": "pid",
+        "STATE": "state",
+        "LOST": lambda one: lost.get(one.executor_id),
+        "HEARD OF": lambda one: age(one.quiet_s) + " ago",
+        "STARTED": lambda one: stamp(one.started_at),
+        "VERSION": "version",
+    }
+    none = "no workers" if everything else "no worker runs: `shellback worker` starts one (--all shows past ones)"
+    facts = [{**asdict(one), "turns_taken_over": lost.get(one.executor_id, 0)} for one in shown]
+    show(facts, table_lines(shown, columns) if shown else [none], as_json=as_json)
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Only say whether one answers: exit code 0, or 2.")
+def supervisor(check: bool) -> None:
+    """Run the commands of agents, in the foreground, for workers with SUPERVISOR=external.
+
+    Commands are children of this process and go on whatever happens to workers. It does not end by
+    idleness. SIGTERM or Ctrl-C ends the commands, keeps how each one ended for the next worker, and goes;
+    SIGHUP lets it go as soon as no command runs, so that whatever watches over it starts the version that
+    is installed by then.
+
+    It needs SHELLBACK_HOME and nothing else: no database, no key.
+
+    \b
+      shellback supervisor &
+      SUPERVISOR=external ENABLE_EXECUTE=true shellback worker
+    """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.exec.link import launch
+    from shellback.storage.host import ensure_home
+
+    settings = load_settings()
+    if check:
+        asyncio.run(_check(settings))
+        return
+    crash = settings.shellback_crash_points
+    launch.become_service(ensure_home(settings.shellback_home), str(crash) if crash else None)
+
+
+async def _check(settings: Settings) -> None:
+    from shellback.exec.core.errors import SupervisorAbsent
+    from shellback.wiring import supervision
+
+    client = supervision.supervisor_client(settings, spawn=False)
+    try:
+        hello = await client.connect()
+    except SupervisorAbsent as error:
+        raise Refused(f"{error}: start it with `shellback supervisor`") from None
+    finally:
+        await client.close()
+    click.echo(f"one answers: pid {hello['pid']} (of its own namespace), {hello['live']} live session(s)")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.completing import workspace_names
 from shellback.cli.freshness import Freshness
-from shellback.cli.shared import Refused, age, json_option, opened, print_json, stamp, table
+from shellback.cli.options import workspace_names
+from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, stamp, table_lines
 from shellback.cli.terminal import confirmed
 from shellback.cli.unknown import how
 from shellback.exec.core.display import visible_line
@@ -22,14 +22,6 @@ if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
 
 SHOWN: Final = 50
-_COLUMNS: Final = {
-    "name": "WORKSPACE",
-    "scope": "CONVERSATION",
-    "profile": "PROFILE",
-    "state": "STATE",
-    "used": "USED",
-    "image": "IMAGE",
-}
 
 all_option = click.option("--all", "everything", is_flag=True, help="Also those that are gone already.")
 
@@ -71,33 +63,29 @@ def _list(*, everything: bool, as_json: bool) -> None:
         found = where.database.read_now(rows.find, live=None if everything else True)
         here = where.host_id
         fresh = Freshness(where, (one.host_id for one in found))
-    if as_json:
-        print_json([{**asdict(one), **fresh.fact(one.host_id)} for one in found])
-        return
-    if not found:
-        click.echo("no workspaces: with BACKEND=podman a conversation has one from its first command on")
-        return
     now = time.time()
-    shown = [
-        {
-            **asdict(one),
-            "used": f"{age(now - one.last_used_at)} ago",
-            "host": None if one.host_id == here else one.host_id,
-        }
-        for one in found
-    ]
-    table(shown, {**_COLUMNS, **({"host": "HOST"} if any(one["host"] for one in shown) else {})})
-    for line in fresh.lines():
-        click.echo(line)
+    columns: Columns[PodmanWorkspace] = {
+        "WORKSPACE": "name",
+        "CONVERSATION": "scope",
+        "PROFILE": "profile",
+        "STATE": "state",
+        "USED": lambda one: f"{age(now - one.last_used_at)} ago",
+        "IMAGE": "image",
+    }
+    if any(one.host_id != here for one in found):
+        columns["HOST"] = lambda one: None if one.host_id == here else one.host_id
+    none = ["no workspaces: with BACKEND=podman a conversation has one from its first command on"]
+    lines = [*table_lines(found, columns), *fresh.lines()] if found else none
+    show([{**asdict(one), **fresh.fact(one.host_id)} for one in found], lines, as_json=as_json)
 
 
-@workspaces.command()
+@workspaces.command("show")
 @click.argument("name", shell_complete=workspace_names)
 @click.option(
     "--last", "-n", type=click.IntRange(1, 10_000), default=SHOWN, show_default=True, help="How many of each."
 )
 @json_option
-def show(name: str, last: int, as_json: bool) -> None:
+def show_(name: str, last: int, as_json: bool) -> None:
     """Show a container with what tools changed in its workspace: files written, edited and removed, Python evaluated.
 
     NAME is that of the container, the beginning of it, or the conversation's. Of the environment only names are kept.
@@ -107,16 +95,8 @@ def show(name: str, last: int, as_json: bool) -> None:
         found = _found(where, name)
         fresh = Freshness(where, (one.host_id for one in found))
         facts = [_facts(where, one, last) | fresh.fact(one.host_id) for one in found]
-    if as_json:
-        print_json(facts[0] if len(facts) == 1 else facts)
-        return
-    for number, one in enumerate(facts):
-        if number:
-            click.echo()
-        for line in _lines(one):
-            click.echo(visible_line(line))
-    for line in fresh.lines():
-        click.echo(line)
+    blocks = ["\n".join(map(visible_line, _lines(one))) for one in facts]
+    show(facts[0] if len(facts) == 1 else facts, ["\n\n".join(blocks), *fresh.lines()], as_json=as_json)
 
 
 @workspaces.command()
@@ -142,12 +122,11 @@ def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool, as_json: b
         if not yes and not confirmed(_question(wanted, overlay=overlay)):
             raise Refused("nothing was removed")
         done = asyncio.run(_removed(where, wanted, overlay=overlay))
-    if as_json:
-        print_json(done)
-        return
+    lines: list[str] = []
     for one in done:
         files = "its files too" if one["overlay_removed"] else f"its files stay: {one['overlay_path']}"
-        click.echo(visible_line(f"{one['name']} {'removed' if one['was_there'] else 'was gone already'}; {files}"))
+        lines.append(visible_line(f"{one['name']} {'removed' if one['was_there'] else 'was gone already'}; {files}"))
+    show(done, lines, as_json=as_json)
 
 
 def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspace]:

@@ -19,7 +19,8 @@ import sqlalchemy as sa
 import yaml
 
 from shellback.checks import Check, all_checks, live_checks
-from shellback.cli.children import WorkerChild, worker_lives
+from shellback.cli.children import WorkerChild
+from shellback.cli.freshness import worker_lives
 from shellback.exec.link import launch
 from shellback.settings import Settings, plain_environment
 from shellback.storage.host import process_space

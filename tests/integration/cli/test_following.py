@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import sqlalchemy as sa
 
-from shellback.cli import following
-from shellback.cli.following import Events, Tail
+from shellback.cli import events
+from shellback.cli.events import Events, Tail
 from shellback.storage.db import Database
 from shellback.work.queue import stream
 
@@ -50,7 +50,7 @@ def test_an_event_whose_transaction_takes_longer_than_that_of_a_later_one_is_tol
 
 
 def test_a_long_backlog_is_told_once_and_in_order(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "PAGE", 3)
+    monkeypatch.setattr(events, "PAGE", 3)
     tail = Tail(cast("Any", Where(database)), None, 0)
     for round_ in range(3):
         said = [f"{round_}.{number}" for number in range(7)]

@@ -12,7 +12,7 @@ from pydantic_ai import Agent, FunctionToolset, capture_run_messages
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from shellback.cli.waiting import Waiting
+from shellback.cli.send import Waiting
 from shellback.storage.db import Database
 from shellback.storage.tables import conversations
 from shellback.storage.tables import notices as told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -14,8 +15,8 @@ from shellback.cli import events, output
 from shellback.cli.events import KINDS
 from shellback.cli.logs import OfTerminal
 from shellback.cli.main import COMMANDS, SECTIONS
-from shellback.cli.moments import MOMENT
-from shellback.cli.shared import print_json, table_lines
+from shellback.cli.options import Moment
+from shellback.cli.shared import Columns, print_json, table_lines
 from shellback.cli.transcripts import lines_of
 from shellback.exec.reports.blocks import MARK
 from shellback.work.queue import stream
@@ -27,21 +28,21 @@ from shellback.work.turn.prompt import contents_of
     ("text", "ago"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("3d", 3 * 86400), ("0s", 0)]
 )
 def test_a_duration_is_counted_back_from_now(text: str, ago: float) -> None:
-    assert MOMENT.convert(text, None, None) == pytest.approx(time.time() - ago, abs=5)
+    assert Moment().convert(text, None, None) == pytest.approx(time.time() - ago, abs=5)
 
 
 def test_a_time_is_taken_as_it_is_with_its_zone_or_as_one_of_here() -> None:
     moment = datetime(2026, 3, 1, 12, 30, tzinfo=UTC).timestamp()
-    assert MOMENT.convert("2026-03-01T12:30Z", None, None) == moment
-    assert MOMENT.convert("2026-03-01 13:30+01:00", None, None) == moment
+    assert Moment().convert("2026-03-01T12:30Z", None, None) == moment
+    assert Moment().convert("2026-03-01 13:30+01:00", None, None) == moment
     here = datetime(2026, 3, 1, 12, 30).astimezone().timestamp()
-    assert MOMENT.convert("2026-03-01T12:30", None, None) == here
+    assert Moment().convert("2026-03-01T12:30", None, None) == here
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5m", "5w", "1e9", "2026-13-01", "99999999999d"])
 def test_what_is_neither_is_refused_with_both_forms(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"90s, 10m, 2h, 3d.*2026-"):
-        MOMENT.convert(text, None, None)
+        Moment().convert(text, None, None)
 
 
 def test_every_command_is_in_one_section_of_the_help() -> None:
@@ -58,12 +59,13 @@ def test_states_have_their_colour_and_columns_stay_in_line(monkeypatch: pytest.M
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     rows: list[dict[str, Any]] = [{"s": "running", "x": 1}, {"s": "lost", "x": "\x1b[31m"}]
-    lines = table_lines(rows, {"s": "STATE", "x": "X"})
+    columns: Columns[dict[str, Any]] = {"STATE": itemgetter("s"), "X": itemgetter("x")}
+    lines = table_lines(rows, columns)
     assert lines[1] == "\x1b[32mrunning\x1b[0m  1"
     assert lines[2].startswith("\x1b[31mlost   \x1b[0m  ")
     assert "\\x1b[31m" in lines[2]
     monkeypatch.setenv("NO_COLOR", "1")
-    assert table_lines(rows, {"s": "STATE", "x": "X"})[1] == "running  1"
+    assert table_lines(rows, columns)[1] == "running  1"
 
 
 def test_a_message_is_shown_without_instructions_its_calls_whole_and_nothing_drives_the_terminal() -> None:

@@ -1,10 +1,16 @@
-"""Names for the shell to complete: bounded in number and time, and silent whatever happens."""
+"""What options and arguments share: moments, and names for the shell to complete.
+
+Names are bounded in number and time, and looking for them is silent whatever happens.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
+import time
 from collections.abc import Callable, Generator
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,6 +22,31 @@ if TYPE_CHECKING:
 
 PATIENCE_S: Final = 2.0
 NAMES: Final = 100
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)([smhd])?")
+
+
+class Moment(click.ParamType[float]):
+    """A duration before now, or a time; seconds of the wall clock come out."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The moment that `value` names."""
+        if isinstance(value, float):
+            return value
+        text = str(value).strip()
+        if found := _DURATION.fullmatch(text):
+            return time.time() - float(found[1]) * _UNITS[found[2] or "s"]
+        try:
+            return datetime.fromisoformat(text).astimezone().timestamp()
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{text!r} is neither a duration (90s, 10m, 2h, 3d) nor a time (2026-11-21T10:00)", param, ctx)
+
+
+def since_option(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """`--since`, a moment; `text` is its help."""
+    return click.option("--since", type=Moment(), metavar="DURATION|TIME", help=f"{text}: 90s, 10m, 2h, or a time.")
 
 
 def conversation_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
