@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, cast
 
-from shellback.exec.core.owners import alterable
+from shellback.exec.core.runner import alterable
 from shellback.setting import Problem, SettingsError, default_home
 
 DOTENV: Final = ".env"

@@ -14,7 +14,8 @@ from benchmarks.harness import Bench, Figure, Options, Reading, alternate, ms
 from benchmarks.rig import ground
 from shellback.exec.backends.protected import Protected
 from shellback.exec.core.runner import EXEC_UID
-from shellback.exec.files import Files, Protection
+from shellback.exec.files.files import Files
+from shellback.exec.files.protection import Protection
 
 TWICE: Final = 2.0
 SIZE: Final = 64 * 1024

@@ -23,7 +23,7 @@ from shellback.exec.core.errors import (
     TaskCompleted,
 )
 from shellback.exec.core.model import WindowSize
-from shellback.exec.terminals.passing import Passing
+from shellback.exec.terminals.attaching import Passing
 
 if TYPE_CHECKING:
     from shellback.exec.core.model import SessionEnd

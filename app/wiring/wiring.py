@@ -239,8 +239,8 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:  # noqa: PLR091
     from shellback.exec.engine.engine import Engine
     from shellback.exec.persistent import PersistentShells
     from shellback.exec.reports.callback_text import callback_payload
+    from shellback.exec.shell.workspaces.authority import files_of
     from shellback.exec.shell.workspaces.capability import WorkspaceCapability
-    from shellback.exec.shell.workspaces.files import files_of
     from shellback.exec.tools.capability import ExecCapability
     from shellback.exec.tools.toolset import ExecTools
     from shellback.storage.executor_lock import hold_executor

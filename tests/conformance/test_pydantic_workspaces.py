@@ -16,8 +16,8 @@ from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 
 from shellback.exec.engine.engine import Engine
 from shellback.exec.shell.permit import ByOperator
-from shellback.exec.shell.workspaces.backend import ShellbackWorkspace, workspace_id
-from shellback.exec.shell.workspaces.files import files_of
+from shellback.exec.shell.workspaces.authority import files_of
+from shellback.exec.shell.workspaces.capability import ShellbackWorkspace, workspace_id
 from tests import execs, images, pods, sandboxes
 
 # Of the module, so that the tests of a backend share an engine.

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.core.owners import alterable
-from shellback.exec.core.runner import EXEC_UID
+from shellback.exec.core.runner import EXEC_UID, alterable
 from shellback.orders import known_workspaces, note_workspace
 from shellback.settings import Settings, SettingsError
 from tests.databases import unavailable

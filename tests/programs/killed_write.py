@@ -14,6 +14,7 @@ from typing import Any
 from shellback.exec.core.sight import regular
 from shellback.exec.core.sight.place import Root
 from shellback.exec.files import contents
+from shellback.exec.wire import linux
 
 OLD, NEW = b"old" * 20_000, b"new" * 30_000
 WATCHED = ("open", "write", "fsync", "close", "fchmod", "fchown", "rename", "link", "unlink")
@@ -52,7 +53,7 @@ def killed(root: Root, mode: contents.Mode, moment: int) -> bool:
     child = os.fork()
     if child == 0:
         killing = Killing(moment)
-        contents.os = regular.os = killing
+        contents.os = regular.os = linux.os = killing
         with root.place("f") as place:
             contents.replace(place, NEW, mode)
         if moment == 10**6:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from shellback.exec.core.errors import BackendUnavailable
-from shellback.exec.core.last_acts import at_the_end
-from shellback.exec.core.owners import alterable
+from shellback.exec.core.runner import alterable
+from shellback.exec.core.threads import at_the_end
 
 HOMES: Final = "homes"
 """Below the state directory."""

@@ -96,11 +96,9 @@ class MemoryFindings(FindingSink):
         self.all: dict[str, Finding] = {}
 
     async def found(self, findings: Sequence[Finding]) -> Sequence[Finding]:
-        """See `FindingSink.found`."""
         new = [one for one in findings if one.id not in self.all]
         self.all |= {one.id: one for one in new}
         return new
 
     async def of(self, session_id: str) -> Sequence[Finding]:
-        """See `FindingSink.of`."""
         return [one for one in self.all.values() if one.session_id == session_id]

@@ -1,11 +1,13 @@
-"""Threads in which files are handled as the user whom commands run as, so that the kernel decides what is allowed."""
+"""Threads in which files are handled as the user whom commands run as, so that the kernel decides; and last acts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -267,3 +269,19 @@ def _capabilities() -> int:
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     raise OSError("the kernel does not say what this thread may do")
+
+
+def at_the_end(owner: object, act: Callable[..., object], *args: object) -> weakref.finalize[[], Any]:
+    """Have `act(*args)` called when `owner` has gone or the interpreter ends; not by a process that is forked from it.
+
+    What a forked process has is a copy: what it names is still in use. Any thread may collect what has gone, one that
+    handles files as another user too: `act` handles them as the process does.
+    """
+    pid = os.getpid()
+
+    def acted() -> None:
+        if os.getpid() == pid:
+            with linux.own_file_identity():
+                act(*args)
+
+    return weakref.finalize(owner, acted)

@@ -1,4 +1,4 @@
-"""Reading and writing one file whose place was found. Blocks; nothing else is opened than a regular file."""
+"""Reading, writing and removing what stands at a place that was found. Blocks; no file is opened but a regular one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Generator
+import time
 from typing import Final, Literal
 
+from shellback.exec.core.errors import ExecError
 from shellback.exec.core.sight.place import Place
-from shellback.exec.core.sight.regular import made, opened, regular
-from shellback.exec.files.errors import FileTooLarge
+from shellback.exec.core.sight.regular import closing, made, opened, regular
+from shellback.exec.wire import linux
 
 READ_MOST: Final = 64 * 1024 * 1024
 _LEAST: Final = 4096
@@ -23,12 +24,20 @@ NOTHING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAM
 Mode = Literal["overwrite", "create", "append"]
 
 
+class FileTooLarge(ExecError, OSError):
+    """Raised when more would have to be read than is ever read at once; `size` and `limit` in bytes or entries."""
+
+    def __init__(self, path: str, size: int, limit: int, remedy: str) -> None:
+        super().__init__(errno.EFBIG, f"{size} of at most {limit}; {remedy}", path)
+        self.size = size
+        self.limit = limit
+
+
 class OwnerLost(PermissionError):
     """Raised when a new file could not have the owner and group of the one whose place it was to take."""
 
 
-@contextlib.contextmanager
-def reading(place: Place) -> Generator[int]:
+def reading(place: Place) -> contextlib.AbstractContextManager[int]:
     """A descriptor to read the file at `place`.
 
     Raises:
@@ -36,11 +45,7 @@ def reading(place: Place) -> Generator[int]:
         OSError: As `opened`.
     """
     place.there  # noqa: B018 - raises where nothing is
-    descriptor = opened(place.name, place.directory)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return closing(opened(place.name, place.directory))
 
 
 def read(place: Place, descriptor: int, offset: int = 0, limit: int | None = None) -> bytes:
@@ -73,25 +78,18 @@ def read_all(place: Place) -> bytes:
         return read(place, descriptor)
 
 
-@contextlib.contextmanager
-def looked_at(place: Place) -> Generator[int | None]:
+def looked_at(place: Place) -> contextlib.AbstractContextManager[int | None]:
     """A descriptor of what stands at `place`, None for nothing; of what is no file and no directory, one of its name.
 
     Raises:
         OSError: It may not be read.
     """
     if place.status is None:
-        yield None
-        return
+        return contextlib.nullcontext()
     if stat.S_ISREG(place.status.st_mode):
-        descriptor = opened(place.name, place.directory)
-    else:
-        flags = os.O_RDONLY | os.O_DIRECTORY if stat.S_ISDIR(place.status.st_mode) else os.O_PATH
-        descriptor = os.open(place.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.directory)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        return closing(opened(place.name, place.directory))
+    flags = os.O_RDONLY | os.O_DIRECTORY if stat.S_ISDIR(place.status.st_mode) else os.O_PATH
+    return closing(os.open(place.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.directory))
 
 
 def _too_large(place: Place, size: int) -> FileTooLarge:
@@ -112,13 +110,11 @@ def write(place: Place, data: bytes, mode: Mode) -> int:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     else:
         descriptor = opened(place.name, place.directory, flags)
-    try:
+    with closing(descriptor):
         if mode == "overwrite" and place.status is not None:
             os.ftruncate(descriptor, 0)
-        _all(descriptor, data)
+        linux.write_all(descriptor, data)
         return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
 
 
 def make(place: Place) -> bool:
@@ -154,21 +150,16 @@ def replace(place: Place, data: bytes, mode: Mode) -> int:
     if place.status is not None:
         if mode == "create":
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        old = opened(place.name, place.directory, os.O_WRONLY)  # whether it may be written is the kernel's to say
-        try:
+        with closing(opened(place.name, place.directory, os.O_WRONLY)) as old:  # the kernel says whether it may be
             kept = os.fstat(old)
-        finally:
-            os.close(old)
     name = f".shellback-{secrets.token_hex(8)}.tmp"
     descriptor = made(name, place.directory, os.O_WRONLY | os.O_EXCL)
     try:
-        try:
+        with closing(descriptor):
             if kept is not None:
                 _like(descriptor, kept)
-            _all(descriptor, data)
+            linux.write_all(descriptor, data)
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         if mode == "create":
             os.link(name, place.name, src_dir_fd=place.directory, dst_dir_fd=place.directory, follow_symlinks=False)
             os.unlink(name, dir_fd=place.directory)
@@ -196,19 +187,84 @@ def _like(descriptor: int, kept: os.stat_result) -> None:
     os.fchmod(descriptor, stat.S_IMODE(kept.st_mode))
 
 
-def _all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 def _settle(place: Place) -> None:
     """Put the directory itself on disk; one that may not be read can still be written, and is left to the kernel."""
     try:
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.directory)
     except PermissionError:
         return
-    try:
+    with closing(directory):
         os.fsync(directory)
+
+
+SECONDS: Final = 120.0
+"""Of one removal: a command may fill a directory faster than it is emptied."""
+
+_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def remove(place: Place, *, recursive: bool) -> int:
+    """Take away what stands at `place`, a symlink itself; returns how many names that were.
+
+    Raises:
+        FileNotFoundError: Nothing stands there.
+        OSError: It may not be removed, or it is a directory with something in it and not `recursive`. What of a
+            directory was removed by then stays removed.
+    """
+    if not stat.S_ISDIR(place.there.st_mode):
+        os.unlink(place.name, dir_fd=place.directory)
+        return 1
+    removed = 0
+    if recursive:
+        removed = _emptied(place)
+    os.rmdir(place.name, dir_fd=place.directory)
+    return removed + 1
+
+
+def _emptied(place: Place) -> int:
+    # Two descriptors at any depth: the way back is `..`, which has to be the directory that we came from.
+    removed = 0
+    ends = time.monotonic() + SECONDS
+    here = os.open(place.name, _OPEN, dir_fd=place.directory)
+    way: list[tuple[str, tuple[int, int]]] = []
+    try:
+        while True:
+            if time.monotonic() > ends:
+                raise OSError(errno.ETIMEDOUT, f"not removed as a whole within {SECONDS:g} s")
+            below, count = _files_removed(here)
+            removed += count
+            if below is not None:
+                status = os.fstat(here)
+                inner = os.open(below, _OPEN, dir_fd=here)
+                os.close(here)
+                here = inner
+                way.append((below, (status.st_dev, status.st_ino)))
+            elif way:
+                name, identity = way.pop()
+                outer = os.open("..", _OPEN, dir_fd=here)
+                os.close(here)
+                here = outer
+                status = os.fstat(here)
+                if (status.st_dev, status.st_ino) != identity:
+                    raise OSError(errno.EAGAIN, "a directory was moved away while it was removed; look, and try again")
+                os.rmdir(name, dir_fd=here)
+                removed += 1
+            else:
+                return removed
     finally:
-        os.close(directory)
+        os.close(here)
+
+
+def _files_removed(directory: int) -> tuple[str | None, int]:
+    """Remove all in it that is no directory; a directory that is left, and how many names are gone."""
+    removed = 0
+    with os.scandir(directory) as entries:
+        for found in entries:
+            if found.is_dir(follow_symlinks=False):
+                return found.name, removed
+            try:
+                os.unlink(found.name, dir_fd=directory)
+            except FileNotFoundError:
+                continue
+            removed += 1
+    return None, removed

@@ -1,15 +1,22 @@
-"""What is known of a name in a directory."""
+"""What is known of names in a directory, and finding them. Blocks, for a bounded time."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import itertools
 import os
 import stat
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, NamedTuple
 
+from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.sight.place import Place, Root
+from shellback.exec.core.sight.regular import closing
 from shellback.exec.files import scan
-from shellback.exec.files.errors import FileTooLarge
+from shellback.exec.files.contents import FileTooLarge
+from shellback.exec.files.scan import Pattern, Scan, alternatives, split
 
 LIST_MOST: Final = 100_000
 
@@ -71,23 +78,98 @@ def listed(root: Root, path: str, place: Place) -> list[Entry]:
     """
     place.there  # noqa: B018 - raises where nothing is
     base = root.asked(path, place.names).rstrip("/")
-    directory = scan.opened(place.name, place.directory)
-    try:
+    made: list[Entry] = []
+    with closing(scan.opened(place.name, place.directory)) as directory:
         with os.scandir(directory) as found:
-            names = sorted(itertools.islice(found, LIST_MOST + 1), key=_name)
+            names = sorted(itertools.islice(found, LIST_MOST + 1), key=attrgetter("name"))
         if len(names) > LIST_MOST:
             raise FileTooLarge(path, len(names), LIST_MOST, "find what is meant by a pattern")
-        made: list[Entry] = []
         for one in names:
-            try:
-                status = one.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            made.append(entry(root, one.name, f"{base}/{one.name}", status))
-        return made
-    finally:
-        os.close(directory)
+            with contextlib.suppress(FileNotFoundError):  # gone since
+                made.append(entry(root, one.name, f"{base}/{one.name}", one.stat(follow_symlinks=False)))
+    return made
 
 
-def _name(found: os.DirEntry[str]) -> str:
-    return found.name
+FOUND_MOST: Final = 1000
+SECONDS_MOST: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Files and directories that match a pattern, sorted by path."""
+
+    entries: tuple[Entry, ...]
+    stopped: str
+    """Why there may be more; "" where this is all."""
+    skipped: tuple[str, ...]
+    """Directories that were not searched, below where the search began; the first of them."""
+
+
+class Glob:
+    """One search for names that match `pattern`, beginning in `path`.
+
+    Raises:
+        InvalidCommand: The pattern or a bound is not acceptable.
+    """
+
+    def __init__(self, root: Root, pattern: str, path: str, limit: int, seconds: float) -> None:
+        bounded(limit, FOUND_MOST, seconds)
+        self._root = root
+        self._limit = limit
+        self._path = path
+        self._heads: dict[str, list[str]] = {}
+        for one in alternatives(pattern):
+            head, rest = split(one)
+            self._heads.setdefault(head, []).append(rest)
+        self._scan = Scan(seconds)
+
+    def stop(self) -> None:
+        """Come to an end soon."""
+        self._scan.cancelled = True
+
+    def run(self) -> Found:
+        """Search.
+
+        Raises:
+            InvalidCommand, PathOutsideSandbox, WorkspaceUnusable: As `Root.place`.
+            OSError: `path` is no directory, or may not be read.
+        """
+        with self._root.place(self._path) as place:
+            if not stat.S_ISDIR(place.there.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        found: dict[str, Entry] = {}
+        for head, patterns in self._heads.items():
+            where = head if head[:1] == "/" else f"{self._path}/{head}"
+            with contextlib.ExitStack() as stack:
+                try:
+                    place = stack.enter_context(self._root.place(where))
+                    directory = stack.enter_context(closing(scan.opened(place.name, place.directory)))
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                self._search(directory, self._root.shown(place.names), Pattern(patterns), found)
+        return Found(
+            entries=tuple(found[path] for path in sorted(found)),
+            stopped=self._scan.stopped,
+            skipped=tuple(self._scan.skipped),
+        )
+
+    def _search(self, directory: int, base: str, pattern: Pattern, found: dict[str, Entry]) -> None:
+        for path, name, _ in self._scan.entries(directory, pattern.start, pattern.step):
+            if len(found) == self._limit:
+                self._scan.stopped = f"stopped after {self._limit} matches; give a narrower pattern"
+                return
+            full = f"{base.rstrip('/')}/{path}"
+            with contextlib.suppress(OSError):  # gone since
+                found[full] = entry(self._root, name.name, full, name.stat(follow_symlinks=False))
+
+
+def bounded(limit: int, most: int, seconds: float) -> None:
+    """Pass for bounds of a search that can be kept.
+
+    Raises:
+        InvalidCommand: They cannot.
+    """
+    if not 1 <= limit <= most:
+        raise InvalidCommand(f"limit is {limit}; it can be 1 to {most}")
+    if not 0 < seconds <= SECONDS_MOST:
+        raise InvalidCommand(f"seconds is {seconds}; it can be up to {SECONDS_MOST:g}")

@@ -13,11 +13,10 @@ from typing import Final, TypeVar
 from shellback.exec.core.errors import CommandDenied, ExecError, InvalidCommand
 from shellback.exec.core.sight.place import Names, Place, Root
 from shellback.exec.core.threads import CHECK_S, FileThreads, Threads
-from shellback.exec.files import contents, removal
+from shellback.exec.files import contents
 from shellback.exec.files.contents import READ_MOST, Mode
-from shellback.exec.files.entries import Entry, entry_of, listed
+from shellback.exec.files.entries import Entry, Found, Glob, entry_of, listed
 from shellback.exec.files.grep import Grep, Hits
-from shellback.exec.files.search import Found, Glob
 from shellback.exec.files.text import Edited, Text, lines_of, replaced
 
 TEXT_MOST: Final = 262_144
@@ -379,7 +378,7 @@ class Files:
                 self._permit(place.names)
                 with self._locks.held(place.names):
                     self._check(place, check)
-                    return removal.remove(place, recursive=recursive)
+                    return contents.remove(place, recursive=recursive)
         return self._remove(self._root.shown(place.names), recursive, check)
 
 

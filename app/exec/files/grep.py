@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.sight.place import Root
-from shellback.exec.files.search import bounded
+from shellback.exec.files.entries import bounded
 
 HITS_MOST: Final = 1000
 PATTERN_MOST: Final = 1000

@@ -16,15 +16,14 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.sight.place import Root, held
-from shellback.exec.core.sight.regular import opened
+from shellback.exec.core.sight.regular import closing, opened
 from shellback.exec.files import scan
-from shellback.exec.files.patterns import Pattern, State, alternatives
-from shellback.exec.files.scan import Scan
+from shellback.exec.files.scan import Pattern, Scan, State, alternatives
 
 FILE_MOST: Final = 16 * 1024 * 1024
 FILE_S: Final = 1.0
@@ -99,11 +98,8 @@ class _Search:
         with self._root.place(self._path) as place:
             base = self._root.shown(place.names)
             if stat.S_ISDIR(place.there.st_mode):
-                directory = scan.opened(place.name, place.directory)
-                try:
+                with closing(scan.opened(place.name, place.directory)) as directory:
                     self._tree(directory, base.rstrip("/") + "/")
-                finally:
-                    os.close(directory)
             else:
                 self._take(place.name, place.directory, base)
         self._search()
@@ -119,23 +115,12 @@ class _Search:
         }
 
     def _tree(self, directory: int, base: str) -> None:
-        into, start = self._into()
+        into, start = (_all, frozenset[State]()) if self._names is None else (self._names.step, self._names.start)
         for path, found, at in self._scan.entries(directory, start, into):
             if found.is_file(follow_symlinks=False):
                 self._take(found.name, at, base + path)
                 if self._scan.over():
                     return
-
-    def _into(self) -> tuple[Callable[[frozenset[State], str], tuple[bool, frozenset[State] | None]], frozenset[State]]:
-        names = self._names
-        if names is None:
-            return lambda states, _: (True, states), frozenset()
-
-        def into(states: frozenset[State], name: str) -> tuple[bool, frozenset[State] | None]:
-            matched, below = names.step(states, name)
-            return matched, below or None
-
-        return into, names.start
 
     def _take(self, name: str, directory: int, path: str) -> None:
         try:
@@ -154,12 +139,10 @@ class _Search:
             sys.stdout.flush()
             refused = json.loads(sys.stdin.readline())
         for (path, descriptor), no in zip(held, refused, strict=True):
-            try:
+            with closing(descriptor):
                 self._withheld += no
                 if not no and not self._scan.over():
                     self._one(descriptor, path)
-            finally:
-                os.close(descriptor)
 
     def _one(self, descriptor: int, path: str) -> None:
         try:
@@ -208,6 +191,10 @@ class _Search:
                 begin = max(0, match.start() - _BEFORE) if len(line) > SHOWN else 0
                 text = line[begin : begin + SHOWN]
                 yield number, text, len(text) < len(line)
+
+
+def _all(states: frozenset[State], _: str) -> tuple[bool, frozenset[State]]:
+    return True, states
 
 
 def _anywhere(glob: str) -> list[str]:

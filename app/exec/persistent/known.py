@@ -11,11 +11,9 @@ from shellback.exec.core.model import Session
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.log.output import OutputLog
-from shellback.exec.persistent.course import Outcome, look_at
-from shellback.exec.persistent.marks import ended
+from shellback.exec.persistent.exchange import Outcome, look_at, prompts, reads_commands, ready, rests, runs
+from shellback.exec.persistent.marks import Reader, ended, last_mark
 from shellback.exec.persistent.payload import Frame
-from shellback.exec.persistent.readiness import prompts, reads_commands, ready, rests, runs
-from shellback.exec.persistent.reading import Reader, last_mark
 
 _BUSY_S: Final = 1.0
 """How long a shell is given to prompt that has just been seen to do something else."""

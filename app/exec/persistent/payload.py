@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shellback.exec.persistent.quoting import quoted
+from shellback.exec.persistent.marks import quoted
 from shellback.exec.policy.classify.grammar import unfinished
 
 END: Final = b"\x01"

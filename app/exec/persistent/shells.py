@@ -12,22 +12,22 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.core.errors import BackendUnavailable, ExecError, InputUnknown, InvalidCommand, TaskCompleted
 from shellback.exec.core.identity import call_key
+from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import SHELL, CallKey, CallOrigin, CommandSpec, EndedBy, Session, SessionId, WindowSize
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Listed, Sessions
 from shellback.exec.persistent import telling
-from shellback.exec.persistent.command import PROMPT, check_line
-from shellback.exec.persistent.course import Outcome
-from shellback.exec.persistent.exchange import Exchange
+from shellback.exec.persistent.exchange import Exchange, Outcome, ShellBusy
 from shellback.exec.persistent.known import Known
-from shellback.exec.persistent.marks import Names
+from shellback.exec.persistent.marks import Names, before_unfinished
 from shellback.exec.persistent.payload import Bounds
-from shellback.exec.persistent.reading import before_unfinished
-from shellback.exec.persistent.results import Executed, Read, ShellBusy, Started
+from shellback.exec.persistent.telling import Executed, Read, Started
+from shellback.exec.policy.commands import check_command, command_spec
 from shellback.exec.policy.policy import Grant
 from shellback.exec.wire.crashpoints import reach
 
@@ -368,3 +368,45 @@ class Expiry:
         except ExecError as error:
             log.warning("shell %s, idle for too long, could not be ended and is tried again: %s", session_id, error)
             self.watch(session_id, _AGAIN_S)
+
+
+SHELL_COMMAND: Final = "exec bash --noprofile --norc --noediting -i"
+"""Bash without start-up files and without an editor of its own for lines: what is typed arrives as it is."""
+ROWS, COLS = 24, 80
+TIMEOUT_MIN_S: Final = 0.1
+TIMEOUT_MAX_S: Final = 300.0
+PROMPT: Final = r"\u@\h:\w\$ "
+
+
+def shell_command(
+    *,
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    rows: int = ROWS,
+    cols: int = COLS,
+    workspace: Path,
+    limits: Limits,
+) -> CommandSpec:
+    """Check what a shell is to be started with.
+
+    Raises:
+        InvalidCommand: The size is out of range, or a variable is refused.
+        PathOutsideSandbox: `cwd` leaves the workspace.
+    """
+    if not (2 <= rows <= 500 and 2 <= cols <= 1000):
+        raise InvalidCommand(f"the size is {rows} rows by {cols} columns; it must be 2 to 500 by 2 to 1000")
+    made = command_spec(
+        command=SHELL_COMMAND, cwd=cwd, env=env, background=True, pty=True, workspace=workspace, limits=limits
+    )
+    return replace(made, pty=WindowSize(rows, cols), kind=SHELL, on_exit="never")
+
+
+def check_line(command: str, timeout_s: float, limits: Limits) -> None:
+    """Accept what a shell is to run, and for how long that is waited for.
+
+    Raises:
+        InvalidCommand: It is not acceptable; the message names the bound.
+    """
+    check_command(command, limits)
+    if not TIMEOUT_MIN_S <= timeout_s <= TIMEOUT_MAX_S:
+        raise InvalidCommand(f"timeout is {timeout_s:g} s; it must be {TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from shellback.exec.core import limits
@@ -10,11 +11,10 @@ from shellback.exec.core.end_text import how_it_ended
 from shellback.exec.core.model import EndedBy, Session
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
-from shellback.exec.log.output import OutputLog
+from shellback.exec.log.output import EMPTY, OutputLog, Slice
 from shellback.exec.log.plain_text import continuation_bytes, masked, whole_characters
-from shellback.exec.persistent.course import Outcome
+from shellback.exec.persistent.exchange import Outcome
 from shellback.exec.persistent.marks import without
-from shellback.exec.persistent.results import Executed
 from shellback.exec.policy.typed_lines import UNFINISHED
 
 BUSY: Final = (
@@ -148,3 +148,50 @@ def _note(session: Session, how: str, recorded: Mapping[str, Any]) -> str:
         case _:
             pass
     return "; ".join(notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A shell and what it shows first: its prompt."""
+
+    session: Session
+    output: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """What became of a command in a shell.
+
+    `output` is what it printed as plain text, head and tail where it is long; `slice` says how much that is of what.
+    `raw` is what a terminal showed: the command, the output with its control sequences, the prompt. `exit_code` None is
+    not known: it runs, or a shell inside has the terminal, or a signal ended the shell. `timed_out` and `waiting` (for
+    input) mean that it runs on. `note` says in one sentence what else there is to know and do.
+    """
+
+    session: Session
+    output: str
+    raw: str = ""
+    exit_code: int | None = None
+    cwd: str = ""
+    timed_out: bool = False
+    alive: bool = True
+    waiting: bool = False
+    note: str = ""
+    slice: Slice = field(default=EMPTY)
+    duration_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What a shell printed since it was read last. `running` is whether a command that was not waited for still runs.
+
+    `exit_code` is that of such a command, where it has ended since.
+    """
+
+    session: Session
+    output: str
+    alive: bool
+    running: bool = False
+    exit_code: int | None = None
+    note: str = ""
+    slice: Slice = field(default=EMPTY)

@@ -18,8 +18,7 @@ from typing import Any, Final, cast
 
 from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.sight import regular
-from shellback.exec.core.sight.patterns import expanded
-from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen
+from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen, expanded
 from shellback.exec.policy.operands import Line, Operand, named_in
 
 PROGRAM_BYTES: Final = 64 * 1024 * 1024

@@ -15,7 +15,7 @@ from shellback.exec.core.environment import check_env
 from shellback.exec.core.errors import CommandDenied, InvalidCommand
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import CONVERSATION, LIFETIMES, ON_EXIT, READ_ONLY, CommandSpec, WindowSize
-from shellback.exec.core.paths import sandbox_cwd
+from shellback.exec.core.sight.sight import sandbox_cwd
 from shellback.exec.core.threads import CHECK_S, checking
 from shellback.exec.policy import binding
 from shellback.exec.policy.policy import Proposal

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from shellback.exec.core.errors import ExecError
-from shellback.exec.files import Entry, Files
+from shellback.exec.files.entries import Entry
+from shellback.exec.files.files import Files
 from shellback.exec.log.links import TMP
 
 MOST: Final = 100_000

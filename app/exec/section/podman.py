@@ -15,7 +15,7 @@ from shellback.exec.engine.memory_store import MemoryWorkspaceStore
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.section.config import PodmanSandboxConfig
 from shellback.exec.section.sandbox import SandboxSection
-from shellback.exec.shell.own import Made
+from shellback.exec.shell.standalone import Made
 
 
 class PodmanSandboxSection(SandboxSection):

@@ -32,11 +32,11 @@ from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.base import Backend, Plan
 from shellback.exec.core.errors import BackendUnavailable, ExecError
 from shellback.exec.core.identity import call_in_progress
-from shellback.exec.core.last_acts import at_the_end
 from shellback.exec.core.model import CommandSpec, EndedBy, Session
 from shellback.exec.core.ports import SessionStore, SessionWatch
 from shellback.exec.core.runner import Runner
 from shellback.exec.core.secrets import Secrets, secret_paths
+from shellback.exec.core.threads import at_the_end
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
@@ -48,11 +48,10 @@ from shellback.exec.section.config import SandboxConfig
 from shellback.exec.section.short import PodmanShellParams, PodmanShellResult, run_shell
 from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.facade import SyncFiles, SyncShell
-from shellback.exec.shell.own import Made, Unlinked, stop_host
 from shellback.exec.shell.permit import ByOperator
-from shellback.exec.shell.workspaces.authority import ByCall
+from shellback.exec.shell.standalone import Made, Unlinked, stop_host
+from shellback.exec.shell.workspaces.authority import ByCall, files_of, guarded
 from shellback.exec.shell.workspaces.capability import WorkspaceCapability
-from shellback.exec.shell.workspaces.files import files_of, guarded
 from shellback.exec.tools.capability import ExecCapability
 from shellback.exec.tools.short_commands import OUTPUT_BYTES, PYTHON, result
 from shellback.exec.tools.tool_calls import answering

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shellback.exec.shell.async_shell import AsyncShell
-    from shellback.exec.shell.facade import SyncFiles, SyncShell
-    from shellback.exec.shell.handling import ToolContext, ToolResult
+    from shellback.exec.shell.facade import SyncFiles, SyncShell, ToolContext, ToolResult
     from shellback.exec.shell.mock import MockAsyncShell, MockFilesystem, MockShell
-    from shellback.exec.shell.protocol import Filesystem, Shell, ShellSection, WorkspaceSection, shell_of
-    from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
-    from shellback.exec.shell.running import Chunk, Running
-    from shellback.exec.shell.shell_session import ShellSession
+    from shellback.exec.shell.protocol import (
+        EnvironmentSnapshot,
+        ExecutionResult,
+        Filesystem,
+        Shell,
+        ShellSection,
+        WhichResult,
+        WorkspaceSection,
+        shell_of,
+    )
+    from shellback.exec.shell.running import Chunk, Running, ShellSession
     from shellback.exec.shell.standalone import BubblewrapShell, HostShell, PodmanShell
     from shellback.exec.shell.suite import ShellProtocolTests, ShellShapeTests
-    from shellback.exec.shell.validator import DEFAULT_BLOCKED, CommandValidator
+    from shellback.exec.shell.words import DEFAULT_BLOCKED, CommandValidator
 
 __all__ = (
     "DEFAULT_BLOCKED",
@@ -49,16 +55,16 @@ __all__ = (
 
 _HOMES = {
     "async_shell": ("AsyncShell",),
-    "facade": ("SyncFiles", "SyncShell"),
-    "handling": ("ToolContext", "ToolResult"),
+    "facade": ("SyncFiles", "SyncShell", "ToolContext", "ToolResult"),
     "mock": ("MockAsyncShell", "MockFilesystem", "MockShell"),
-    "protocol": ("Filesystem", "Shell", "ShellSection", "WorkspaceSection", "shell_of"),
-    "results": ("EnvironmentSnapshot", "ExecutionResult", "WhichResult"),
-    "running": ("Chunk", "Running"),
-    "shell_session": ("ShellSession",),
+    "protocol": (
+        *("EnvironmentSnapshot", "ExecutionResult", "Filesystem", "Shell", "ShellSection"),
+        *("WhichResult", "WorkspaceSection", "shell_of"),
+    ),
+    "running": ("Chunk", "Running", "ShellSession"),
     "standalone": ("BubblewrapShell", "HostShell", "PodmanShell"),
     "suite": ("ShellProtocolTests", "ShellShapeTests"),
-    "validator": ("DEFAULT_BLOCKED", "CommandValidator"),
+    "words": ("DEFAULT_BLOCKED", "CommandValidator"),
 }
 
 

@@ -18,22 +18,19 @@ from shellback.exec.core.errors import InvalidCommand, LimitReached, PathOutside
 from shellback.exec.core.identity import a_call, origin_in_call
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, SHELL, WORK, CallOrigin, CommandSpec, Session, WindowSize
-from shellback.exec.core.paths import sandbox_cwd
+from shellback.exec.core.sight.sight import sandbox_cwd
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import check_size
 from shellback.exec.persistent import SHELL_COMMAND, PersistentShells
-from shellback.exec.persistent.command import COLS, ROWS
+from shellback.exec.persistent.shells import COLS, ROWS
 from shellback.exec.policy.binding import found
 from shellback.exec.policy.commands import private
 from shellback.exec.policy.policy import Grant
 from shellback.exec.shell import words
-from shellback.exec.shell.ending import MISSING, result_of
 from shellback.exec.shell.permit import Authority, launch_permitted, permitted_or_before, run_permitted
-from shellback.exec.shell.protocol import EnvMode
-from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
-from shellback.exec.shell.running import Chunk, Running
-from shellback.exec.shell.shell_session import ShellSession
-from shellback.exec.shell.validator import CommandValidator
+from shellback.exec.shell.protocol import EnvironmentSnapshot, EnvMode, ExecutionResult, WhichResult
+from shellback.exec.shell.running import MISSING, Chunk, Running, ShellSession, result_of
+from shellback.exec.shell.words import CommandValidator
 
 OUTPUT_BYTES: Final = 32 * 1024
 """What a result has of both streams together."""
@@ -82,17 +79,14 @@ class AsyncShell:
 
     @property
     def backend_name(self) -> str:
-        """See `Shell.backend_name`."""
         return self.engine.backend.name
 
     @property
     def sandboxed(self) -> bool:
-        """See `Shell.sandboxed`."""
         return READ_ONLY in self.engine.backend.profiles
 
     @property
     def network_enabled(self) -> bool:
-        """See `Shell.network_enabled`."""
         return self.engine.backend.network
 
     async def execute(
@@ -168,7 +162,6 @@ class AsyncShell:
         return WhichResult(command, str(PurePosixPath(result.cwd, path)) if result.success and path else None)
 
     async def env(self) -> EnvironmentSnapshot:
-        """See `Shell.env`."""
         backend = self.engine.backend
         spec = self._requests.spec(":", cwd=None, env=None, env_mode="extend", timeout=self.default_timeout)
         with self._as_documented():

@@ -1,4 +1,4 @@
-"""The synchronous shell: calls from any thread, run by an event loop in another one."""
+"""The synchronous shell: calls from any thread, run by an event loop in another one; and what handlers of tools get."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from shellback.exec.shell.async_shell import AsyncShell
-from shellback.exec.shell.protocol import AsyncFilesystem, EnvMode, Stat
-from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.protocol import (
+    AsyncFilesystem,
+    EnvironmentSnapshot,
+    EnvMode,
+    ExecutionResult,
+    Filesystem,
+    Shell,
+    Stat,
+    WhichResult,
+)
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 _CLOSED = "this shell has been closed; make another one"
 
@@ -83,22 +93,18 @@ class SyncShell:
 
     @property
     def backend_name(self) -> str:
-        """See `Shell.backend_name`."""
         return self._shell.backend_name
 
     @property
     def sandboxed(self) -> bool:
-        """See `Shell.sandboxed`."""
         return self._shell.sandboxed
 
     @property
     def network_enabled(self) -> bool:
-        """See `Shell.network_enabled`."""
         return self._shell.network_enabled
 
     @property
     def default_timeout(self) -> float:
-        """See `Shell.default_timeout`."""
         return self._shell.default_timeout
 
     def execute(
@@ -131,7 +137,6 @@ class SyncShell:
         timeout_seconds: float | None = None,
         capture_output: bool = True,
     ) -> ExecutionResult:
-        """See `Shell.execute_script`."""
         return self.run(
             lambda: self._shell.execute_script(
                 script, interpreter=interpreter, cwd=cwd, env=env, env_mode=env_mode, timeout_seconds=timeout_seconds,
@@ -140,11 +145,9 @@ class SyncShell:
         )  # fmt: skip
 
     def which(self, command: str) -> WhichResult:
-        """See `Shell.which`."""
         return self.run(lambda: self._shell.which(command))
 
     def env(self) -> EnvironmentSnapshot:
-        """See `Shell.env`."""
         return self.run(self._shell.env)
 
 
@@ -161,37 +164,64 @@ class SyncFiles:
         return self._files
 
     def read(self, path: str) -> str:
-        """See `Filesystem.read`."""
         return self.read_bytes(path).decode()
 
     def write(self, path: str, content: str) -> object:
-        """See `Filesystem.write`."""
         return self.write_bytes(path, content.encode())
 
     def read_bytes(self, path: str) -> bytes:
-        """See `Filesystem.read_bytes`."""
         return self._run(lambda: self._files.read_bytes(path))
 
     def write_bytes(self, path: str, data: bytes) -> object:
-        """See `Filesystem.write_bytes`."""
         return self._run(lambda: self._files.write_bytes(path, data))
 
     def stat(self, path: str) -> Stat:
-        """See `Filesystem.stat`."""
         return self._run(lambda: self._files.stat(path))
 
     def list_dir(self, path: str = ".") -> Sequence[Stat]:
-        """See `Filesystem.list_dir`."""
         return self._run(lambda: self._files.list_dir(path))
 
     def exists(self, path: str) -> bool:
-        """See `Filesystem.exists`."""
         return self._run(lambda: self._files.exists(path))
 
     def make_dir(self, path: str) -> object:
-        """See `Filesystem.make_dir`."""
         return self._run(lambda: self._files.make_dir(path))
 
     def remove(self, path: str) -> object:
-        """See `Filesystem.remove`."""
         return self._run(lambda: self._files.remove(path))
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolContext:
+    """A shell and the files that it works on; all are None where there is no workspace.
+
+    `shell` and `filesystem` wait for what they do: they are for plain functions, which Pydantic AI runs in a thread.
+    `async_shell` and `async_filesystem` are the same for code on the event loop.
+    """
+
+    shell: Shell | None = field(default=None, repr=False, compare=False)
+    filesystem: Filesystem | None = field(default=None, repr=False, compare=False)
+    async_shell: AsyncShell | None = field(default=None, repr=False, compare=False)
+    async_filesystem: AsyncFilesystem | None = field(default=None, repr=False, compare=False)
+
+    def beat(self) -> None:
+        """Do nothing: a worker's heart beats on while a call waits. It is here for handlers that tell they live."""
+
+
+@dataclass(slots=True, frozen=True)
+class ToolResult(Generic[T]):
+    """What a handler answers: a value, or why there is none."""
+
+    message: str
+    value: T | None
+    success: bool = True
+
+    @staticmethod
+    def ok(value: V, message: str = "") -> ToolResult[V]:
+        """What was asked for."""
+        return ToolResult(message, value)
+
+    @staticmethod
+    def error(message: str) -> ToolResult[Any]:
+        """Why it could not be done."""
+        return ToolResult(message, None, success=False)

@@ -14,9 +14,8 @@ from shellback.exec.core.limits import FOREGROUND_TIMEOUT_S
 from shellback.exec.core.model import Delivery, Session, SessionEnd, SessionId, SessionState
 from shellback.exec.persistent import Executed, Read
 from shellback.exec.shell.async_shell import AsyncShell
-from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
-from shellback.exec.shell.running import Chunk, Running
-from shellback.exec.shell.shell_session import ShellSession
+from shellback.exec.shell.protocol import EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.running import Chunk, Running, ShellSession
 
 
 @dataclass(slots=True)
@@ -84,17 +83,14 @@ class MockAsyncShell(AsyncShell):
 
     @property
     def backend_name(self) -> str:
-        """See `Shell.backend_name`."""
         return self.mock.backend_name
 
     @property
     def sandboxed(self) -> bool:
-        """See `Shell.sandboxed`."""
         return self.mock.sandboxed
 
     @property
     def network_enabled(self) -> bool:
-        """See `Shell.network_enabled`."""
         return self.mock.network_enabled
 
     async def execute(self, command: str | Sequence[str], **kwargs: Any) -> ExecutionResult:
@@ -238,27 +234,22 @@ class MockFilesystem:
     root: str = "/workspace"
 
     def read(self, path: str) -> str:
-        """See `Filesystem.read`."""
         return self.read_bytes(path).decode()
 
     def write(self, path: str, content: str) -> None:
-        """See `Filesystem.write`."""
         self.write_bytes(path, content.encode())
 
     def read_bytes(self, path: str) -> bytes:
-        """See `Filesystem.read_bytes`."""
         if self.stat(path).is_dir:
             raise _error(errno.EISDIR, path)
         return self.files[self._name(path)]
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        """See `Filesystem.write_bytes`."""
         if self.exists(path) and self.stat(path).is_dir:
             raise _error(errno.EISDIR, path)
         self.files[self._name(path)] = bytes(data)
 
     def stat(self, path: str) -> MockEntry:
-        """See `Filesystem.stat`."""
         name = self._name(path)
         data = self.files.get(name)
         if data is None and name and not self._below(name):
@@ -267,7 +258,6 @@ class MockFilesystem:
         return MockEntry(posixpath.basename(name), posixpath.join(self.root, name), data is None, size)
 
     def list_dir(self, path: str = ".") -> list[MockEntry]:
-        """See `Filesystem.list_dir`."""
         if not self.stat(path).is_dir:
             raise _error(errno.ENOTDIR, path)
         at = self._name(path)
@@ -276,7 +266,6 @@ class MockFilesystem:
         return [self.stat(posixpath.join(at, name)) for name in sorted(names)]
 
     def exists(self, path: str) -> bool:
-        """See `Filesystem.exists`."""
         try:
             self.stat(path)
         except FileNotFoundError:
@@ -289,7 +278,6 @@ class MockFilesystem:
             raise _error(errno.EEXIST, path)
 
     def remove(self, path: str) -> None:
-        """See `Filesystem.remove`."""
         self.stat(path)
         name = self._name(path)
         if not name:

@@ -93,7 +93,6 @@ class ByPolicy:
     tool: str = "execute"
 
     async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
-        """See `Authority.permit`."""
         return await permit(self.engine, self.policy, spec, scope, tool=self.tool)
 
 
@@ -108,7 +107,6 @@ class ByOperator:
     reason: str = "the code that has the shell"
 
     async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
-        """See `Authority.permit`."""
         why = await checking(self.engine.backend.uid).run(partial(self._refusal, spec, scope), seconds=CHECK_S)
         if why is not None:
             raise CommandDenied(f"refused by policy: {why}")

@@ -1,14 +1,14 @@
-"""What a shell is, whatever runs its commands, and where an agent's is found."""
+"""What a shell is, whatever runs its commands, what it gives back, and where an agent's is found."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
-
-from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import AbstractAgent
+
 
 EnvMode = Literal["replace", "extend"]
 
@@ -152,7 +152,7 @@ class Filesystem(Protocol):
 
 
 class AsyncFilesystem(Protocol):
-    """The same for code on the event loop; `shellback.exec.files.Files` is one, and what guards it."""
+    """The same for code on the event loop; `shellback.exec.files.files.Files` is one, and what guards it."""
 
     async def read_bytes(self, path: str) -> bytes: ...
     async def write_bytes(self, path: str, data: bytes) -> object: ...
@@ -202,3 +202,58 @@ def shell_of(agent: AbstractAgent[Any, Any]) -> Shell | None:
 
     agent.root_capability.apply(look)
     return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """How a command went, and what it printed.
+
+    `exit_code` is the command's own; minus the number of the signal that ended it; -1 when it was out of time.
+    `signal` is that number, None where no signal ended it. `stdout` and `stderr` are UTF-8 with replacement
+    characters, and `truncated` says that the middle of one of them was left out. `duration_seconds` is wall-clock time.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    command: tuple[str, ...]
+    cwd: str
+    duration_seconds: float
+    truncated: bool
+    timed_out: bool
+    signal: int | None
+
+    @property
+    def success(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
+        return self.exit_code == 0 and not self.timed_out
+
+
+@dataclass(frozen=True, slots=True)
+class WhichResult:
+    """Where the program of a name is: an absolute path, None where there is none."""
+
+    command: str
+    path: str | None
+
+    @property
+    def found(self) -> bool:
+        """Whether there is one."""
+        return self.path is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSnapshot:
+    """What a command would be given: its variables as (name, value), its directory, the shell that runs it."""
+
+    variables: tuple[tuple[str, str], ...]
+    cwd: str
+    shell: str
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """The value of a variable, `default` where it is not set."""
+        return next((value for known, value in self.variables if known == name), default)
+
+    def to_dict(self) -> dict[str, str]:
+        """The variables as a new dictionary."""
+        return dict(self.variables)

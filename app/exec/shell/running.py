@@ -1,22 +1,39 @@
-"""A command that a shell has started and does not wait for: read, written to, signalled, ended."""
+"""What a shell has started: a command, read, written to, signalled, ended; a bash that stays; the result of either."""
 
 from __future__ import annotations
 
 import codecs
+import errno
+import os
 import signal
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, Self
 
-from shellback.exec.core.errors import InvalidCommand, TaskCompleted
+from shellback.exec.core.errors import BackendUnavailable, CommandDenied, InvalidCommand, TaskCompleted
+from shellback.exec.core.identity import call_key
 from shellback.exec.core.limits import BACKGROUND_TIMEOUT_MAX_S
-from shellback.exec.core.model import CallOrigin, EndedBy, Session, SessionId, WindowSize
+from shellback.exec.core.model import (
+    SHELL,
+    CallOrigin,
+    CommandSpec,
+    EndedBy,
+    Session,
+    SessionEnd,
+    SessionId,
+    SessionState,
+    WindowSize,
+)
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.engine.sessions import Sessions
-from shellback.exec.log.output import OutputLog
-from shellback.exec.shell.ending import captured, result_of
-from shellback.exec.shell.results import ExecutionResult
+from shellback.exec.log.output import OutputLog, Slice
+from shellback.exec.log.plain_text import continuation_bytes, whole_characters
+from shellback.exec.persistent import Executed, PersistentShells, Read
+from shellback.exec.shell.permit import Authority
+from shellback.exec.shell.protocol import ExecutionResult
+from shellback.exec.shell.words import CommandValidator
 
 _READ: Final = 256 * 1024
 _REST_S: Final = 0.005
@@ -190,3 +207,243 @@ class _Reader:
         cut = self._decoder.decode(b"", final=True)
         dropped, self._dropped = self._dropped + more, 0
         return f"{cut}\n[{dropped:,} bytes were dropped here, not readable]\n"
+
+
+MISSING: Final = 127
+NOT_EXECUTABLE: Final = 126
+OUT_OF_TIME: Final = -1
+
+
+async def result_of(
+    engine: Engine,
+    session: Session,
+    *,
+    command: tuple[str, ...],
+    cwd: str,
+    timeout_s: float,
+    most: int,
+    capture: bool,
+) -> ExecutionResult:
+    """The result of a session whose time is over; what it printed takes at most `most` bytes.
+
+    Raises:
+        BackendUnavailable: How it ended is not known.
+    """
+    end = session.end or SessionEnd(state=SessionState.TIMED_OUT, duration_s=timeout_s)
+    if end.state is SessionState.LOST:
+        raise BackendUnavailable(
+            f"how session {session.id} ended is not known ({end.evidence}); it may have done all, part or nothing of "
+            "its work: look at what it was to change before you run it again"
+        )
+    said = _said(session, end, command, timeout_s)
+    stdout, stderr, truncated = "", "", False
+    if capture:
+        room = most - len(said.encode()) - 1
+        stdout, stderr, truncated = await captured(*engine.streams(session), max(0, room if said else most))
+        if said:
+            stderr += f"\n{said}" if stderr and not stderr.endswith("\n") else said
+    timed_out = end.state is SessionState.TIMED_OUT
+    return ExecutionResult(
+        exit_code=_exit_code(end),
+        stdout=stdout,
+        stderr=stderr,
+        command=command,
+        cwd=cwd,
+        duration_seconds=end.duration_s,
+        truncated=truncated,
+        timed_out=timed_out,
+        signal=end.signal,
+    )
+
+
+def _exit_code(end: SessionEnd) -> int:
+    match end.state:
+        case SessionState.TIMED_OUT:
+            return OUT_OF_TIME
+        case SessionState.START_FAILED:
+            return MISSING if end.errno == errno.ENOENT else NOT_EXECUTABLE
+        case _:
+            return -end.signal if end.signal is not None else end.exit_code or 0
+
+
+def _said(session: Session, end: SessionEnd, command: tuple[str, ...], timeout_s: float) -> str:
+    """What we add to what the command printed: the last line of stderr."""
+    if end.state is SessionState.START_FAILED:
+        return f"{command[0]}: {os.strerror(end.errno or errno.EIO)}\n"
+    if end.state is not SessionState.TIMED_OUT:
+        return ""
+    late = "" if session.end is not None else " and has not ended yet"
+    return f"Command timed out after {timeout_s:g}s{late}"
+
+
+_NOTE_BYTES: Final = 64
+"""Kept free for the line that says what was left out."""
+
+
+class Captured(NamedTuple):
+    """Both streams as text, within the bytes they share."""
+
+    stdout: str
+    stderr: str
+    truncated: bool
+
+
+class _Seen(NamedTuple):
+    """One stream: all of it, or its two ends. `size` counts all that was printed, `room` what it takes as text."""
+
+    head: bytes
+    tail: bytes
+    size: int
+    whole: bool
+
+    @property
+    def room(self) -> int:
+        return len(self.head) if self.whole else self.size
+
+
+async def captured(out: OutputLog, err: OutputLog | None, most: int) -> Captured:
+    """Read both streams; together they take at most `most` bytes, and each is sure of half of them."""
+    seen_out = await _seen(out, most)
+    seen_err = _Seen(b"", b"", 0, whole=True) if err is None else await _seen(err, most)
+    half = most // 2
+    out_text, out_cut = _within(seen_out, max(half, most - seen_err.room))
+    err_text, err_cut = _within(seen_err, max(half, most - seen_out.room))
+    return Captured(out_text, err_text, out_cut or err_cut)
+
+
+def fitted(text: str, most: int) -> str:
+    """Text of at most `most` bytes: the end of it is left out where it has more."""
+    data = text.encode()
+    return text if len(data) <= most else data[: whole_characters(data[:most])].decode()
+
+
+async def _seen(log: OutputLog, most: int) -> _Seen:
+    size = log.size()
+    if size <= most:
+        data = await log.raw(0, size)
+        # Where there are fewer bytes than that, the log was emptied for its room.
+        return _Seen(_text(data), b"", size, whole=len(data) == size)
+    head = await log.raw(0, min(size, most))
+    tail = await log.raw(max(0, size - most), size)
+    return _Seen(_text(head[: whole_characters(head)]), _text(tail[continuation_bytes(tail) :]), size, whole=False)
+
+
+def _text(data: bytes) -> bytes:
+    """The same with every byte that is no text replaced; it may take three times the room."""
+    return data.decode("utf-8", "replace").encode()
+
+
+def _within(seen: _Seen, most: int) -> tuple[str, bool]:
+    if seen.whole and len(seen.head) <= most:
+        return seen.head.decode(), False
+    tail_of = seen.head if seen.whole else seen.tail
+    room = max(0, most - _NOTE_BYTES)
+    head = seen.head[: room - room // 2]
+    head = head[: whole_characters(head)]
+    tail = tail_of[len(tail_of) - min(room // 2, len(tail_of)) :]
+    tail = tail[continuation_bytes(tail) :]
+    note = f"\n[left out here: the middle of {seen.size} bytes]\n"
+    return fitted(f"{head.decode()}{note}{tail.decode()}", most), True
+
+
+_TOOL = "shell"
+
+
+class ShellSession:
+    """A shell and the terminal it is in. It outlives this object; leaving it as a context ends it.
+
+    Every command is let by whoever lets those of the shell that it was made by. Cancelling a method ends the waiting.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        shells: PersistentShells,
+        authority: Authority,
+        session: Session,
+        *,
+        prompt: str,
+        origin: Callable[[], CallOrigin],
+        validator: CommandValidator,
+    ) -> None:
+        self.id: SessionId = session.id
+        self.prompt = prompt
+        self._engine = engine
+        self._shells = shells
+        self._authority = authority
+        self._session = session
+        self._origin = origin
+        self._validator = validator
+
+    async def session(self) -> Session:
+        """Its session as it is now."""
+        return await self._engine.registry.get(self.id)
+
+    async def exec(self, command: str, *, timeout_seconds: float = 30.0, raw: bool = False) -> Executed:
+        """Run a command; what it printed, its status, and the directory that it left the shell in.
+
+        After `timeout_seconds`, at most 300, it runs on, and the result says so.
+
+        Raises:
+            CommandDenied: It may not run.
+            InvalidCommand: It is not acceptable, or another one runs (`ShellBusy`).
+            TaskCompleted: The shell has ended.
+        """
+        self._validator.validate(command)
+        origin = self._origin()
+        by, digest = "", ""
+        if await self._engine.store.recalled(call_key(origin)) is None:
+            # What holds the shell holds its commands: one that may write runs none that may only read.
+            spec = CommandSpec(command=command, cwd=self._session.cwd, kind=SHELL, profile=self._session.profile)
+            permitted, grant = await self._authority.permit(spec, self._session.conversation_id)
+            if permitted.profile != self._session.profile:
+                raise CommandDenied(f"nobody approved this command, and shell {self.id} could not hold it to reading")
+            by, digest = grant.by, grant.digest
+        done = await self._shells.exec(
+            self.id, command, origin, timeout_s=timeout_seconds, raw=raw, tool=_TOOL, granted_by=by, digest=digest
+        )
+        seen = await self._printed(done.slice)
+        return replace(done, output=seen.text, slice=seen)
+
+    async def write(self, data: str | bytes) -> int:
+        """Type into what runs in the shell, once for this call; the number of bytes it took. Raises what `exec` does.
+
+        InputUnknown: Not known whether it arrived; it is not written again.
+        """
+        given = data.encode() if isinstance(data, str) else data
+        return await self._shells.write(self.id, given, self._origin(), tool=_TOOL, by_model=False)
+
+    async def read(self, *, raw: bool = False) -> Read:
+        """What was printed since it was read, or a command returned, last; with `raw` as a terminal gets it."""
+        found = await self._shells.read(self.id, self._origin(), raw=raw)
+        return found if raw else replace(found, output=(await self._printed(found.slice)).text)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Change the size of the terminal.
+
+        Raises:
+            InvalidCommand: The size is out of range.
+            TaskCompleted: The shell has ended.
+        """
+        await self._shells.resize(self.id, WindowSize(rows, cols), self._session.conversation_id)
+
+    async def close(self) -> None:
+        """End the shell and all that runs in it; repeating it changes nothing."""
+        try:
+            await self._shells.kill(self.id, self._origin())
+        except TaskCompleted:
+            return
+
+    async def _printed(self, told: Slice) -> Slice:
+        """The same range for code, which gets every character that is no part of a control sequence."""
+        return await self._engine.output(self._session).with_controls().ends(told.start, told.end)
+
+    async def __aenter__(self) -> Self:
+        """Nothing: it runs."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()

@@ -11,8 +11,7 @@ from dataclasses import FrozenInstanceError, fields
 from functools import partial
 from typing import ClassVar, Final
 
-from shellback.exec.shell.protocol import Shell
-from shellback.exec.shell.results import EnvironmentSnapshot, ExecutionResult, WhichResult
+from shellback.exec.shell.protocol import EnvironmentSnapshot, ExecutionResult, Shell, WhichResult
 
 LIMIT: Final = 32 * 1024
 _TRICKY: Final = (

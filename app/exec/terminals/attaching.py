@@ -1,8 +1,10 @@
-"""A running session as somebody at a terminal has it: what it shows, what comes, and what is typed."""
+"""A running session as somebody at a terminal has it: what it shows, what comes, what is typed, what passes."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ from shellback.exec.wire import layout
 
 if TYPE_CHECKING:
     from shellback.exec.engine.engine import Engine
+
 
 T = TypeVar("T")
 AWAY_S: Final = 30.0
@@ -122,3 +125,189 @@ async def _once_there(asking: Callable[[], Awaitable[T]]) -> T:
             if time.monotonic() - since > AWAY_S:
                 raise
             await asyncio.sleep(_AGAIN_S)
+
+
+_LONGEST: Final = 4096
+"""Characters of a sequence or title; a longer one is dropped."""
+_DRAWING: Final = frozenset("@ABCDEFGHIKLMPSXZ`abdefmrs")
+"""What ends a control sequence that moves, writes, deletes or colours."""
+_MODES: Final = frozenset({"1", "5", "6", "7", "12", "25", "47", "66", "69", "1047", "1048", "1049", "2026"})
+_INPUT_MODES: Final = frozenset({"9", "1000", "1002", "1003", "1005", "1006", "1015", "2004"})
+"""Mouse, and paste that is marked as such: only for somebody who may type."""
+_ALTERNATE: Final = frozenset({"1049", "1047", "47"})
+_APART: Final = _ALTERNATE | {"6", "69", "1048", "2026"}
+"""Not switched on behind the program's back: they go with what it draws next."""
+_USUAL: Final = frozenset({"7", "25"})
+"""Modes that are on before anybody has changed them."""
+_ESCAPES: Final = frozenset("78=>DEM")
+_TITLES: Final = frozenset({"0", "1", "2"})
+
+_TOKEN: Final = re.compile(
+    r"\x1b\[(?P<params>[\x00-\x17\x19\x1c-\x3f]*)(?P<final>[@-~])"
+    r"|\x1b(?P<string>[\]PX^_k])"
+    r"|\x1b(?P<between>[ -/]*)(?P<end>[0-Z\\-~])"
+    r"|\x1b\[?[\x00-\x17\x19\x1c-\x3f]*"
+    r"|[\x00-\x06\x10-\x1a\x1c-\x1f\x7f-\x9f]+"
+)
+_UNFINISHED: Final = re.compile(r"\x1b(\[[\x00-\x17\x19\x1c-\x3f]*|[ -/]*)\Z")
+_SWITCHES: Final = re.compile(rb"\x1b(?:\[\?[0-9;]{1,60}[hl]|[=>c])")
+_STRING_END: Final = re.compile(r"[\x07\x18\x1a\x1b\x9c]")
+_STRICT: Final = re.compile(r"([?]?)([0-9;:]*)([ !]?)\Z")
+
+RESET: Final = (
+    "\x1b[m\x1b(B\x0f\x1b[4l\x1b[?1l\x1b>\x1b[?2026l\x1b[?5l\x1b[?6l\x1b[?7h\x1b[?69l\x1b7\x1b[r\x1b8\x1b[?25h\x1b[0 q"
+)
+"""How a terminal draws and sends before any program has changed it; the cursor stays where it is."""
+INPUT_OFF: Final = "".join(f"\x1b[?{mode}l" for mode in sorted(_INPUT_MODES, key=int))
+_PUSH: Final = "\x1b[22;0t"
+_POP: Final = "\x1b[23;0t"
+
+
+class Passing:
+    """What of a program's output reaches the terminal of a person, filtered piece by piece.
+
+    Nothing that makes a terminal answer, since its answer would be typed into the session, or into the person's shell
+    afterwards; nothing that writes the clipboard, reads files, prints or resizes; nothing that changes how keys are
+    sent, as the key that leaves must be known again. What passes is on the lists above; all else is taken out, and what
+    is cut in two waits for its other half. Between two pieces the terminal is never within a sequence.
+
+    `writable`: the person may type, so a mouse makes sense.
+    `rows`: the program has so many, and the terminal more; what scrolls for the program scrolls here too.
+    """
+
+    def __init__(self, *, writable: bool, rows: int | None = None) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._modes = _MODES | _INPUT_MODES if writable else _MODES
+        self._margins = "\x1b[r" if rows is None else f"\x1b[1;{rows}r"
+        self._held = ""
+        self._string: str | None = None  # the kind of string that has begun and not ended
+        self._text = ""
+        self._now = dict[str, bool]()
+        self._keypad = False
+        self._titled = False
+        self._reset = RESET.replace("\x1b[r", self._margins)
+
+    def feed(self, data: bytes) -> bytes:
+        """The part of `data`, and of what waited, that may be shown."""
+        text = self._held + self._decoder.decode(data)
+        self._held = ""
+        out: list[str] = []
+        at = 0
+        while at < len(text):
+            at = self._in_string(text, at, out) if self._string is not None else self._drawn(text, at, out)
+        return "".join(out).encode()
+
+    def skip(self, data: bytes) -> None:
+        """Take in output of before, which is not shown."""
+        self.feed(data)
+        self._titled = False
+
+    def skip_all(self, data: bytes) -> None:
+        """Take in output of long ago, of which nothing counts any more but what it switched; much faster."""
+        self.skip(b"".join(found[0] for found in _SWITCHES.finditer(data)))
+
+    def enter(self) -> bytes:
+        """What gives a terminal as it was a clear screen of the kind that the program shows."""
+        alternate = "\x1b[?1049h" if self.alternate else ""
+        return f"{alternate}{self._reset}\x1b[H\x1b[2J".encode()
+
+    def modes(self) -> bytes:
+        """What switches a terminal as it was to what the output so far has switched it to, but for the screen."""
+        changed = {mode: on for mode, on in self._now.items() if on != (mode in _USUAL)}
+        text = "".join(f"\x1b[?{mode}{'h' if on else 'l'}" for mode, on in changed.items() if mode not in _APART)
+        return f"{text}{chr(27) + '=' if self._keypad else ''}".encode()
+
+    def leave(self) -> bytes:
+        """What takes the terminal back to how it was; the cursor is below what is shown, or where it was before."""
+        place = "\x1b[?1049l" if self.alternate else "\x1b[999;1H"
+        return f"{RESET}{INPUT_OFF}{place}{_POP if self._titled else ''}".encode()
+
+    @property
+    def alternate(self) -> bool:
+        """Whether the program shows the screen that full-screen programs have for themselves."""
+        return any(self._now.get(mode, False) for mode in _ALTERNATE)
+
+    def _drawn(self, text: str, at: int, out: list[str]) -> int:
+        """Take from `at` to the end, or to where a string begins; returns where to go on."""
+        for found in _TOKEN.finditer(text, at):
+            out.append(text[at : found.start()])
+            at = found.end()
+            if found["string"]:
+                self._string, self._text = found["string"], ""
+                return at
+            if at == len(text) and _UNFINISHED.match(found[0]):
+                self._held = found[0] if len(found[0]) <= _LONGEST else ""
+                return at
+            if found["final"]:
+                out.append(self._control(found["params"], found["final"]))
+            elif found["end"]:
+                out.append(self._escape(found["between"], found["end"]))
+        out.append(text[at:])
+        return len(text)
+
+    def _in_string(self, text: str, at: int, out: list[str]) -> int:
+        end = _STRING_END.search(text, at)
+        if len(self._text) <= _LONGEST:
+            self._text += text[at : end.start() if end else len(text)][: _LONGEST + 1]
+        if end is None:
+            return len(text)
+        if end[0] == "\x1b" and end.end() == len(text):
+            self._held = "\x1b"  # whether this ends the string is in what comes next
+            return len(text)
+        terminated = end[0] in "\x07\x9c" or text[end.end() : end.end() + 1] == "\\"
+        if terminated and self._string == "]":
+            out.append(self._command(self._text))
+        self._string = None
+        return end.start() if end[0] == "\x1b" else end.end()
+
+    def _control(self, params: str, final: str) -> str:
+        strict = _STRICT.match(params)
+        if strict is None or len(params) > _LONGEST:
+            return ""
+        private, numbers, between = strict.groups()
+        if private:
+            return self._mode(numbers, final) if final in "hl" and not between else ""
+        match between + final:
+            case "r" if not numbers.strip("0;"):
+                return self._margins
+            case "!p":
+                return self._reset
+            case kind:
+                return f"\x1b[{params}{final}" if _draws(kind, numbers) else ""
+
+    def _mode(self, numbers: str, final: str) -> str:
+        passed = [number for number in (one.lstrip("0") for one in numbers.split(";")) if number in self._modes]
+        self._now.update((number, final == "h") for number in passed)
+        return f"\x1b[?{';'.join(passed)}{final}" if passed else ""
+
+    def _escape(self, between: str, end: str) -> str:
+        if not between and end == "c":
+            left = "\x1b[?1049l" if self.alternate else ""
+            self._now, self._keypad = {}, False
+            return f"{left}{self._reset}{INPUT_OFF}\x1b[2J\x1b[H"
+        if not between and end in _ESCAPES:
+            self._keypad = end == "=" or (self._keypad and end != ">")
+            return f"\x1b{end}"
+        return f"\x1b{between}{end}" if between in {"(", ")"} or (between, end) == ("#", "8") else ""
+
+    def _command(self, text: str) -> str:
+        number, _, title = text.partition(";")
+        if len(text) > _LONGEST or number not in _TITLES:
+            return ""
+        before, self._titled = "" if self._titled else _PUSH, True
+        return f"{before}\x1b]{number};{''.join(filter(str.isprintable, title))}\x1b\\"
+
+
+def _draws(kind: str, numbers: str) -> bool:
+    """Whether a control sequence without a private mark, of this end and these numbers, does nothing but draw."""
+    match kind:
+        case "h" | "l":
+            return numbers == "4"  # insert; the others are about keys
+        case "J":
+            return "3" not in numbers  # what the person saw before is theirs
+        case "T":
+            return ";" not in numbers  # more of them ask for the mouse
+        case "u":
+            return not numbers  # with them it is about keys
+        case _:
+            return kind in _DRAWING or kind == " q"

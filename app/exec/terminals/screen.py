@@ -17,7 +17,7 @@ from shellback.exec.engine.following import Follower
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.log.output import OutputLog
 from shellback.exec.log.plain_text import harmless
-from shellback.exec.terminals.modes import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
+from shellback.exec.terminals.keys import ALTERNATE_SCREEN, CURSOR_HIDDEN, Modes
 
 if TYPE_CHECKING:
     from shellback.exec.terminals.emulator import Emulator

@@ -17,7 +17,7 @@ from shellback.exec.core.environment import check_env
 from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import CommandSpec, Session, SessionState
-from shellback.exec.core.paths import sandbox_cwd
+from shellback.exec.core.sight.sight import sandbox_cwd
 from shellback.exec.log.output import Slice
 from shellback.exec.policy.commands import command_spec
 from shellback.exec.reports.render import unwritten

@@ -21,12 +21,12 @@ from shellback.exec.core.secrets import Secrets, secret_paths
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import check_input, check_size
 from shellback.exec.engine.waiting import check_typing
-from shellback.exec.files import Files
+from shellback.exec.files.files import Files
 from shellback.exec.persistent import PersistentShells
 from shellback.exec.policy.judge import Judge, Keys
 from shellback.exec.policy.policy import Policy, Proposal
 from shellback.exec.policy.tools import tool_named
-from shellback.exec.shell.workspaces.files import files_of
+from shellback.exec.shell.workspaces.authority import files_of
 from shellback.exec.tools.exec_tool import exec_tools
 from shellback.exec.tools.file_tools.calls import FileCalls
 from shellback.exec.tools.process_tool import process_tools

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from shellback.exec.core.model import CallKey, SessionId
 from shellback.exec.policy.policy import Approval
-from shellback.exec.shell.handling import ToolContext
+from shellback.exec.shell.facade import ToolContext
 from shellback.work.queue.mailbox import Letter
 
 _HERE: Final = frozenset({"shell", "filesystem", "async_shell", "async_filesystem"})

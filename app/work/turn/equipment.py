@@ -12,12 +12,11 @@ from dbos import DBOS
 from shellback.exec.core.identity import a_call, call_in_progress
 from shellback.exec.core.model import CallOrigin
 from shellback.exec.engine.engine import Engine
-from shellback.exec.files import Files
+from shellback.exec.files.files import Files
 from shellback.exec.policy.policy import Policy
 from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.facade import SyncFiles, SyncShell
-from shellback.exec.shell.workspaces.authority import ByCall
-from shellback.exec.shell.workspaces.files import guarded
+from shellback.exec.shell.workspaces.authority import ByCall, guarded
 from shellback.storage.errors import StaleTurn
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Fenced

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from shellback.exec.core.errors import PathOutsideSandbox
-from shellback.exec.files import Files
+from shellback.exec.files.files import Files
 from tests.filetrees import SECRET, UID, give, ground, tree
 from tests.programs import swapper
 

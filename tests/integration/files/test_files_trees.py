@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shellback.exec.core.errors import PathOutsideSandbox
-from shellback.exec.files import Files
+from shellback.exec.files.files import Files
 from tests.filetrees import ground, tree
 
 CASES: Final = 300

@@ -19,11 +19,10 @@ from shellback.exec.backends.mounts.preview import preview
 from shellback.exec.backends.protected import Protected
 from shellback.exec.core.display import visible
 from shellback.exec.core.errors import CheckTimedOut, ExecError, WorkspaceUnusable
-from shellback.exec.core.paths import sandbox_cwd
 from shellback.exec.core.secrets import Secrets
-from shellback.exec.core.sight.sight import ENTRIES
+from shellback.exec.core.sight.sight import ENTRIES, sandbox_cwd
 from shellback.exec.core.threads import LEFT_MOST, Threads
-from shellback.exec.files import Files
+from shellback.exec.files.files import Files
 from shellback.exec.policy import binding
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.repository import objection, running

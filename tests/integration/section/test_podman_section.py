@@ -42,7 +42,7 @@ from shellback.exec.section.changes import DeleteEntry, EvalResult, WriteFile
 from shellback.exec.section.config import SandboxConfig
 from shellback.exec.section.sandbox import Make, SandboxSection
 from shellback.exec.shell import ShellSection, WorkspaceSection, shell_of
-from shellback.exec.shell.own import Made
+from shellback.exec.shell.standalone import Made
 from tests import images, sandboxes
 from tests.pods import podman
 

@@ -38,7 +38,7 @@ def test_closing_ends_what_runs_gives_its_callers_their_results_and_leaves_nothi
 def test_what_has_ended_is_forgotten_in_time_and_a_shell_that_nobody_closed_leaves_no_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shellback.exec.shell.own.KEPT", 3)
+    monkeypatch.setattr("shellback.exec.shell.standalone.KEPT", 3)
     with HostShell(a_root()) as shell:
         own = shell._own  # pyright: ignore[reportPrivateUsage]
         for number in range(8):
@@ -106,7 +106,7 @@ def test_closing_in_the_middle_of_many_calls_refuses_them_by_name_and_leaves_no_
 
 
 def test_what_a_stream_was_too_slow_to_read_is_counted_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shellback.exec.shell.own.LOG_BYTES", 256 * 1024)
+    monkeypatch.setattr("shellback.exec.shell.standalone.LOG_BYTES", 256 * 1024)
     with HostShell(a_root()) as shell:
 
         async def read() -> tuple[int, list[str], str]:

@@ -28,13 +28,12 @@ from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import calling
 from shellback.exec.core.model import READ_ONLY, WORK, CallOrigin, CommandSpec, EndedBy
 from shellback.exec.engine.engine import Engine
-from shellback.exec.files import Files
+from shellback.exec.files.files import Files
 from shellback.exec.policy.policy import Grant
 from shellback.exec.shell import AsyncShell, SyncShell
 from shellback.exec.shell.permit import ByOperator
-from shellback.exec.shell.workspaces.backend import ShellbackWorkspace
-from shellback.exec.shell.workspaces.capability import WorkspaceCapability
-from shellback.exec.shell.workspaces.files import files_of
+from shellback.exec.shell.workspaces.authority import files_of
+from shellback.exec.shell.workspaces.capability import ShellbackWorkspace, WorkspaceCapability
 from shellback.exec.tools.toolset import plain_judge
 from shellback.storage.errors import StaleTurn
 from shellback.work.turn import equipment

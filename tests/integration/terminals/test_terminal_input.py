@@ -13,7 +13,7 @@ from pydantic_ai.models.function import FunctionModel
 from shellback.exec.core.model import WindowSize
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.policy.policy import Asked, TablePolicy, Verdict
-from shellback.exec.terminals.modes import BRACKETED_PASTE
+from shellback.exec.terminals.keys import BRACKETED_PASTE
 from shellback.exec.terminals.screen import Screens
 from shellback.exec.tools.toolset import exec_toolset
 from tests import images

@@ -9,7 +9,7 @@ import pytest
 
 from shellback.exec.backends.host import EXEC_UID
 from shellback.exec.engine.sessions import Sessions
-from shellback.exec.terminals.modes import ALTERNATE_SCREEN, APPLICATION_CURSOR
+from shellback.exec.terminals.keys import ALTERNATE_SCREEN, APPLICATION_CURSOR
 from tests.execs import origin, running_engine
 from tests.terminals import needed, typist
 

@@ -24,7 +24,7 @@ from shellback.exec.policy.policy import Approval
 from shellback.exec.policy.rules.matching import Rules
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.exec.policy.tools import tool_named
-from shellback.exec.shell.workspaces.files import files_of
+from shellback.exec.shell.workspaces.authority import files_of
 from shellback.exec.tools.file_tools.calls import FileCalls
 from shellback.exec.tools.tool_calls import ToolCalls
 from shellback.exec.tools.toolset import ExecTools

@@ -19,6 +19,6 @@ async def test_an_addition_that_was_cut_short_says_so(tmp_path: Path, monkeypatc
 
     async with room(tmp_path) as here:
         here.put("log.txt", "one\n")
-        monkeypatch.setattr("shellback.exec.files.contents._all", full)
+        monkeypatch.setattr("shellback.exec.files.contents.linux.write_all", full)
         with pytest.raises(ToolFailed, match=r"log\.txt: No space left on device; a part of the text may have"):
             await here.approved("write_file", path="log.txt", content="two\n", mode="append")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox
-from shellback.exec.core.paths import inside, sandbox_cwd
+from shellback.exec.core.sight.sight import inside, sandbox_cwd
 
 
 @pytest.fixture

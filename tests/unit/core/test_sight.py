@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.core.sight.patterns import expanded
-from shellback.exec.core.sight.sight import PUBLIC_TREES, Sight, TooMuch, Unseen
+from shellback.exec.core.sight.sight import PUBLIC_TREES, Sight, TooMuch, Unseen, expanded
 
 
 @pytest.fixture

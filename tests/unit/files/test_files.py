@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.core.errors import CommandDenied, InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
-from shellback.exec.files import Files, FileTooLarge
+from shellback.exec.files.contents import FileTooLarge
+from shellback.exec.files.files import Files
 from tests.filetrees import ROOT, SECRET, UID, give, ground, tree
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,10 @@ import pytest
 
 from shellback.exec.backends.protected import Protected
 from shellback.exec.core.errors import CommandDenied, InvalidCommand, PathOutsideSandbox
-from shellback.exec.files import BinaryFile, Files, Protection, TextAbsent, TextNotUnique, scan
+from shellback.exec.files import scan
+from shellback.exec.files.files import Files
+from shellback.exec.files.protection import Protection
+from shellback.exec.files.text import BinaryFile, TextAbsent, TextNotUnique
 from tests.filetrees import give, ground
 
 pytestmark = pytest.mark.anyio

@@ -13,9 +13,8 @@ from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import CallKey, SessionId
 from shellback.exec.log.output import OutputLog
 from shellback.exec.persistent import marks
-from shellback.exec.persistent.command import check_line, shell_command
-from shellback.exec.persistent.quoting import quoted, unquoted
-from shellback.exec.persistent.reading import Reader, last_mark, mark_named
+from shellback.exec.persistent.marks import Reader, last_mark, mark_named, quoted, unquoted
+from shellback.exec.persistent.shells import check_line, shell_command
 from shellback.exec.wire import layout
 
 pytestmark = pytest.mark.anyio

@@ -41,7 +41,7 @@ from shellback.exec.shell import (
     WorkspaceSection,
     shell_of,
 )
-from shellback.exec.shell.ending import captured
+from shellback.exec.shell.running import captured
 from shellback.exec.shell.words import line_of
 
 pytestmark = pytest.mark.anyio

@@ -7,14 +7,16 @@ import curses
 import pytest
 
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.terminals.keys import NAMES, Typing, key_bytes
-from shellback.exec.terminals.modes import (
+from shellback.exec.terminals.keys import (
     ALTERNATE_SCREEN,
     APPLICATION_CURSOR,
     BRACKETED_PASTE,
     CURSOR_HIDDEN,
     MOUSE,
+    NAMES,
     Modes,
+    Typing,
+    key_bytes,
 )
 
 CAPABILITIES = {

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from shellback.exec.terminals.passing import INPUT_OFF, Passing
+from shellback.exec.terminals.attaching import INPUT_OFF, Passing
 
 CLIPBOARD = b"\x1b]52;c;c2VjcmV0\x07"
 

@@ -6,9 +6,11 @@ then turns out to be a regular file is opened for its bytes, through that very d
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Generator
 from typing import Final
 
 from shellback.exec.core.sight.place import Place
@@ -16,6 +18,15 @@ from shellback.exec.core.sight.place import Place
 _SAFE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _NAMED: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK: Final = 1 << 18
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Generator[int]:
+    """Close a descriptor at the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def regular(status: os.stat_result) -> None:
@@ -37,12 +48,9 @@ def opened(name: str, directory: int | None, flags: int = os.O_RDONLY) -> int:
     Raises:
         OSError: As `regular`, and what the kernel says.
     """
-    named = os.open(name, _NAMED, dir_fd=directory)
-    try:
+    with closing(os.open(name, _NAMED, dir_fd=directory)) as named:
         regular(os.fstat(named))
         return os.open(f"/proc/self/fd/{named}", flags | (_SAFE & ~os.O_NOFOLLOW))
-    finally:
-        os.close(named)
 
 
 def made(name: str, directory: int, flags: int, mode: int = 0o666) -> int:
@@ -77,15 +85,12 @@ def head(name: str, most: int, directory: int | None = None) -> bytes:
     Raises:
         OSError: As `opened`.
     """
-    descriptor = opened(name, directory)
-    try:
+    with closing(opened(name, directory)) as descriptor:
         parts, left = list[bytes](), most
         while left > 0 and (part := os.read(descriptor, min(left, _CHUNK))):
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
-    finally:
-        os.close(descriptor)
 
 
 def empty(name: str) -> bool:
@@ -94,9 +99,5 @@ def empty(name: str) -> bool:
     Raises:
         OSError: It is none, or may not be read.
     """
-    descriptor = os.open(name, _SAFE | os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with os.scandir(descriptor) as entries:
-            return next(entries, None) is None
-    finally:
-        os.close(descriptor)
+    with closing(os.open(name, _SAFE | os.O_RDONLY | os.O_DIRECTORY)) as descriptor, os.scandir(descriptor) as entries:
+        return next(entries, None) is None

@@ -7,14 +7,16 @@ in none of them is not even looked at, so that nothing a call names makes us tou
 from __future__ import annotations
 
 import errno
+import fnmatch
 import functools
 import os
+import re
 import stat
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from shellback.exec.core.errors import ExecError, InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
 from shellback.exec.core.sight import regular
@@ -202,15 +204,11 @@ class Sight:
 
     def _names(self, name: str, directory: int) -> list[Name]:
         found: list[Name] = []
-        descriptor = os.open(name, _LIST, dir_fd=directory)
-        try:
-            with os.scandir(descriptor) as entries:
-                for one in entries:
-                    self.count()
-                    kind = "d" if one.is_dir(follow_symlinks=False) else "l" if one.is_symlink() else "f"
-                    found.append(Name(one.name, kind))
-        finally:
-            os.close(descriptor)
+        with regular.closing(os.open(name, _LIST, dir_fd=directory)) as descriptor, os.scandir(descriptor) as entries:
+            for one in entries:
+                self.count()
+                kind = "d" if one.is_dir(follow_symlinks=False) else "l" if one.is_symlink() else "f"
+                found.append(Name(one.name, kind))
         return found
 
     def _top(self, path: str) -> tuple[str, str]:
@@ -269,3 +267,107 @@ def _plain(roots: Iterable[str]) -> Generator[str]:
                 yield root
             continue
         yield from (top for name in os.listdir("/") if (top := f"/{name}") not in UNSTEADY and top not in _aliases())
+
+
+def inside(path: Path, workspace: Path) -> bool:
+    """Whether `path`, all symlinks resolved, is the workspace or below it.
+
+    False for a path that cannot be resolved, such as a loop of symlinks.
+    """
+    try:
+        return path.resolve().is_relative_to(workspace.resolve())
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def sandbox_cwd(cwd: str | None, workspace: Path) -> Path:
+    """The directory in which a command runs, absolute and without symlinks; the workspace when not given.
+
+    Relative paths and `~` start at the workspace.
+
+    Raises:
+        PathOutsideSandbox: It leaves the workspace, also through a symlink.
+        InvalidCommand: It holds a NUL, does not exist, or is not a directory.
+    """
+    root = workspace.resolve()
+    if cwd is None or cwd in {"", "."}:
+        return root
+    if "\0" in cwd:
+        raise InvalidCommand("cwd holds a NUL byte; give a plain path inside the workspace")
+    given = "." + cwd[1:] if cwd == "~" or cwd.startswith("~/") else cwd
+    outside = PathOutsideSandbox(f"cwd {cwd!r} is outside the workspace; use a directory inside {root}")
+    try:
+        real, found = Sight((str(root),)).place(given if given.startswith("/") else f"{root}/{given}")
+        found.close()
+    except Unseen:
+        raise outside from None
+    except (FileNotFoundError, NotADirectoryError):
+        real, found = "", None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise outside from None
+        raise InvalidCommand(f"cwd {cwd!r} cannot be read ({error.strerror}); use another directory") from None
+    if found is None or found.status is None:
+        raise InvalidCommand(f"cwd {cwd!r} does not exist; create it first, or leave cwd out for the workspace root")
+    if not stat.S_ISDIR(found.status.st_mode):
+        raise InvalidCommand(f"cwd {cwd!r} is not a directory; give the directory that holds it")
+    return Path(real)
+
+
+MOST: Final = 5_000
+"""Names that a pattern may stand for; with more it is not expanded."""
+_BRACKET: Final = re.compile(r"\[[!^]?[\w.,-]+\]")
+"""One that stands for one character, whichever that is."""
+
+
+class Looking(Protocol):
+    """Who looks for `expanded`; paths are as the pattern has them."""
+
+    def listed(self, path: str, *, hidden: bool) -> list[Name]:
+        """The names in a directory that are, or are not, hidden; none where it cannot be looked at."""
+        ...
+
+    def enters(self, path: str) -> bool:
+        """Whether a path leads, or may lead, to a directory."""
+        ...
+
+    def meets(self, path: str) -> bool:
+        """Whether anything stands, or may stand, at a path."""
+        ...
+
+
+def expanded(pattern: str, looking: Looking, *, wide: bool = False) -> list[str]:
+    """What a pattern stands for, sorted; empty where that is nothing. `wide`: or more, whatever a bracket means.
+
+    Raises:
+        TooMuch: It stands for more than `MOST`.
+    """
+    found: list[tuple[str, Name | None]] = [("/" if pattern.startswith("/") else "", None)]
+    parts = [part for part in pattern.split("/") if part]
+
+    def enters(path: str, one: Name | None) -> bool:
+        return one.kind == "d" if one is not None and one.kind != "l" else looking.enters(path)
+
+    for index, part in enumerate(parts):
+        if not any(sign in part for sign in "*?["):
+            found = [(os.path.join(base, part), None) for base, _ in found]
+            continue
+        matching = _matching(part, wide=wide)
+        grown: list[tuple[str, Name | None]] = []
+        for base, _ in found:
+            names = looking.listed(base or ".", hidden=part.startswith("."))
+            grown += [(os.path.join(base, one.name), one) for one in names if matching.fullmatch(one.name)]
+            if len(grown) > MOST:
+                raise TooMuch(f"{pattern} stands for too many files")
+        last = index == len(parts) - 1
+        found = grown if last else [(path, one) for path, one in grown if enters(path, one)]
+    if pattern.endswith("/"):
+        return sorted(f"{path}/" for path, one in found if enters(path, one))
+    return sorted(path for path, one in found if one is not None or looking.meets(path))
+
+
+def _matching(part: str, *, wide: bool) -> re.Pattern[str]:
+    """A pattern of names, as bash has it; matches in no long time."""
+    # What is in brackets depends on the locale, and an unclosed bracket is plain text: `wide` takes all that it can be.
+    part = _BRACKET.sub("?", part) if wide else part
+    return re.compile(".*" if wide and "[" in part else fnmatch.translate(part), re.DOTALL)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.core.sight.patterns import expanded
-from shellback.exec.core.sight.sight import PUBLIC_TREES, Name, Sight, Unseen
+from shellback.exec.core.sight.sight import PUBLIC_TREES, Name, Sight, Unseen, expanded
 from shellback.exec.policy.classify.model import Asks, Surroundings
 
 _TIDY: Final = re.compile(r"[^\s'\"\\*?\[\]]*")

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.core.paths import inside
+from shellback.exec.core.sight.sight import inside
 from shellback.exec.policy.classify.model import Surroundings
 from shellback.exec.policy.rules.carriers import name_of, names
 from shellback.exec.policy.rules.loose import HOLE

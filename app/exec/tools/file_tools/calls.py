@@ -17,7 +17,7 @@ from shellback.exec.core.errors import CommandDenied, ExecError, InvalidCommand
 from shellback.exec.core.identity import call_key, workspace_scope
 from shellback.exec.core.model import CallKey, CallOrigin
 from shellback.exec.core.ports import SessionStore
-from shellback.exec.files import Files
+from shellback.exec.files.files import Files
 from shellback.exec.policy.policy import Grant, Withheld
 from shellback.exec.tools.file_tools.checks import EDIT_BYTES, told
 from shellback.exec.tools.file_tools.looks import Look, Looks

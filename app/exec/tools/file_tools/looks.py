@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shellback.exec.core.errors import CommandDenied, InvalidCommand
-from shellback.exec.files import Files
+from shellback.exec.files.files import Files
 from shellback.exec.files.text import replaced
 from shellback.exec.policy.policy import Withheld
 from shellback.exec.policy.tools import tool_named

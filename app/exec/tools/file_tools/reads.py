@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 from shellback.exec.core import limits as bounds
 from shellback.exec.core.display import visible
 from shellback.exec.core.errors import CommandDenied
-from shellback.exec.files import Entry, Text
+from shellback.exec.files.entries import Entry
+from shellback.exec.files.text import Text
 from shellback.exec.policy.policy import Withheld
 from shellback.exec.tools.file_tools.looks import Look, Looks
 
