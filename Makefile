@@ -11,11 +11,13 @@ STAMP := $(VENV)/.setup-stamp
 UV ?= uv
 LOCK := $(UV) pip compile pyproject.toml --extra otel --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --custom-compile-command "make lock" --quiet
+LOWEST := $(VENV)/lowest
+PIP := -m pip install --quiet --disable-pip-version-check
 
 # A failed test gets a second attempt, and the summary names it (RERUN); more than five of those fail the run.
 AGAIN := --reruns 1 -rfEsR
 
-.PHONY: help setup demo quick test test-long check figures guards bench chaos chaos-quick chaos-syscalls compose-test escape soak polls fuzz lock clean
+.PHONY: help setup demo quick test test-long test-lowest check figures guards bench chaos chaos-quick chaos-syscalls compose-test escape soak polls fuzz lock clean
 
 help: ## list what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -33,6 +35,9 @@ test: $(STAMP) ## the tests; ARGS= goes to pytest, EXEC_TESTS_STRICT=1 turns a s
 
 test-long: $(STAMP) ## the tests of whole programs, containers and series of kills
 	@$(BIN)/python -m pytest -n 4 --dist worksteal $(AGAIN) -m long $(ARGS)
+
+test-lowest: $(LOWEST)/.stamp ## unit and conformance tests with the oldest versions that pyproject.toml allows
+	@$(LOWEST)/bin/python -m pytest -n 6 --dist worksteal $(AGAIN) tests/unit tests/conformance $(ARGS)
 
 check: $(STAMP) ## lint, format, types, and which module may import which
 	@$(BIN)/ruff check .
@@ -74,9 +79,10 @@ polls: $(STAMP) ## how long an item can lie on the queue unseen while 20 process
 fuzz: $(STAMP) ## property tests, as long as asked: FUZZ_SECONDS=600 for all parts together; ARGS=--help
 	@$(BIN)/python -m chaos.fuzz --seconds $(or $(FUZZ_SECONDS),600) $(ARGS)
 
-lock: ## make the two lock files anew (needs uv)
+lock: ## make the three lock files anew (needs uv)
 	$(LOCK) --upgrade -o requirements.lock
 	$(LOCK) --upgrade --group dev -c requirements.lock -o requirements-dev.lock
+	$(LOCK) --upgrade --group test --resolution lowest-direct -o requirements-lowest.lock
 
 clean: ## remove what setup made
 	rm -rf $(VENV)
@@ -104,6 +110,12 @@ $(STAMP): requirements-dev.lock pyproject.toml
 		"$$python" -m venv --clear $(VENV); \
 	fi; \
 	echo "setup: installing locked versions"; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .; \
+	$(BIN)/python $(PIP) --require-hashes -r requirements-dev.lock; \
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .; \
 	touch $@
+
+$(LOWEST)/.stamp: $(STAMP) requirements-lowest.lock
+	@$(BIN)/python -m venv --clear $(LOWEST)
+	@$(LOWEST)/bin/python $(PIP) --no-deps --require-hashes -r requirements-lowest.lock
+	@$(LOWEST)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@

@@ -56,7 +56,7 @@ def test_the_development_database_listens_on_loopback_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock", "requirements-lowest.lock"])
 def test_a_lock_pins_by_hash_and_names_no_address(name: str) -> None:
     lock = text_of(name)
     assert re.search(r"\w+://|file:|--index|--find-links", lock) is None
@@ -67,12 +67,25 @@ def test_a_lock_pins_by_hash_and_names_no_address(name: str) -> None:
 
 def test_the_locks_hold_what_the_project_asks_for() -> None:
     project: dict[str, Any] = tomllib.loads(text_of("pyproject.toml"))
+    always, groups = project["project"]["dependencies"], project["dependency-groups"]
+    dev = [one for one in groups["dev"] if isinstance(one, str)]
     for name, asked in [
-        ("requirements.lock", project["project"]["dependencies"]),
-        ("requirements-dev.lock", project["project"]["dependencies"] + project["dependency-groups"]["dev"]),
+        ("requirements.lock", always),
+        ("requirements-dev.lock", always + groups["test"] + dev),
+        ("requirements-lowest.lock", always + groups["test"]),
     ]:
         locked = {line.partition("==")[0] for line in text_of(name).splitlines() if "==" in line}
         assert {re.split(r"[^\w.-]", requirement)[0] for requirement in asked} <= locked
+
+
+def test_a_dependency_is_a_range_and_the_lowest_lock_has_its_lower_end() -> None:
+    lowest = dict(re.findall(r"^([\w.-]+)==(\S+)", text_of("requirements-lowest.lock"), re.MULTILINE))
+    project: dict[str, Any] = tomllib.loads(text_of("pyproject.toml"))["project"]
+    for asked in project["dependencies"] + project["optional-dependencies"]["otel"]:
+        found = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+),<[\d.]+", asked)
+        assert found, f"{asked} has no lower and upper end"
+        name, end = found.groups()
+        assert f"{lowest[name]}.0.0".startswith(f"{end}."), f"{name} {lowest[name]} is not the lower end of {asked}"
 
 
 def test_both_locks_agree() -> None:
