@@ -26,10 +26,10 @@ from typing import Any, Final
 
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.git import GIT
 from shellback.exec.policy.classify.model import Surroundings
 from shellback.exec.policy.classify.options import Kind, Program
 from shellback.exec.policy.classify.programs import TABLES
-from shellback.exec.policy.classify.tables.git import GIT
 from tests.judged import MARK, around, cases, make_tree, trapped
 from tests.sandboxes import Boxes, boxes
 from tests.supervisors import UID

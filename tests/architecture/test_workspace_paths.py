@@ -58,6 +58,7 @@ JUSTIFIED: dict[str, str] = {
     "exec/log/output.py": STATE,
     "exec/persistent/marks.py": STATE,
     "exec/log/placements.py": STATE,
+    "exec/policy/classify/options.py": "the tables that lie beside it in the package",
     "exec/policy/rules/file.py": TRUSTED,
     "exec/link/": STATE,
     "exec/supervisor/": "the supervisor: state directory, its own sandboxes, /proc",

@@ -27,22 +27,21 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_BUILTINS: Final = _words(
-    ". : [ [[ alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown echo"
-    " enable eval exec exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf"
-    " pushd pwd read readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit"
-    " umask unalias unset wait ! { } time coproc function"
-)
-_READERS: Final = _words(
-    "basename cat cksum cmp column comm cut date df diff dirname du egrep expand fgrep file find fmt fold grep head"
-    " hexdump id join less ls lsof md5sum more nl od paste pr ps readlink realpath rev rg seq sha1sum"
-    " sha256sum sha512sum sleep sort stat strings sum tac tail tr tree tsort uname unexpand uniq wc which whoami xxd"
-    " zcat zgrep jq"
-) | (_BUILTINS - {".", "source", "exec", "eval"})
-_WRITERS: Final = _words(
-    "chgrp chmod chown cp dd git install ln mkdir mkfifo mktemp mv rm rmdir rsync shred split sync tar tee touch"
-    " truncate unlink unzip zip gzip gunzip xz bzip2 zstd patch curl wget scp"
-)
+_BUILTINS: Final = _words("""
+    . : [ [[ alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown echo
+    enable eval exec exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf
+    pushd pwd read readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit
+    umask unalias unset wait ! { } time coproc function
+    """)
+_READERS: Final = _words("""
+    basename cat cksum cmp column comm cut date df diff dirname du egrep expand fgrep file find fmt fold grep head
+    hexdump id join less ls lsof md5sum more nl od paste pr ps readlink realpath rev rg seq sha1sum sha256sum sha512sum
+    sleep sort stat strings sum tac tail tr tree tsort uname unexpand uniq wc which whoami xxd zcat zgrep jq
+    """) | (_BUILTINS - {".", "source", "exec", "eval"})
+_WRITERS: Final = _words("""
+    chgrp chmod chown cp dd git install ln mkdir mkfifo mktemp mv rm rmdir rsync shred split sync tar tee touch truncate
+    unlink unzip zip gzip gunzip xz bzip2 zstd patch curl wget scp
+    """)
 """They change files and run none that they are given. All else may run what it is given."""
 
 _VALUED: Final = {

@@ -20,7 +20,7 @@ from shellback.exec.policy.classify.outputs import printed
 from shellback.exec.policy.classify.paths import Files, Known, seen_from
 from shellback.exec.policy.classify.programs import Trust, judge
 from shellback.exec.policy.classify.syntax import NUMBER, Parsed, Redirect, Simple, Unparsable
-from shellback.exec.policy.classify.tables.variables import harmless
+from shellback.exec.policy.classify.tables.wrappers import harmless
 
 _PATH: Final = re.compile(r"[^\s;|&$`<>(){}]*/[^\s;|&$`<>(){}]*|(?:\.{0,2}|~)/[^\n]*|\.\.")
 """A word that reads like a path, and like no script."""

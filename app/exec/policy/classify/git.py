@@ -7,16 +7,17 @@ the user, so the repository has to be shown harmless first.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from shellback.exec.policy.classify.arguments import match
 from shellback.exec.policy.classify.committed import no_secret, no_token, wanted
 from shellback.exec.policy.classify.model import Asks
-from shellback.exec.policy.classify.options import Argument, Call, Invocation
+from shellback.exec.policy.classify.options import Argument, Call, Invocation, Program, table, words
 from shellback.exec.policy.classify.paths import Files
 from shellback.exec.policy.classify.repository import objection, running
-from shellback.exec.policy.classify.tables.git import GIT
 
 _ALONE: Final = frozenset(
     {"--version", "-v", "--html-path", "--man-path", "--info-path", "--exec-path", "--help", "-h"}
@@ -57,10 +58,10 @@ def git(call: Call) -> None:
     if not waiting:
         raise Asks("git lacks its subcommand")
     name = _plain(waiting.pop(0))
-    table = GIT.get(name)
-    if table is None:
+    known = GIT.get(name)
+    if known is None:
         raise Asks(f"git {name} is not known to only read")
-    found = match(table, replace(call, name=name, arguments=tuple(waiting), files=files))
+    found = match(known, replace(call, name=name, arguments=tuple(waiting), files=files))
     if name in _PARTED and found.operands and waiting[0].text != found.operands[0]:
         raise Asks(f"git {name} has an option where it is told what to do")
     texts = [argument.text for argument in waiting]
@@ -106,3 +107,83 @@ def _operands(name: str, operands: list[str], found: Invocation, files: Files) -
         no_token(files)
     if found.given("--untracked"):
         files.descend(".", follows=False, reads=True)
+
+
+def _formats(found: Invocation) -> None:
+    """`%G` has signatures checked, which runs a program; a merge that is made again is written while it is shown."""
+    if any(value.startswith("r") for value in found.values("--diff-merges")):
+        raise Asks("the merge is made again, which writes objects")
+    for value in found.values("--format", "--pretty", "--group"):
+        if re.search(r"%[-+ ]?G|signature", value):
+            raise Asks("the format has signatures checked by a program")
+        if re.search(r"%\(\*?raw", value):
+            raise Asks("the format prints what an object holds")
+
+
+_FILTERING: Final = "--contains --no-contains --merged --no-merged --points-at"
+
+
+def _branch(found: Invocation) -> None:
+    """A name without `--list` or a condition makes a branch."""
+    if found.operands and not found.given("-l", "--list", *_FILTERING.split()):
+        raise Asks(f"git {found.name} with a name makes one")
+    _formats(found)
+
+
+def _remote(found: Invocation) -> None:
+    if found.operands and (found.operands[0] != "get-url" or found.given("-v", "--verbose")):
+        raise Asks(f"git remote {found.operands[0]} changes remotes, or asks them")
+
+
+def _symbolic_ref(found: Invocation) -> None:
+    if len(found.operands) != 1:
+        raise Asks("git symbolic-ref with two names sets one")
+
+
+_HARMLESS_KEYS: Final = words("""
+    user.name user.email init.defaultbranch pull.rebase pull.ff push.default core.autocrlf core.filemode core.bare
+    core.ignorecase core.eol core.editor core.quotepath core.repositoryformatversion color.ui remote.origin.fetch
+    """)
+
+
+def _config(found: Invocation) -> None:
+    """One key that is no secret; all of them may hold one, and two operands set a key."""
+    keys = [key.lower() for key in found.operands]
+    if len(keys) != 1 or not (keys[0] in _HARMLESS_KEYS or _is_upstream(keys[0])):
+        raise Asks("git config sets keys, or shows what may be a secret")
+
+
+def _is_upstream(key: str) -> bool:
+    return key.startswith(("branch.", "remote.")) and key.endswith((".remote", ".merge", ".url"))
+
+
+_FIRST: Final = {
+    "reflog": ("", "show", "list", "exists", "HEAD"),
+    "stash": ("list", "show"),
+    "worktree": ("list",),
+    "notes": ("", "list", "show"),
+    "bisect": ("log",),
+    "submodule": ("", "status", "summary"),
+}
+"""The words that may come first, or none."""
+
+
+def _first(found: Invocation) -> None:
+    if (found.operands or ("",))[0] not in _FIRST[found.name]:
+        raise Asks(f"git {found.name} {' '.join(found.operands[:1])} is not known to only read")
+    _formats(found)
+
+
+GIT: Final[Mapping[str, Program]] = table(
+    "git.toml",
+    {
+        "formats": _formats,
+        "branch": _branch,
+        "first": _first,
+        "remote": _remote,
+        "symbolic_ref": _symbolic_ref,
+        "config": _config,
+    },
+    operands="text",
+)
+"""The subcommands that only ask."""

@@ -155,15 +155,14 @@ _AWK_PRINTS: Final = frozenset({"print", "printf"})
 _AWK_WORDS: Final = (
     _AWK_CONDITIONS | _AWK_PRINTS | words("BEGIN END else do in break continue next nextfile exit delete")
 )
-_AWK_FUNCTIONS: Final = words(
-    "length substr index split sub gsub match sprintf tolower toupper int sqrt exp log sin cos atan2 rand srand"
-    " strftime"
-    " systime mktime gensub asort asorti strtonum"
-)
-_AWK_BANNED: Final = words(
-    "system getline close fflush ENVIRON ARGV ARGC PROCINFO SYMTAB FUNCTAB function func return getenv extension"
-    " switch case default"
-)
+_AWK_FUNCTIONS: Final = words("""
+    length substr index split sub gsub match sprintf tolower toupper int sqrt exp log sin cos atan2 rand srand strftime
+    systime mktime gensub asort asorti strtonum
+    """)
+_AWK_BANNED: Final = words("""
+    system getline close fflush ENVIRON ARGV ARGC PROCINFO SYMTAB FUNCTAB function func return getenv extension switch
+    case default
+    """)
 _AWK_TOKEN: Final = re.compile(
     r'(?P<blank>[ \t]+)|(?P<line>\n)|(?P<string>"(?:[^"\\\n]|\\[^\n])*")'
     r"|(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)(?![A-Za-z_])|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.paths import Below, Files
@@ -163,6 +165,12 @@ class Invocation:
         return [value for name, value in self.options if name in names and value is not None]
 
 
+ALWAYS: Final = "always"
+
+Check = Callable[[Invocation], None]
+"""Judges arguments that were taken apart; raises Asks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What a program may be given so that it only reads; made by `program`.
@@ -173,28 +181,30 @@ class Program:
     reads hidden files there; "always" stands for itself. `last` are options that need no value at the end.
     """
 
-    flags: frozenset[str]
-    valued: Mapping[str, Kind]
-    optional: frozenset[str]
-    digits: bool
-    operands: Kind
-    first: Kind | None
-    first_unless: frozenset[str]
-    most: int | None
-    least: int
-    permutes: bool
-    here: bool
-    walks: frozenset[str]
-    follows: frozenset[str]
-    hidden: frozenset[str]
-    last: frozenset[str]
-    check: Callable[[Invocation], None] | None
+    flags: frozenset[str] = frozenset()
+    valued: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
+    optional: frozenset[str] = frozenset()
+    digits: bool = False
+    operands: Kind = Kind.READ
+    first: Kind | None = None
+    first_unless: frozenset[str] = frozenset()
+    most: int | None = None
+    least: int = 0
+    permutes: bool = True
+    here: bool = False
+    walks: frozenset[str] = frozenset()
+    follows: frozenset[str] = frozenset()
+    hidden: frozenset[str] = frozenset({ALWAYS})
+    last: frozenset[str] = frozenset()
+    check: Check | None = None
 
 
 Judge = Callable[[Call], None]
 """Judges a program that has a syntax of its own; raises Asks."""
 
-ALWAYS: Final = "always"
+_VALUED: Final = {"text": Kind.TEXT, "number": Kind.NUMBER, "read": Kind.READ}
+_UNDER: Final = ("first_unless", "walks", "follows", "hidden", "last")
+_LISTS: Final = frozenset({"flags", "maybe", *_VALUED, *_UNDER})
 
 
 def words(listed: str) -> frozenset[str]:
@@ -202,54 +212,33 @@ def words(listed: str) -> frozenset[str]:
     return frozenset(listed.split())
 
 
-def program(  # noqa: PLR0913  # one keyword for each thing a table says
-    flags: str = "",
-    *,
-    text: str = "",
-    number: str = "",
-    read: str = "",
-    maybe: str = "",
-    digits: bool = False,
-    operands: Kind = Kind.READ,
-    first: Kind | None = None,
-    first_unless: str = "",
-    least: int = 0,
-    most: int | None = None,
-    permutes: bool = True,
-    here: bool = False,
-    walks: str = "",
-    follows: str = "",
-    hidden: str = "always",
-    last: str = "",
-    check: Callable[[Invocation], None] | None = None,
-) -> Program:
-    """Write down a program: `"-la --all"` are the options `-l`, `-a` and `--all`.
+def program(flags: str = "", **row: Any) -> Program:
+    """Write down a program, as a row of programs.toml does, where it is said what there can be in one."""
+    valued = {name: kind for key, kind in _VALUED.items() for name in names(row.pop(key, ""))}
+    under = {key: names(row.pop(key)) for key in _UNDER if key in row}
+    return Program(flags=names(flags), valued=valued, optional=names(row.pop("maybe", "")), **under, **row)
 
-    `flags` take no value, `text`, `number` and `read` take one (`-n 5`, `-n5`, `--lines=5`, `--lines 5`), `maybe` take
-    one only where it is attached (`--color=never`, `-U3`). `digits`: `-20` is an option. `first` is the kind of the
-    first operand, unless one of `first_unless` is given.
-    """
-    valued = dict.fromkeys(names(text), Kind.TEXT)
-    valued |= dict.fromkeys(names(number), Kind.NUMBER)
-    valued |= dict.fromkeys(names(read), Kind.READ)
-    return Program(
-        flags=names(flags),
-        valued=valued,
-        optional=names(maybe),
-        digits=digits,
-        operands=operands,
-        first=first,
-        first_unless=names(first_unless),
-        most=most,
-        least=least,
-        permutes=permutes,
-        here=here,
-        walks=names(walks),
-        follows=names(follows),
-        hidden=names(hidden),
-        last=names(last),
-        check=check,
-    )
+
+def table(file: str, checks: Mapping[str, Check], **everywhere: str) -> dict[str, Program]:
+    """The programs of a file of rows beside this module; `everywhere` is what a row has that says nothing else."""
+    rows = tomllib.loads((Path(__file__).parent / "tables" / file).read_text(encoding="utf-8"))
+    found: dict[str, Program] = {}
+    for listed in rows:
+        if not listed.isupper():
+            row = {**everywhere, **_whole(listed, rows)}
+            row |= {key: Kind[row[key].upper()] for key in ("operands", "first") if key in row}
+            row |= {"check": checks[row["check"]]} if "check" in row else {}
+            found |= dict.fromkeys(listed.split(), program(**row))
+    return found
+
+
+def _whole(name: str, rows: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with what it has of others that it is like: their options and its own."""
+    row = dict(rows[name])
+    for other in row.pop("like", "").split():
+        for key, value in _whole(other, rows).items():
+            row[key] = f"{value} {row[key]}" if key in row and key in _LISTS else row.get(key, value)
+    return row
 
 
 def names(written: str) -> frozenset[str]:

@@ -10,34 +10,42 @@ from typing import Final
 from shellback.exec.policy.classify.arguments import match
 from shellback.exec.policy.classify.git import git
 from shellback.exec.policy.classify.model import Asks, Tier
-from shellback.exec.policy.classify.options import Call, Judge, Program
-from shellback.exec.policy.classify.tables.archives import ARCHIVES
-from shellback.exec.policy.classify.tables.builtins import BUILTINS, LIKE_BUILTINS
-from shellback.exec.policy.classify.tables.files import FILES
-from shellback.exec.policy.classify.tables.filters import FILTERS
-from shellback.exec.policy.classify.tables.search import SEARCH
-from shellback.exec.policy.classify.tables.system import SYSTEM
-from shellback.exec.policy.classify.tables.text import TEXT
-from shellback.exec.policy.classify.tables.tiers import needs_more
-from shellback.exec.policy.classify.tables.versions import VERSIONS
+from shellback.exec.policy.classify.options import Call, Judge, Program, table, words
+from shellback.exec.policy.classify.tables.builtins import BUILTINS
+from shellback.exec.policy.classify.tables.checks import CHECKS
+from shellback.exec.policy.classify.tables.find import find
+from shellback.exec.policy.classify.tables.syntaxes import SYNTAXES, VERSIONS
 from shellback.exec.policy.classify.tables.wrappers import WRAPPERS
 
 TABLES: Final[Mapping[str, Program | Judge]] = {
     **VERSIONS,
-    **TEXT,
-    **FILES,
-    **SEARCH,
-    **FILTERS,
-    **SYSTEM,
-    **ARCHIVES,
-    **LIKE_BUILTINS,
+    **table("programs.toml", CHECKS),
+    **SYNTAXES,
     **WRAPPERS,
+    "find": find,
     "git": git,
 }
 """Programs that are files."""
 
 _ASKED_OF_ALL: Final = frozenset({("--version",), ("--help",)})
 _AS_FILES: Final = frozenset({"echo", "true", "false", "printf", "test", "[", "pwd"})
+
+
+_ADMIN: Final = words("""
+    sudo su doas pkexec runuser sg newgrp mount umount mkfs mkswap swapon swapoff fdisk gdisk sgdisk sfdisk cfdisk
+    parted wipefs blkdiscard losetup cryptsetup mdadm lvcreate lvremove pvcreate vgcreate zpool zfs chroot pivot_root
+    unshare nsenter setcap capsh systemctl service init telinit reboot shutdown halt poweroff kexec useradd userdel
+    usermod groupadd groupdel groupmod adduser deluser addgroup delgroup passwd chpasswd chage vipw visudo iptables
+    ip6tables iptables-restore nft ufw firewall-cmd tc brctl route insmod rmmod modprobe depmod sysctl hwclock
+    timedatectl hostnamectl localectl loginctl update-alternatives update-rc.d ldconfig apt apt-get aptitude dpkg
+    dpkg-reconfigure yum dnf rpm zypper apk pacman snap flatpak setenforce auditctl semanage chattr crontab docker
+    podman nerdctl ctr kubectl debugfs hdparm dmsetup grub-install update-grub efibootmgr
+    """)
+_CARRIERS: Final = words("""
+    env nice ionice nohup timeout time stdbuf setsid xargs command exec builtin watch flock script chrt taskset strace
+    ltrace parallel find busybox toybox unbuffer catchsegv dbus-run-session systemd-run
+    """)
+"""They run what they are given."""
 
 
 class Trust:
@@ -121,4 +129,15 @@ def judge(call: Call, *, by_path: bool) -> None:
 
 
 def _tier(name: str, arguments: tuple[str, ...]) -> Tier:
-    return Tier.ADMIN if needs_more(name, arguments) else Tier.READ_WRITE
+    return Tier.ADMIN if _needs_more(name, arguments) else Tier.READ_WRITE
+
+
+def _needs_more(name: str, arguments: tuple[str, ...]) -> bool:
+    """Whether a program changes the system rather than files, or is given one that does."""
+    if name in _ADMIN or name.startswith("mkfs."):
+        return True
+    if name in _CARRIERS:
+        return any(argument.rpartition("/")[2] in _ADMIN for argument in arguments)
+    return name == "dd" and any(
+        argument.startswith("of=/dev/") and argument != "of=/dev/null" for argument in arguments
+    )

@@ -146,8 +146,3 @@ BUILTINS: Final[Mapping[str, Program | Judge]] = {
     "ulimit": _ulimit,
 }
 """Those of bash. A file of the same name is never run."""
-
-LIKE_BUILTINS: Final[Mapping[str, Program | Judge]] = {
-    "which": program("-a", operands=_NAMES),
-    "sleep": program("", operands=Kind.NUMBER),
-}

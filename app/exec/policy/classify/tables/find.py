@@ -10,18 +10,16 @@ from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import HOLE, Argument, Call, Open, is_number, words
 from shellback.exec.policy.classify.paths import Below
 
-_ALONE: Final = words(
-    "-empty -true -false -readable -writable -executable -nouser -nogroup -daystart -depth -d"
-    " -mount -xdev"
-    " -noleaf -prune -quit -not -a -and -o -or ! ( ) , -nowarn -warn -ignore_readdir_race -noignore_readdir_race"
-)
+_ALONE: Final = words("""
+    -empty -true -false -readable -writable -executable -nouser -nogroup -daystart -depth -d -mount -xdev -noleaf -prune
+    -quit -not -a -and -o -or ! ( ) , -nowarn -warn -ignore_readdir_race -noignore_readdir_race
+    """)
 _PRINTS: Final = words("-print -print0")
 _TELLS: Final = words("-ls -printf")
-_TEXT: Final = words(
-    "-name -iname -path -ipath -wholename -iwholename -regex -iregex -lname -ilname -type -xtype -size -perm -user"
-    " -group"
-    " -regextype -printf -fstype -newermt -newerat -newerct"
-)
+_TEXT: Final = words("""
+    -name -iname -path -ipath -wholename -iwholename -regex -iregex -lname -ilname -type -xtype -size -perm -user -group
+    -regextype -printf -fstype -newermt -newerat -newerct
+    """)
 _NUMBER: Final = words("-uid -gid -mtime -mmin -atime -amin -ctime -cmin -links -inum -maxdepth -mindepth -used")
 _LOOK: Final = words("-newer -anewer -cnewer -samefile")
 _CHOICES: Final = words("-o -or -not ! ( ) ,")
