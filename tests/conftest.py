@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.databases", "tests.execs"]
+pytest_plugins = ["tests.supervisors", "tests.databases", "tests.sandboxes", "tests.execs", "tests.shells"]
 
 ROOT = Path(__file__).parents[1]
 FIRST = {"test_documents.py", "test_demo.py", "test_soak_sample.py", "test_loop_model.py", "test_models.py"}

@@ -113,6 +113,12 @@ async def running_engine(
             await end_all(engine)
 
 
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncGenerator[Engine]:
+    async with running_engine(tmp_path) as made:
+        yield made
+
+
 async def printed(engine: Engine, session_id: str, text: str, *, err: bool = False) -> None:
     """Wait until the process has printed `text`; a log has nobody to notify us."""
     session = await engine.registry.get(session_id)

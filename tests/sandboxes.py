@@ -165,3 +165,9 @@ async def boxes(tmp_path: Path, *, ahead_s: float = LINGER_S, **options: Any) ->
             for pid in made.marked():
                 with contextlib.suppress(ProcessLookupError):
                     await end(pid)
+
+
+@pytest.fixture
+async def box(tmp_path: Path) -> AsyncGenerator[Boxes]:
+    async with boxes(tmp_path) as made:
+        yield made

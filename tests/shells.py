@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shellback.exec.core.answers import Look
 from shellback.exec.core.errors import TaskCompleted
 from shellback.exec.core.model import CallOrigin, Session
@@ -99,6 +101,12 @@ async def a_shell(tmp_path: Path, *, idle_s: float = 1800.0, **more: Any) -> Asy
         finally:
             await shells.expiry.stop()
             await hung_up(engine)
+
+
+@pytest.fixture
+async def shell(tmp_path: Path) -> AsyncGenerator[Shell]:
+    async with a_shell(tmp_path) as made:
+        yield made
 
 
 async def hung_up(engine: Engine) -> None:

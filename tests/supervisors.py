@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from shellback.exec.link.client import StartAnswer, SupervisorClient
 from shellback.exec.wire import layout, linux
 from shellback.exec.wire.protocol import ExitRecord, StartRequest
@@ -177,3 +179,9 @@ async def rig(tmp_path: Path, **options: Any) -> AsyncGenerator[Rig]:
         yield made
     finally:
         await made.finish()
+
+
+@pytest.fixture
+async def sup(tmp_path: Path) -> AsyncGenerator[Rig]:
+    async with rig(tmp_path) as made:
+        yield made

@@ -14,7 +14,7 @@ import pytest
 
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import VERSION
-from tests.supervisors import rig
+from tests.supervisors import Rig, rig
 
 pytestmark = pytest.mark.anyio
 
@@ -168,16 +168,15 @@ async def test_a_process_is_found_without_the_file_that_says_which_it_is(tmp_pat
 
 
 @pytest.mark.parametrize("what", STARTED)
-async def test_a_damaged_mark_without_a_process_never_starts_one(tmp_path: Path, what: str) -> None:
-    async with rig(tmp_path) as sup:
-        started = sup.folder("a") / layout.STARTED
-        started.parent.mkdir(parents=True)
-        started.write_text("claim\n")
-        STARTED[what](started)
-        answer = await sup.start("a", "exit 0")
-        assert answer.outcome == "already"
-        assert (await sup.client.abandon("a"))["state"] == "lost"
-        assert (await sup.run("b", "exit 3"))["exit_code"] == 3
+async def test_a_damaged_mark_without_a_process_never_starts_one(sup: Rig, what: str) -> None:
+    started = sup.folder("a") / layout.STARTED
+    started.parent.mkdir(parents=True)
+    started.write_text("claim\n")
+    STARTED[what](started)
+    answer = await sup.start("a", "exit 0")
+    assert answer.outcome == "already"
+    assert (await sup.client.abandon("a"))["state"] == "lost"
+    assert (await sup.run("b", "exit 3"))["exit_code"] == 3
 
 
 @pytest.mark.parametrize(
@@ -185,16 +184,15 @@ async def test_a_damaged_mark_without_a_process_never_starts_one(tmp_path: Path,
     [(0, "never_started"), (30 * 365 * 86400, "machine_rebooted"), (-3600, "record_unreadable")],
 )
 async def test_an_empty_mark_says_never_started_only_on_the_boot_it_was_made_on(
-    tmp_path: Path, age_s: int, evidence: str
+    sup: Rig, age_s: int, evidence: str
 ) -> None:
-    async with rig(tmp_path) as sup:
-        started = sup.folder("a") / layout.STARTED
-        started.parent.mkdir(parents=True)
-        started.touch()
-        made = time.time() - age_s
-        os.utime(started, (made, made))
-        await sup.kill_supervisor()
-        assert (await sup.exit("a"))["evidence"] == evidence
+    started = sup.folder("a") / layout.STARTED
+    started.parent.mkdir(parents=True)
+    started.touch()
+    made = time.time() - age_s
+    os.utime(started, (made, made))
+    await sup.kill_supervisor()
+    assert (await sup.exit("a"))["evidence"] == evidence
 
 
 async def test_a_damaged_acknowledged_record_is_no_number_and_may_be_killed(tmp_path: Path) -> None:
@@ -231,13 +229,12 @@ async def test_a_draft_that_is_a_pipe_or_a_link_holds_nobody_up_and_leads_nowher
     "rows",
     ['[{"start": "a"}]', '[{"end": 5}, 7]', '{"start": 0}', "[" * 5000, '[{"start": 9, "end": 4, "newlines": 0}]'],
 )
-async def test_a_damaged_table_of_holes_costs_no_process(tmp_path: Path, rows: str) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "echo one; read line; echo two; exit 7", keep_stdin_open=True)
-        await sup.until_log("a", b"one")
-        (sup.folder("a") / layout.HOLES).write_text(rows)
-        await sup.kill_supervisor()
-        await sup.client.write("a", b"\n")
-        record = await sup.exit("a")
-        assert (record["exit_code"], record["bytes_total"], record["bytes_dropped"]) == (7, 8, 0)
-        assert sup.log("a") == b"one\ntwo\n"
+async def test_a_damaged_table_of_holes_costs_no_process(sup: Rig, rows: str) -> None:
+    await sup.start("a", "echo one; read line; echo two; exit 7", keep_stdin_open=True)
+    await sup.until_log("a", b"one")
+    (sup.folder("a") / layout.HOLES).write_text(rows)
+    await sup.kill_supervisor()
+    await sup.client.write("a", b"\n")
+    record = await sup.exit("a")
+    assert (record["exit_code"], record["bytes_total"], record["bytes_dropped"]) == (7, 8, 0)
+    assert sup.log("a") == b"one\ntwo\n"

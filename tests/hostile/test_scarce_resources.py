@@ -147,23 +147,20 @@ async def test_a_read_only_state_directory_is_named_and_nothing_is_started(tmp_p
 
 
 @pytest.mark.parametrize("pty", [None, (24, 80)])
-async def test_a_process_limit_is_the_reason_and_starts_nothing_twice(
-    tmp_path: Path, pty: tuple[int, int] | None
-) -> None:
-    async with rig(tmp_path) as sup:
-        pid, _ = await sup.pids()
-        await sup.start("runs", "read line; exit 7", keep_stdin_open=True)
-        _, most = resource.prlimit(pid, resource.RLIMIT_NPROC)
-        resource.prlimit(pid, resource.RLIMIT_NPROC, (0, most))
-        answer = await sup.start("a", "exit 3", pty=pty)
-        resource.prlimit(pid, resource.RLIMIT_NPROC, (most, most))
-        assert answer.outcome == "start_failed"
-        assert answer.record is not None
-        assert (answer.record["errno"], answer.record["exit_code"]) == (errno.EAGAIN, None)
-        assert (await sup.start("a", "exit 3", pty=pty)).outcome in {"already", "start_failed"}
-        await sup.client.write("runs", b"\n")
-        assert (await sup.exit("runs"))["exit_code"] == 7
-        assert (await sup.run("b", "exit 3", pty=pty))["exit_code"] == 3
+async def test_a_process_limit_is_the_reason_and_starts_nothing_twice(sup: Rig, pty: tuple[int, int] | None) -> None:
+    pid, _ = await sup.pids()
+    await sup.start("runs", "read line; exit 7", keep_stdin_open=True)
+    _, most = resource.prlimit(pid, resource.RLIMIT_NPROC)
+    resource.prlimit(pid, resource.RLIMIT_NPROC, (0, most))
+    answer = await sup.start("a", "exit 3", pty=pty)
+    resource.prlimit(pid, resource.RLIMIT_NPROC, (most, most))
+    assert answer.outcome == "start_failed"
+    assert answer.record is not None
+    assert (answer.record["errno"], answer.record["exit_code"]) == (errno.EAGAIN, None)
+    assert (await sup.start("a", "exit 3", pty=pty)).outcome in {"already", "start_failed"}
+    await sup.client.write("runs", b"\n")
+    assert (await sup.exit("runs"))["exit_code"] == 7
+    assert (await sup.run("b", "exit 3", pty=pty))["exit_code"] == 3
 
 
 async def test_what_runs_ends_as_it_would_when_no_descriptor_is_left(tmp_path: Path) -> None:
@@ -185,22 +182,21 @@ async def test_what_runs_ends_as_it_would_when_no_descriptor_is_left(tmp_path: P
         assert (await sup.pids())[0] == pid
 
 
-async def test_a_state_directory_that_is_removed_costs_no_status_and_is_made_anew(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        pid, keeper = await sup.pids()
-        await sup.start("a", "read line; exit 7", keep_stdin_open=True, background=True)
-        await sup.start("b", "read line; exit 8", keep_stdin_open=True)
-        await until(lambda: removed(sup.home))
-        await sup.client.write("a", b"\n")
-        assert (await sup.exit("a"))["exit_code"] == 7
-        refused = await sup.start("c", "exit 3")
-        assert (refused.outcome, refused.code) == ("refused", "state_gone")
-        assert "was removed" in refused.message
-        with pytest.raises(SpawnFailed, match="was removed"):
-            await sup.client.abandon("c")
-        await sup.client.write("b", b"\n")
-        assert (await sup.exit("b"))["exit_code"] == 8
-        assert await gone(pid)
-        assert await gone(keeper)
-        assert (await sup.run("c", "exit 3"))["exit_code"] == 3
-        assert sup.folder("c").exists()
+async def test_a_state_directory_that_is_removed_costs_no_status_and_is_made_anew(sup: Rig) -> None:
+    pid, keeper = await sup.pids()
+    await sup.start("a", "read line; exit 7", keep_stdin_open=True, background=True)
+    await sup.start("b", "read line; exit 8", keep_stdin_open=True)
+    await until(lambda: removed(sup.home))
+    await sup.client.write("a", b"\n")
+    assert (await sup.exit("a"))["exit_code"] == 7
+    refused = await sup.start("c", "exit 3")
+    assert (refused.outcome, refused.code) == ("refused", "state_gone")
+    assert "was removed" in refused.message
+    with pytest.raises(SpawnFailed, match="was removed"):
+        await sup.client.abandon("c")
+    await sup.client.write("b", b"\n")
+    assert (await sup.exit("b"))["exit_code"] == 8
+    assert await gone(pid)
+    assert await gone(keeper)
+    assert (await sup.run("c", "exit 3"))["exit_code"] == 3
+    assert sup.folder("c").exists()

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from shellback.exec.core.errors import InvalidCommand, SupervisorUnreachable
+from shellback.exec.engine.engine import Engine
 from shellback.exec.link import launch, reaching
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.link.supervised import end_of
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import MAX_ANSWER, VERSION, ExitRecord
 from tests.execs import launch as background
-from tests.execs import running_engine
-from tests.supervisors import BOOT, SOON, rig, state_of, stop, until
+from tests.supervisors import BOOT, SOON, Rig, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -140,17 +140,16 @@ def test_the_worker_believes_no_part_of_a_record_that_is_not_whole(
     assert "an exit record of another version" in caplog.text
 
 
-async def test_a_request_that_is_too_long_is_refused_at_once(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        before = await sup.pids()
-        answer = await sup.start("a", "/bin/echo", "x" * (3 << 20))
-        assert (answer.outcome, answer.code) == ("refused", "bad_request")
-        await sup.start("b", "read line; exit 3", keep_stdin_open=True)
-        with pytest.raises(InvalidCommand, match="the limit is"):
-            await sup.client.write("b", b"x" * (3 << 20), key="1")
-        await sup.client.write("b", b"\n")
-        assert (await sup.exit("b"))["exit_code"] == 3
-        assert await sup.pids() == before
+async def test_a_request_that_is_too_long_is_refused_at_once(sup: Rig) -> None:
+    before = await sup.pids()
+    answer = await sup.start("a", "/bin/echo", "x" * (3 << 20))
+    assert (answer.outcome, answer.code) == ("refused", "bad_request")
+    await sup.start("b", "read line; exit 3", keep_stdin_open=True)
+    with pytest.raises(InvalidCommand, match="the limit is"):
+        await sup.client.write("b", b"x" * (3 << 20), key="1")
+    await sup.client.write("b", b"\n")
+    assert (await sup.exit("b"))["exit_code"] == 3
+    assert await sup.pids() == before
 
 
 @contextlib.asynccontextmanager
@@ -172,79 +171,76 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 async def test_a_stopped_supervisor_is_named_and_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sup: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with rig(tmp_path) as sup:
-        pid, _ = await sup.pids()
-        await sup.start("a", "read line; echo $line; exit 7", keep_stdin_open=True)
-        await stop(pid)
-        try:
-            with _impatient(monkeypatch):
-                with pytest.raises(SupervisorUnreachable, match=rf"{sup.home} does not answer.*process {pid}"):
-                    await sup.client.list()
-                with pytest.raises(SupervisorUnreachable, match="does not answer"):
-                    await sup.start("b", f"echo x >> {tmp_path}/b; exit 8")
-                # Whoever comes anew starts no second one, and whoever only looks does not say that there is none.
-                for spawn in (True, False):
-                    newcomer = SupervisorClient(sup.home, spawn=spawn)
-                    with pytest.raises(SupervisorUnreachable, match="stopped, or hangs") as raised:
-                        await newcomer.connect()
-                    assert type(raised.value) is SupervisorUnreachable
-                    await newcomer.close()
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        await sup.client.write("a", b"on\n", key="1")
-        assert (await sup.exit("a"))["exit_code"] == 7
-        assert sup.log("a") == b"on\n"
-        assert (await sup.exit("b"))["state"] == "exited"
-        assert (await sup.start("b", "exit 9")).outcome == "already"
-        assert (await sup.pids())[0] == pid
+    pid, _ = await sup.pids()
+    await sup.start("a", "read line; echo $line; exit 7", keep_stdin_open=True)
+    await stop(pid)
+    try:
+        with _impatient(monkeypatch):
+            with pytest.raises(SupervisorUnreachable, match=rf"{sup.home} does not answer.*process {pid}"):
+                await sup.client.list()
+            with pytest.raises(SupervisorUnreachable, match="does not answer"):
+                await sup.start("b", f"echo x >> {tmp_path}/b; exit 8")
+            # Whoever comes anew starts no second one, and whoever only looks does not say that there is none.
+            for spawn in (True, False):
+                newcomer = SupervisorClient(sup.home, spawn=spawn)
+                with pytest.raises(SupervisorUnreachable, match="stopped, or hangs") as raised:
+                    await newcomer.connect()
+                assert type(raised.value) is SupervisorUnreachable
+                await newcomer.close()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await sup.client.write("a", b"on\n", key="1")
+    assert (await sup.exit("a"))["exit_code"] == 7
+    assert sup.log("a") == b"on\n"
+    assert (await sup.exit("b"))["state"] == "exited"
+    assert (await sup.start("b", "exit 9")).outcome == "already"
+    assert (await sup.pids())[0] == pid
 
 
 async def test_a_start_that_a_stopped_supervisor_has_yet_to_read_happens_once_or_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_engine(tmp_path) as engine:
-        await background(engine, "exec sleep 60")
-        async with _watching(tmp_path / "home") as client:
-            pid = (await client.info())["pid"]
-        await stop(pid)
-        try:
-            with _impatient(monkeypatch), pytest.raises(SupervisorUnreachable, match="does not answer"):
-                await background(engine, "echo x >> once; sleep 0.1; exit 6")
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        await engine.reconcile()
-        (session,) = [one for one in await engine.store.list() if "once" in one.command]
-        ended = await engine.wait(session.id, up_to=SOON)
-        assert ended.end is not None
-        if ended.end.exit_code is None:
-            assert ended.end.evidence == "never_started"
-            assert not (engine.workspace / "once").exists()
-        else:
-            assert ended.end.exit_code == 6
-            assert (engine.workspace / "once").read_text() == "x\n"
-        assert ended.delivery == "callback"
+    await background(engine, "exec sleep 60")
+    async with _watching(tmp_path / "home") as client:
+        pid = (await client.info())["pid"]
+    await stop(pid)
+    try:
+        with _impatient(monkeypatch), pytest.raises(SupervisorUnreachable, match="does not answer"):
+            await background(engine, "echo x >> once; sleep 0.1; exit 6")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await engine.reconcile()
+    (session,) = [one for one in await engine.store.list() if "once" in one.command]
+    ended = await engine.wait(session.id, up_to=SOON)
+    assert ended.end is not None
+    if ended.end.exit_code is None:
+        assert ended.end.evidence == "never_started"
+        assert not (engine.workspace / "once").exists()
+    else:
+        assert ended.end.exit_code == 6
+        assert (engine.workspace / "once").read_text() == "x\n"
+    assert ended.delivery == "callback"
 
 
 async def test_output_and_end_of_a_command_that_filled_its_pipe_while_the_supervisor_was_stopped(
-    tmp_path: Path,
+    sup: Rig,
 ) -> None:
-    async with rig(tmp_path) as sup:
-        pid, _ = await sup.pids()
-        pids: list[int] = []
-        for name, size, code in (("full", 65_536, 7), ("over", 300_000, 8)):
-            script = f"trap 'kill $!; head -c {size} /dev/zero; exit {code}' USR1; echo ready >&2; sleep 60 & wait"
-            pids.append((await sup.start(name, script, separate_stderr=True)).pid or 0)
-            await until(lambda: b"ready" in sup.log(name, layout.ERR))  # noqa: B023 - waited for at once
-        await stop(pid)
-        try:
-            for one in pids:
-                os.kill(one, signal.SIGUSR1)
-            await until(lambda: state_of(pids[0]) == "Z")
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        for name, size, code in (("full", 65_536, 7), ("over", 300_000, 8)):
-            record = await sup.exit(name)
-            assert (record["exit_code"], record["bytes_total"], record["bytes_dropped"]) == (code, size, 0)
-            assert sup.log(name) == b"\0" * size
+    pid, _ = await sup.pids()
+    pids: list[int] = []
+    for name, size, code in (("full", 65_536, 7), ("over", 300_000, 8)):
+        script = f"trap 'kill $!; head -c {size} /dev/zero; exit {code}' USR1; echo ready >&2; sleep 60 & wait"
+        pids.append((await sup.start(name, script, separate_stderr=True)).pid or 0)
+        await until(lambda: b"ready" in sup.log(name, layout.ERR))  # noqa: B023 - waited for at once
+    await stop(pid)
+    try:
+        for one in pids:
+            os.kill(one, signal.SIGUSR1)
+        await until(lambda: state_of(pids[0]) == "Z")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for name, size, code in (("full", 65_536, 7), ("over", 300_000, 8)):
+        record = await sup.exit(name)
+        assert (record["exit_code"], record["bytes_total"], record["bytes_dropped"]) == (code, size, 0)
+        assert sup.log(name) == b"\0" * size

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.wire import layout
-from tests.supervisors import gone, rig
+from tests.supervisors import Rig, gone, rig
 
 pytestmark = pytest.mark.anyio
 
@@ -30,32 +30,29 @@ async def test_a_daemon_that_holds_the_output_delays_no_end_and_is_named_and_kil
             assert await gone(pid)
 
 
-async def test_a_command_that_closes_its_output_is_still_waited_for(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "echo one; exec >&- 2>&-; echo lost; read line; exit 7", keep_stdin_open=True)
-        await sup.until_log("a", b"one")
-        assert (await sup.client.status("a"))["state"] == "running"
-        await sup.kill_supervisor()
-        assert (await sup.client.status("a"))["state"] == "running"
-        await sup.client.write("a", b"\n")
-        assert (await sup.exit("a"))["exit_code"] == 7
-        assert sup.log("a") == b"one\n"
+async def test_a_command_that_closes_its_output_is_still_waited_for(sup: Rig) -> None:
+    await sup.start("a", "echo one; exec >&- 2>&-; echo lost; read line; exit 7", keep_stdin_open=True)
+    await sup.until_log("a", b"one")
+    assert (await sup.client.status("a"))["state"] == "running"
+    await sup.kill_supervisor()
+    assert (await sup.client.status("a"))["state"] == "running"
+    await sup.client.write("a", b"\n")
+    assert (await sup.exit("a"))["exit_code"] == 7
+    assert sup.log("a") == b"one\n"
 
 
-async def test_a_command_may_empty_its_output_and_the_log_keeps_it(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        script = "echo one; : > /dev/stdout; echo two; truncate -s 0 /dev/stdout 2>/dev/null; echo three; exit 7"
-        assert (await sup.run("a", script))["exit_code"] == 7
-        assert sup.log("a") == b"one\ntwo\nthree\n"
+async def test_a_command_may_empty_its_output_and_the_log_keeps_it(sup: Rig) -> None:
+    script = "echo one; : > /dev/stdout; echo two; truncate -s 0 /dev/stdout 2>/dev/null; echo three; exit 7"
+    assert (await sup.run("a", script))["exit_code"] == 7
+    assert sup.log("a") == b"one\ntwo\nthree\n"
 
 
-async def test_what_is_printed_without_end_is_counted_and_not_kept(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        record = await sup.run("a", f"head -c {MUCH} /dev/zero; echo end; exit 7", log_cap=CAP)
-        assert (record["exit_code"], record["bytes_total"]) == (7, MUCH + 4)
-        log = sup.folder("a") / layout.LOG
-        assert record["bytes_total"] - record["bytes_dropped"] <= CAP
-        assert os.stat(log).st_blocks * 512 <= CAP + 4 * 4096
-        with log.open("rb") as file:
-            file.seek(-4, os.SEEK_END)
-            assert file.read() == b"end\n"
+async def test_what_is_printed_without_end_is_counted_and_not_kept(sup: Rig) -> None:
+    record = await sup.run("a", f"head -c {MUCH} /dev/zero; echo end; exit 7", log_cap=CAP)
+    assert (record["exit_code"], record["bytes_total"]) == (7, MUCH + 4)
+    log = sup.folder("a") / layout.LOG
+    assert record["bytes_total"] - record["bytes_dropped"] <= CAP
+    assert os.stat(log).st_blocks * 512 <= CAP + 4 * 4096
+    with log.open("rb") as file:
+        file.seek(-4, os.SEEK_END)
+        assert file.read() == b"end\n"

@@ -213,13 +213,6 @@ def test_a_dotenv_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
         Settings.load()
 
 
-def test_importing_settings_loads_neither_dbos_nor_pydantic_ai(tmp_path: Path) -> None:
-    program = (
-        "import sys, shellback.settings; print([m for m in ('dbos', 'pydantic_ai', 'sqlalchemy') if m in sys.modules])"
-    )
-    assert in_directory(tmp_path, program) == "[]"
-
-
 def test_the_example_names_every_setting_with_its_default() -> None:
     shown: dict[str, str] = {}
     for line in (ROOT / ".env.example").read_text(encoding="utf-8").splitlines():

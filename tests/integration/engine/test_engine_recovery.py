@@ -184,29 +184,27 @@ async def test_what_was_given_up_while_its_worker_was_frozen_is_not_started(tmp_
         assert await engine.supervised.status(session.id) is None
 
 
-async def test_what_the_supervisor_gave_up_is_lost_also_when_only_it_knows(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session, who = await claimed(engine, "touch ran")
-        assert await engine.supervised.abandon(session.id)
-        made = spec(engine, "touch ran", background=True)
-        again = await engine.launch(made, who, granted(engine, made))
-        assert again.end is not None
-        assert again.end.evidence is Evidence.NEVER_STARTED
-        assert not (engine.workspace / "ran").exists()
+async def test_what_the_supervisor_gave_up_is_lost_also_when_only_it_knows(engine: Engine) -> None:
+    session, who = await claimed(engine, "touch ran")
+    assert await engine.supervised.abandon(session.id)
+    made = spec(engine, "touch ran", background=True)
+    again = await engine.launch(made, who, granted(engine, made))
+    assert again.end is not None
+    assert again.end.evidence is Evidence.NEVER_STARTED
+    assert not (engine.workspace / "ran").exists()
 
 
-async def test_abandoning_what_has_started_lets_it_run(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        made, who = spec(engine, f"{GATE}; exit 3", background=True), origin()
-        session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
-        await engine.store.claim(session)
-        await engine.supervised.start(session, made, await engine.backend.plan(made, session.conversation_id))
-        await engine.abandon(session.id)
-        assert (await engine.registry.get(session.id)).state is SessionState.RUNNING
-        let_go(engine)
-        ended = await engine.wait(session.id, up_to=60)
-        assert ended.end is not None
-        assert ended.end.exit_code == 3
+async def test_abandoning_what_has_started_lets_it_run(engine: Engine) -> None:
+    made, who = spec(engine, f"{GATE}; exit 3", background=True), origin()
+    session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
+    await engine.store.claim(session)
+    await engine.supervised.start(session, made, await engine.backend.plan(made, session.conversation_id))
+    await engine.abandon(session.id)
+    assert (await engine.registry.get(session.id)).state is SessionState.RUNNING
+    let_go(engine)
+    ended = await engine.wait(session.id, up_to=60)
+    assert ended.end is not None
+    assert ended.end.exit_code == 3
 
 
 async def test_a_start_whose_record_was_cut_off_is_recorded_by_reconciling(tmp_path: Path) -> None:
@@ -246,33 +244,31 @@ async def test_sessions_of_another_boot_are_decided_by_rule(
     assert [one.id for one in told.sessions] == [session.id]
 
 
-async def test_a_running_session_that_nobody_knows_is_lost(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session, _ = await claimed(engine, "true", state=SessionState.RUNNING)
-        await engine.reconcile()
-        after = await engine.registry.get(session.id)
-        assert after.end is not None
-        assert after.end.evidence is Evidence.RECORD_UNREADABLE
+async def test_a_running_session_that_nobody_knows_is_lost(engine: Engine) -> None:
+    session, _ = await claimed(engine, "true", state=SessionState.RUNNING)
+    await engine.reconcile()
+    after = await engine.registry.get(session.id)
+    assert after.end is not None
+    assert after.end.evidence is Evidence.RECORD_UNREADABLE
 
 
 @pytest.mark.parametrize("error", [LimitReached("64 containers"), SupervisorUnreachable("away")])
 async def test_a_session_that_cannot_be_asked_about_keeps_no_other_from_being_compared(
-    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_engine(tmp_path) as engine:
-        first, _ = await claimed(engine, "true", boot_id="another", created_at=1.0)
-        second, _ = await claimed(engine, "true", boot_id="another", created_at=2.0)
-        status = engine.supervised.status
+    first, _ = await claimed(engine, "true", boot_id="another", created_at=1.0)
+    second, _ = await claimed(engine, "true", boot_id="another", created_at=2.0)
+    status = engine.supervised.status
 
-        async def asked(session_id: SessionId) -> Any:
-            if session_id == first.id:
-                raise error
-            return await status(session_id)
+    async def asked(session_id: SessionId) -> Any:
+        if session_id == first.id:
+            raise error
+        return await status(session_id)
 
-        monkeypatch.setattr(engine.supervised, "status", asked)
-        await engine.reconcile()
-        ends = [(await engine.registry.get(one.id)).end for one in (first, second)]
-        assert [end and end.evidence for end in ends] == [None, Evidence.NEVER_STARTED]
+    monkeypatch.setattr(engine.supervised, "status", asked)
+    await engine.reconcile()
+    ends = [(await engine.registry.get(one.id)).end for one in (first, second)]
+    assert [end and end.evidence for end in ends] == [None, Evidence.NEVER_STARTED]
 
 
 async def test_sessions_of_another_host_are_left_alone(tmp_path: Path) -> None:
@@ -295,23 +291,22 @@ async def test_starting_and_stopping_twice_is_fine(tmp_path: Path) -> None:
     assert not engine.started
 
 
-async def test_input_whose_outcome_was_not_recorded_is_recalled_and_not_written_twice(tmp_path: Path) -> None:
+async def test_input_whose_outcome_was_not_recorded_is_recalled_and_not_written_twice(engine: Engine) -> None:
     """The worker died between the write and its record; the supervisor, which lives, remembers the call."""
-    async with running_engine(tmp_path) as engine:
-        session = await launch(engine, "cat", keep_stdin_open=True)
-        call = origin()
-        record, store = engine.store.end_call, engine.store
+    session = await launch(engine, "cat", keep_stdin_open=True)
+    call = origin()
+    record, store = engine.store.end_call, engine.store
 
-        async def dies(key: CallKey, outcome: dict[str, object]) -> None:
-            raise ConnectionError("the worker is gone")
+    async def dies(key: CallKey, outcome: dict[str, object]) -> None:
+        raise ConnectionError("the worker is gone")
 
-        store.end_call = dies
-        with pytest.raises(ConnectionError):
-            await Sessions(engine, "talk").write(session.id, b"once\n", call, tool="process_write")
-        store.end_call = record
-        assert await Sessions(engine, "talk").write(session.id, b"once\n", call, tool="process_write") == 5
-        await printed(engine, session.id, "once")
-        await Sessions(engine, "talk").write(session.id, b"", origin(), tool="process_write", eof=True)
-        ended = await engine.wait(session.id, up_to=60)
-        assert ended.end is not None
-        assert ended.end.bytes_total == 5
+    store.end_call = dies
+    with pytest.raises(ConnectionError):
+        await Sessions(engine, "talk").write(session.id, b"once\n", call, tool="process_write")
+    store.end_call = record
+    assert await Sessions(engine, "talk").write(session.id, b"once\n", call, tool="process_write") == 5
+    await printed(engine, session.id, "once")
+    await Sessions(engine, "talk").write(session.id, b"", origin(), tool="process_write", eof=True)
+    ended = await engine.wait(session.id, up_to=60)
+    assert ended.end is not None
+    assert ended.end.bytes_total == 5

@@ -19,6 +19,7 @@ from shellback.exec.core.errors import (
     TaskCompleted,
 )
 from shellback.exec.core.model import CommandSpec, Delivery, EndedBy, Session, SessionState
+from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.link.supervised import Seen
@@ -116,27 +117,25 @@ async def test_as_root_commands_run_as_somebody_else(tmp_path: Path, each_backen
     assert ("Permission denied" if each_backend == "host" else "No such file") in outcome.output.text
 
 
-async def test_long_output_is_shown_from_both_ends_and_the_rest_can_be_read(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "seq 1 100000")
-        text = outcome_text(outcome)
-        assert outcome.output.bytes_total == 588_895
-        assert len(outcome.output.text) <= limits.RESULT_CHARS
-        assert text.startswith("1\n2\n")
-        assert "99999\n100000\n[exit code 0" in text
-        assert f"{outcome.output.bytes_shown:,} of 588,895 bytes shown, 0 dropped for good" in text
-        _, lines = await Sessions(engine, "talk").log_lines(outcome.session.id, 50_000, 2)
-        assert (lines.text, lines.lines_total) == ("50001\n50002\n", 100_000)
+async def test_long_output_is_shown_from_both_ends_and_the_rest_can_be_read(engine: Engine) -> None:
+    outcome = await run(engine, "seq 1 100000")
+    text = outcome_text(outcome)
+    assert outcome.output.bytes_total == 588_895
+    assert len(outcome.output.text) <= limits.RESULT_CHARS
+    assert text.startswith("1\n2\n")
+    assert "99999\n100000\n[exit code 0" in text
+    assert f"{outcome.output.bytes_shown:,} of 588,895 bytes shown, 0 dropped for good" in text
+    _, lines = await Sessions(engine, "talk").log_lines(outcome.session.id, 50_000, 2)
+    assert (lines.text, lines.lines_total) == ("50001\n50002\n", 100_000)
 
 
-async def test_the_log_is_linked_in_the_workspace_and_ignored_by_git(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "echo hello")
-        link = engine.workspace / ".tmp" / "exec" / f"{outcome.session.id}.log"
-        assert str(link) == outcome.session.log_path
-        await until(link.is_symlink)
-        assert link.read_text() == "hello\n"
-        assert (engine.workspace / ".tmp" / ".gitignore").read_text() == "*\n"
+async def test_the_log_is_linked_in_the_workspace_and_ignored_by_git(engine: Engine) -> None:
+    outcome = await run(engine, "echo hello")
+    link = engine.workspace / ".tmp" / "exec" / f"{outcome.session.id}.log"
+    assert str(link) == outcome.session.log_path
+    await until(link.is_symlink)
+    assert link.read_text() == "hello\n"
+    assert (engine.workspace / ".tmp" / ".gitignore").read_text() == "*\n"
 
 
 async def test_a_background_command_returns_at_once_and_tells_its_end_once(tmp_path: Path) -> None:
@@ -242,12 +241,11 @@ async def test_an_end_that_comes_while_the_answer_to_the_start_is_lost_is_told(
         assert (outcome.session.end.exit_code, outcome.handed_over, told.sessions) == (3, False, [])
 
 
-async def test_a_repeat_while_it_runs_waits_for_the_same_process(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        made, who = spec(engine, "echo x >> nonce; sleep 0.3; exit 5"), origin()
-        both = await asyncio.gather(*(engine.run(made, who, granted(engine, made)) for _ in range(2)))
-        assert [one.session.end and one.session.end.exit_code for one in both] == [5, 5]
-        assert (engine.workspace / "nonce").read_text() == "x\n"
+async def test_a_repeat_while_it_runs_waits_for_the_same_process(engine: Engine) -> None:
+    made, who = spec(engine, "echo x >> nonce; sleep 0.3; exit 5"), origin()
+    both = await asyncio.gather(*(engine.run(made, who, granted(engine, made)) for _ in range(2)))
+    assert [one.session.end and one.session.end.exit_code for one in both] == [5, 5]
+    assert (engine.workspace / "nonce").read_text() == "x\n"
 
 
 async def test_a_claim_that_is_refused_starts_nothing(tmp_path: Path) -> None:
@@ -262,23 +260,21 @@ async def test_a_claim_that_is_refused_starts_nothing(tmp_path: Path) -> None:
         assert not (workspace / "ran").exists()
 
 
-async def test_a_grant_for_something_else_starts_nothing(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        made = spec(engine, "touch ran")
-        with pytest.raises(CommandDenied, match="nothing was started"):
-            await engine.run(made, origin(), grant_by_operator(Proposal("execute", {"command": "touch ran"}), "test"))
-        assert await engine.store.list() == []
+async def test_a_grant_for_something_else_starts_nothing(engine: Engine) -> None:
+    made = spec(engine, "touch ran")
+    with pytest.raises(CommandDenied, match="nothing was started"):
+        await engine.run(made, origin(), grant_by_operator(Proposal("execute", {"command": "touch ran"}), "test"))
+    assert await engine.store.list() == []
 
 
-async def test_a_directory_that_was_swapped_after_the_grant_is_noticed(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        (engine.workspace / "sub").mkdir()
-        made = spec(engine, "touch ran", cwd="sub")
-        grant = granted(engine, made)
-        (engine.workspace / "sub").rename(engine.workspace / "old")
-        (engine.workspace / "sub").mkdir()
-        with pytest.raises(CommandDenied):
-            await engine.run(made, origin(), grant)
+async def test_a_directory_that_was_swapped_after_the_grant_is_noticed(engine: Engine) -> None:
+    (engine.workspace / "sub").mkdir()
+    made = spec(engine, "touch ran", cwd="sub")
+    grant = granted(engine, made)
+    (engine.workspace / "sub").rename(engine.workspace / "old")
+    (engine.workspace / "sub").mkdir()
+    with pytest.raises(CommandDenied):
+        await engine.run(made, origin(), grant)
 
 
 async def test_kill_ends_the_whole_tree_and_says_so(tmp_path: Path) -> None:
@@ -296,36 +292,33 @@ async def test_kill_ends_the_whole_tree_and_says_so(tmp_path: Path) -> None:
     assert len(told.sessions) == 1
 
 
-async def test_a_poll_reads_what_is_new_and_a_repeat_reads_the_same(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session = await launch(engine, "echo one; read -r _; echo two", keep_stdin_open=True)
-        sessions, first, second = Sessions(engine, "talk"), origin(), origin()
-        await printed(engine, session.id, "one\n")
-        assert (await sessions.poll(session.id, first))[1].text == "one\n"
-        await sessions.write(session.id, b"\n", origin(), tool="process_write")
-        await engine.wait(session.id, up_to=60)
-        assert (await sessions.poll(session.id, first))[1].text == "one\n"
-        assert (await sessions.poll(session.id, second))[1].text == "two\n"
-        assert (await sessions.poll(session.id, origin()))[1].text == ""
+async def test_a_poll_reads_what_is_new_and_a_repeat_reads_the_same(engine: Engine) -> None:
+    session = await launch(engine, "echo one; read -r _; echo two", keep_stdin_open=True)
+    sessions, first, second = Sessions(engine, "talk"), origin(), origin()
+    await printed(engine, session.id, "one\n")
+    assert (await sessions.poll(session.id, first))[1].text == "one\n"
+    await sessions.write(session.id, b"\n", origin(), tool="process_write")
+    await engine.wait(session.id, up_to=60)
+    assert (await sessions.poll(session.id, first))[1].text == "one\n"
+    assert (await sessions.poll(session.id, second))[1].text == "two\n"
+    assert (await sessions.poll(session.id, origin()))[1].text == ""
 
 
-async def test_what_a_command_leaves_running_is_named(tmp_path: Path, each_backend: str) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "sleep 100 & echo $!")
-        assert outcome.session.end is not None
-        (survivor,) = outcome.session.end.survivors
-        # Numbers are the host's; in a sandbox they are others.
-        assert (survivor == int(outcome.output.text)) == (each_backend == "host")
-        assert f"processes it started are still there: {survivor}" in outcome_text(outcome)
-        assert await engine.supervised.kill(outcome.session.id, by=EndedBy.SHUTDOWN) == ()
+async def test_what_a_command_leaves_running_is_named(engine: Engine, each_backend: str) -> None:
+    outcome = await run(engine, "sleep 100 & echo $!")
+    assert outcome.session.end is not None
+    (survivor,) = outcome.session.end.survivors
+    # Numbers are the host's; in a sandbox they are others.
+    assert (survivor == int(outcome.output.text)) == (each_backend == "host")
+    assert f"processes it started are still there: {survivor}" in outcome_text(outcome)
+    assert await engine.supervised.kill(outcome.session.id, by=EndedBy.SHUTDOWN) == ()
 
 
-async def test_many_at_once_cost_no_descriptor_each(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        before = len(os.listdir("/proc/self/fd"))
-        started = await asyncio.gather(*(launch(engine, "sleep 100") for _ in range(40)))
-        assert len({session.id for session in started}) == 40
-        assert len(os.listdir("/proc/self/fd")) <= before + 2
+async def test_many_at_once_cost_no_descriptor_each(engine: Engine) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    started = await asyncio.gather(*(launch(engine, "sleep 100") for _ in range(40)))
+    assert len({session.id for session in started}) == 40
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
 async def test_an_engine_starts_itself_when_it_is_first_used(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from shellback.exec.core.model import EndedBy
 from shellback.exec.engine.following import Follower
 from tests.execs import launch, origin
 from tests.pods import in_pod
-from tests.supervisors import SOON, Rig, gone, rig, until
+from tests.supervisors import SOON, Rig, gone, until
 
 pytestmark = pytest.mark.anyio
 
@@ -39,71 +38,67 @@ def lives(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-async def test_the_end_of_a_turn_ends_what_it_started_for_itself_and_no_more(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await start(sup, "a", "sleep 600 & echo $!; exec sleep 600", "turn", "turn1")
-        await start(sup, "b", LEAVES, "turn", "turn1")
-        await start(sup, "other", SLEEP, "turn", "turn2")
-        await start(sup, "talk", LEAVES, "conversation", "turn1")
-        await start(sup, "free", SLEEP, "detached", "turn1")
-        await sup.until_log("a", b"\n")
-        child, ended, kept = int(sup.log("a")), await left(sup, "b"), await left(sup, "talk")
-        assert sorted(await sup.client.expire("turn", "turn1")) == ["a", "b"]
-        record = await sup.exit("a")
-        assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 15, "lifetime")
-        assert await gone(child)
-        assert await gone(ended)
-        assert lives(kept)
-        assert sorted(await sup.live()) == ["free", "other"]
-        assert await sup.client.expire("turn", "turn1") == []
-        assert sorted(await sup.client.expire("conversation", "talk")) == ["other", "talk"]
-        assert await gone(kept)
-        await sup.exit("other")
-        assert await sup.live() == ["free"]
+async def test_the_end_of_a_turn_ends_what_it_started_for_itself_and_no_more(sup: Rig) -> None:
+    await start(sup, "a", "sleep 600 & echo $!; exec sleep 600", "turn", "turn1")
+    await start(sup, "b", LEAVES, "turn", "turn1")
+    await start(sup, "other", SLEEP, "turn", "turn2")
+    await start(sup, "talk", LEAVES, "conversation", "turn1")
+    await start(sup, "free", SLEEP, "detached", "turn1")
+    await sup.until_log("a", b"\n")
+    child, ended, kept = int(sup.log("a")), await left(sup, "b"), await left(sup, "talk")
+    assert sorted(await sup.client.expire("turn", "turn1")) == ["a", "b"]
+    record = await sup.exit("a")
+    assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 15, "lifetime")
+    assert await gone(child)
+    assert await gone(ended)
+    assert lives(kept)
+    assert sorted(await sup.live()) == ["free", "other"]
+    assert await sup.client.expire("turn", "turn1") == []
+    assert sorted(await sup.client.expire("conversation", "talk")) == ["other", "talk"]
+    assert await gone(kept)
+    await sup.exit("other")
+    assert await sup.live() == ["free"]
 
 
-async def test_lifetimes_hold_after_the_supervisor_was_killed(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await start(sup, "a", "trap '' TERM; echo ready; while :; do sleep 600; done", "turn", "turn1")
-        await start(sup, "b", LEAVES, "turn", "turn1")
-        await start(sup, "talk", LEAVES, "conversation", "turn1")
-        await sup.until_log("a", b"ready")
-        ended, kept = await left(sup, "b"), await left(sup, "talk")
-        assert await sup.client.ack("b")
-        await sup.kill_supervisor()
-        assert sorted(await sup.client.expire("turn", "turn1")) == ["a", "b"]
-        # Again in the middle: the next one goes on with what was begun.
-        await until(lambda: b'"lifetime"' in (sup.folder("a") / "running.json").read_bytes())
-        await sup.kill_supervisor()
-        record = await sup.exit_after_connect("a")
-        assert (record["signal"], record["ended_by"]) == (9, "lifetime")
-        await sup.client.expire("turn", "turn1")
-        assert await gone(ended)
-        assert lives(kept)
-        assert await sup.client.expire("conversation", "talk") == ["talk"]
-        assert await gone(kept)
+async def test_lifetimes_hold_after_the_supervisor_was_killed(sup: Rig) -> None:
+    await start(sup, "a", "trap '' TERM; echo ready; while :; do sleep 600; done", "turn", "turn1")
+    await start(sup, "b", LEAVES, "turn", "turn1")
+    await start(sup, "talk", LEAVES, "conversation", "turn1")
+    await sup.until_log("a", b"ready")
+    ended, kept = await left(sup, "b"), await left(sup, "talk")
+    assert await sup.client.ack("b")
+    await sup.kill_supervisor()
+    assert sorted(await sup.client.expire("turn", "turn1")) == ["a", "b"]
+    # Again in the middle: the next one goes on with what was begun.
+    await until(lambda: b'"lifetime"' in (sup.folder("a") / "running.json").read_bytes())
+    await sup.kill_supervisor()
+    record = await sup.exit_after_connect("a")
+    assert (record["signal"], record["ended_by"]) == (9, "lifetime")
+    await sup.client.expire("turn", "turn1")
+    assert await gone(ended)
+    assert lives(kept)
+    assert await sup.client.expire("conversation", "talk") == ["talk"]
+    assert await gone(kept)
 
 
-async def test_who_dropped_the_marker_and_who_forges_one(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        # Longer than a tick: of who began in the one it ended in nobody knows whose number he is in.
-        await start(sup, "a", "env -i sleep 600 >/dev/null 2>&1 & sleep 0.1", "turn", "turn1")
-        await start(sup, "b", "SHELLBACK_SESSION=../b sleep 600 & echo; exec sleep 600", "detached", "turn2")
-        await sup.until_log("b", b"\n")
-        pid = int((await sup.exit("a"))["survivors"][0])
-        assert await sup.client.expire("turn", "turn1") == ["a"]
-        assert await gone(pid)
-        assert await sup.live() == ["b"]
+async def test_who_dropped_the_marker_and_who_forges_one(sup: Rig) -> None:
+    # Longer than a tick: of who began in the one it ended in nobody knows whose number he is in.
+    await start(sup, "a", "env -i sleep 600 >/dev/null 2>&1 & sleep 0.1", "turn", "turn1")
+    await start(sup, "b", "SHELLBACK_SESSION=../b sleep 600 & echo; exec sleep 600", "detached", "turn2")
+    await sup.until_log("b", b"\n")
+    pid = int((await sup.exit("a"))["survivors"][0])
+    assert await sup.client.expire("turn", "turn1") == ["a"]
+    assert await gone(pid)
+    assert await sup.live() == ["b"]
 
 
-async def test_what_is_no_lifetime_is_refused_and_what_has_none_is_never_ended_for_it(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        for lifetime, owner in (("detached", "talk"), ("turn", "")):
-            with pytest.raises(Exception, match="owner"):
-                await sup.client.expire(lifetime, owner)
-        await start(sup, "a", SLEEP, "", "")
-        assert await asyncio.gather(*(sup.client.expire("turn", "x") for _ in range(20))) == [[]] * 20
-        assert await sup.live() == ["a"]
+async def test_what_is_no_lifetime_is_refused_and_what_has_none_is_never_ended_for_it(sup: Rig) -> None:
+    for lifetime, owner in (("detached", "talk"), ("turn", "")):
+        with pytest.raises(Exception, match="owner"):
+            await sup.client.expire(lifetime, owner)
+    await start(sup, "a", SLEEP, "", "")
+    assert await asyncio.gather(*(sup.client.expire("turn", "x") for _ in range(20))) == [[]] * 20
+    assert await sup.live() == ["a"]
 
 
 async def test_a_container_is_asked_too_for_output_for_readers_and_to_end_what_a_turn_left() -> None:

@@ -19,7 +19,7 @@ from shellback.exec.core.model import EndedBy, Session
 from shellback.exec.engine.engine import Engine
 from tests.databases import unavailable
 from tests.execs import each_backend, launch, printed, run, running_engine
-from tests.supervisors import SOON, rig, stop
+from tests.supervisors import SOON, Rig, stop
 
 pytestmark = pytest.mark.anyio
 __all__ = ["each_backend"]
@@ -97,55 +97,52 @@ async def test_real_programs_are_seen_to_wait_and_others_are_not(tmp_path: Path,
                 assert (name, (await look_at(engine, session)).how) == (name, how)
 
 
-async def test_who_has_been_written_to_waits_no_more_and_one_that_ended_is_not_looked_at(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session = await launch(engine, "read x; echo ready; exec sleep 600", **PIPE)
-        await waiting(engine, session)
-        await engine.supervised.write(session.id, b"x\n", eof=False, key="a")  # pyright: ignore[reportArgumentType]
-        await printed(engine, session.id, "ready")
-        look = await look_at(engine, session)
-        assert look.how == "none"
-        assert look.quiet_s < SOON
-        await engine.supervised.kill(session.id, by=EndedBy.AGENT)
-        assert await engine.supervised.look(session.id) is None
-        done = await run(engine, "true")
-        assert await engine.supervised.look(done.session.id) is None
+async def test_who_has_been_written_to_waits_no_more_and_one_that_ended_is_not_looked_at(engine: Engine) -> None:
+    session = await launch(engine, "read x; echo ready; exec sleep 600", **PIPE)
+    await waiting(engine, session)
+    await engine.supervised.write(session.id, b"x\n", eof=False, key="a")  # pyright: ignore[reportArgumentType]
+    await printed(engine, session.id, "ready")
+    look = await look_at(engine, session)
+    assert look.how == "none"
+    assert look.quiet_s < SOON
+    await engine.supervised.kill(session.id, by=EndedBy.AGENT)
+    assert await engine.supervised.look(session.id) is None
+    done = await run(engine, "true")
+    assert await engine.supervised.look(done.session.id) is None
 
 
-async def test_processes_that_come_and_go_while_they_are_looked_at_do_no_harm(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session = await launch(engine, "while :; do (true | true) & (sleep 0.001); wait; done", pty=True)
-        for _ in range(300):
-            assert (await look_at(engine, session)).how in {"none", "read", "unknown"}
+async def test_processes_that_come_and_go_while_they_are_looked_at_do_no_harm(engine: Engine) -> None:
+    session = await launch(engine, "while :; do (true | true) & (sleep 0.001); wait; done", pty=True)
+    for _ in range(300):
+        assert (await look_at(engine, session)).how in {"none", "read", "unknown"}
 
 
-async def test_a_stopped_reader_does_not_wait_and_quiet_counts_from_the_last_output(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        began = time.monotonic()
-        await sup.start("a", "echo x; exec cat", stdin=b"", keep_stdin_open=True, background=True)
+async def test_a_stopped_reader_does_not_wait_and_quiet_counts_from_the_last_output(sup: Rig) -> None:
+    began = time.monotonic()
+    await sup.start("a", "echo x; exec cat", stdin=b"", keep_stdin_open=True, background=True)
 
-        async def how() -> str:
-            look = await sup.client.look("a")
-            return "" if look is None else look.how
-
-        async def reading() -> None:
-            async with asyncio.timeout(SOON):
-                while await how() != "read":  # noqa: ASYNC110 - nobody announces it
-                    await asyncio.sleep(0.01)
-
-        await reading()
+    async def how() -> str:
         look = await sup.client.look("a")
-        assert look is not None
-        assert look.quiet_s <= time.monotonic() - began
-        await stop(look.reader)
-        assert await how() == "none"
-        os.kill(look.pid, signal.SIGCONT)
-        await sup.kill_supervisor()
-        await reading()
-        again = await sup.client.look("a")
-        assert again is not None
-        assert look.quiet_s <= again.quiet_s <= time.monotonic() - began + 1
-        assert await sup.client.look("b") is None
+        return "" if look is None else look.how
+
+    async def reading() -> None:
+        async with asyncio.timeout(SOON):
+            while await how() != "read":  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+
+    await reading()
+    look = await sup.client.look("a")
+    assert look is not None
+    assert look.quiet_s <= time.monotonic() - began
+    await stop(look.reader)
+    assert await how() == "none"
+    os.kill(look.pid, signal.SIGCONT)
+    await sup.kill_supervisor()
+    await reading()
+    again = await sup.client.look("a")
+    assert again is not None
+    assert look.quiet_s <= again.quiet_s <= time.monotonic() - began + 1
+    assert await sup.client.look("b") is None
 
 
 WITHOUT: Final = """

@@ -157,29 +157,28 @@ async def test_a_repeat_of_a_call_that_returned_early_says_the_same(tmp_path: Pa
 
 
 @each
-async def test_a_password_is_typed_by_a_person_and_by_no_model(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session = await launched(engine, "trap 'echo stopped' INT; read -rsp 'Password: ' x; echo got $x; sleep 600")
-        one = await found(engine, session)
-        assert one is not None
-        assert one.password
-        sessions, call = Sessions(engine, "talk"), origin()
-        for who in (call, call, origin()):
-            with pytest.raises(InvalidCommand, match=f"shellback attach {session.id}"):
-                await sessions.write(session.id, b"hunter2\n", who, tool="process_write")
-        with pytest.raises(PasswordWanted):
-            await sessions.write(session.id, b"\n", origin(), tool="process_write")
-        about = {"session_id": session.id}
-        for args in ({"data": "hunter2\n"}, {"keys": ["x", "Enter"]}, {"paste": "hunter2"}):
-            tool = "process_write" if "data" in args else "process_send_keys"
-            assert f"shellback attach {session.id}" in await refusal(engine, tool, about | args)
-        (pressed,) = await converse(engine, Script(("process_send_keys", about | {"keys": ["C-c"]})))
-        assert pressed.outcome == "success"
-        await printed(engine, session.id, "stopped")
-        assert await sessions.write(session.id, b"mine\n", origin(), tool="attach", by_model=False) == 5
-        await printed(engine, session.id, "got mine")
-        assert await sessions.write(session.id, b"more\n", origin(), tool="process_write") == 5
-        await sessions.end(session, by=EndedBy.SHUTDOWN)
+async def test_a_password_is_typed_by_a_person_and_by_no_model(engine: Engine) -> None:
+    session = await launched(engine, "trap 'echo stopped' INT; read -rsp 'Password: ' x; echo got $x; sleep 600")
+    one = await found(engine, session)
+    assert one is not None
+    assert one.password
+    sessions, call = Sessions(engine, "talk"), origin()
+    for who in (call, call, origin()):
+        with pytest.raises(InvalidCommand, match=f"shellback attach {session.id}"):
+            await sessions.write(session.id, b"hunter2\n", who, tool="process_write")
+    with pytest.raises(PasswordWanted):
+        await sessions.write(session.id, b"\n", origin(), tool="process_write")
+    about = {"session_id": session.id}
+    for args in ({"data": "hunter2\n"}, {"keys": ["x", "Enter"]}, {"paste": "hunter2"}):
+        tool = "process_write" if "data" in args else "process_send_keys"
+        assert f"shellback attach {session.id}" in await refusal(engine, tool, about | args)
+    (pressed,) = await converse(engine, Script(("process_send_keys", about | {"keys": ["C-c"]})))
+    assert pressed.outcome == "success"
+    await printed(engine, session.id, "stopped")
+    assert await sessions.write(session.id, b"mine\n", origin(), tool="attach", by_model=False) == 5
+    await printed(engine, session.id, "got mine")
+    assert await sessions.write(session.id, b"more\n", origin(), tool="process_write") == 5
+    await sessions.end(session, by=EndedBy.SHUTDOWN)
 
 
 async def test_in_a_container_who_asks_is_noticed_and_a_password_is_left_to_a_person() -> None:

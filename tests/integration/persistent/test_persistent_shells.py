@@ -13,50 +13,47 @@ from shellback.exec.core.errors import TaskCompleted
 from shellback.exec.core.model import SessionState, WindowSize
 from shellback.exec.persistent import ShellBusy
 from tests.execs import each_backend
-from tests.shells import a_shell, started
+from tests.shells import Shell, a_shell, started
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures(each_backend.__name__)]
 
 
-async def test_what_is_printed_is_told_exactly(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        assert shell.output.endswith("$ ")
-        assert shell.output.count("\n") == 0
-        assert await shell.says("echo hi") == "hi\n"
-        assert await shell.says("printf '  a\\n\\n b '") == "  a\n\n b "
-        assert await shell.says("printf abc") == "abc"
-        assert await shell.says(":") == ""
-        assert await shell.says("printf '\\n\\n'") == "\n\n"
-        assert await shell.says("cat <<'END'\n a 'b' \"c\" $d `e`\n\tf\\\nEND") == " a 'b' \"c\" $d `e`\n\tf\\\n"
-        assert await shell.says("for i in 1 2; do\n  echo $i\ndone\n\necho three") == "1\n2\nthree\n"
-        assert await shell.says("printf '\\e[31mred\\e[0m\\n'; printf 'x\\ty\\n'") == "red\nx\ty\n"
-        assert await shell.says("# nothing but a remark") == ""
-        assert await shell.says("echo out; echo err >&2") == "out\nerr\n"
+async def test_what_is_printed_is_told_exactly(shell: Shell) -> None:
+    assert shell.output.endswith("$ ")
+    assert shell.output.count("\n") == 0
+    assert await shell.says("echo hi") == "hi\n"
+    assert await shell.says("printf '  a\\n\\n b '") == "  a\n\n b "
+    assert await shell.says("printf abc") == "abc"
+    assert await shell.says(":") == ""
+    assert await shell.says("printf '\\n\\n'") == "\n\n"
+    assert await shell.says("cat <<'END'\n a 'b' \"c\" $d `e`\n\tf\\\nEND") == " a 'b' \"c\" $d `e`\n\tf\\\n"
+    assert await shell.says("for i in 1 2; do\n  echo $i\ndone\n\necho three") == "1\n2\nthree\n"
+    assert await shell.says("printf '\\e[31mred\\e[0m\\n'; printf 'x\\ty\\n'") == "red\nx\ty\n"
+    assert await shell.says("# nothing but a remark") == ""
+    assert await shell.says("echo out; echo err >&2") == "out\nerr\n"
 
 
-async def test_every_byte_is_in_the_log(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        every = 'for ((i=0;i<256;i++)); do printf "\\x$(printf %x $i)"; done'
-        done = await shell.exec(f"stty -opost; {every}; stty opost")
-        assert await shell.log.raw(done.slice.start, done.slice.end) == bytes(range(256))
-        assert "ABC" in done.output
-        assert "\ufffd" in done.output
-        assert "\x07" not in done.output
-        slow = await shell.says('for b in e2 82 ac; do printf "\\x$b"; sleep 0.02; done; echo')
-        assert slow == "\u20ac\n"
+async def test_every_byte_is_in_the_log(shell: Shell) -> None:
+    every = 'for ((i=0;i<256;i++)); do printf "\\x$(printf %x $i)"; done'
+    done = await shell.exec(f"stty -opost; {every}; stty opost")
+    assert await shell.log.raw(done.slice.start, done.slice.end) == bytes(range(256))
+    assert "ABC" in done.output
+    assert "\ufffd" in done.output
+    assert "\x07" not in done.output
+    slow = await shell.says('for b in e2 82 ac; do printf "\\x$b"; sleep 0.02; done; echo')
+    assert slow == "\u20ac\n"
 
 
-async def test_a_large_output_has_head_and_tail(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        done = await shell.exec("head -c 10485760 /dev/zero | tr '\\0' x; echo; echo end")
-        assert done.exit_code == 0
-        assert len(done.output) <= 30_100
-        assert done.output.startswith("xxx")
-        assert done.output.endswith("x\nend\n")
-        assert "process_log(session_id=" in done.output
-        assert done.slice.end - done.slice.start == 10 * 1024 * 1024 + 2 + 5
-        assert done.slice.bytes_shown < done.slice.end - done.slice.start
-        assert await shell.says("echo next") == "next\n"
+async def test_a_large_output_has_head_and_tail(shell: Shell) -> None:
+    done = await shell.exec("head -c 10485760 /dev/zero | tr '\\0' x; echo; echo end")
+    assert done.exit_code == 0
+    assert len(done.output) <= 30_100
+    assert done.output.startswith("xxx")
+    assert done.output.endswith("x\nend\n")
+    assert "process_log(session_id=" in done.output
+    assert done.slice.end - done.slice.start == 10 * 1024 * 1024 + 2 + 5
+    assert done.slice.bytes_shown < done.slice.end - done.slice.start
+    assert await shell.says("echo next") == "next\n"
 
 
 async def test_state_stays(tmp_path: Path) -> None:
@@ -76,24 +73,23 @@ async def test_state_stays(tmp_path: Path) -> None:
         assert await shell.says("[[ $HOME == $(cd; pwd) ]] && echo home") == "home\n"
 
 
-async def test_mistakes_are_told_at_once(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        for wrong in (
-            "echo 'unclosed",
-            'echo "unclosed',
-            "if true; then",
-            "echo $(",
-            "echo a &&",
-            "fi",
-            "f() {",
-            "echo `",
-        ):
-            done = await shell.exec(wrong)
-            assert done.exit_code not in {0, None}, wrong
-            assert "bash: " in done.output
-            assert done.duration_ms < 20_000
-        assert (await shell.exec("no_such_program")).exit_code == 127
-        assert await shell.says("echo fine") == "fine\n"
+async def test_mistakes_are_told_at_once(shell: Shell) -> None:
+    for wrong in (
+        "echo 'unclosed",
+        'echo "unclosed',
+        "if true; then",
+        "echo $(",
+        "echo a &&",
+        "fi",
+        "f() {",
+        "echo `",
+    ):
+        done = await shell.exec(wrong)
+        assert done.exit_code not in {0, None}, wrong
+        assert "bash: " in done.output
+        assert done.duration_ms < 20_000
+    assert (await shell.exec("no_such_program")).exit_code == 127
+    assert await shell.says("echo fine") == "fine\n"
 
 
 UNFINISHED = (
@@ -103,39 +99,36 @@ UNFINISHED = (
 )  # fmt: skip
 
 
-async def test_of_what_is_not_finished_nothing_runs(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        for options in ("set +ex", "set -ex; trap 'echo failed' ERR"):
-            await shell.exec(options)
-            for line in UNFINISHED:
-                done = await shell.exec(line)
-                assert (done.exit_code, done.waiting, done.alive) == (2, False, True), line
-                assert re.fullmatch(r"(bash: -c: .*(\n|\Z))+", done.output), done.output
-        await shell.exec("set +ex; trap - ERR")
-        assert await shell.says("type -t ran; [ -e ran ] || echo nothing") == "nothing\n"
-        # A heredoc ends with the text, as in a script.
-        assert re.fullmatch(r"bash: warning: here-doc[^\n]*\nmore\n", await shell.says("cat <<X\nmore"))
+async def test_of_what_is_not_finished_nothing_runs(shell: Shell) -> None:
+    for options in ("set +ex", "set -ex; trap 'echo failed' ERR"):
+        await shell.exec(options)
+        for line in UNFINISHED:
+            done = await shell.exec(line)
+            assert (done.exit_code, done.waiting, done.alive) == (2, False, True), line
+            assert re.fullmatch(r"(bash: -c: .*(\n|\Z))+", done.output), done.output
+    await shell.exec("set +ex; trap - ERR")
+    assert await shell.says("type -t ran; [ -e ran ] || echo nothing") == "nothing\n"
+    # A heredoc ends with the text, as in a script.
+    assert re.fullmatch(r"bash: warning: here-doc[^\n]*\nmore\n", await shell.says("cat <<X\nmore"))
 
 
-async def test_a_new_shell_has_no_directory_to_go_back_to(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        done = await shell.exec("cd -")
-        assert (done.output, done.exit_code) == ("bash: cd: OLDPWD not set\n", 1)
-        root = done.cwd
-        await shell.says("mkdir sub; cd sub")
-        assert await shell.says("env | grep ^OLDPWD; cd -") == f"OLDPWD={root}\n{root}\n"
-        assert await shell.says("cd - >/dev/null; pwd") == f"{root}/sub\n"
+async def test_a_new_shell_has_no_directory_to_go_back_to(shell: Shell) -> None:
+    done = await shell.exec("cd -")
+    assert (done.output, done.exit_code) == ("bash: cd: OLDPWD not set\n", 1)
+    root = done.cwd
+    await shell.says("mkdir sub; cd sub")
+    assert await shell.says("env | grep ^OLDPWD; cd -") == f"OLDPWD={root}\n{root}\n"
+    assert await shell.says("cd - >/dev/null; pwd") == f"{root}/sub\n"
 
 
-async def test_the_history_has_the_commands_that_were_given_and_nothing_else(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        lines = ["echo one", "for i in a b\ndo echo $i\ndone", "HISTCONTROL=", "-n 'no option'"]
-        for line in lines:
-            await shell.exec(line)
-        await shell.write("echo ty''ped\n")
-        await shell.read_until("typed")
-        told = await shell.says("history")
-        assert re.sub(r"^ +\d+  ", "", told, flags=re.MULTILINE) == "\n".join([*lines, "echo ty''ped", "history", ""])
+async def test_the_history_has_the_commands_that_were_given_and_nothing_else(shell: Shell) -> None:
+    lines = ["echo one", "for i in a b\ndo echo $i\ndone", "HISTCONTROL=", "-n 'no option'"]
+    for line in lines:
+        await shell.exec(line)
+    await shell.write("echo ty''ped\n")
+    await shell.read_until("typed")
+    told = await shell.says("history")
+    assert re.sub(r"^ +\d+  ", "", told, flags=re.MULTILINE) == "\n".join([*lines, "echo ty''ped", "history", ""])
 
 
 CHANGES = {
@@ -176,126 +169,116 @@ async def test_whatever_a_command_changes_the_next_is_told(tmp_path: Path) -> No
         await asyncio.gather(*(tried(change, expected) for change, expected in CHANGES.items()))
 
 
-async def test_output_that_goes_elsewhere_is_not_ours(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        assert (await shell.exec("exec 3>&1 >out 2>&1")).exit_code == 0
-        assert (await shell.exec("echo hidden; false")).exit_code == 1
-        assert (await shell.exec("exec >&3 2>&3")).exit_code == 0
-        told = await shell.says("grep -ac '7770;[RSEP]' out; grep -ao hidden out")
-        assert told == "0\nhidden\n"
+async def test_output_that_goes_elsewhere_is_not_ours(shell: Shell) -> None:
+    assert (await shell.exec("exec 3>&1 >out 2>&1")).exit_code == 0
+    assert (await shell.exec("echo hidden; false")).exit_code == 1
+    assert (await shell.exec("exec >&3 2>&3")).exit_code == 0
+    told = await shell.says("grep -ac '7770;[RSEP]' out; grep -ao hidden out")
+    assert told == "0\nhidden\n"
 
 
-async def test_a_failing_command_is_told_once(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        await shell.says("trap 'echo failed' ERR")
-        done = await shell.exec("false")
-        assert (done.output, done.exit_code) == ("failed\n", 1)
+async def test_a_failing_command_is_told_once(shell: Shell) -> None:
+    await shell.says("trap 'echo failed' ERR")
+    done = await shell.exec("false")
+    assert (done.output, done.exit_code) == ("failed\n", 1)
 
 
 @pytest.mark.parametrize(("command", "status"), [("exit 3", 3), ("set -e; false", 1), ("exec true", 0)])
-async def test_the_end_of_the_shell_is_the_end_of_the_command(tmp_path: Path, command: str, status: int) -> None:
-    async with a_shell(tmp_path) as shell:
-        await shell.says("trap 'echo bye' EXIT")
+async def test_the_end_of_the_shell_is_the_end_of_the_command(shell: Shell, command: str, status: int) -> None:
+    await shell.says("trap 'echo bye' EXIT")
+    done = await shell.exec(command)
+    assert (done.exit_code, done.alive, done.timed_out) == (status, False, False)
+    assert done.session.state is SessionState.EXITED
+    if command != "exec true":
+        assert done.output.endswith("bye\n")
+    with pytest.raises(TaskCompleted, match="start another"):
+        await shell.exec("echo more")
+    assert not (await shell.read()).alive
+
+
+async def test_a_shell_killed_by_a_signal_has_no_exit_code(shell: Shell) -> None:
+    done = await shell.exec("kill -KILL $$")
+    assert (done.exit_code, done.alive) == (None, False)
+    assert "SIGKILL" in done.note
+
+
+async def test_background_jobs_do_not_keep_the_call(shell: Shell) -> None:
+    done = await shell.exec("sleep 30 & echo started")
+    assert done.exit_code == 0
+    assert done.output.endswith("started\n")
+    assert done.duration_ms < 20_000
+    assert await shell.says("jobs -r | grep -c sleep; kill %1; wait 2>/dev/null; echo") == "1\n\n"
+
+
+async def test_a_question_is_answered_with_write(shell: Shell) -> None:
+    asked = await shell.exec("read -p 'name? ' name && echo \"hello $name\"")
+    assert (asked.output, asked.waiting, asked.timed_out, asked.exit_code) == ("name? ", True, False, None)
+    assert "write" in asked.note
+    with pytest.raises(ShellBusy, match="a command runs in shell"):
+        await shell.exec("echo no")
+    await shell.write("bob\n")
+    told = await shell.read_until("hello bob")
+    assert "7770" not in told.output
+    assert (await shell.at_rest()).running is False
+    assert await shell.says("echo $name") == "bob\n"
+
+
+async def test_an_interrupt_ends_the_call_that_waits(shell: Shell) -> None:
+    call = asyncio.create_task(shell.exec("sh -c 'echo begun; exec sleep 600'; echo never"))
+    await shell.read_until("begun\r\n")
+    await shell.write("\x03")
+    done = await call
+    assert done.exit_code == 130
+    assert done.output == "begun\n^C\n"
+    await shell.says("trap 'echo caught' INT")
+    call = asyncio.create_task(shell.exec("sh -c 'echo again; exec sleep 600'; echo after"))
+    await shell.read_until("again\r\n")
+    await shell.write("\x03")
+    done = await call
+    assert (done.output, done.exit_code) == ("again\n^C\nafter\n", 0)
+
+
+async def test_other_shells_inside(shell: Shell) -> None:
+    await shell.says("mkdir -p empty; HOME=$PWD/empty; X=outer")
+    inside = await shell.exec("bash --norc")
+    assert (inside.exit_code, inside.timed_out, inside.alive) == (None, False, True)
+    assert "exec runs commands in it" in inside.note
+    assert (await shell.exec("echo ${X-none}")).output == "none\n"
+    left = await shell.exec("exit 4")
+    assert left.exit_code == 4
+    assert await shell.says("echo $X") == "outer\n"
+    for before in (":", "set -a", "alias export=false"):
+        await shell.says(before)
+        replaced = await shell.exec("exec bash --norc")
+        assert (replaced.exit_code, replaced.alive) == (0, True)
+        assert replaced.note.startswith("by exec another shell is in the place of the one that ran the command")
+        assert (await shell.exec("readonly __sq")).note.startswith("the shell left the command before its end")
+        assert (await shell.exec("exec bash --norc")).note.startswith("by exec another shell")
+    assert (await shell.exec("echo ${X-none}")).output == "none\n"
+    assert (await shell.exec("exit 5")).exit_code == 5
+
+
+async def test_two_commands_at_once_are_one_and_an_error(shell: Shell) -> None:
+    both = await asyncio.gather(shell.exec("sleep 0.3; echo one"), shell.exec("echo two"), return_exceptions=True)
+    (won,) = [one for one in both if not isinstance(one, BaseException)]
+    (lost,) = [one for one in both if isinstance(one, BaseException)]
+    assert won.output == "one\n"
+    assert isinstance(lost, ShellBusy)
+    assert await shell.says("echo three") == "three\n"
+
+
+async def test_directories_outside_are_put_back(shell: Shell) -> None:
+    root = (await shell.exec("mkdir -p in/deep && ln -s / out && ln -s in/deep link && cd in")).cwd
+    for command in ("cd /", "cd ../../../..", "cd ../out", "cd ../out/usr && true", "pushd /usr >/dev/null"):
         done = await shell.exec(command)
-        assert (done.exit_code, done.alive, done.timed_out) == (status, False, False)
-        assert done.session.state is SessionState.EXITED
-        if command != "exec true":
-            assert done.output.endswith("bye\n")
-        with pytest.raises(TaskCompleted, match="start another"):
-            await shell.exec("echo more")
-        assert not (await shell.read()).alive
-
-
-async def test_a_shell_killed_by_a_signal_has_no_exit_code(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        done = await shell.exec("kill -KILL $$")
-        assert (done.exit_code, done.alive) == (None, False)
-        assert "SIGKILL" in done.note
-
-
-async def test_background_jobs_do_not_keep_the_call(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        done = await shell.exec("sleep 30 & echo started")
-        assert done.exit_code == 0
-        assert done.output.endswith("started\n")
-        assert done.duration_ms < 20_000
-        assert await shell.says("jobs -r | grep -c sleep; kill %1; wait 2>/dev/null; echo") == "1\n\n"
-
-
-async def test_a_question_is_answered_with_write(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        asked = await shell.exec("read -p 'name? ' name && echo \"hello $name\"")
-        assert (asked.output, asked.waiting, asked.timed_out, asked.exit_code) == ("name? ", True, False, None)
-        assert "write" in asked.note
-        with pytest.raises(ShellBusy, match="a command runs in shell"):
-            await shell.exec("echo no")
-        await shell.write("bob\n")
-        told = await shell.read_until("hello bob")
-        assert "7770" not in told.output
-        assert (await shell.at_rest()).running is False
-        assert await shell.says("echo $name") == "bob\n"
-
-
-async def test_an_interrupt_ends_the_call_that_waits(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        call = asyncio.create_task(shell.exec("sh -c 'echo begun; exec sleep 600'; echo never"))
-        await shell.read_until("begun\r\n")
-        await shell.write("\x03")
-        done = await call
-        assert done.exit_code == 130
-        assert done.output == "begun\n^C\n"
-        await shell.says("trap 'echo caught' INT")
-        call = asyncio.create_task(shell.exec("sh -c 'echo again; exec sleep 600'; echo after"))
-        await shell.read_until("again\r\n")
-        await shell.write("\x03")
-        done = await call
-        assert (done.output, done.exit_code) == ("again\n^C\nafter\n", 0)
-
-
-async def test_other_shells_inside(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        await shell.says("mkdir -p empty; HOME=$PWD/empty; X=outer")
-        inside = await shell.exec("bash --norc")
-        assert (inside.exit_code, inside.timed_out, inside.alive) == (None, False, True)
-        assert "exec runs commands in it" in inside.note
-        assert (await shell.exec("echo ${X-none}")).output == "none\n"
-        left = await shell.exec("exit 4")
-        assert left.exit_code == 4
-        assert await shell.says("echo $X") == "outer\n"
-        for before in (":", "set -a", "alias export=false"):
-            await shell.says(before)
-            replaced = await shell.exec("exec bash --norc")
-            assert (replaced.exit_code, replaced.alive) == (0, True)
-            assert replaced.note.startswith("by exec another shell is in the place of the one that ran the command")
-            assert (await shell.exec("readonly __sq")).note.startswith("the shell left the command before its end")
-            assert (await shell.exec("exec bash --norc")).note.startswith("by exec another shell")
-        assert (await shell.exec("echo ${X-none}")).output == "none\n"
-        assert (await shell.exec("exit 5")).exit_code == 5
-
-
-async def test_two_commands_at_once_are_one_and_an_error(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        both = await asyncio.gather(shell.exec("sleep 0.3; echo one"), shell.exec("echo two"), return_exceptions=True)
-        (won,) = [one for one in both if not isinstance(one, BaseException)]
-        (lost,) = [one for one in both if isinstance(one, BaseException)]
-        assert won.output == "one\n"
-        assert isinstance(lost, ShellBusy)
-        assert await shell.says("echo three") == "three\n"
-
-
-async def test_directories_outside_are_put_back(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        root = (await shell.exec("mkdir -p in/deep && ln -s / out && ln -s in/deep link && cd in")).cwd
-        for command in ("cd /", "cd ../../../..", "cd ../out", "cd ../out/usr && true", "pushd /usr >/dev/null"):
-            done = await shell.exec(command)
-            assert done.cwd == root, command
-            assert "outside of the workspace" in done.note
-            assert await shell.says("pwd") == f"{root}\n"
-        linked = await shell.exec("cd ../link")
-        assert (linked.cwd, linked.note) == (root.removesuffix("/in") + "/link", "")
-        gone = await shell.exec('cd ../in/deep 2>/dev/null || cd in/deep; rmdir "$(pwd -P)"')
-        assert gone.alive
-        assert (await shell.exec("cd ~")).exit_code == 0
+        assert done.cwd == root, command
+        assert "outside of the workspace" in done.note
+        assert await shell.says("pwd") == f"{root}\n"
+    linked = await shell.exec("cd ../link")
+    assert (linked.cwd, linked.note) == (root.removesuffix("/in") + "/link", "")
+    gone = await shell.exec('cd ../in/deep 2>/dev/null || cd in/deep; rmdir "$(pwd -P)"')
+    assert gone.alive
+    assert (await shell.exec("cd ~")).exit_code == 0
 
 
 async def test_the_raw_form_is_what_a_terminal_shows(tmp_path: Path) -> None:
@@ -309,70 +292,63 @@ async def test_the_raw_form_is_what_a_terminal_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["readonly PROMPT_COMMAND", "readonly __sb", "declare -i PS0", "enable -n eval"])
-async def test_a_shell_that_cannot_take_commands_any_more_says_so(tmp_path: Path, change: str) -> None:
-    async with a_shell(tmp_path) as shell:
-        await shell.exec(change)
-        for _ in range(2):
-            with pytest.raises(ShellBusy, match=r"nothing was run: .* kill it and start another"):
-                await shell.exec("touch ran")
-        assert not (shell.engine.workspace / "ran").exists()
+async def test_a_shell_that_cannot_take_commands_any_more_says_so(shell: Shell, change: str) -> None:
+    await shell.exec(change)
+    for _ in range(2):
+        with pytest.raises(ShellBusy, match=r"nothing was run: .* kill it and start another"):
+            await shell.exec("touch ran")
+    assert not (shell.engine.workspace / "ran").exists()
 
 
-async def test_an_end_that_the_command_could_not_tell_is_told_as_such(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        assert (await shell.exec("readonly __sq")).note.startswith("the shell left the command before its end")
+async def test_an_end_that_the_command_could_not_tell_is_told_as_such(shell: Shell) -> None:
+    assert (await shell.exec("readonly __sq")).note.startswith("the shell left the command before its end")
 
 
 @pytest.mark.parametrize("name", ["a;b 'c\\", "a\x1b]7770;E;x\x07\n;0;x"])
-async def test_no_name_of_a_directory_is_taken_for_another(tmp_path: Path, name: str) -> None:
-    async with a_shell(tmp_path) as shell:
-        done = await shell.exec(f"mkdir {shlex.quote(name)}; cd {shlex.quote(name)}")
-        assert (done.cwd, done.note) == (f"{shell.engine.workspace}/{name}", "")
+async def test_no_name_of_a_directory_is_taken_for_another(shell: Shell, name: str) -> None:
+    done = await shell.exec(f"mkdir {shlex.quote(name)}; cd {shlex.quote(name)}")
+    assert (done.cwd, done.note) == (f"{shell.engine.workspace}/{name}", "")
 
 
-async def test_a_directory_that_has_been_removed_keeps_its_name(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        await shell.exec("mkdir gone; cd gone; rmdir ../gone")
-        assert (await shell.exec("echo $PWD")).cwd == (await shell.exec(":")).cwd == f"{shell.engine.workspace}/gone"
-        assert await shell.shells.cwd(shell.id, "talk") == f"{shell.engine.workspace}/gone"
-        await shell.exec("cd; mkdir old; cd old; mv ../old ../new")
-        assert (await shell.exec(":")).cwd == f"{shell.engine.workspace}/new"
+async def test_a_directory_that_has_been_removed_keeps_its_name(shell: Shell) -> None:
+    await shell.exec("mkdir gone; cd gone; rmdir ../gone")
+    assert (await shell.exec("echo $PWD")).cwd == (await shell.exec(":")).cwd == f"{shell.engine.workspace}/gone"
+    assert await shell.shells.cwd(shell.id, "talk") == f"{shell.engine.workspace}/gone"
+    await shell.exec("cd; mkdir old; cd old; mv ../old ../new")
+    assert (await shell.exec(":")).cwd == f"{shell.engine.workspace}/new"
 
 
-async def test_the_directory_is_the_one_that_the_shell_is_in_whoever_changed_it(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        there = f"{shell.engine.workspace}/sub"
-        done = await shell.exec("mkdir sub; cd sub; sh -c 'echo begun; exec sleep 600'", timeout_s=1.0)
-        assert (done.output, done.timed_out, done.cwd) == ("begun\n", True, there)
-        await shell.write("\x03")
-        await shell.at_rest()
-        assert await shell.shells.cwd(shell.id, "talk") == there
-        await shell.says("cd ..")
-        await shell.write("cd sub; echo ty''ped\n")
-        await shell.read_until("typed")
-        assert await shell.shells.cwd(shell.id, "talk") == there
+async def test_the_directory_is_the_one_that_the_shell_is_in_whoever_changed_it(shell: Shell) -> None:
+    there = f"{shell.engine.workspace}/sub"
+    done = await shell.exec("mkdir sub; cd sub; sh -c 'echo begun; exec sleep 600'", timeout_s=1.0)
+    assert (done.output, done.timed_out, done.cwd) == ("begun\n", True, there)
+    await shell.write("\x03")
+    await shell.at_rest()
+    assert await shell.shells.cwd(shell.id, "talk") == there
+    await shell.says("cd ..")
+    await shell.write("cd sub; echo ty''ped\n")
+    await shell.read_until("typed")
+    assert await shell.shells.cwd(shell.id, "talk") == there
 
 
-async def test_no_read_ends_inside_a_mark(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        mark = "name=${PROMPT_COMMAND#*;P;}; printf 'a\\n\\e]7770;C;%s' ${name%%;*}"
-        begun = await shell.exec(f"{mark}; until [ -e go ]; do sleep 0.02; done; printf '\\ab\\n'", timeout_s=0.5)
-        assert (begun.output, begun.timed_out) == ("a\n", True)
-        assert (await shell.read()).output == ""
-        (shell.engine.workspace / "go").touch()
-        assert (await shell.read_until("b\r\n")).output.startswith("b\r\n")
+async def test_no_read_ends_inside_a_mark(shell: Shell) -> None:
+    mark = "name=${PROMPT_COMMAND#*;P;}; printf 'a\\n\\e]7770;C;%s' ${name%%;*}"
+    begun = await shell.exec(f"{mark}; until [ -e go ]; do sleep 0.02; done; printf '\\ab\\n'", timeout_s=0.5)
+    assert (begun.output, begun.timed_out) == ("a\n", True)
+    assert (await shell.read()).output == ""
+    (shell.engine.workspace / "go").touch()
+    assert (await shell.read_until("b\r\n")).output.startswith("b\r\n")
 
 
-async def test_a_program_that_answers_in_place_of_the_shell_breaks_nothing(tmp_path: Path) -> None:
-    async with a_shell(tmp_path) as shell:
-        # It reads what asks for a command, and prints marks with those names and nonsense in them.
-        (shell.engine.workspace / "impostor").write_text(
-            "printf '\\e]7770;P;%s;0\\a' $1; read -r line; line=${line#*7770;R;}; ready=${line%%;*}\n"
-            "printf '\\e]7770;R;%s;0;h\\047\\a' $ready; IFS= read -rsd $'\\1' given\n"
-            "given=${given#*7770;E;}; printf '\\e]7770;E;%s;nonsense\\a' ${given%%;*}; sleep 600\n"
-        )
-        done = await shell.exec("name=${PROMPT_COMMAND#*;P;}; bash impostor ${name%%;*}")
-        assert done.exit_code is None
-        assert not done.timed_out
-        done = await shell.exec("echo never; sleep 601")
-        assert (done.exit_code, done.output) in {(0, ""), (None, "")}
+async def test_a_program_that_answers_in_place_of_the_shell_breaks_nothing(shell: Shell) -> None:
+    # It reads what asks for a command, and prints marks with those names and nonsense in them.
+    (shell.engine.workspace / "impostor").write_text(
+        "printf '\\e]7770;P;%s;0\\a' $1; read -r line; line=${line#*7770;R;}; ready=${line%%;*}\n"
+        "printf '\\e]7770;R;%s;0;h\\047\\a' $ready; IFS= read -rsd $'\\1' given\n"
+        "given=${given#*7770;E;}; printf '\\e]7770;E;%s;nonsense\\a' ${given%%;*}; sleep 600\n"
+    )
+    done = await shell.exec("name=${PROMPT_COMMAND#*;P;}; bash impostor ${name%%;*}")
+    assert done.exit_code is None
+    assert not done.timed_out
+    done = await shell.exec("echo never; sleep 601")
+    assert (done.exit_code, done.output) in {(0, ""), (None, "")}

@@ -11,7 +11,7 @@ from shellback.exec.core.model import READ_ONLY
 from shellback.exec.policy.classify.classify import classify
 from tests.integration.tools.test_workspace_tools import room
 from tests.judged import around
-from tests.sandboxes import Boxes, boxes
+from tests.sandboxes import Boxes
 
 pytestmark = pytest.mark.anyio
 
@@ -53,12 +53,11 @@ async def test_a_file_tool_asks_for_it_and_a_search_leaves_it_out_and_counts_it(
         assert f"{len(SECRET)} files left out" in found.splitlines()[-1]
 
 
-async def test_a_search_of_the_whole_workspace_by_a_command_does_not_see_it(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        _fill(box.workspace)
-        await box.run("search", f"grep -rc {MARK} . ; true", profile=READ_ONLY)
-        found = {line[2:-2] for line in _lines(box) if line.endswith(":1")}
-        assert found == set(PLAIN)
+async def test_a_search_of_the_whole_workspace_by_a_command_does_not_see_it(box: Boxes) -> None:
+    _fill(box.workspace)
+    await box.run("search", f"grep -rc {MARK} . ; true", profile=READ_ONLY)
+    found = {line[2:-2] for line in _lines(box) if line.endswith(":1")}
+    assert found == set(PLAIN)
 
 
 def _lines(box: Boxes) -> list[str]:

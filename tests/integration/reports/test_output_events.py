@@ -54,24 +54,23 @@ async def test_a_process_tells_how_much_it_printed_on_which_stream_and_how_it_ex
         assert (exit_.exit_code, exit_.signal) == (4, None)
 
 
-async def test_the_iterator_follows_what_runs_already_from_now_on_and_only_its_conversation(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session = await launch(engine, f"echo before; {GATE}; echo after")
-        async with asyncio.timeout(SOON):
-            while not engine.output(session).size():  # noqa: ASYNC110 - a log has nobody to notify us
-                await asyncio.sleep(0.005)
-        other = spec(engine, "echo theirs", background=True)
-        feed = output_events(engine, "talk")
-        first = asyncio.ensure_future(anext(feed))
-        await asyncio.sleep(0)
-        theirs = await engine.launch(other, origin("another"), grant(engine, other))
-        await engine.wait(theirs.id, up_to=SOON)
-        let_go(engine)
-        async with asyncio.timeout(SOON):
-            event = await first
-            assert (event.session_id, event.bytes, event.total) == (session.id, 6, 13)
-            assert (await anext(feed)).kind == "exit"
-        await _closed(feed)
+async def test_the_iterator_follows_what_runs_already_from_now_on_and_only_its_conversation(engine: Engine) -> None:
+    session = await launch(engine, f"echo before; {GATE}; echo after")
+    async with asyncio.timeout(SOON):
+        while not engine.output(session).size():  # noqa: ASYNC110 - a log has nobody to notify us
+            await asyncio.sleep(0.005)
+    other = spec(engine, "echo theirs", background=True)
+    feed = output_events(engine, "talk")
+    first = asyncio.ensure_future(anext(feed))
+    await asyncio.sleep(0)
+    theirs = await engine.launch(other, origin("another"), grant(engine, other))
+    await engine.wait(theirs.id, up_to=SOON)
+    let_go(engine)
+    async with asyncio.timeout(SOON):
+        event = await first
+        assert (event.session_id, event.bytes, event.total) == (session.id, 6, 13)
+        assert (await anext(feed)).kind == "exit"
+    await _closed(feed)
 
 
 async def _closed(feed: AsyncGenerator[OutputEvent]) -> None:

@@ -43,75 +43,68 @@ async def profile_of(engine: Engine) -> str:
 
 
 @pytest.mark.usefixtures("sandbox")
-async def test_what_nobody_approved_is_held_to_reading(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        shell = by_policy(engine)
-        refused = await shell.execute("touch made && echo written")
-        assert (refused.success, refused.stdout) == (False, "")
-        assert await profile_of(engine) == READ_ONLY
-        assert not (engine.workspace / "made").exists()
-        assert (await shell.execute_script("touch made || echo kept")).stdout == "kept\n"
-        assert (await shell.execute(["ls"])).success
-        assert (await shell.which("ls")).found
+async def test_what_nobody_approved_is_held_to_reading(engine: Engine) -> None:
+    shell = by_policy(engine)
+    refused = await shell.execute("touch made && echo written")
+    assert (refused.success, refused.stdout) == (False, "")
+    assert await profile_of(engine) == READ_ONLY
+    assert not (engine.workspace / "made").exists()
+    assert (await shell.execute_script("touch made || echo kept")).stdout == "kept\n"
+    assert (await shell.execute(["ls"])).success
+    assert (await shell.which("ls")).found
 
 
-async def test_without_a_profile_that_holds_it_is_refused_naming_what_would_allow_it(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        with pytest.raises(PermissionError, match=r"POLICY_FILE, or set BACKEND=bubblewrap"):
-            await by_policy(engine).execute("touch made")
-        assert not list(await engine.store.list())
-        assert (await by_policy(engine).which("ls")).found
+async def test_without_a_profile_that_holds_it_is_refused_naming_what_would_allow_it(engine: Engine) -> None:
+    with pytest.raises(PermissionError, match=r"POLICY_FILE, or set BACKEND=bubblewrap"):
+        await by_policy(engine).execute("touch made")
+    assert not list(await engine.store.list())
+    assert (await by_policy(engine).which("ls")).found
 
 
 @pytest.mark.usefixtures("sandbox")
-async def test_what_policy_denies_is_a_permission_error_in_a_script_too(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        for shell in (by_policy(engine), AsyncShell(engine, ByOperator(engine))):
-            with pytest.raises(PermissionError, match="refused by policy"):
-                await shell.execute(["rm", "-rf", "/"])
-            with pytest.raises(PermissionError, match="refused by policy"):
-                await shell.execute_script("true\nrm -rf /\n", interpreter="/bin/sh")
-        assert not list(await engine.store.list())
+async def test_what_policy_denies_is_a_permission_error_in_a_script_too(engine: Engine) -> None:
+    for shell in (by_policy(engine), AsyncShell(engine, ByOperator(engine))):
+        with pytest.raises(PermissionError, match="refused by policy"):
+            await shell.execute(["rm", "-rf", "/"])
+        with pytest.raises(PermissionError, match="refused by policy"):
+            await shell.execute_script("true\nrm -rf /\n", interpreter="/bin/sh")
+    assert not list(await engine.store.list())
 
 
-async def test_the_owner_of_a_shell_runs_what_he_likes_on_record(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        shell = AsyncShell(engine, ByOperator(engine, reason="a build script"), scope="builds")
-        assert (await shell.execute("touch made")).success
-        (session,) = await engine.store.list(conversation_id="builds")
-        assert (session.granted_by, session.profile) == ("operator", WORK)
-        assert (engine.workspace / "made").exists()
+async def test_the_owner_of_a_shell_runs_what_he_likes_on_record(engine: Engine) -> None:
+    shell = AsyncShell(engine, ByOperator(engine, reason="a build script"), scope="builds")
+    assert (await shell.execute("touch made")).success
+    (session,) = await engine.store.list(conversation_id="builds")
+    assert (session.granted_by, session.profile) == ("operator", WORK)
+    assert (engine.workspace / "made").exists()
 
 
-async def test_the_owner_of_a_shell_may_grant_names_and_directories(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        plain = AsyncShell(engine, ByOperator(engine))
-        with pytest.raises(ValueError, match="PYTHONPATH"):
-            await plain.execute("true", env={"PYTHONPATH": "/x"})
-        with pytest.raises(ValueError, match=r"^Working directory escapes root: /usr$"):
-            await plain.execute("true", cwd="/usr")
-        granted = AsyncShell(engine, ByOperator(engine), env_names=["PYTHONPATH"], allowed_paths=["/usr"])
-        result = await granted.execute('echo "$PYTHONPATH"', env={"PYTHONPATH": "/x"}, cwd="/usr/bin")
-        assert (result.stdout, result.cwd) == ("/x\n", "/usr/bin")
-        with pytest.raises(ValueError, match="LD_PRELOAD"):
-            await granted.execute("true", env={"LD_PRELOAD": "/x"})
+async def test_the_owner_of_a_shell_may_grant_names_and_directories(engine: Engine) -> None:
+    plain = AsyncShell(engine, ByOperator(engine))
+    with pytest.raises(ValueError, match="PYTHONPATH"):
+        await plain.execute("true", env={"PYTHONPATH": "/x"})
+    with pytest.raises(ValueError, match=r"^Working directory escapes root: /usr$"):
+        await plain.execute("true", cwd="/usr")
+    granted = AsyncShell(engine, ByOperator(engine), env_names=["PYTHONPATH"], allowed_paths=["/usr"])
+    result = await granted.execute('echo "$PYTHONPATH"', env={"PYTHONPATH": "/x"}, cwd="/usr/bin")
+    assert (result.stdout, result.cwd) == ("/x\n", "/usr/bin")
+    with pytest.raises(ValueError, match="LD_PRELOAD"):
+        await granted.execute("true", env={"LD_PRELOAD": "/x"})
 
 
-async def test_a_wait_is_cut_to_what_is_left_of_the_run(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        shell = AsyncShell(engine, ByOperator(engine), deadline=lambda: 0.3)
-        result = await shell.execute("echo part; sleep 60", timeout_seconds=50)
-        assert (result.timed_out, result.stdout, result.stderr) == (True, "part\n", "Command timed out after 0.3s")
+async def test_a_wait_is_cut_to_what_is_left_of_the_run(engine: Engine) -> None:
+    shell = AsyncShell(engine, ByOperator(engine), deadline=lambda: 0.3)
+    result = await shell.execute("echo part; sleep 60", timeout_seconds=50)
+    assert (result.timed_out, result.stdout, result.stderr) == (True, "part\n", "Command timed out after 0.3s")
 
 
-async def test_a_bound_that_is_used_up_is_a_runtime_error(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        shell = AsyncShell(engine, ByOperator(engine))
-        engine.store._limit = 1  # pyright: ignore[reportAttributeAccessIssue]
-        running = await shell.spawn(["sleep", "60"])
-        with pytest.raises(RuntimeError, match="1 is the limit"):
-            await shell.execute("true")
-        await running.kill()
+async def test_a_bound_that_is_used_up_is_a_runtime_error(engine: Engine) -> None:
+    shell = AsyncShell(engine, ByOperator(engine))
+    engine.store._limit = 1  # pyright: ignore[reportAttributeAccessIssue]
+    running = await shell.spawn(["sleep", "60"])
+    with pytest.raises(RuntimeError, match="1 is the limit"):
+        await shell.execute("true")
+    await running.kill()
 
 
 # -- in the body of a tool ------------------------------------------------------------------------
@@ -138,72 +131,69 @@ def calls(*wanted: tuple[str, dict[str, Any]]) -> FunctionModel:
 
 
 async def test_a_tool_body_that_is_run_again_starts_each_command_once_and_gets_the_same_results(
-    tmp_path: Path,
+    engine: Engine,
 ) -> None:
-    async with running_engine(tmp_path) as engine:
-        seen: list[list[ExecutionResult]] = []
-        agent = Agent(calls(("build", {})), deps_type=Deps)
+    seen: list[list[ExecutionResult]] = []
+    agent = Agent(calls(("build", {})), deps_type=Deps)
 
-        @agent.tool
-        async def build(ctx: RunContext[Deps]) -> str:
-            shell: AsyncShell = ctx.deps.shell
-            for _ in range(2):
-                with calling(ctx):
-                    first = await shell.execute("echo first >> ran; wc -l < ran")
-                    second = await shell.execute_script("echo second >> ran\nwc -l < ran\n")
-                    seen.append([first, second])
-            with calling(ctx), pytest.raises(ValueError, match="has run another command in this place before"):
-                await shell.execute("echo something else")
+    @agent.tool
+    async def build(ctx: RunContext[Deps]) -> str:
+        shell: AsyncShell = ctx.deps.shell
+        for _ in range(2):
             with calling(ctx):
-                await shell.execute("echo first >> ran; wc -l < ran")
-                with pytest.raises(ValueError, match="has run another command in this place before"):
-                    await shell.execute_script("echo something else\n")
-            ids = [session.id for session in await engine.store.list(conversation_id="talk")]
-            assert session_id_of(origin_of(ctx)) not in ids
-            return f"{len(set(ids))} sessions"
+                first = await shell.execute("echo first >> ran; wc -l < ran")
+                second = await shell.execute_script("echo second >> ran\nwc -l < ran\n")
+                seen.append([first, second])
+        with calling(ctx), pytest.raises(ValueError, match="has run another command in this place before"):
+            await shell.execute("echo something else")
+        with calling(ctx):
+            await shell.execute("echo first >> ran; wc -l < ran")
+            with pytest.raises(ValueError, match="has run another command in this place before"):
+                await shell.execute_script("echo something else\n")
+        ids = [session.id for session in await engine.store.list(conversation_id="talk")]
+        assert session_id_of(origin_of(ctx)) not in ids
+        return f"{len(set(ids))} sessions"
 
-        shell = AsyncShell(engine, ByOperator(engine), scope="talk")
-        assert (await agent.run("go", deps=Deps(shell))).output == "2 sessions"
-        assert (engine.workspace / "ran").read_text() == "first\nsecond\n"
-        assert seen[0] == seen[1]
-        assert [one.stdout.strip() for one in seen[0]] == ["1", "2"]
-
-
-async def test_a_running_command_that_a_tool_body_started_is_found_again_by_its_repeat(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        shell = AsyncShell(engine, ByOperator(engine), scope="talk")
-        ids: list[str] = []
-        agent = Agent(calls(("serve", {})), deps_type=Deps)
-
-        @agent.tool
-        async def serve(ctx: RunContext[Deps]) -> str:
-            printed = ""
-            for _ in range(2):
-                with calling(ctx):
-                    running = await shell.spawn("read x; echo got $x", keep_stdin_open=True)
-                    ids.append(running.id)
-                    await running.write("once\n")
-                    printed += (await running.wait(30)).stdout
-            return printed
-
-        assert (await agent.run("go", deps=Deps(shell))).output == "got once\n" * 2
-        assert len(set(ids)) == 1
+    shell = AsyncShell(engine, ByOperator(engine), scope="talk")
+    assert (await agent.run("go", deps=Deps(shell))).output == "2 sessions"
+    assert (engine.workspace / "ran").read_text() == "first\nsecond\n"
+    assert seen[0] == seen[1]
+    assert [one.stdout.strip() for one in seen[0]] == ["1", "2"]
 
 
-async def test_a_synchronous_tool_in_its_thread_is_known_by_its_call_too(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        shell = SyncShell(AsyncShell(engine, ByOperator(engine), scope="talk"), asyncio.get_running_loop())
-        agent = Agent(calls(("build", {})), deps_type=Deps)
+async def test_a_running_command_that_a_tool_body_started_is_found_again_by_its_repeat(engine: Engine) -> None:
+    shell = AsyncShell(engine, ByOperator(engine), scope="talk")
+    ids: list[str] = []
+    agent = Agent(calls(("serve", {})), deps_type=Deps)
 
-        @agent.tool
-        def build(ctx: RunContext[Deps]) -> str:
-            printed = ""
-            for _ in range(2):
-                with calling(ctx):
-                    printed += ctx.deps.shell.execute("echo once >> ran; wc -l < ran").stdout
-            return printed
+    @agent.tool
+    async def serve(ctx: RunContext[Deps]) -> str:
+        printed = ""
+        for _ in range(2):
+            with calling(ctx):
+                running = await shell.spawn("read x; echo got $x", keep_stdin_open=True)
+                ids.append(running.id)
+                await running.write("once\n")
+                printed += (await running.wait(30)).stdout
+        return printed
 
-        assert (await agent.run("go", deps=Deps(shell))).output == "1\n1\n"
+    assert (await agent.run("go", deps=Deps(shell))).output == "got once\n" * 2
+    assert len(set(ids)) == 1
+
+
+async def test_a_synchronous_tool_in_its_thread_is_known_by_its_call_too(engine: Engine) -> None:
+    shell = SyncShell(AsyncShell(engine, ByOperator(engine), scope="talk"), asyncio.get_running_loop())
+    agent = Agent(calls(("build", {})), deps_type=Deps)
+
+    @agent.tool
+    def build(ctx: RunContext[Deps]) -> str:
+        printed = ""
+        for _ in range(2):
+            with calling(ctx):
+                printed += ctx.deps.shell.execute("echo once >> ran; wc -l < ran").stdout
+        return printed
+
+    assert (await agent.run("go", deps=Deps(shell))).output == "1\n1\n"
 
 
 def handlers() -> Agent[Deps, str]:

@@ -176,12 +176,11 @@ async def test_another_directory_of_the_same_name_is_not_the_workspace(tmp_path:
             await other.working_dir()
 
 
-async def test_a_run_of_a_durable_engine_begins_without_a_workspace_and_its_tool_is_told(tmp_path: Path) -> None:
-    async with execs.running_engine(tmp_path) as engine:
-        durable = Bare(engine, _told, place=lambda: 1)
-        engine.workspace.rmdir()
-        await durable.agent.run("go")
-        assert durable.got == [(str(engine.workspace), f"the workspace {engine.workspace} is gone")]
+async def test_a_run_of_a_durable_engine_begins_without_a_workspace_and_its_tool_is_told(engine: Engine) -> None:
+    durable = Bare(engine, _told, place=lambda: 1)
+    engine.workspace.rmdir()
+    await durable.agent.run("go")
+    assert durable.got == [(str(engine.workspace), f"the workspace {engine.workspace} is gone")]
 
 
 async def _told(ctx: RunContext[Any]) -> tuple[str, str]:
@@ -219,25 +218,23 @@ async def test_a_replay_that_skips_recorded_steps_goes_on_with_the_command_it_ha
         assert (engine.workspace / "ran").read_text() == "first\nsecond\n"
 
 
-async def test_an_execution_that_was_overtaken_ends_and_is_no_outcome_of_its_step(tmp_path: Path) -> None:
-    async with execs.running_engine(tmp_path) as engine:
-        here = ShellbackWorkspace(
-            engine, Overtaken(), files_of(engine.backend), origin=execs.origin, fenced=equipment.fenced
-        )
+async def test_an_execution_that_was_overtaken_ends_and_is_no_outcome_of_its_step(engine: Engine) -> None:
+    here = ShellbackWorkspace(
+        engine, Overtaken(), files_of(engine.backend), origin=execs.origin, fenced=equipment.fenced
+    )
+    with pytest.raises(Fenced):
+        await here.run(["true"])
+
+
+async def test_a_plain_function_that_was_overtaken_ends_its_execution_too(engine: Engine) -> None:
+    shell = AsyncShell(engine, Overtaken(), fenced=equipment.fenced)
+    sync = SyncShell(shell, asyncio.get_running_loop())
+    for act in (lambda: sync.execute("true"), lambda: sync.execute_script("true")):
         with pytest.raises(Fenced):
-            await here.run(["true"])
-
-
-async def test_a_plain_function_that_was_overtaken_ends_its_execution_too(tmp_path: Path) -> None:
-    async with execs.running_engine(tmp_path) as engine:
-        shell = AsyncShell(engine, Overtaken(), fenced=equipment.fenced)
-        sync = SyncShell(shell, asyncio.get_running_loop())
-        for act in (lambda: sync.execute("true"), lambda: sync.execute_script("true")):
-            with pytest.raises(Fenced):
-                await asyncio.to_thread(act)
-        for start in (shell.spawn("true"), shell.session()):
-            with pytest.raises(Fenced):
-                await start
+            await asyncio.to_thread(act)
+    for start in (shell.spawn("true"), shell.session()):
+        with pytest.raises(Fenced):
+            await start
 
 
 def equipped(engine: Engine, files: Files) -> TurnDeps:
@@ -374,51 +371,49 @@ async def _writes(ctx: RunContext[Any]) -> list[str]:
     return found
 
 
-async def test_a_tool_that_nobody_approved_changes_nothing_and_an_approved_one_does(tmp_path: Path) -> None:
-    async with execs.running_engine(tmp_path) as engine:
-        plain = Bare(engine, _writes)
-        await plain.agent.run("go")
-        assert "nobody approved this command" in plain.got[0][0]
-        assert "BACKEND=bubblewrap" in plain.got[0][0]
-        assert "nobody approved this call of work_on" in plain.got[0][1]
-        assert not {path.name for path in engine.workspace.iterdir()} & {"ran", "made"}
+async def test_a_tool_that_nobody_approved_changes_nothing_and_an_approved_one_does(engine: Engine) -> None:
+    plain = Bare(engine, _writes)
+    await plain.agent.run("go")
+    assert "nobody approved this command" in plain.got[0][0]
+    assert "BACKEND=bubblewrap" in plain.got[0][0]
+    assert "nobody approved this call of work_on" in plain.got[0][1]
+    assert not {path.name for path in engine.workspace.iterdir()} & {"ran", "made"}
 
-        asked = Agent(TestModel(), capabilities=[plain.capability], output_type=DEFERRING)
-        asked.tool(requires_approval=True)(_writes)
-        await approved_run(asked)
-        assert {path.name for path in engine.workspace.iterdir()} >= {"ran", "made"}
-        assert [session.granted_by for session in await engine.store.list()] == ["approved call"]
+    asked = Agent(TestModel(), capabilities=[plain.capability], output_type=DEFERRING)
+    asked.tool(requires_approval=True)(_writes)
+    await approved_run(asked)
+    assert {path.name for path in engine.workspace.iterdir()} >= {"ran", "made"}
+    assert [session.granted_by for session in await engine.store.list()] == ["approved call"]
 
 
-async def test_the_yes_to_a_call_is_lent_neither_to_an_agent_in_it_nor_to_what_outlives_it(tmp_path: Path) -> None:
-    async with execs.running_engine(tmp_path) as engine:
-        over = asyncio.Event()
-        left: list[asyncio.Task[list[str]]] = []
-        dug: list[list[str]] = []
+async def test_the_yes_to_a_call_is_lent_neither_to_an_agent_in_it_nor_to_what_outlives_it(engine: Engine) -> None:
+    over = asyncio.Event()
+    left: list[asyncio.Task[list[str]]] = []
+    dug: list[list[str]] = []
 
-        async def later(ctx: RunContext[Any]) -> list[str]:
-            await over.wait()
-            return await _writes(ctx)
+    async def later(ctx: RunContext[Any]) -> list[str]:
+        await over.wait()
+        return await _writes(ctx)
 
-        async def lends(ctx: RunContext[Any]) -> None:
-            inner = Agent(TestModel())
+    async def lends(ctx: RunContext[Any]) -> None:
+        inner = Agent(TestModel())
 
-            @inner.tool_plain
-            async def dig() -> None:
-                dug.append(await _writes(ctx))
+        @inner.tool_plain
+        async def dig() -> None:
+            dug.append(await _writes(ctx))
 
-            await inner.run("go")
-            left.append(asyncio.create_task(later(ctx)))
-            await ctx.workspace.write_text("mine", "text")
+        await inner.run("go")
+        left.append(asyncio.create_task(later(ctx)))
+        await ctx.workspace.write_text("mine", "text")
 
-        asked = Agent(TestModel(), capabilities=[Bare(engine, _writes).capability], output_type=DEFERRING)
-        asked.tool(requires_approval=True)(lends)
-        await approved_run(asked)
-        over.set()
-        for refused in (dug[0], await left[0]):
-            assert "nobody approved this command" in refused[0]
-            assert "nobody approved this call of lends" in refused[1]
-        assert {path.name for path in engine.workspace.iterdir()} & {"ran", "made", "mine"} == {"mine"}
+    asked = Agent(TestModel(), capabilities=[Bare(engine, _writes).capability], output_type=DEFERRING)
+    asked.tool(requires_approval=True)(lends)
+    await approved_run(asked)
+    over.set()
+    for refused in (dug[0], await left[0]):
+        assert "nobody approved this command" in refused[0]
+        assert "nobody approved this call of lends" in refused[1]
+    assert {path.name for path in engine.workspace.iterdir()} & {"ran", "made", "mine"} == {"mine"}
 
 
 async def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
@@ -436,34 +431,32 @@ async def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
         assert "may be a secret" in bare.got[0]
 
 
-async def test_the_next_run_and_the_agent_of_a_tool_are_in_the_same_workspace(tmp_path: Path) -> None:
-    async with execs.running_engine(tmp_path) as engine:
+async def test_the_next_run_and_the_agent_of_a_tool_are_in_the_same_workspace(engine: Engine) -> None:
 
-        async def delegates(ctx: RunContext[Any]) -> tuple[str, WorkspaceRef | None]:
-            inner = Bare(engine, lambda inner: inner.workspace.read_text("plain"))
-            result = await inner.agent.run("go", workspace=ctx.workspace)
-            return inner.got[0], result.workspace.ref
+    async def delegates(ctx: RunContext[Any]) -> tuple[str, WorkspaceRef | None]:
+        inner = Bare(engine, lambda inner: inner.workspace.read_text("plain"))
+        result = await inner.agent.run("go", workspace=ctx.workspace)
+        return inner.got[0], result.workspace.ref
 
-        (engine.workspace / "plain").write_text("text")
-        outer = Bare(engine, delegates)
-        first = await outer.agent.run("go")
-        ref = first.response.workspace_ref
-        assert outer.got == [("text", ref)]
-        assert ref is not None
-        assert ref.provider == "shellback"
-        assert str(engine.workspace) not in ref.id
-        second = await outer.agent.run("again", message_history=first.all_messages())
-        assert second.response.workspace_ref == ref
-        with pytest.raises(UserError, match="none of the agent's workspace capabilities recognized it"):
-            await outer.agent.run("go", workspace=WorkspaceRef(provider="shellback", id="another"))
+    (engine.workspace / "plain").write_text("text")
+    outer = Bare(engine, delegates)
+    first = await outer.agent.run("go")
+    ref = first.response.workspace_ref
+    assert outer.got == [("text", ref)]
+    assert ref is not None
+    assert ref.provider == "shellback"
+    assert str(engine.workspace) not in ref.id
+    second = await outer.agent.run("again", message_history=first.all_messages())
+    assert second.response.workspace_ref == ref
+    with pytest.raises(UserError, match="none of the agent's workspace capabilities recognized it"):
+        await outer.agent.run("go", workspace=WorkspaceRef(provider="shellback", id="another"))
 
 
-async def test_while_the_gate_is_off_nothing_is_attached_whatever_the_history_names(tmp_path: Path) -> None:
-    async with execs.running_engine(tmp_path) as engine:
-        closed = Bare(engine, _attached, enabled=False, name="mine")
-        await closed.agent.run("go")
-        await closed.agent.run("go", workspace=WorkspaceRef(provider="shellback", id="mine"))
-        assert closed.got == [(False, "tools have no workspace: ENABLE_EXECUTE is off")] * 2
+async def test_while_the_gate_is_off_nothing_is_attached_whatever_the_history_names(engine: Engine) -> None:
+    closed = Bare(engine, _attached, enabled=False, name="mine")
+    await closed.agent.run("go")
+    await closed.agent.run("go", workspace=WorkspaceRef(provider="shellback", id="mine"))
+    assert closed.got == [(False, "tools have no workspace: ENABLE_EXECUTE is off")] * 2
 
 
 async def _attached(ctx: RunContext[Any]) -> tuple[bool, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import sqlite3
 import stat
 import threading
 from pathlib import Path
@@ -16,12 +15,10 @@ from sqlalchemy import exc
 
 from shellback.storage.db import ATTEMPTS, Database
 from shellback.storage.errors import (
-    DatabaseFull,
     DatabaseLocked,
     DatabaseUnreachable,
     DatabaseUnsupported,
     OutcomeUnknown,
-    SchemaBehind,
 )
 from shellback.storage.rows import insert_new, lock_row
 from shellback.storage.tables import calls, conversations
@@ -241,50 +238,6 @@ def test_readers_go_on_beside_an_open_write(sqlite_url: str) -> None:
     database.close()
 
 
-def test_a_lock_that_another_process_holds_is_named_after_the_timeout(sqlite_url: str) -> None:
-    holder = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    database = Database(sqlite_url, lock_timeout_s=0.05)
-    with pytest.raises(DatabaseLocked, match="another process"):
-        database.write_now(add_call, "k1")
-    holder.execute("ROLLBACK")
-    holder.close()
-    database.write_now(add_call, "k1")
-    database.close()
-
-
-def test_a_full_disk_is_named_and_nothing_is_half_written(sqlite_url: str) -> None:
-    database = Database(sqlite_url)
-
-    def fill(conn: sa.Connection) -> None:
-        pages = int(str(conn.exec_driver_sql("PRAGMA page_count").scalar()))
-        conn.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-        for number in range(1000):
-            add_call(conn, f"{number:060}")
-
-    with pytest.raises(DatabaseFull, match="make room"):
-        database.write_now(fill)
-    assert database.read_now(call_keys) == []
-    database.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "content"), [("not-a-database", b"text, and more than a hundred bytes of it" * 9), ("directory", None)]
-)
-def test_a_file_that_is_no_database_is_named(tmp_path: Path, name: str, content: bytes | None) -> None:
-    path = tmp_path / name
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_bytes(content)
-    database = Database(f"sqlite:///{path}")
-    with pytest.raises(DatabaseUnreachable, match=name):
-        database.write_now(call_keys)
-    with pytest.raises(DatabaseUnreachable, match=name):
-        database.read_now(call_keys)
-    database.close()
-
-
 # Postgres
 
 
@@ -409,23 +362,6 @@ def test_a_url_that_we_cannot_use_is_refused_without_its_password(url: str) -> N
         Database(url)
     assert "hunter2" not in str(caught.value)
     assert "sqlite:///" in str(caught.value)
-
-
-def test_an_unreachable_server_is_named_without_the_password(tmp_path: Path) -> None:
-    database = Database(f"postgresql://ana:hunter2@/shop?host={tmp_path}&password=hunter2")
-    with pytest.raises(DatabaseUnreachable) as caught:
-        database.read_now(call_keys)
-    assert "hunter2" not in str(caught.value)
-    assert "hunter2" not in repr(database)
-    assert "ana:***@/shop" in str(caught.value)
-    database.close()
-
-
-def test_missing_tables_name_the_command_that_makes_them(empty_url: str) -> None:
-    database = Database(empty_url)
-    with pytest.raises(SchemaBehind, match="shellback migrate"):
-        database.write_now(call_keys)
-    database.close()
 
 
 def test_a_statement_that_fails_does_not_show_its_values(database: Database) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.core.errors import SupervisorUnreachable
-from shellback.exec.link import launch
 from shellback.storage.db import Database
 from shellback.storage.errors import ExecutorTaken, HomeUnusable
 from shellback.storage.executor_lock import hold_executor
@@ -24,37 +22,6 @@ def test_a_state_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     home = ensure_home(tmp_path / "a" / "home")
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     assert ensure_home(home) == home
-
-
-def test_a_state_directory_that_others_may_write_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    tmp_path.chmod(0o770)
-    with pytest.raises(HomeUnusable, match="chmod 700"):
-        ensure_home(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(HomeUnusable, match="not a directory"):
-        ensure_home(tmp_path / "file")
-    with pytest.raises(HomeUnusable, match="SHELLBACK_HOME"):
-        ensure_home(tmp_path / "file" / "below")
-
-
-@pytest.mark.parametrize("used", ["host_id", "supervisor/keeper.lock"])
-def test_a_state_directory_that_another_version_has_used_is_refused_and_left_alone(tmp_path: Path, used: str) -> None:
-    ours, theirs = (ensure_home(tmp_path / name) for name in ("ours", "theirs"))
-    for home in (ours, theirs):
-        (home / "supervisor").mkdir(mode=0o700)
-        (home / used).touch()
-    (mark,) = theirs.glob("version.*")
-    mark.rename(theirs / "version.0")
-    before = sorted(theirs.rglob("*"))
-    os.close(launch.folder(ensure_home(ours)))
-    with pytest.raises(HomeUnusable, match=r"another version.*SHELLBACK_HOME"):
-        ensure_home(theirs)
-    with pytest.raises(SupervisorUnreachable, match=r"another version.*SHELLBACK_HOME"):
-        launch.folder(theirs)
-    keeper = subprocess.run(launch.service_argv(theirs), capture_output=True, text=True, check=False, timeout=60)
-    assert (keeper.returncode, keeper.stdout) == (2, "")
-    assert "another version of Shellback: finish what is under way" in keeper.stderr
-    assert sorted(theirs.rglob("*")) == before
 
 
 def test_a_host_id_is_made_once_also_by_several_at_once(tmp_path: Path) -> None:

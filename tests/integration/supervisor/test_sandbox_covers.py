@@ -22,27 +22,25 @@ async def planned(box: Boxes, **changes: tuple[str, ...]) -> Sandbox:
 
 @pytest.mark.parametrize("field", ["fixed", "readonly", "masked", "stubs"])
 @pytest.mark.parametrize("below", ["", "/deeper"])
-async def test_a_symlink_that_came_after_the_plan_lets_nothing_in(tmp_path: Path, field: str, below: str) -> None:
-    async with boxes(tmp_path) as box:
-        # What a command sees of the view only while its sandbox is made: the processes of the host.
-        (box.workspace / "fake-place").symlink_to("/proc")
-        place = f"{box.workspace}/fake-place{below and '/sys'}"
-        answer = await box.start("a", "ls fake-place", sandbox=await planned(box, **{field: (place,)}))
-        assert answer.outcome == "start_failed"
-        assert answer.record is not None
-        assert answer.record["errno"] == errno.ELOOP
-        assert b"fake-place" in box.log("a")
-        (box.workspace / "fake-place").unlink()
-        await box.nothing_left()
+async def test_a_symlink_that_came_after_the_plan_lets_nothing_in(box: Boxes, field: str, below: str) -> None:
+    # What a command sees of the view only while its sandbox is made: the processes of the host.
+    (box.workspace / "fake-place").symlink_to("/proc")
+    place = f"{box.workspace}/fake-place{below and '/sys'}"
+    answer = await box.start("a", "ls fake-place", sandbox=await planned(box, **{field: (place,)}))
+    assert answer.outcome == "start_failed"
+    assert answer.record is not None
+    assert answer.record["errno"] == errno.ELOOP
+    assert b"fake-place" in box.log("a")
+    (box.workspace / "fake-place").unlink()
+    await box.nothing_left()
 
 
-async def test_a_place_outside_the_workspace_is_not_covered(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        sandbox = await planned(box, masked=(f"{box.workspace}/../../usr/bin/env",))
-        answer = await box.start("a", "exit 0", sandbox=sandbox)
-        assert answer.record is not None
-        assert (answer.outcome, answer.record["errno"]) == ("start_failed", errno.EXDEV)
-        await box.nothing_left()
+async def test_a_place_outside_the_workspace_is_not_covered(box: Boxes) -> None:
+    sandbox = await planned(box, masked=(f"{box.workspace}/../../usr/bin/env",))
+    answer = await box.start("a", "exit 0", sandbox=sandbox)
+    assert answer.record is not None
+    assert (answer.outcome, answer.record["errno"]) == ("start_failed", errno.EXDEV)
+    await box.nothing_left()
 
 
 async def test_covers_are_read_only_fixed_or_empty_for_their_command_alone(tmp_path: Path) -> None:

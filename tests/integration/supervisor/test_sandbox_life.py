@@ -58,60 +58,55 @@ async def serve(box: Boxes, name: str = "server") -> None:
     await box.until_log(name, b"up")
 
 
-async def test_commands_of_a_conversation_share_loopback_tmp_and_home(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await serve(box)
-        record = await box.run("a", "/bin/bash", "-c", f"{CALL}; cat /tmp/file /home/agent/file")
-        assert (record["exit_code"], box.log("a")) == (0, b"served\nmine\nmine\n")
-        assert (await box.client.info())["sandboxes"] == 1
+async def test_commands_of_a_conversation_share_loopback_tmp_and_home(box: Boxes) -> None:
+    await serve(box)
+    record = await box.run("a", "/bin/bash", "-c", f"{CALL}; cat /tmp/file /home/agent/file")
+    assert (record["exit_code"], box.log("a")) == (0, b"served\nmine\nmine\n")
+    assert (await box.client.info())["sandboxes"] == 1
 
 
 @pytest.mark.parametrize(("scope", "profile"), [("another", "work"), ("talk", READ_ONLY)])
-async def test_another_conversation_and_another_profile_share_nothing(tmp_path: Path, scope: str, profile: str) -> None:
-    async with boxes(tmp_path) as box:
-        await serve(box)
-        script = f"({CALL}) 2>/dev/null && echo reached; ls /tmp /home/agent; kill -0 -1 && echo seen; id -u"
-        await box.run("a", "/bin/bash", "-c", script, scope=scope, profile=profile)
-        assert b"reached" not in box.log("a")
-        assert b"file" not in box.log("a")
-        assert b"seen" not in box.log("a")
-        assert (await box.client.info())["sandboxes"] == 2
+async def test_another_conversation_and_another_profile_share_nothing(box: Boxes, scope: str, profile: str) -> None:
+    await serve(box)
+    script = f"({CALL}) 2>/dev/null && echo reached; ls /tmp /home/agent; kill -0 -1 && echo seen; id -u"
+    await box.run("a", "/bin/bash", "-c", script, scope=scope, profile=profile)
+    assert b"reached" not in box.log("a")
+    assert b"file" not in box.log("a")
+    assert b"seen" not in box.log("a")
+    assert (await box.client.info())["sandboxes"] == 2
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_what_ends_leaves_no_process_and_nothing_in_the_workspace(tmp_path: Path, background: bool) -> None:
-    async with boxes(tmp_path) as box:
-        record = await box.run("a", "test -d .vscode && exit 4", background=background)
-        assert (record["exit_code"], record["survivors"]) == (4, [])
-        await box.nothing_left()
+async def test_what_ends_leaves_no_process_and_nothing_in_the_workspace(box: Boxes, background: bool) -> None:
+    record = await box.run("a", "test -d .vscode && exit 4", background=background)
+    assert (record["exit_code"], record["survivors"]) == (4, [])
+    await box.nothing_left()
 
 
-async def test_devices_are_there_and_terminals_that_a_command_makes_are_its_own(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        script = "script -qec 'tty; touch /dev/shm/file /run/file; echo made; read line' /dev/null"
-        await box.start("a", script, keep_stdin_open=True)
-        await box.until_log("a", b"made")
-        assert box.log("a").startswith(b"/dev/pts/0\r\n")
-        script = "ls /dev/pts /dev/shm /run; echo z | cat /dev/stdin > /dev/stdout; head -c 1 /dev/zero > /dev/null"
-        assert (await box.run("b", f"{script} && mkdir /dev/folder"))["exit_code"] == 1
-        assert box.log("b").startswith(b"/dev/pts:\nptmx\n\n/dev/shm:\n\n/run:\nz\nmkdir: ")
-        await box.client.write("a", b"\n")
-        assert (await box.exit("a"))["exit_code"] == 0
-        await box.nothing_left()
+async def test_devices_are_there_and_terminals_that_a_command_makes_are_its_own(box: Boxes) -> None:
+    script = "script -qec 'tty; touch /dev/shm/file /run/file; echo made; read line' /dev/null"
+    await box.start("a", script, keep_stdin_open=True)
+    await box.until_log("a", b"made")
+    assert box.log("a").startswith(b"/dev/pts/0\r\n")
+    script = "ls /dev/pts /dev/shm /run; echo z | cat /dev/stdin > /dev/stdout; head -c 1 /dev/zero > /dev/null"
+    assert (await box.run("b", f"{script} && mkdir /dev/folder"))["exit_code"] == 1
+    assert box.log("b").startswith(b"/dev/pts:\nptmx\n\n/dev/shm:\n\n/run:\nz\nmkdir: ")
+    await box.client.write("a", b"\n")
+    assert (await box.exit("a"))["exit_code"] == 0
+    await box.nothing_left()
 
 
-async def test_stand_ins_stay_until_the_last_command_needs_them_no_more(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await box.start("a", "read line", keep_stdin_open=True)
-        await box.start("b", "read line; mkdir .vscode/x", keep_stdin_open=True, scope="another")
-        await box.client.write("a", b"\n")
-        await box.exit("a")
-        await until(lambda: not [pid for pid in box.marked() if words_of(pid)[-1:] == ["infinity"]][1:])
-        assert (box.workspace / ".vscode").is_dir()
-        await box.client.write("b", b"\n")
-        assert (await box.exit("b"))["exit_code"] == 1
-        assert b"Read-only file system" in box.log("b")
-        await box.nothing_left()
+async def test_stand_ins_stay_until_the_last_command_needs_them_no_more(box: Boxes) -> None:
+    await box.start("a", "read line", keep_stdin_open=True)
+    await box.start("b", "read line; mkdir .vscode/x", keep_stdin_open=True, scope="another")
+    await box.client.write("a", b"\n")
+    await box.exit("a")
+    await until(lambda: not [pid for pid in box.marked() if words_of(pid)[-1:] == ["infinity"]][1:])
+    assert (box.workspace / ".vscode").is_dir()
+    await box.client.write("b", b"\n")
+    assert (await box.exit("b"))["exit_code"] == 1
+    assert b"Read-only file system" in box.log("b")
+    await box.nothing_left()
 
 
 ENDS = [
@@ -121,12 +116,11 @@ ENDS = [
 ]
 
 
-async def test_exit_codes_and_signals_are_the_kernels_own(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        for number, (script, code, killed_by) in enumerate(ENDS):
-            record = await box.run(f"s{number}", script)
-            assert (script, record["exit_code"], record["signal"]) == (script, code, killed_by)
-        await box.nothing_left()
+async def test_exit_codes_and_signals_are_the_kernels_own(box: Boxes) -> None:
+    for number, (script, code, killed_by) in enumerate(ENDS):
+        record = await box.run(f"s{number}", script)
+        assert (script, record["exit_code"], record["signal"]) == (script, code, killed_by)
+    await box.nothing_left()
 
 
 async def test_survivors_are_named_go_on_and_end_with_their_namespace(tmp_path: Path) -> None:
@@ -159,36 +153,33 @@ while :; do sleep 600; done
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.2])
-async def test_a_kill_leaves_nobody_of_a_tree_that_hides(tmp_path: Path, grace_s: float) -> None:
-    async with boxes(tmp_path) as box:
-        await box.start("a", TREE)
-        await box.until_log("a", b"ready")
-        first = box.first("a")
-        await until(lambda: len(box.inside(first)) >= 10)
-        pids = box.inside(first)
-        killed = await box.client.kill("a", grace_s=grace_s, ended_by="agent")
-        assert killed.killed
-        assert not any(words_of(pid) for pid in pids)
-        record = await box.exit("a")
-        assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 9, "agent")
-        await box.nothing_left()
+async def test_a_kill_leaves_nobody_of_a_tree_that_hides(box: Boxes, grace_s: float) -> None:
+    await box.start("a", TREE)
+    await box.until_log("a", b"ready")
+    first = box.first("a")
+    await until(lambda: len(box.inside(first)) >= 10)
+    pids = box.inside(first)
+    killed = await box.client.kill("a", grace_s=grace_s, ended_by="agent")
+    assert killed.killed
+    assert not any(words_of(pid) for pid in pids)
+    record = await box.exit("a")
+    assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 9, "agent")
+    await box.nothing_left()
 
 
-async def test_a_timeout_ends_the_whole_namespace(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        record = await box.run("a", TREE, timeout_s=0.5, grace_s=0.1)
-        assert (record["state"], record["ended_by"]) == ("timed_out", "timeout")
-        await box.nothing_left()
+async def test_a_timeout_ends_the_whole_namespace(box: Boxes) -> None:
+    record = await box.run("a", TREE, timeout_s=0.5, grace_s=0.1)
+    assert (record["state"], record["ended_by"]) == ("timed_out", "timeout")
+    await box.nothing_left()
 
 
-async def test_the_first_process_of_a_namespace_killed_is_a_kill_of_the_command(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await box.start("a", "echo ready; sleep 600 & wait")
-        await box.until_log("a", b"ready")
-        await end(box.first("a"))
-        record = await box.exit("a")
-        assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 9, "itself")
-        await box.nothing_left()
+async def test_the_first_process_of_a_namespace_killed_is_a_kill_of_the_command(box: Boxes) -> None:
+    await box.start("a", "echo ready; sleep 600 & wait")
+    await box.until_log("a", b"ready")
+    await end(box.first("a"))
+    record = await box.exit("a")
+    assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 9, "itself")
+    await box.nothing_left()
 
 
 async def test_an_instance_that_nobody_uses_ends_and_what_was_in_its_tmp(
@@ -228,21 +219,19 @@ async def test_instances_are_bounded_and_those_that_nobody_uses_make_room(
         assert (await box.client.info())["sandboxes"] == 2
 
 
-async def test_a_workspace_made_anew_gets_an_instance_of_its_own(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await box.run("a", "echo old > file; echo old > /tmp/file")
-        await until(lambda: not box.marked() and removed(box.workspace))
-        box.make_workspace()
-        record = await box.run("b", "cat /tmp/file; echo new > file")
-        assert (record["exit_code"], box.log("b")) == (0, b"cat: /tmp/file: No such file or directory\n")
-        assert (box.workspace / "file").read_text() == "new\n"
+async def test_a_workspace_made_anew_gets_an_instance_of_its_own(box: Boxes) -> None:
+    await box.run("a", "echo old > file; echo old > /tmp/file")
+    await until(lambda: not box.marked() and removed(box.workspace))
+    box.make_workspace()
+    record = await box.run("b", "cat /tmp/file; echo new > file")
+    assert (record["exit_code"], box.log("b")) == (0, b"cat: /tmp/file: No such file or directory\n")
+    assert (box.workspace / "file").read_text() == "new\n"
 
 
-async def test_a_command_has_its_streams_open_and_nothing_else(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await box.run("a", "/bin/bash", "-c", "cd /proc/self/fd; echo *; ps -e -o pid= 2>/dev/null | wc -l", stdin=b"x")
-        # 255 is the shell's own, of its script.
-        assert box.log("a").split(b"\n")[0] in {b"0 1 2 3", b"0 1 2 255", b"0 1 2"}
+async def test_a_command_has_its_streams_open_and_nothing_else(box: Boxes) -> None:
+    await box.run("a", "/bin/bash", "-c", "cd /proc/self/fd; echo *; ps -e -o pid= 2>/dev/null | wc -l", stdin=b"x")
+    # 255 is the shell's own, of its script.
+    assert box.log("a").split(b"\n")[0] in {b"0 1 2 3", b"0 1 2 255", b"0 1 2"}
 
 
 async def test_nothing_of_a_commands_environment_reaches_bubblewrap(tmp_path: Path) -> None:
@@ -260,80 +249,75 @@ async def test_nothing_of_a_commands_environment_reaches_bubblewrap(tmp_path: Pa
         assert seen.read_text() == ""
 
 
-async def test_a_terminal_has_its_size_job_control_and_outlives_the_supervisor(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await box.start("a", "/bin/bash", "--norc", "-i", pty=(30, 100), env={"PATH": "/usr/bin:/bin", "PS1": "$ "})
-        typed = 0
+async def test_a_terminal_has_its_size_job_control_and_outlives_the_supervisor(box: Boxes) -> None:
+    await box.start("a", "/bin/bash", "--norc", "-i", pty=(30, 100), env={"PATH": "/usr/bin:/bin", "PS1": "$ "})
+    typed = 0
 
-        async def types(text: bytes, shown: bytes) -> None:
-            nonlocal typed
-            typed += 1
-            await box.client.write("a", text, key=str(typed))
-            await box.until_log("a", shown)
+    async def types(text: bytes, shown: bytes) -> None:
+        nonlocal typed
+        typed += 1
+        await box.client.write("a", text, key=str(typed))
+        await box.until_log("a", shown)
 
-        await types(b"stty size\n", b"30 100")
-        await types(b"trap 'echo wi''nch' WINCH; echo trap''ped\n", b"trapped")
-        await types(b"sleep 600\n", b"sleep 600")
-        await until(lambda: len(box.inside(box.first("a"))) == 2)
-        (sleeper,) = await asleep(box.inside(box.first("a")))
-        await until(lambda: in_front(sleeper))
-        await types(b"\x1a", b"Stopped")
-        before = await box.kill_supervisor()
-        await box.client.resize("a", 40, 120)
-        await types(b"stty size\n", b"40 120")
-        await types(b"fg; echo back with $((0$?))\n", b"fg")
-        await until(lambda: b"sleep 600" in box.log("a").rpartition(b"fg;")[2] and in_front(sleeper))
-        await types(b"\x03", b"^C")
-        await types(b"exit 6\n", b"exit")
-        record = await box.exit("a")
-        assert (await box.pids())[0] != before
-        assert (record["exit_code"], record["signal"]) == (6, None)
-        await box.nothing_left()
-
-
-async def test_instance_output_and_status_outlive_the_supervisor(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await serve(box)
-        await box.start("a", "echo one; read line; echo two; exit 137", keep_stdin_open=True)
-        await box.until_log("a", b"one")
-        place = os.stat(f"/proc/{box.first('server')}/ns/net")
-        for _ in range(2):
-            await box.kill_supervisor()
-        assert (await box.client.info())["sandboxes"] == 1
-        await box.run("b", "/bin/bash", "-c", f"{CALL}; cat /tmp/file; exit 5")
-        assert box.log("b") == b"served\nmine\n"
-        assert os.stat(f"/proc/{box.first('server')}/ns/net") == place
-        await box.client.write("a", b"\n", key="1")
-        record = await box.exit("a")
-        assert (record["exit_code"], record["signal"], box.log("a")) == (137, None, b"one\ntwo\n")
-        assert (await box.client.kill("server", grace_s=1.0, ended_by="agent")).killed
-        assert (await box.exit("server"))["signal"] == signal.SIGTERM
-        await box.nothing_left()
+    await types(b"stty size\n", b"30 100")
+    await types(b"trap 'echo wi''nch' WINCH; echo trap''ped\n", b"trapped")
+    await types(b"sleep 600\n", b"sleep 600")
+    await until(lambda: len(box.inside(box.first("a"))) == 2)
+    (sleeper,) = await asleep(box.inside(box.first("a")))
+    await until(lambda: in_front(sleeper))
+    await types(b"\x1a", b"Stopped")
+    before = await box.kill_supervisor()
+    await box.client.resize("a", 40, 120)
+    await types(b"stty size\n", b"40 120")
+    await types(b"fg; echo back with $((0$?))\n", b"fg")
+    await until(lambda: b"sleep 600" in box.log("a").rpartition(b"fg;")[2] and in_front(sleeper))
+    await types(b"\x03", b"^C")
+    await types(b"exit 6\n", b"exit")
+    record = await box.exit("a")
+    assert (await box.pids())[0] != before
+    assert (record["exit_code"], record["signal"]) == (6, None)
+    await box.nothing_left()
 
 
-async def test_a_command_has_a_filter_of_system_calls_and_no_capability(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await box.run("a", "grep -E '^(Seccomp|NoNewPrivs|CapEff|CapBnd|CapAmb):' /proc/self/status | tr -d '\\t'")
-        said = set(box.log("a").decode().split())
-        assert {"Seccomp:2", "NoNewPrivs:1", "CapEff:0000000000000000", "CapAmb:0000000000000000"} <= said
+async def test_instance_output_and_status_outlive_the_supervisor(box: Boxes) -> None:
+    await serve(box)
+    await box.start("a", "echo one; read line; echo two; exit 137", keep_stdin_open=True)
+    await box.until_log("a", b"one")
+    place = os.stat(f"/proc/{box.first('server')}/ns/net")
+    for _ in range(2):
+        await box.kill_supervisor()
+    assert (await box.client.info())["sandboxes"] == 1
+    await box.run("b", "/bin/bash", "-c", f"{CALL}; cat /tmp/file; exit 5")
+    assert box.log("b") == b"served\nmine\n"
+    assert os.stat(f"/proc/{box.first('server')}/ns/net") == place
+    await box.client.write("a", b"\n", key="1")
+    record = await box.exit("a")
+    assert (record["exit_code"], record["signal"], box.log("a")) == (137, None, b"one\ntwo\n")
+    assert (await box.client.kill("server", grace_s=1.0, ended_by="agent")).killed
+    assert (await box.exit("server"))["signal"] == signal.SIGTERM
+    await box.nothing_left()
 
 
-async def test_nothing_of_the_workspace_can_be_written_in_read_only(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        await box.run("a", "echo mine > file; exit 4")
-        record = await box.run("b", "cat file; echo other > file; mkdir new; rm file", profile=READ_ONLY)
-        assert record["exit_code"] != 0
-        assert (box.workspace / "file").read_text() == "mine\n"
-        assert not (box.workspace / "new").exists()
+async def test_a_command_has_a_filter_of_system_calls_and_no_capability(box: Boxes) -> None:
+    await box.run("a", "grep -E '^(Seccomp|NoNewPrivs|CapEff|CapBnd|CapAmb):' /proc/self/status | tr -d '\\t'")
+    said = set(box.log("a").decode().split())
+    assert {"Seccomp:2", "NoNewPrivs:1", "CapEff:0000000000000000", "CapAmb:0000000000000000"} <= said
 
 
-async def test_what_is_hidden_is_not_to_be_read(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        for name in ("keys", "work"):
-            (box.workspace / name).mkdir()
-            (box.workspace / name / "file").write_text(f"{name}\n")
-        (box.workspace / "token").write_text("token\n")
-        hidden = [box.workspace / "keys", box.workspace / "token"]
-        box.backend = BubblewrapBackend(box.workspace, hidden=hidden)
-        await box.run("a", "cat keys/file token work/file 2>/dev/null")
-        assert box.log("a") == b"work\n"
+async def test_nothing_of_the_workspace_can_be_written_in_read_only(box: Boxes) -> None:
+    await box.run("a", "echo mine > file; exit 4")
+    record = await box.run("b", "cat file; echo other > file; mkdir new; rm file", profile=READ_ONLY)
+    assert record["exit_code"] != 0
+    assert (box.workspace / "file").read_text() == "mine\n"
+    assert not (box.workspace / "new").exists()
+
+
+async def test_what_is_hidden_is_not_to_be_read(box: Boxes) -> None:
+    for name in ("keys", "work"):
+        (box.workspace / name).mkdir()
+        (box.workspace / name / "file").write_text(f"{name}\n")
+    (box.workspace / "token").write_text("token\n")
+    hidden = [box.workspace / "keys", box.workspace / "token"]
+    box.backend = BubblewrapBackend(box.workspace, hidden=hidden)
+    await box.run("a", "cat keys/file token work/file 2>/dev/null")
+    assert box.log("a") == b"work\n"

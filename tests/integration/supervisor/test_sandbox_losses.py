@@ -111,64 +111,56 @@ def emptied(box: Boxes) -> None:
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("name", [".envrc", ".git/config"])
 async def test_a_protected_file_stays_protected_when_it_is_edited_outside(
-    tmp_path: Path, edit: Callable[[Path], None], name: str
+    box: Boxes, edit: Callable[[Path], None], name: str
 ) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        await begun(box, "a", f"echo ready; read -r _; echo hostile >> {name} && echo WROTE; exit 0")
-        edit(box.workspace / name)
-        (loss,) = await losses(box, "a")
-        assert (loss["path"], loss["how"], loss["keys"]) == (f"{box.workspace}/{name}", "restored", [])
-        record = await gone_on(box, "a")
-        assert b"WROTE" not in box.log("a"), box.log("a")
-        assert "hostile" not in (box.workspace / name).read_text()
-        assert (record["exit_code"], record.get("losses")) == (0, [loss])
+    prepared(box)
+    await begun(box, "a", f"echo ready; read -r _; echo hostile >> {name} && echo WROTE; exit 0")
+    edit(box.workspace / name)
+    (loss,) = await losses(box, "a")
+    assert (loss["path"], loss["how"], loss["keys"]) == (f"{box.workspace}/{name}", "restored", [])
+    record = await gone_on(box, "a")
+    assert b"WROTE" not in box.log("a"), box.log("a")
+    assert "hostile" not in (box.workspace / name).read_text()
+    assert (record["exit_code"], record.get("losses")) == (0, [loss])
 
 
 @pytest.mark.parametrize("edit", EDITS)
-async def test_a_masked_file_stays_masked_when_it_is_edited_outside(
-    tmp_path: Path, edit: Callable[[Path], None]
-) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        script = "grep -rn API_KEY .; echo ready; read -r _; grep -rn API_KEY .; exit 0"
-        await begun(box, "a", script, profile=READ_ONLY)
-        edit(box.workspace / ".env")
-        (loss,) = await losses(box, "a")
-        assert (loss["path"], loss["how"]) == (f"{box.workspace}/.env", "restored")
-        record = await gone_on(box, "a")
-        assert record["exit_code"] == 0
-        assert SECRET.encode() not in box.log("a")
+async def test_a_masked_file_stays_masked_when_it_is_edited_outside(box: Boxes, edit: Callable[[Path], None]) -> None:
+    prepared(box)
+    script = "grep -rn API_KEY .; echo ready; read -r _; grep -rn API_KEY .; exit 0"
+    await begun(box, "a", script, profile=READ_ONLY)
+    edit(box.workspace / ".env")
+    (loss,) = await losses(box, "a")
+    assert (loss["path"], loss["how"]) == (f"{box.workspace}/.env", "restored")
+    record = await gone_on(box, "a")
+    assert record["exit_code"] == 0
+    assert SECRET.encode() not in box.log("a")
 
 
-async def test_settings_that_a_loss_brought_are_named_but_for_harmless_ones(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        await begun(box, "a", "echo ready; read -r _")
-        config = box.workspace / ".git/config"
-        written(
-            new := config.with_name("new"), f"{config.read_text()}[user]\n\tname = me\n[core]\n\tfsmonitor = run-me\n"
-        )
-        new.rename(config)
-        (loss,) = await losses(box, "a")
-        assert loss["keys"] == ["core.fsmonitor"]
-        await gone_on(box, "a")
+async def test_settings_that_a_loss_brought_are_named_but_for_harmless_ones(box: Boxes) -> None:
+    prepared(box)
+    await begun(box, "a", "echo ready; read -r _")
+    config = box.workspace / ".git/config"
+    written(new := config.with_name("new"), f"{config.read_text()}[user]\n\tname = me\n[core]\n\tfsmonitor = run-me\n")
+    new.rename(config)
+    (loss,) = await losses(box, "a")
+    assert loss["keys"] == ["core.fsmonitor"]
+    await gone_on(box, "a")
 
 
-async def test_what_is_changed_in_a_file_that_is_covered_again_is_told_with_the_end(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        await begun(box, "a", "echo ready; read -r _")
-        config = box.workspace / ".git/config"
-        by_rename(config)
-        await losses(box, "a")
-        # As through a descriptor that a command got in the meantime.
-        written(config, f"{config.read_text()}[core]\n\tfsmonitor = run-me\n")
-        record = await gone_on(box, "a")
-        assert [(one["how"], one["keys"]) for one in record.get("losses", [])] == [
-            ("restored", []),
-            ("changed", ["core.fsmonitor"]),
-        ]
+async def test_what_is_changed_in_a_file_that_is_covered_again_is_told_with_the_end(box: Boxes) -> None:
+    prepared(box)
+    await begun(box, "a", "echo ready; read -r _")
+    config = box.workspace / ".git/config"
+    by_rename(config)
+    await losses(box, "a")
+    # As through a descriptor that a command got in the meantime.
+    written(config, f"{config.read_text()}[core]\n\tfsmonitor = run-me\n")
+    record = await gone_on(box, "a")
+    assert [(one["how"], one["keys"]) for one in record.get("losses", [])] == [
+        ("restored", []),
+        ("changed", ["core.fsmonitor"]),
+    ]
 
 
 def directory_moved(box: Boxes) -> str:
@@ -197,38 +189,35 @@ def taken_away(box: Boxes) -> str:
 
 @pytest.mark.parametrize("change", [directory_moved, symlink_put, second_name, taken_away])
 async def test_what_cannot_be_protected_again_ends_the_command_and_all_it_started(
-    tmp_path: Path, change: Callable[[Boxes], str]
+    box: Boxes, change: Callable[[Boxes], str]
 ) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        await begun(box, "a", "setsid sleep 1000 & echo ready; read -r _")
-        path = change(box)
-        assert (await ended(box, "a"))["path"].startswith(f"{box.workspace}/{path}")
-        emptied(box)
-        await box.nothing_left()
+    prepared(box)
+    await begun(box, "a", "setsid sleep 1000 & echo ready; read -r _")
+    path = change(box)
+    assert (await ended(box, "a"))["path"].startswith(f"{box.workspace}/{path}")
+    emptied(box)
+    await box.nothing_left()
 
 
-async def test_a_file_that_somebody_keeps_open_ends_the_command_as_that_may_be_the_command(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        await begun(box, "a", "echo ready; read -r _")
-        written(new := box.workspace / "new", "text\n")
-        with new.open():
-            new.rename(box.workspace / ".envrc")
-            assert (await ended(box, "a"))["path"] == f"{box.workspace}/.envrc"
+async def test_a_file_that_somebody_keeps_open_ends_the_command_as_that_may_be_the_command(box: Boxes) -> None:
+    prepared(box)
+    await begun(box, "a", "echo ready; read -r _")
+    written(new := box.workspace / "new", "text\n")
+    with new.open():
+        new.rename(box.workspace / ".envrc")
+        assert (await ended(box, "a"))["path"] == f"{box.workspace}/.envrc"
 
 
-async def test_a_protected_file_that_is_removed_outside_cannot_be_made_by_a_command(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        await begun(box, "a", "echo ready; read -r _; echo hostile > .envrc && echo WROTE; exit 0")
-        (box.workspace / ".envrc").unlink()
-        (loss,) = await losses(box, "a")
-        assert loss["how"] == "restored"
-        assert (await gone_on(box, "a"))["exit_code"] == 0
-        assert b"WROTE" not in box.log("a")
-        emptied(box)
-        await box.nothing_left()
+async def test_a_protected_file_that_is_removed_outside_cannot_be_made_by_a_command(box: Boxes) -> None:
+    prepared(box)
+    await begun(box, "a", "echo ready; read -r _; echo hostile > .envrc && echo WROTE; exit 0")
+    (box.workspace / ".envrc").unlink()
+    (loss,) = await losses(box, "a")
+    assert loss["how"] == "restored"
+    assert (await gone_on(box, "a"))["exit_code"] == 0
+    assert b"WROTE" not in box.log("a")
+    emptied(box)
+    await box.nothing_left()
 
 
 @pytest.mark.parametrize("profile", [WORK, READ_ONLY])
@@ -255,46 +244,43 @@ async def test_a_hidden_file_stays_hidden_from_this_command_and_the_next_when_it
             assert SECRET.encode() not in box.log(name), name
 
 
-async def test_what_was_lost_while_no_supervisor_lived_is_protected_again_by_the_next(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        await begun(box, "a", "echo ready; read -r _; echo hostile >> .envrc && echo WROTE; exit 0")
-        supervisor, keeper = await box.pids()
-        # The keeper starts the next one as soon as it goes on.
-        await stop(keeper)
-        await end(supervisor)
-        by_rename(box.workspace / ".envrc")
-        os.kill(keeper, signal.SIGCONT)
-        await box.client.connect()
-        (loss,) = await losses(box, "a")
-        assert loss["how"] == "restored"
-        assert (await gone_on(box, "a")).get("losses") == [loss]
-        assert b"WROTE" not in box.log("a")
+async def test_what_was_lost_while_no_supervisor_lived_is_protected_again_by_the_next(box: Boxes) -> None:
+    prepared(box)
+    await begun(box, "a", "echo ready; read -r _; echo hostile >> .envrc && echo WROTE; exit 0")
+    supervisor, keeper = await box.pids()
+    # The keeper starts the next one as soon as it goes on.
+    await stop(keeper)
+    await end(supervisor)
+    by_rename(box.workspace / ".envrc")
+    os.kill(keeper, signal.SIGCONT)
+    await box.client.connect()
+    (loss,) = await losses(box, "a")
+    assert loss["how"] == "restored"
+    assert (await gone_on(box, "a")).get("losses") == [loss]
+    assert b"WROTE" not in box.log("a")
 
 
-async def test_losses_are_still_known_when_another_supervisor_records_the_end(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        await begun(box, "a", "echo ready; read -r _")
-        by_rename(box.workspace / ".envrc")
-        (loss,) = await losses(box, "a")
-        await box.kill_supervisor()
-        by_rename(box.workspace / ".env")
-        await box.client.connect()
-        assert (await gone_on(box, "a")).get("losses") == [loss]
+async def test_losses_are_still_known_when_another_supervisor_records_the_end(box: Boxes) -> None:
+    prepared(box)
+    await begun(box, "a", "echo ready; read -r _")
+    by_rename(box.workspace / ".envrc")
+    (loss,) = await losses(box, "a")
+    await box.kill_supervisor()
+    by_rename(box.workspace / ".env")
+    await box.client.connect()
+    assert (await gone_on(box, "a")).get("losses") == [loss]
 
 
-async def test_a_command_does_not_begin_when_a_cover_was_lost_while_its_sandbox_was_made(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        prepared(box)
-        box.arm("supervisor.orphaned", "stop self")
-        supervisor, _ = await box.pids()
-        starting = asyncio.create_task(box.start("a", "echo hostile >> .envrc", cwd=str(box.workspace)))
-        await until(lambda: state_of(supervisor) == "T")
-        by_rename(box.workspace / ".envrc")
-        os.kill(supervisor, signal.SIGCONT)
-        answer = await starting
-        assert answer.record is not None
-        assert (answer.outcome, answer.record["errno"]) == ("start_failed", errno.EAGAIN)
-        assert b".envrc" in box.log("a")
-        assert "hostile" not in (box.workspace / ".envrc").read_text()
+async def test_a_command_does_not_begin_when_a_cover_was_lost_while_its_sandbox_was_made(box: Boxes) -> None:
+    prepared(box)
+    box.arm("supervisor.orphaned", "stop self")
+    supervisor, _ = await box.pids()
+    starting = asyncio.create_task(box.start("a", "echo hostile >> .envrc", cwd=str(box.workspace)))
+    await until(lambda: state_of(supervisor) == "T")
+    by_rename(box.workspace / ".envrc")
+    os.kill(supervisor, signal.SIGCONT)
+    answer = await starting
+    assert answer.record is not None
+    assert (answer.outcome, answer.record["errno"]) == ("start_failed", errno.EAGAIN)
+    assert b".envrc" in box.log("a")
+    assert "hostile" not in (box.workspace / ".envrc").read_text()

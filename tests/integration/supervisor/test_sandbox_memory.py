@@ -29,15 +29,14 @@ def score(pid: int) -> int:
 
 @pytest.mark.parametrize("pty", [None, (24, 80)], ids=["pipes", "terminal"])
 async def test_a_command_in_a_sandbox_is_ended_before_its_supervisor_where_memory_is_short(
-    tmp_path: Path, pty: tuple[int, int] | None
+    box: Boxes, pty: tuple[int, int] | None
 ) -> None:
-    async with boxes(tmp_path) as box:
-        # The second one goes by what stands there before it.
-        for name in ("first", "second"):
-            await box.run(name, "/bin/sh", "-c", "cat /proc/self/oom_score_adj", pty=pty)
-            assert int(box.log(name)) == max(EXPENDABLE, score(os.getpid()))
-        for pid in await box.pids():
-            assert score(pid) == score(os.getpid())
+    # The second one goes by what stands there before it.
+    for name in ("first", "second"):
+        await box.run(name, "/bin/sh", "-c", "cat /proc/self/oom_score_adj", pty=pty)
+        assert int(box.log(name)) == max(EXPENDABLE, score(os.getpid()))
+    for pid in await box.pids():
+        assert score(pid) == score(os.getpid())
 
 
 async def test_a_command_that_takes_more_than_the_limit_is_ended_and_nobody_else(tmp_path: Path) -> None:

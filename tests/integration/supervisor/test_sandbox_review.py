@@ -20,7 +20,7 @@ from shellback.exec.supervisor.sandbox import cgroups, hierarchies, namespaces
 from shellback.exec.supervisor.sandbox.cgroups import Cgroups, Found
 from shellback.exec.wire import layout
 from shellback.exec.wire.sandbox import Bounds
-from tests.sandboxes import adjust, boxes
+from tests.sandboxes import Boxes, adjust, boxes
 from tests.supervisors import until
 
 pytestmark = pytest.mark.anyio
@@ -104,24 +104,23 @@ async def test_a_forged_mark_of_a_first_process_keeps_nobody_from_being_killed(
         await box.nothing_left()
 
 
-async def test_an_end_that_finds_no_room_on_disk_does_not_take_the_keeper_along(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        _, keeper = await box.pids()
-        sandbox = (await box.plan()).sandbox
-        assert sandbox is not None
-        stubs = tuple(str(box.workspace / f"{'n' * 200}{number}") for number in range(200))
-        box.arm("supervisor.record_written", f"error {errno.ENOSPC}")
-        assert (await box.run("a", "exit 3", sandbox=replace(sandbox, stubs=stubs)))["exit_code"] == 3
-        box.arm("supervisor.record_written", f"error {errno.ENOSPC}")  # nor a second later
-        # When the namespace has ended as well the keeper gives everything back but the record.
-        await until(lambda: not box.marked())
-        for _ in range(2):
-            await box.client.info()
-        await box.kill_supervisor()
-        box.forget()
-        assert (await box.exit_after_connect("a"))["exit_code"] == 3
-        assert (await box.pids())[1] == keeper
-        await box.nothing_left()
+async def test_an_end_that_finds_no_room_on_disk_does_not_take_the_keeper_along(box: Boxes) -> None:
+    _, keeper = await box.pids()
+    sandbox = (await box.plan()).sandbox
+    assert sandbox is not None
+    stubs = tuple(str(box.workspace / f"{'n' * 200}{number}") for number in range(200))
+    box.arm("supervisor.record_written", f"error {errno.ENOSPC}")
+    assert (await box.run("a", "exit 3", sandbox=replace(sandbox, stubs=stubs)))["exit_code"] == 3
+    box.arm("supervisor.record_written", f"error {errno.ENOSPC}")  # nor a second later
+    # When the namespace has ended as well the keeper gives everything back but the record.
+    await until(lambda: not box.marked())
+    for _ in range(2):
+        await box.client.info()
+    await box.kill_supervisor()
+    box.forget()
+    assert (await box.exit_after_connect("a"))["exit_code"] == 3
+    assert (await box.pids())[1] == keeper
+    await box.nothing_left()
 
 
 async def test_names_of_mounts_are_not_lines(monkeypatch: pytest.MonkeyPatch) -> None:

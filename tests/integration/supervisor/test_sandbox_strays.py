@@ -13,7 +13,7 @@ from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import namespaces
 from shellback.exec.wire import layout
 from tests.escape.scene import PYTHON
-from tests.sandboxes import adjust, boxes
+from tests.sandboxes import Boxes, adjust, boxes
 from tests.supervisors import end, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
@@ -40,15 +40,14 @@ async def test_a_first_process_is_not_kept_by_who_ended_before_it_was_ready(
         await box.nothing_left()
 
 
-async def test_nobody_stays_whose_first_thread_has_ended(tmp_path: Path) -> None:
-    async with boxes(tmp_path) as box:
-        script = 'setsid "$0" -c "$1" & read go; exit 3'
-        await box.start("a", "/bin/sh", "-c", script, PYTHON, HEADLESS, keep_stdin_open=True)
-        await box.until_log("a", b"ready")
-        await box.client.write("a", b"go\n")
-        assert len((await box.exit("a"))["survivors"]) == 1
-        assert (await box.client.kill("a", grace_s=0, ended_by="agent")).killed
-        await box.nothing_left()
+async def test_nobody_stays_whose_first_thread_has_ended(box: Boxes) -> None:
+    script = 'setsid "$0" -c "$1" & read go; exit 3'
+    await box.start("a", "/bin/sh", "-c", script, PYTHON, HEADLESS, keep_stdin_open=True)
+    await box.until_log("a", b"ready")
+    await box.client.write("a", b"go\n")
+    assert len((await box.exit("a"))["survivors"]) == 1
+    assert (await box.client.kill("a", grace_s=0, ended_by="agent")).killed
+    await box.nothing_left()
 
 
 async def test_a_command_that_was_told_to_go_is_never_said_not_to_have_begun(

@@ -13,7 +13,7 @@ import pytest
 from shellback.exec.core.errors import SessionNotFound
 from tests.escape.scene import PYTHON
 from tests.sandboxes import adjust
-from tests.supervisors import SOON, rig, until
+from tests.supervisors import SOON, Rig, rig, until
 
 pytestmark = pytest.mark.anyio
 
@@ -113,29 +113,26 @@ async def test_survivors_without_the_marker_are_ended_after_the_death_of_a_super
         assert sleepers(seconds) == []
 
 
-async def test_what_survivors_print_is_still_kept(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        record = await sup.run("a", "(sleep 2; echo late) & echo early")
-        assert record["bytes_total"] == 6
-        await sup.kill_supervisor()
-        await sup.until_log("a", b"early\nlate\n")
+async def test_what_survivors_print_is_still_kept(sup: Rig) -> None:
+    record = await sup.run("a", "(sleep 2; echo late) & echo early")
+    assert record["bytes_total"] == 6
+    await sup.kill_supervisor()
+    await sup.until_log("a", b"early\nlate\n")
 
 
-async def test_an_end_by_itself_is_not_claimed_by_a_later_kill(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.run("a", "exit 3")
-        assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
-        assert (await sup.client.status("a"))["record"]["ended_by"] == "itself"
-        with pytest.raises(SessionNotFound):
-            await sup.client.kill("nobody", grace_s=1, ended_by="agent")
+async def test_an_end_by_itself_is_not_claimed_by_a_later_kill(sup: Rig) -> None:
+    await sup.run("a", "exit 3")
+    assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
+    assert (await sup.client.status("a"))["record"]["ended_by"] == "itself"
+    with pytest.raises(SessionNotFound):
+        await sup.client.kill("nobody", grace_s=1, ended_by="agent")
 
 
-async def test_a_process_whose_first_thread_has_ended_is_killed(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", PYTHON, "-c", HEADLESS)
-        await sup.until_log("a", b"ready")
-        assert (await sup.client.kill("a", grace_s=0, ended_by="agent")).survivors == ()
-        assert (await sup.exit("a"))["signal"] == 9
+async def test_a_process_whose_first_thread_has_ended_is_killed(sup: Rig) -> None:
+    await sup.start("a", PYTHON, "-c", HEADLESS)
+    await sup.until_log("a", b"ready")
+    assert (await sup.client.kill("a", grace_s=0, ended_by="agent")).survivors == ()
+    assert (await sup.exit("a"))["signal"] == 9
 
 
 async def test_looks_that_take_longer_than_the_time_between_them_keep_no_later_kill(
@@ -149,25 +146,23 @@ async def test_looks_that_take_longer_than_the_time_between_them_keep_no_later_k
             assert (await sup.client.kill(name, grace_s=0, ended_by="agent")).survivors == ()
 
 
-async def test_two_kills_of_one_session_both_hear_of_its_end(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
-        await sup.until_log("a", b"ready")
-        began = time.monotonic()
-        answers = await asyncio.gather(
-            sup.client.kill("a", grace_s=600, ended_by="agent"), sup.client.kill("a", grace_s=0, ended_by="person")
-        )
-        assert all(answer.killed for answer in answers)
-        assert time.monotonic() - began < SOON
+async def test_two_kills_of_one_session_both_hear_of_its_end(sup: Rig) -> None:
+    await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    await sup.until_log("a", b"ready")
+    began = time.monotonic()
+    answers = await asyncio.gather(
+        sup.client.kill("a", grace_s=600, ended_by="agent"), sup.client.kill("a", grace_s=0, ended_by="person")
+    )
+    assert all(answer.killed for answer in answers)
+    assert time.monotonic() - began < SOON
 
 
-async def test_a_stopped_process_hears_sigterm(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        answer = await sup.start("a", "trap 'exit 5' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done")
-        await sup.until_log("a", b"ready")
-        assert answer.pid is not None
-        await sup.client.kill("a", grace_s=5, ended_by="agent")
-        assert (await sup.exit("a"))["exit_code"] == 5
+async def test_a_stopped_process_hears_sigterm(sup: Rig) -> None:
+    answer = await sup.start("a", "trap 'exit 5' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done")
+    await sup.until_log("a", b"ready")
+    assert answer.pid is not None
+    await sup.client.kill("a", grace_s=5, ended_by="agent")
+    assert (await sup.exit("a"))["exit_code"] == 5
 
 
 async def test_a_shell_at_its_prompt_is_hung_up_and_ends_before_the_grace(tmp_path: Path) -> None:
@@ -184,27 +179,23 @@ async def test_a_shell_at_its_prompt_is_hung_up_and_ends_before_the_grace(tmp_pa
         assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 1, "agent")
 
 
-async def test_the_loop_goes_on_while_a_tree_resists(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
-        await sup.until_log("a", b"ready")
-        killing = asyncio.create_task(sup.client.kill("a", grace_s=600, ended_by="agent"))
-        for number in range(20):
-            assert (await sup.run(f"b{number}", "exit 0"))["exit_code"] == 0
-        assert not killing.done()
-        await sup.client.kill("a", grace_s=0, ended_by="agent")
-        assert (await killing).killed
+async def test_the_loop_goes_on_while_a_tree_resists(sup: Rig) -> None:
+    await sup.start("a", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    await sup.until_log("a", b"ready")
+    killing = asyncio.create_task(sup.client.kill("a", grace_s=600, ended_by="agent"))
+    for number in range(20):
+        assert (await sup.run(f"b{number}", "exit 0"))["exit_code"] == 0
+    assert not killing.done()
+    await sup.client.kill("a", grace_s=0, ended_by="agent")
+    assert (await killing).killed
 
 
-async def test_orphans_do_not_stay_as_zombies(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start(
-            "a", "for i in 1 2 3 4 5 6 7 8; do (sleep 0.01 & ) ; done; sleep 0.3; echo ready; exec sleep 60"
-        )
-        await sup.until_log("a", b"ready")
-        pid, _ = await sup.pids()
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        await until(lambda: not children.read_text())
+async def test_orphans_do_not_stay_as_zombies(sup: Rig) -> None:
+    await sup.start("a", "for i in 1 2 3 4 5 6 7 8; do (sleep 0.01 & ) ; done; sleep 0.3; echo ready; exec sleep 60")
+    await sup.until_log("a", b"ready")
+    pid, _ = await sup.pids()
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    await until(lambda: not children.read_text())
 
 
 async def test_a_process_of_another_state_directory_with_the_same_session_id_is_left_alone(tmp_path: Path) -> None:

@@ -47,35 +47,32 @@ def check(data: bytes, rows: list[dict[str, int]]) -> None:
 
 
 @pytest.mark.parametrize("kills", [0, 3])
-async def test_the_middle_of_a_long_log_is_dropped_and_on_record(tmp_path: Path, kills: int) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.start("a", f"seq -f %099.0f 0 {LINES - 1}", log_cap=CAP)
-        for _ in range(kills):
-            await sup.kill_supervisor()
-        record = await sup.exit("a")
-        rows = holes(sup, "a")
-        check(sup.log("a"), rows)
-        assert record["bytes_total"] == LINES * 100
-        assert record["bytes_dropped"] == sum(row["end"] - row["start"] for row in rows)
-        assert CAP * 7 // 8 <= record["bytes_total"] - record["bytes_dropped"] <= CAP
-        # Blocks at the edges of a hole stay.
-        assert (sup.folder("a") / layout.LOG).stat().st_blocks * 512 <= CAP + 4 * 4096
+async def test_the_middle_of_a_long_log_is_dropped_and_on_record(sup: Rig, kills: int) -> None:
+    await sup.start("a", f"seq -f %099.0f 0 {LINES - 1}", log_cap=CAP)
+    for _ in range(kills):
+        await sup.kill_supervisor()
+    record = await sup.exit("a")
+    rows = holes(sup, "a")
+    check(sup.log("a"), rows)
+    assert record["bytes_total"] == LINES * 100
+    assert record["bytes_dropped"] == sum(row["end"] - row["start"] for row in rows)
+    assert CAP * 7 // 8 <= record["bytes_total"] - record["bytes_dropped"] <= CAP
+    # Blocks at the edges of a hole stay.
+    assert (sup.folder("a") / layout.LOG).stat().st_blocks * 512 <= CAP + 4 * 4096
 
 
-async def test_zeroes_are_bytes_like_others(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        record = await sup.run("a", "head -c 1000000 /dev/zero", log_cap=0)
-        assert sup.log("a") == b"\0" * 1_000_000
-        assert (record["bytes_total"], record["bytes_dropped"]) == (1_000_000, 0)
+async def test_zeroes_are_bytes_like_others(sup: Rig) -> None:
+    record = await sup.run("a", "head -c 1000000 /dev/zero", log_cap=0)
+    assert sup.log("a") == b"\0" * 1_000_000
+    assert (record["bytes_total"], record["bytes_dropped"]) == (1_000_000, 0)
 
 
-async def test_a_loud_command_does_not_starve_a_quiet_one(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        for number in range(3):
-            await sup.start(f"loud{number}", "exec yes", log_cap=CAP)
-        async with asyncio.timeout(SOON):
-            for number in range(10):
-                assert (await sup.run(f"quiet{number}", "echo here"))["exit_code"] == 0
+async def test_a_loud_command_does_not_starve_a_quiet_one(sup: Rig) -> None:
+    for number in range(3):
+        await sup.start(f"loud{number}", "exec yes", log_cap=CAP)
+    async with asyncio.timeout(SOON):
+        for number in range(10):
+            assert (await sup.run(f"quiet{number}", "echo here"))["exit_code"] == 0
 
 
 async def answers(sup: Rig, data: bytes) -> bytes:
@@ -116,12 +113,11 @@ def frame(value: object) -> bytes:
         (frame({"id": 1, "op": "kill", "session_id": "a", "grace_s": float("inf"), "ended_by": "me"}), b"bad_request"),
     ],
 )
-async def test_a_bad_frame_harms_only_its_sender(tmp_path: Path, data: bytes, code: bytes) -> None:
-    async with rig(tmp_path) as sup:
-        pid, _ = await sup.pids()
-        assert code in await answers(sup, data)
-        assert (await sup.run("a", "exit 3"))["exit_code"] == 3
-        assert (await sup.pids())[0] == pid
+async def test_a_bad_frame_harms_only_its_sender(sup: Rig, data: bytes, code: bytes) -> None:
+    pid, _ = await sup.pids()
+    assert code in await answers(sup, data)
+    assert (await sup.run("a", "exit 3"))["exit_code"] == 3
+    assert (await sup.pids())[0] == pid
 
 
 async def test_a_home_with_a_very_long_path(tmp_path: Path) -> None:
@@ -130,17 +126,16 @@ async def test_a_home_with_a_very_long_path(tmp_path: Path) -> None:
         assert (await sup.run("a", "exit 3"))["exit_code"] == 3
 
 
-async def test_too_many_descriptors_are_refused_by_name(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        _, keeper = await sup.pids()
-        resource.prlimit(keeper, resource.RLIMIT_NOFILE, (40, 40))
-        await sup.kill_supervisor()
-        refused = [await sup.start(f"b{number}", "exec sleep 60") for number in range(10)]
-        assert {(answer.outcome, answer.code) for answer in refused if answer.outcome != "started"} == {
-            ("refused", "descriptors")
-        }
-        assert refused[0].outcome == "started"
-        assert (await sup.client.status("b9"))["state"] == "unknown"
+async def test_too_many_descriptors_are_refused_by_name(sup: Rig) -> None:
+    _, keeper = await sup.pids()
+    resource.prlimit(keeper, resource.RLIMIT_NOFILE, (40, 40))
+    await sup.kill_supervisor()
+    refused = [await sup.start(f"b{number}", "exec sleep 60") for number in range(10)]
+    assert {(answer.outcome, answer.code) for answer in refused if answer.outcome != "started"} == {
+        ("refused", "descriptors")
+    }
+    assert refused[0].outcome == "started"
+    assert (await sup.client.status("b9"))["state"] == "unknown"
 
 
 @pytest.mark.parametrize("more", [{}, {"separate_stderr": True}, {"pty": (24, 80)}], ids=["pipe", "pipes", "terminal"])
@@ -159,14 +154,13 @@ async def test_whichever_descriptor_is_missing_the_start_is_refused_by_name(tmp_
         assert (await sup.exit("a"))["exit_code"] == 3
 
 
-async def test_the_diary_is_bounded_and_knows_no_secret(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        diary = sup.home / layout.SUPERVISOR / layout.DIARY
-        diary.write_bytes(b"x" * (1 << 20))
-        await sup.start("a", "exec sleep 60 HUSH", env={"PATH": "/usr/bin:/bin", "TOKEN": "HUSH"})
-        await sup.kill_supervisor()
-        await sup.client.info()
-        text = diary.read_text()
-        assert "ready" in text
-        assert len(text) < 10_000
-        assert "HUSH" not in text
+async def test_the_diary_is_bounded_and_knows_no_secret(sup: Rig) -> None:
+    diary = sup.home / layout.SUPERVISOR / layout.DIARY
+    diary.write_bytes(b"x" * (1 << 20))
+    await sup.start("a", "exec sleep 60 HUSH", env={"PATH": "/usr/bin:/bin", "TOKEN": "HUSH"})
+    await sup.kill_supervisor()
+    await sup.client.info()
+    text = diary.read_text()
+    assert "ready" in text
+    assert len(text) < 10_000
+    assert "HUSH" not in text

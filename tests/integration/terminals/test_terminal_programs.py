@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.backends.host import EXEC_UID
+from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.terminals.keys import ALTERNATE_SCREEN, APPLICATION_CURSOR
 from tests.execs import origin, running_engine
@@ -38,18 +39,17 @@ print("chose", curses.wrapper(main))
 """
 
 
-async def test_python_is_talked_to_and_edits_lines(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        python = await typist(engine, "exec python3 -q")
-        await python.until("^>>>$")
-        await python.press("Enter", literal="print('é' * 3, 6 * 7)")
-        await python.until("^ééé 42$")
-        await python.press("Up", "Left", "BSpace", "8", "Enter")
-        await python.until("^ééé 48$")
-        await python.press("C-d")
-        ended = await python.ended()
-        assert ended.end is not None
-        assert ended.end.exit_code == 0
+async def test_python_is_talked_to_and_edits_lines(engine: Engine) -> None:
+    python = await typist(engine, "exec python3 -q")
+    await python.until("^>>>$")
+    await python.press("Enter", literal="print('é' * 3, 6 * 7)")
+    await python.until("^ééé 42$")
+    await python.press("Up", "Left", "BSpace", "8", "Enter")
+    await python.until("^ééé 48$")
+    await python.press("C-d")
+    ended = await python.ended()
+    assert ended.end is not None
+    assert ended.end.exit_code == 0
 
 
 async def test_node_is_talked_to_and_interrupted(tmp_path: Path) -> None:
@@ -114,21 +114,20 @@ async def test_vim_edits_a_file(tmp_path: Path) -> None:
         assert (engine.workspace / "poem").read_text() == "roses are red\nthe end\nAF\n"
 
 
-async def test_git_asks_for_each_hunk(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        # Below the workspace: the sandbox lets nobody make a repository of the workspace itself.
-        made = (
-            "mkdir -p one && cd one && git init -q . && git config user.email a@b && git config user.name a "
-            "&& printf 'one\\ntwo\\n' > f && git add f && git commit -qm first "
-            "&& printf 'ONE\\ntwo\\n' > f && git add -p f"
-        )
-        git = await typist(engine, f"{made} && git diff --cached --stat")
-        await git.until(r"Stage this hunk \[.*\]\?$")
-        await git.press("?", "Enter")
-        await git.until("y - stage this hunk")
-        await git.press("y", "Enter")
-        ended = await git.ended()
-        assert "1 file changed" in (await engine.output(ended).ends()).text
+async def test_git_asks_for_each_hunk(engine: Engine) -> None:
+    # Below the workspace: the sandbox lets nobody make a repository of the workspace itself.
+    made = (
+        "mkdir -p one && cd one && git init -q . && git config user.email a@b && git config user.name a "
+        "&& printf 'one\\ntwo\\n' > f && git add f && git commit -qm first "
+        "&& printf 'ONE\\ntwo\\n' > f && git add -p f"
+    )
+    git = await typist(engine, f"{made} && git diff --cached --stat")
+    await git.until(r"Stage this hunk \[.*\]\?$")
+    await git.press("?", "Enter")
+    await git.until("y - stage this hunk")
+    await git.press("y", "Enter")
+    ended = await git.ended()
+    assert "1 file changed" in (await engine.output(ended).ends()).text
 
 
 async def test_ssh_keygen_takes_a_passphrase_from_a_person_only(tmp_path: Path) -> None:
@@ -150,18 +149,17 @@ async def test_ssh_keygen_takes_a_passphrase_from_a_person_only(tmp_path: Path) 
         assert (engine.workspace / "key.pub").exists()
 
 
-async def test_a_full_screen_menu_is_steered_with_arrows(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        (engine.workspace / "menu.py").write_text(MENU)
-        menu = await typist(engine, "exec python3 menu.py")
-        shown = await menu.until("^  > apples$[\\s\\S]*^  ┌─────$")
-        assert {APPLICATION_CURSOR, ALTERNATE_SCREEN} <= shown.modes
-        await menu.press("Down", "Down")
-        await menu.until("^  > plums$")
-        await menu.press("Up")
-        await menu.until("^  > pears$")
-        await menu.call("process_resize", rows=10, cols=30)
-        await menu.until("^choose from 10x30$")
-        await menu.press("Enter")
-        ended = await menu.ended()
-        assert "chose pears" in (await engine.output(ended).ends()).text
+async def test_a_full_screen_menu_is_steered_with_arrows(engine: Engine) -> None:
+    (engine.workspace / "menu.py").write_text(MENU)
+    menu = await typist(engine, "exec python3 menu.py")
+    shown = await menu.until("^  > apples$[\\s\\S]*^  ┌─────$")
+    assert {APPLICATION_CURSOR, ALTERNATE_SCREEN} <= shown.modes
+    await menu.press("Down", "Down")
+    await menu.until("^  > plums$")
+    await menu.press("Up")
+    await menu.until("^  > pears$")
+    await menu.call("process_resize", rows=10, cols=30)
+    await menu.until("^choose from 10x30$")
+    await menu.press("Enter")
+    ended = await menu.ended()
+    assert "chose pears" in (await engine.output(ended).ends()).text

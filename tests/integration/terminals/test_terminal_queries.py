@@ -49,22 +49,20 @@ async def asked(sup: Rig, lines: str, name: str = "a", size: tuple[int, int] = (
     ],
 )
 async def test_a_program_that_asks_its_terminal_has_its_answer_with_nobody_there(
-    tmp_path: Path, question: str, answer: bytes
+    sup: Rig, question: str, answer: bytes
 ) -> None:
-    async with rig(tmp_path) as sup:
-        await asked(sup, f"ask({question!r}, {answer[-2:-1]!r}, 0.1)")
-        await sup.until_log("a", b"done")
-        assert answer in sup.log("a")
+    await asked(sup, f"ask({question!r}, {answer[-2:-1]!r}, 0.1)")
+    await sup.until_log("a", b"done")
+    assert answer in sup.log("a")
 
 
-async def test_questions_are_answered_in_their_order_and_with_the_size_of_now(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await asked(sup, r"ready(); ask('\\x1b[999;999H\\x1b[5n\\x1b[6n\\x1b[c', b'c', 0.1)")
-        await sup.until_log("a", b"ready")
-        await sup.client.resize("a", 30, 100)
-        await sup.client.write("a", b"x", key="1")
-        await sup.until_log("a", b"done")
-        assert b"<^[0n^[30;100R^[?62;22c>" in sup.log("a")
+async def test_questions_are_answered_in_their_order_and_with_the_size_of_now(sup: Rig) -> None:
+    await asked(sup, r"ready(); ask('\\x1b[999;999H\\x1b[5n\\x1b[6n\\x1b[c', b'c', 0.1)")
+    await sup.until_log("a", b"ready")
+    await sup.client.resize("a", 30, 100)
+    await sup.client.write("a", b"x", key="1")
+    await sup.until_log("a", b"done")
+    assert b"<^[0n^[30;100R^[?62;22c>" in sup.log("a")
 
 
 async def test_what_asks_a_terminal_that_is_read_by_the_line_is_answered_once_it_is_not(tmp_path: Path) -> None:
@@ -115,46 +113,42 @@ os.write(1, b"whole" if got[:20000] == b"x" * 20000 and got[20000:].endswith(b"R
 
 
 @pytest.mark.parametrize("point", ["supervisor.asked", "supervisor.answered", "supervisor.output"])
-async def test_a_kill_around_an_answer_answers_neither_twice_nor_never(tmp_path: Path, point: str) -> None:
-    async with rig(tmp_path) as sup:
-        await asked(sup, r"ready(); ask('ab\\x1b[6n', b'R', 1.0); ask('\\x1b[c', b'c', 0.5)")
-        await sup.until_log("a", b"ready")
-        before, _ = await sup.pids()
-        sup.arm(point)
-        await sup.client.write("a", b"x", key="1")
-        await sup.until_log("a", b"done")
-        assert (await sup.pids())[0] != before
-        assert b"<^[1;8R>" in sup.log("a")
-        assert b"<^[?62;22c>" in sup.log("a")
+async def test_a_kill_around_an_answer_answers_neither_twice_nor_never(sup: Rig, point: str) -> None:
+    await asked(sup, r"ready(); ask('ab\\x1b[6n', b'R', 1.0); ask('\\x1b[c', b'c', 0.5)")
+    await sup.until_log("a", b"ready")
+    before, _ = await sup.pids()
+    sup.arm(point)
+    await sup.client.write("a", b"x", key="1")
+    await sup.until_log("a", b"done")
+    assert (await sup.pids())[0] != before
+    assert b"<^[1;8R>" in sup.log("a")
+    assert b"<^[?62;22c>" in sup.log("a")
 
 
-async def test_what_was_asked_while_the_supervisor_was_away_is_answered_by_the_next(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await asked(sup, r"os.write(1, b'ready'); ask('\\x1b[5n', b'n', 0.2)")
-        for _ in range(2):
-            pid, _ = await sup.pids()
-            os.kill(pid, signal.SIGSTOP)
-            await end(pid)
-        await sup.until_log("a", b"done")
-        assert b"<^[0n>" in sup.log("a")
+async def test_what_was_asked_while_the_supervisor_was_away_is_answered_by_the_next(sup: Rig) -> None:
+    await asked(sup, r"os.write(1, b'ready'); ask('\\x1b[5n', b'n', 0.2)")
+    for _ in range(2):
+        pid, _ = await sup.pids()
+        os.kill(pid, signal.SIGSTOP)
+        await end(pid)
+    await sup.until_log("a", b"done")
+    assert b"<^[0n>" in sup.log("a")
 
 
-async def test_without_a_keeper_the_supervisor_answers_itself(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        await asked(sup, r"ready(); ask('\\x1b[5n', b'n', 0.2)")
-        await sup.until_log("a", b"ready")
-        _, keeper = await sup.pids()
-        await end(keeper)
-        await sup.client.write("a", b"x", key="1")
-        await until(lambda: b"done" in sup.log("a"))
-        assert b"<^[0n>" in sup.log("a")
+async def test_without_a_keeper_the_supervisor_answers_itself(sup: Rig) -> None:
+    await asked(sup, r"ready(); ask('\\x1b[5n', b'n', 0.2)")
+    await sup.until_log("a", b"ready")
+    _, keeper = await sup.pids()
+    await end(keeper)
+    await sup.client.write("a", b"x", key="1")
+    await until(lambda: b"done" in sup.log("a"))
+    assert b"<^[0n>" in sup.log("a")
 
 
-async def test_who_asks_without_end_keeps_nobody_waiting(tmp_path: Path) -> None:
-    async with rig(tmp_path) as sup:
-        script = ASKER + r"os.write(1, b'ready')" + "\nwhile True: os.write(1, b'\\x1b[A\\x1b[6n' * 500)"
-        await sup.start("a", PYTHON, "-c", script, pty=(24, 80), keep_stdin_open=True, log_cap=1 << 20)
-        await sup.until_log("a", b"ready")
-        record = await sup.run("b", "echo there")
-        assert record["exit_code"] == 0
-        assert (await sup.client.kill("a", grace_s=0, ended_by="agent")).killed
+async def test_who_asks_without_end_keeps_nobody_waiting(sup: Rig) -> None:
+    script = ASKER + r"os.write(1, b'ready')" + "\nwhile True: os.write(1, b'\\x1b[A\\x1b[6n' * 500)"
+    await sup.start("a", PYTHON, "-c", script, pty=(24, 80), keep_stdin_open=True, log_cap=1 << 20)
+    await sup.until_log("a", b"ready")
+    record = await sup.run("b", "echo there")
+    assert record["exit_code"] == 0
+    assert (await sup.client.kill("a", grace_s=0, ended_by="agent")).killed

@@ -59,66 +59,63 @@ async def test_any_returns_with_the_first_end_and_all_with_the_last(tmp_path: Pa
     assert column(last, "output") == ["over\n", ""]
 
 
-async def test_it_returns_when_its_time_is_up_when_the_turn_is_to_end_and_when_one_asks(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        silent = await launch(engine, "sleep 600")
-        late = await waited(engine, silent.id, timeout=0.1)
-        assert late.content["why"] == "none has ended yet"
-        assert column(late, "state") == ["running"]
+async def test_it_returns_when_its_time_is_up_when_the_turn_is_to_end_and_when_one_asks(engine: Engine) -> None:
+    silent = await launch(engine, "sleep 600")
+    late = await waited(engine, silent.id, timeout=0.1)
+    assert late.content["why"] == "none has ended yet"
+    assert column(late, "state") == ["running"]
 
-        @dataclass
-        class Short(Deps):
-            began_at: float = time.time() - 100.0
-            seconds: float = 105.2
+    @dataclass
+    class Short(Deps):
+        began_at: float = time.time() - 100.0
+        seconds: float = 105.2
 
-        assert (await waited(engine, silent.id, timeout=60, deps=Short())).content["why"] == "none has ended yet"
+    assert (await waited(engine, silent.id, timeout=60, deps=Short())).content["why"] == "none has ended yet"
 
-        task = asyncio.ensure_future(waited(engine, silent.id, timeout=60))
-        async with asyncio.timeout(SOON):
-            while not engine.awaited:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        engine.give_up(silent.id)
-        assert (await task).content["why"] == "none has ended yet"
-        assert not engine.awaited
+    task = asyncio.ensure_future(waited(engine, silent.id, timeout=60))
+    async with asyncio.timeout(SOON):
+        while not engine.awaited:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    engine.give_up(silent.id)
+    assert (await task).content["why"] == "none has ended yet"
+    assert not engine.awaited
 
-        asks = await launch(engine, "read -p 'Go on? ' x", pty=True)
-        answer = await waited(engine, silent.id, asks.id, until="all", timeout=60)
-        assert answer.content["why"] == "one waits for input"
-        assert [one and one["prompt"] for one in column(answer, "waiting_for_input")] == [None, "Go on?"]
-
-
-async def test_cancelling_ends_the_waiting_and_no_process(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session = await launch(engine, "sleep 600")
-        task = asyncio.ensure_future(waited(engine, session.id, timeout=60))
-        async with asyncio.timeout(SOON):
-            while not engine.awaited:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not engine.awaited
-        assert (await engine.registry.get(session.id)).live
+    asks = await launch(engine, "read -p 'Go on? ' x", pty=True)
+    answer = await waited(engine, silent.id, asks.id, until="all", timeout=60)
+    assert answer.content["why"] == "one waits for input"
+    assert [one and one["prompt"] for one in column(answer, "waiting_for_input")] == [None, "Go on?"]
 
 
-async def test_a_repeat_of_the_call_reads_the_same_output_again(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        ids = [(await launch(engine, f"echo {number}; exit {number}")).id for number in (1, 2)]
-        agent = Agent(
-            FunctionModel(Script(("process_wait", {"session_ids": ids, "until": "all", "timeout": 60}))),
-            toolsets=[exec_toolset(engine)],
-            output_type=OUTPUT,
-            deps_type=object,
-        )
-        result = await agent.run("go", deps=Deps())
-        history = result.all_messages()
-        (first,) = returns(history)
-        assert column(first, "output") == ["1\n", "2\n"]
-        # The engine runs the call of this very response once more, as after a crash.
-        again = await agent.run(message_history=history[:2], deps=Deps())
-        (second,) = returns(again.all_messages())
-        assert column(second, "output") == ["1\n", "2\n"]
-        assert column(await waited(engine, *ids, timeout=0), "output") == ["", ""]
+async def test_cancelling_ends_the_waiting_and_no_process(engine: Engine) -> None:
+    session = await launch(engine, "sleep 600")
+    task = asyncio.ensure_future(waited(engine, session.id, timeout=60))
+    async with asyncio.timeout(SOON):
+        while not engine.awaited:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not engine.awaited
+    assert (await engine.registry.get(session.id)).live
+
+
+async def test_a_repeat_of_the_call_reads_the_same_output_again(engine: Engine) -> None:
+    ids = [(await launch(engine, f"echo {number}; exit {number}")).id for number in (1, 2)]
+    agent = Agent(
+        FunctionModel(Script(("process_wait", {"session_ids": ids, "until": "all", "timeout": 60}))),
+        toolsets=[exec_toolset(engine)],
+        output_type=OUTPUT,
+        deps_type=object,
+    )
+    result = await agent.run("go", deps=Deps())
+    history = result.all_messages()
+    (first,) = returns(history)
+    assert column(first, "output") == ["1\n", "2\n"]
+    # The engine runs the call of this very response once more, as after a crash.
+    again = await agent.run(message_history=history[:2], deps=Deps())
+    (second,) = returns(again.all_messages())
+    assert column(second, "output") == ["1\n", "2\n"]
+    assert column(await waited(engine, *ids, timeout=0), "output") == ["", ""]
 
 
 async def test_many_share_what_one_result_shows(tmp_path: Path) -> None:
@@ -144,17 +141,16 @@ async def test_a_session_of_another_host_is_told_without_its_output(tmp_path: Pa
     assert "ran on another host" in column(answer, "note")[0]
 
 
-async def test_what_process_wait_refuses(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        ended = (await launch(engine, "true")).id
-        await engine.wait(ended, up_to=SOON)
-        refused: list[tuple[dict[str, Any], str]] = [
-            ({"session_ids": []}, "session_ids is empty"),
-            ({"session_ids": ["xnone", ended, "xno"]}, "no session 'xnone', 'xno' in this conversation"),
-            ({"session_ids": [f"x{number}" for number in range(65)]}, "names 65 sessions; wait for at most 64 at once"),
-            ({"session_ids": [ended], "timeout": 61}, "timeout is 61 s; it must be 0 to 60 s"),
-            ({"session_ids": [ended], "timeout": -1}, "timeout is -1 s"),
-            ({"session_ids": [ended], "timeout": float("nan")}, "timeout is nan s"),
-        ]
-        for args, said in refused:
-            assert said in await refusal(engine, "process_wait", args), args
+async def test_what_process_wait_refuses(engine: Engine) -> None:
+    ended = (await launch(engine, "true")).id
+    await engine.wait(ended, up_to=SOON)
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"session_ids": []}, "session_ids is empty"),
+        ({"session_ids": ["xnone", ended, "xno"]}, "no session 'xnone', 'xno' in this conversation"),
+        ({"session_ids": [f"x{number}" for number in range(65)]}, "names 65 sessions; wait for at most 64 at once"),
+        ({"session_ids": [ended], "timeout": 61}, "timeout is 61 s; it must be 0 to 60 s"),
+        ({"session_ids": [ended], "timeout": -1}, "timeout is -1 s"),
+        ({"session_ids": [ended], "timeout": float("nan")}, "timeout is nan s"),
+    ]
+    for args, said in refused:
+        assert said in await refusal(engine, "process_wait", args), args

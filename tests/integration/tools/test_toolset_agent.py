@@ -32,7 +32,7 @@ from shellback.exec.tools.toolset import ExecTools, exec_toolset
 from shellback.exec.watching.memory import MemoryWatchStore
 from shellback.exec.watching.watcher import Watcher
 from tests.desks import desk
-from tests.execs import GATE, Told, launch, let_go, printed, running_engine
+from tests.execs import GATE, launch, let_go, printed, running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -114,18 +114,17 @@ async def test_an_approved_command_runs_and_its_result_has_text_and_metadata(tmp
     assert json.loads(json.dumps(answer.metadata)) == answer.metadata
 
 
-async def test_nothing_runs_before_the_approval(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        agent = Agent(
-            FunctionModel(Script(("execute", {"command": "touch ran"}))),
-            toolsets=[exec_toolset(engine)],
-            output_type=OUTPUT,
-        )
-        result = await agent.run("go")
-        assert isinstance(result.output, DeferredToolRequests)
-        assert [call.tool_name for call in result.output.approvals] == ["execute"]
-        assert await engine.store.list() == []
-        assert not (engine.workspace / "ran").exists()
+async def test_nothing_runs_before_the_approval(engine: Engine) -> None:
+    agent = Agent(
+        FunctionModel(Script(("execute", {"command": "touch ran"}))),
+        toolsets=[exec_toolset(engine)],
+        output_type=OUTPUT,
+    )
+    result = await agent.run("go")
+    assert isinstance(result.output, DeferredToolRequests)
+    assert [call.tool_name for call in result.output.approvals] == ["execute"]
+    assert await engine.store.list() == []
+    assert not (engine.workspace / "ran").exists()
 
 
 async def test_reading_tools_run_without_asking(tmp_path: Path) -> None:
@@ -164,85 +163,80 @@ async def test_a_start_in_the_background_tells_what_was_printed_so_far(tmp_path:
         let_go(here.engine)
 
 
-async def test_the_same_call_id_in_every_response_is_a_new_command_each_time(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        answers = await converse(
-            engine, Script(("execute", {"command": "echo x >> n"}), ("execute", {"command": "echo x >> n"}))
-        )
-        assert len({answer.metadata["session_id"] for answer in answers}) == 2
-        assert (engine.workspace / "n").read_text() == "x\nx\n"
+async def test_the_same_call_id_in_every_response_is_a_new_command_each_time(engine: Engine) -> None:
+    answers = await converse(
+        engine, Script(("execute", {"command": "echo x >> n"}), ("execute", {"command": "echo x >> n"}))
+    )
+    assert len({answer.metadata["session_id"] for answer in answers}) == 2
+    assert (engine.workspace / "n").read_text() == "x\nx\n"
 
 
-async def test_an_approved_call_that_is_executed_again_runs_once(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        script = Script(("execute", {"command": "echo x >> n; rmdir gone", "cwd": "."}))
-        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
-        pending = await agent.run("go", conversation_id="talk")
-        assert isinstance(pending.output, DeferredToolRequests)
-        history = ModelMessagesTypeAdapter.dump_json(pending.all_messages())
-        yes = DeferredToolResults(approvals={"call_1": True})
-        seen: list[str] = []
-        for _ in range(2):
-            resumed = await agent.run(
-                message_history=ModelMessagesTypeAdapter.validate_json(history), deferred_tool_results=yes
-            )
-            seen.append(returns(resumed.all_messages())[-1].metadata["session_id"])
-        assert seen[0] == seen[1]
-        assert (engine.workspace / "n").read_text() == "x\n"
-
-
-async def test_a_command_that_removed_its_own_directory_still_has_its_result_on_a_repeat(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await converse(engine, Script(("execute", {"command": "mkdir -m 777 d"})))
-        assert outcome[0].metadata["exit_code"] == 0
-        script = Script(("execute", {"command": "rmdir ../d && echo x >> ../n", "cwd": "d"}))
-        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
-        pending = await agent.run("go", conversation_id="talk")
-        history = pending.all_messages_json()
-        for _ in range(2):
-            resumed = await agent.run(
-                message_history=ModelMessagesTypeAdapter.validate_json(history),
-                deferred_tool_results=DeferredToolResults(approvals={"call_1": True}),
-            )
-            assert returns(resumed.all_messages())[-1].metadata["exit_code"] == 0
-        assert (engine.workspace / "n").read_text() == "x\n"
-
-
-async def test_what_is_not_what_was_approved_does_not_run(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        deps = Deps()
-        script = Script(("execute", {"command": "touch ran"}))
-        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT, deps_type=object)
-        pending = await agent.run("go", deps=deps)
-        (origin,) = origins_in(pending.all_messages(), "talk", ["call_1"])
-        deps.approvals[call_key(origin)] = Approval("a1", "0" * 64)
+async def test_an_approved_call_that_is_executed_again_runs_once(engine: Engine) -> None:
+    script = Script(("execute", {"command": "echo x >> n; rmdir gone", "cwd": "."}))
+    agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
+    pending = await agent.run("go", conversation_id="talk")
+    assert isinstance(pending.output, DeferredToolRequests)
+    history = ModelMessagesTypeAdapter.dump_json(pending.all_messages())
+    yes = DeferredToolResults(approvals={"call_1": True})
+    seen: list[str] = []
+    for _ in range(2):
         resumed = await agent.run(
-            message_history=pending.all_messages(),
-            deferred_tool_results=DeferredToolResults(approvals={"call_1": True}),
-            deps=deps,
+            message_history=ModelMessagesTypeAdapter.validate_json(history), deferred_tool_results=yes
         )
-        (answer,) = returns(resumed.all_messages())[-1:]
-        assert answer.outcome == "failed"
-        assert "not what was approved" in str(answer.content)
-        assert not (engine.workspace / "ran").exists()
+        seen.append(returns(resumed.all_messages())[-1].metadata["session_id"])
+    assert seen[0] == seen[1]
+    assert (engine.workspace / "n").read_text() == "x\n"
 
 
-async def test_an_approval_that_is_not_on_record_runs_nothing(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        agent = Agent(
-            FunctionModel(Script(("execute", {"command": "touch ran"}))),
-            toolsets=[exec_toolset(engine)],
-            output_type=OUTPUT,
-            deps_type=object,
-        )
-        pending = await agent.run("go", deps=Deps())
+async def test_a_command_that_removed_its_own_directory_still_has_its_result_on_a_repeat(engine: Engine) -> None:
+    outcome = await converse(engine, Script(("execute", {"command": "mkdir -m 777 d"})))
+    assert outcome[0].metadata["exit_code"] == 0
+    script = Script(("execute", {"command": "rmdir ../d && echo x >> ../n", "cwd": "d"}))
+    agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
+    pending = await agent.run("go", conversation_id="talk")
+    history = pending.all_messages_json()
+    for _ in range(2):
         resumed = await agent.run(
-            message_history=pending.all_messages(),
+            message_history=ModelMessagesTypeAdapter.validate_json(history),
             deferred_tool_results=DeferredToolResults(approvals={"call_1": True}),
-            deps=Deps(),
         )
-        assert "no approval is on record" in str(returns(resumed.all_messages())[-1].content)
-        assert await engine.store.list() == []
+        assert returns(resumed.all_messages())[-1].metadata["exit_code"] == 0
+    assert (engine.workspace / "n").read_text() == "x\n"
+
+
+async def test_what_is_not_what_was_approved_does_not_run(engine: Engine) -> None:
+    deps = Deps()
+    script = Script(("execute", {"command": "touch ran"}))
+    agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT, deps_type=object)
+    pending = await agent.run("go", deps=deps)
+    (origin,) = origins_in(pending.all_messages(), "talk", ["call_1"])
+    deps.approvals[call_key(origin)] = Approval("a1", "0" * 64)
+    resumed = await agent.run(
+        message_history=pending.all_messages(),
+        deferred_tool_results=DeferredToolResults(approvals={"call_1": True}),
+        deps=deps,
+    )
+    (answer,) = returns(resumed.all_messages())[-1:]
+    assert answer.outcome == "failed"
+    assert "not what was approved" in str(answer.content)
+    assert not (engine.workspace / "ran").exists()
+
+
+async def test_an_approval_that_is_not_on_record_runs_nothing(engine: Engine) -> None:
+    agent = Agent(
+        FunctionModel(Script(("execute", {"command": "touch ran"}))),
+        toolsets=[exec_toolset(engine)],
+        output_type=OUTPUT,
+        deps_type=object,
+    )
+    pending = await agent.run("go", deps=Deps())
+    resumed = await agent.run(
+        message_history=pending.all_messages(),
+        deferred_tool_results=DeferredToolResults(approvals={"call_1": True}),
+        deps=Deps(),
+    )
+    assert "no approval is on record" in str(returns(resumed.all_messages())[-1].content)
+    assert await engine.store.list() == []
 
 
 async def test_the_approval_goes_with_the_session_into_the_claim(tmp_path: Path) -> None:
@@ -252,29 +246,18 @@ async def test_the_approval_goes_with_the_session_into_the_claim(tmp_path: Path)
     assert session.approval_id == "a1"
 
 
-async def test_a_background_command_tells_its_end_to_the_sink_only(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        (answer,) = await converse(engine, Script(("execute", {"command": "exit 6", "background": True})))
-        ended = await engine.wait(answer.metadata["session_id"], up_to=60)
-        assert "[started in the background, session " in str(answer.content) or answer.metadata["state"] == "exited"
-        assert ended.end is not None
-    assert [(one.id, one.end and one.end.exit_code) for one in told.sessions] == [(ended.id, 6)]
-
-
-async def test_a_terminal_is_typed_into_and_read(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        (started,) = await converse(engine, Script(("execute_pty", {"command": "read -r x; echo got:$x; read -r y"})))
-        session_id = started.metadata["session_id"]
-        (typed,) = await converse(
-            engine, Script(("process_send_keys", {"session_id": session_id, "keys": ["hello", "Enter"]}))
-        )
-        assert str(typed.content) == f"[wrote 6 bytes to session {session_id}]"
-        await printed(engine, session_id, "got:hello")
-        (typed,) = await converse(engine, Script(("process_write", {"session_id": session_id, "data": "bye\n"})))
-        ended = await engine.wait(session_id, up_to=60)
-        assert ended.end is not None
-        assert ended.end.exit_code == 0
+async def test_a_terminal_is_typed_into_and_read(engine: Engine) -> None:
+    (started,) = await converse(engine, Script(("execute_pty", {"command": "read -r x; echo got:$x; read -r y"})))
+    session_id = started.metadata["session_id"]
+    (typed,) = await converse(
+        engine, Script(("process_send_keys", {"session_id": session_id, "keys": ["hello", "Enter"]}))
+    )
+    assert str(typed.content) == f"[wrote 6 bytes to session {session_id}]"
+    await printed(engine, session_id, "got:hello")
+    (typed,) = await converse(engine, Script(("process_write", {"session_id": session_id, "data": "bye\n"})))
+    ended = await engine.wait(session_id, up_to=60)
+    assert ended.end is not None
+    assert ended.end.exit_code == 0
 
 
 async def test_kill_through_the_tool(tmp_path: Path) -> None:
@@ -307,45 +290,40 @@ async def test_the_gate_hides_tools_and_instructions_together(tmp_path: Path, ga
     assert ("execute" in instructions) is gate
 
 
-async def test_without_a_recorded_gate_the_tools_are_off_by_default(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        script = Script()
-        await Agent(FunctionModel(script), capabilities=[ExecCapability(ExecTools(engine))], output_type=OUTPUT).run(
-            "go"
-        )
-        assert script.seen is not None
-        assert script.seen.function_tools == []
+async def test_without_a_recorded_gate_the_tools_are_off_by_default(engine: Engine) -> None:
+    script = Script()
+    await Agent(FunctionModel(script), capabilities=[ExecCapability(ExecTools(engine))], output_type=OUTPUT).run("go")
+    assert script.seen is not None
+    assert script.seen.function_tools == []
 
 
-async def test_every_tool_describes_all_its_parameters_and_has_its_category(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        script = Script()
-        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
-        await agent.run("go")
-        assert script.seen is not None
-        for tool in script.seen.function_tools:
-            assert tool.description
-            assert (tool.metadata or {})["category"] == tool_named(tool.name).category
-            for name, schema in tool.parameters_json_schema["properties"].items():
-                assert schema.get("description"), (tool.name, name)
+async def test_every_tool_describes_all_its_parameters_and_has_its_category(engine: Engine) -> None:
+    script = Script()
+    agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
+    await agent.run("go")
+    assert script.seen is not None
+    for tool in script.seen.function_tools:
+        assert tool.description
+        assert (tool.metadata or {})["category"] == tool_named(tool.name).category
+        for name, schema in tool.parameters_json_schema["properties"].items():
+            assert schema.get("description"), (tool.name, name)
 
 
-async def test_a_foreign_session_is_an_unknown_one(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        session = await launch(engine, "sleep 100")
-        said: list[str] = []
-        for wanted in (session.id, "xnosuchsession"):
-            for tool in ("process_poll", "process_log", "process_kill"):
-                agent = Agent(
-                    FunctionModel(Script((tool, {"session_id": wanted}))),
-                    toolsets=[exec_toolset(engine)],
-                    output_type=OUTPUT,
-                    deps_type=object,
-                )
-                result = await agent.run("go", deps=Deps(conversation_id="another"))
-                (answer,) = returns(result.all_messages())
-                assert answer.outcome == "failed"
-                said.append(str(answer.content).replace(wanted, "ID"))
-        assert set(said) == {"no session 'ID' in this conversation; process_list shows the ones there are"}
-        assert await Sessions(engine, "another").list() == []
-        assert (await engine.registry.get(session.id)).live
+async def test_a_foreign_session_is_an_unknown_one(engine: Engine) -> None:
+    session = await launch(engine, "sleep 100")
+    said: list[str] = []
+    for wanted in (session.id, "xnosuchsession"):
+        for tool in ("process_poll", "process_log", "process_kill"):
+            agent = Agent(
+                FunctionModel(Script((tool, {"session_id": wanted}))),
+                toolsets=[exec_toolset(engine)],
+                output_type=OUTPUT,
+                deps_type=object,
+            )
+            result = await agent.run("go", deps=Deps(conversation_id="another"))
+            (answer,) = returns(result.all_messages())
+            assert answer.outcome == "failed"
+            said.append(str(answer.content).replace(wanted, "ID"))
+    assert set(said) == {"no session 'ID' in this conversation; process_list shows the ones there are"}
+    assert await Sessions(engine, "another").list() == []
+    assert (await engine.registry.get(session.id)).live

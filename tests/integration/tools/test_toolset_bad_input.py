@@ -35,63 +35,61 @@ async def refusal(engine: Engine, tool: str, args: dict[str, Any]) -> str:
     return text
 
 
-async def test_what_execute_refuses(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        (engine.workspace / "file").write_text("")
-        (engine.workspace / "out").symlink_to("/etc")
-        evil = engine.workspace.parent / "ws-evil"
-        evil.mkdir()
-        outside = f"is outside the workspace; use a directory inside {engine.workspace}"
-        refused: list[tuple[dict[str, Any], str]] = [
-            ({"command": ""}, "command is empty"),
-            ({"command": " \n\t"}, "command is empty"),
-            ({"command": "echo a\0b"}, "command holds a NUL byte"),
-            ({"command": "x" * 4097}, "command has 4097 characters; at most 4096 are accepted, write a script file"),
-            ({"command": "true", "cwd": "/etc"}, outside),
-            ({"command": "true", "cwd": "../ws-evil"}, outside),
-            ({"command": "true", "cwd": str(evil)}, outside),
-            ({"command": "true", "cwd": "out"}, outside),
-            ({"command": "true", "cwd": "missing"}, "cwd 'missing' does not exist; create it first"),
-            ({"command": "true", "cwd": "file"}, "cwd 'file' is not a directory"),
-            ({"command": "true", "cwd": "a\0"}, "cwd holds a NUL byte"),
-            ({"command": "true", "env": {"LD_PRELOAD": "x"}}, "env name 'LD_PRELOAD' is refused (rule LD_PRELOAD)"),
-            ({"command": "true", "env": {"A-B": "x"}}, "env name 'A-B' is not accepted"),
-            ({"command": "true", "timeout": 0}, "timeout is 0 s; a foreground command takes 0.1 to 600 s"),
-            ({"command": "true", "timeout": 601}, "timeout is 601 s; a foreground command takes 0.1 to 600 s"),
-            ({"command": "true", "timeout": -1}, "timeout is -1 s"),
-            ({"command": "true", "timeout": 604801, "background": True}, "a background command takes 0.1 to 604800 s"),
-            ({"command": "true", "yield_after": 0}, "yield_after is 0 s; it must be above 0"),
-            ({"command": "true", "yield_after": 5, "background": True}, "background=true returns at once"),
-            ({"command": "true", "stdin": "x" * 65537}, "stdin has 65537 bytes; at most 65536 are accepted"),
-        ]
-        for args, said in refused:
-            assert said in await refusal(engine, "execute", args), args
-        assert await engine.store.list() == []
+async def test_what_execute_refuses(engine: Engine) -> None:
+    (engine.workspace / "file").write_text("")
+    (engine.workspace / "out").symlink_to("/etc")
+    evil = engine.workspace.parent / "ws-evil"
+    evil.mkdir()
+    outside = f"is outside the workspace; use a directory inside {engine.workspace}"
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"command": ""}, "command is empty"),
+        ({"command": " \n\t"}, "command is empty"),
+        ({"command": "echo a\0b"}, "command holds a NUL byte"),
+        ({"command": "x" * 4097}, "command has 4097 characters; at most 4096 are accepted, write a script file"),
+        ({"command": "true", "cwd": "/etc"}, outside),
+        ({"command": "true", "cwd": "../ws-evil"}, outside),
+        ({"command": "true", "cwd": str(evil)}, outside),
+        ({"command": "true", "cwd": "out"}, outside),
+        ({"command": "true", "cwd": "missing"}, "cwd 'missing' does not exist; create it first"),
+        ({"command": "true", "cwd": "file"}, "cwd 'file' is not a directory"),
+        ({"command": "true", "cwd": "a\0"}, "cwd holds a NUL byte"),
+        ({"command": "true", "env": {"LD_PRELOAD": "x"}}, "env name 'LD_PRELOAD' is refused (rule LD_PRELOAD)"),
+        ({"command": "true", "env": {"A-B": "x"}}, "env name 'A-B' is not accepted"),
+        ({"command": "true", "timeout": 0}, "timeout is 0 s; a foreground command takes 0.1 to 600 s"),
+        ({"command": "true", "timeout": 601}, "timeout is 601 s; a foreground command takes 0.1 to 600 s"),
+        ({"command": "true", "timeout": -1}, "timeout is -1 s"),
+        ({"command": "true", "timeout": 604801, "background": True}, "a background command takes 0.1 to 604800 s"),
+        ({"command": "true", "yield_after": 0}, "yield_after is 0 s; it must be above 0"),
+        ({"command": "true", "yield_after": 5, "background": True}, "background=true returns at once"),
+        ({"command": "true", "stdin": "x" * 65537}, "stdin has 65537 bytes; at most 65536 are accepted"),
+    ]
+    for args, said in refused:
+        assert said in await refusal(engine, "execute", args), args
+    assert await engine.store.list() == []
 
 
-async def test_sessions_that_do_not_fit(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        ended = await launch(engine, "exit 3")
-        await engine.wait(ended.id, up_to=60)
-        deaf = await launch(engine, "sleep 100")
-        ended_ones: list[tuple[str, dict[str, Any], str]] = [
-            ("process_poll", {"session_id": "xnone"}, "no session 'xnone' in this conversation; process_list shows"),
-            ("process_kill", {"session_id": ended.id}, f"session {ended.id} has ended: exit code 3; nothing was done"),
-            ("process_write", {"session_id": ended.id, "data": "x"}, "has ended: exit code 3; nothing was done"),
-            ("process_log", {"session_id": ended.id, "limit": 0}, "limit is 0; it must be 1 to 10000 lines"),
-            ("process_log", {"session_id": ended.id, "byte_offset": 9}, "byte_offset 9 is behind the end of the log"),
-            ("process_log", {"session_id": ended.id, "byte_offset": -1}, "byte_offset is -1; it must be 0 or more"),
-            ("process_log", {"session_id": ended.id, "byte_offset": 0, "byte_limit": 30001}, "must be 1 to 30000"),
-        ]
-        for tool, args, said in ended_ones:
-            assert said in await refusal(engine, tool, args), (tool, args)
-        deaf_ones: list[tuple[str, dict[str, Any], str]] = [
-            ("process_write", {"session_id": deaf.id, "data": "x"}, "has no open stdin; start it with keep_stdin_open"),
-            ("process_send_keys", {"session_id": deaf.id, "keys": ["Enter"]}, "has no terminal; use process_write"),
-            ("process_send_keys", {"session_id": deaf.id, "keys": []}, "nothing to type; give literal, paste, hex"),
-        ]
-        for tool, args, said in deaf_ones:
-            assert said in await refusal(engine, tool, args), (tool, args)
+async def test_sessions_that_do_not_fit(engine: Engine) -> None:
+    ended = await launch(engine, "exit 3")
+    await engine.wait(ended.id, up_to=60)
+    deaf = await launch(engine, "sleep 100")
+    ended_ones: list[tuple[str, dict[str, Any], str]] = [
+        ("process_poll", {"session_id": "xnone"}, "no session 'xnone' in this conversation; process_list shows"),
+        ("process_kill", {"session_id": ended.id}, f"session {ended.id} has ended: exit code 3; nothing was done"),
+        ("process_write", {"session_id": ended.id, "data": "x"}, "has ended: exit code 3; nothing was done"),
+        ("process_log", {"session_id": ended.id, "limit": 0}, "limit is 0; it must be 1 to 10000 lines"),
+        ("process_log", {"session_id": ended.id, "byte_offset": 9}, "byte_offset 9 is behind the end of the log"),
+        ("process_log", {"session_id": ended.id, "byte_offset": -1}, "byte_offset is -1; it must be 0 or more"),
+        ("process_log", {"session_id": ended.id, "byte_offset": 0, "byte_limit": 30001}, "must be 1 to 30000"),
+    ]
+    for tool, args, said in ended_ones:
+        assert said in await refusal(engine, tool, args), (tool, args)
+    deaf_ones: list[tuple[str, dict[str, Any], str]] = [
+        ("process_write", {"session_id": deaf.id, "data": "x"}, "has no open stdin; start it with keep_stdin_open"),
+        ("process_send_keys", {"session_id": deaf.id, "keys": ["Enter"]}, "has no terminal; use process_write"),
+        ("process_send_keys", {"session_id": deaf.id, "keys": []}, "nothing to type; give literal, paste, hex"),
+    ]
+    for tool, args, said in deaf_ones:
+        assert said in await refusal(engine, tool, args), (tool, args)
 
 
 async def test_a_directory_that_the_user_of_commands_cannot_enter_is_a_failed_start(
@@ -126,12 +124,11 @@ async def test_many_live_sessions_are_warned_about(tmp_path: Path, monkeypatch: 
         assert "2 processes of this conversation run; end some]" in str(second.content)
 
 
-async def test_arguments_of_the_wrong_kind_are_for_the_model_to_correct(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        script = Script(("execute", {"command": 7}), ("process_list", {}))
-        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT, deps_type=object)
-        result = await agent.run("go", deps=Deps())
-        assert result.output == "done"
+async def test_arguments_of_the_wrong_kind_are_for_the_model_to_correct(engine: Engine) -> None:
+    script = Script(("execute", {"command": 7}), ("process_list", {}))
+    agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT, deps_type=object)
+    result = await agent.run("go", deps=Deps())
+    assert result.output == "done"
 
 
 async def test_too_many_live_sessions_name_the_limit(tmp_path: Path) -> None:
@@ -151,22 +148,21 @@ async def test_commands_never_run_as_root(tmp_path: Path) -> None:
 
 
 async def test_a_supervisor_that_cannot_be_reached_is_for_the_operator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running_engine(tmp_path) as engine:
 
-        async def unreachable(*_: object) -> None:
-            raise SupervisorUnreachable("the supervisor does not answer")
+    async def unreachable(*_: object) -> None:
+        raise SupervisorUnreachable("the supervisor does not answer")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(engine.supervised, "start", unreachable)
-            (answer,) = await converse(engine, Script(("execute", {"command": "touch ran"})))
-        assert answer.outcome == "failed"
-        assert str(answer.content).startswith("the supervisor does not answer. This is for the operator;")
-        assert "an exec tool cannot work: the supervisor does not answer" in caplog.text
-        # Not known whether it started: reconciling finds that it did not, and that it never will.
-        await engine.reconcile()
-        (session,) = await engine.store.list()
-        assert session.end is not None
-        assert session.end.evidence == "never_started"
-        assert not (engine.workspace / "ran").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.supervised, "start", unreachable)
+        (answer,) = await converse(engine, Script(("execute", {"command": "touch ran"})))
+    assert answer.outcome == "failed"
+    assert str(answer.content).startswith("the supervisor does not answer. This is for the operator;")
+    assert "an exec tool cannot work: the supervisor does not answer" in caplog.text
+    # Not known whether it started: reconciling finds that it did not, and that it never will.
+    await engine.reconcile()
+    (session,) = await engine.store.list()
+    assert session.end is not None
+    assert session.end.evidence == "never_started"
+    assert not (engine.workspace / "ran").exists()

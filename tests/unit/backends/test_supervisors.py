@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +119,8 @@ class _Containers:
     async def close(self) -> None: ...
 
 
-@asynccontextmanager
-async def town(tmp_path: Path) -> AsyncGenerator[Town]:
+@pytest.fixture
+async def made(tmp_path: Path) -> AsyncGenerator[Town]:
     made = Town(tmp_path / "state")
     made.state.mkdir(mode=0o700)
     try:
@@ -131,233 +130,219 @@ async def town(tmp_path: Path) -> AsyncGenerator[Town]:
         await made.close()
 
 
-async def test_a_session_is_found_by_one_path_wherever_it_runs(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one = made.home("one")
-        hello = await made.router.connect()
-        assert hello["boot_id"] == BOOT
-        assert not homes.kept(made.state), "nobody needs the host's supervisor yet"
-        assert (await made.start("a", one, "echo in; exit 3")).outcome == "started"
-        assert (await made.start("b", None, "echo out; exit 4")).outcome == "started"
-        ends = {name: (await made.ended(name))["exit_code"] for name in ("a", "b")}
-        assert ends == {"a": 3, "b": 4}
-        sessions = made.state / layout.SESSIONS
-        assert os.readlink(sessions / "a") == "../containers/one/sessions/a"
-        assert [(sessions / name / layout.LOG).read_text() for name in ("a", "b")] == ["in\n", "out\n"]
-        assert {record["session_id"] for record in await made.router.unacknowledged()} == {"a", "b"}
-        assert await made.router.ack("a")
-        assert await made.router.ack("b")
-        assert (one / "sessions/a" / layout.ACKED).exists()
-        assert await made.router.unacknowledged() == []
+async def test_a_session_is_found_by_one_path_wherever_it_runs(made: Town) -> None:
+    one = made.home("one")
+    hello = await made.router.connect()
+    assert hello["boot_id"] == BOOT
+    assert not homes.kept(made.state), "nobody needs the host's supervisor yet"
+    assert (await made.start("a", one, "echo in; exit 3")).outcome == "started"
+    assert (await made.start("b", None, "echo out; exit 4")).outcome == "started"
+    ends = {name: (await made.ended(name))["exit_code"] for name in ("a", "b")}
+    assert ends == {"a": 3, "b": 4}
+    sessions = made.state / layout.SESSIONS
+    assert os.readlink(sessions / "a") == "../containers/one/sessions/a"
+    assert [(sessions / name / layout.LOG).read_text() for name in ("a", "b")] == ["in\n", "out\n"]
+    assert {record["session_id"] for record in await made.router.unacknowledged()} == {"a", "b"}
+    assert await made.router.ack("a")
+    assert await made.router.ack("b")
+    assert (one / "sessions/a" / layout.ACKED).exists()
+    assert await made.router.unacknowledged() == []
 
 
-async def test_what_was_placed_in_one_home_is_never_started_in_another(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one, two = made.home("one"), made.home("two")
-        flag = tmp_path / "ran"
-        Placements(made.state).place("a", one)
-        for elsewhere in (two, None):
-            answer = await made.start("a", elsewhere, f"echo x >> {flag}", uid=None)
-            assert (answer.outcome, answer.code) == ("refused", "placed")
-        await made.start("b", None)
-        await made.ended("b")
-        answer = await made.start("b", one, f"echo x >> {flag}", uid=None)
-        assert (answer.outcome, answer.status["record"]["exit_code"]) == ("already", 3)
-        assert not (one / "sessions/b").exists()
-        assert not flag.exists()
-        assert not homes.kept(two)
-        with pytest.raises(ValueError, match="is not in"):
-            await made.start("c", tmp_path / "elsewhere")
+async def test_what_was_placed_in_one_home_is_never_started_in_another(tmp_path: Path, made: Town) -> None:
+    one, two = made.home("one"), made.home("two")
+    flag = tmp_path / "ran"
+    Placements(made.state).place("a", one)
+    for elsewhere in (two, None):
+        answer = await made.start("a", elsewhere, f"echo x >> {flag}", uid=None)
+        assert (answer.outcome, answer.code) == ("refused", "placed")
+    await made.start("b", None)
+    await made.ended("b")
+    answer = await made.start("b", one, f"echo x >> {flag}", uid=None)
+    assert (answer.outcome, answer.status["record"]["exit_code"]) == ("already", 3)
+    assert not (one / "sessions/b").exists()
+    assert not flag.exists()
+    assert not homes.kept(two)
+    with pytest.raises(ValueError, match="is not in"):
+        await made.start("c", tmp_path / "elsewhere")
 
 
-async def test_the_supervisor_of_the_host_leaves_the_sessions_of_others_alone(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one = made.home("one")
-        await made.start("a", one, "sleep 30", background=True)
-        await made.start("b", None)
-        assert (await made.ended("b"))["exit_code"] == 3
-        assert [row["session_id"] for row in await made.router.list()] == ["a"]
-        assert {record["session_id"] for record in made.told} == {"b"}
-        assert Records(str(made.state)).sessions() == ["b"]
+async def test_the_supervisor_of_the_host_leaves_the_sessions_of_others_alone(made: Town) -> None:
+    one = made.home("one")
+    await made.start("a", one, "sleep 30", background=True)
+    await made.start("b", None)
+    assert (await made.ended("b"))["exit_code"] == 3
+    assert [row["session_id"] for row in await made.router.list()] == ["a"]
+    assert {record["session_id"] for record in made.told} == {"b"}
+    assert Records(str(made.state)).sessions() == ["b"]
 
 
-async def test_a_worker_that_starts_is_told_what_ended_while_it_was_away(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one = made.home("one")
-        await made.start("a", one, "read -r _ || exit 5", background=True, stdin=None, keep_stdin_open=True)
-        await made.router.close()
-        made.router = made.another()
-        await made.router.connect()
-        await made.router.write("a", b"", eof=True)
-        assert (await made.ended("a"))["exit_code"] == 5
-        assert made.revived == ["one"], "it ran all the time"
+async def test_a_worker_that_starts_is_told_what_ended_while_it_was_away(made: Town) -> None:
+    one = made.home("one")
+    await made.start("a", one, "read -r _ || exit 5", background=True, stdin=None, keep_stdin_open=True)
+    await made.router.close()
+    made.router = made.another()
+    await made.router.connect()
+    await made.router.write("a", b"", eof=True)
+    assert (await made.ended("a"))["exit_code"] == 5
+    assert made.revived == ["one"], "it ran all the time"
 
 
 async def test_a_supervisor_that_is_killed_is_started_again_by_its_keeper_and_nothing_is_revived(
-    tmp_path: Path,
+    made: Town,
 ) -> None:
-    async with town(tmp_path) as made:
-        one = made.home("one")
-        await made.start("a", one, "read -r _; exit 9", background=True, keep_stdin_open=True)
-        client = SupervisorClient(one, spawn=False)
-        await end((await client.connect())["pid"])
-        await client.close()
-        await made.router.write("a", b"\n")
-        assert (await made.ended("a"))["exit_code"] == 9
-        assert made.revived == ["one"]
-        assert made.reconnected == 1
+    one = made.home("one")
+    await made.start("a", one, "read -r _; exit 9", background=True, keep_stdin_open=True)
+    client = SupervisorClient(one, spawn=False)
+    await end((await client.connect())["pid"])
+    await client.close()
+    await made.router.write("a", b"\n")
+    assert (await made.ended("a"))["exit_code"] == 9
+    assert made.revived == ["one"]
+    assert made.reconnected == 1
 
 
-async def test_a_container_that_owes_an_end_is_brought_up_and_one_that_does_not_is_left_alone(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        owing, idle = made.home("owing"), made.home("idle")
-        await made.start("a", owing, "sleep 30", background=True)
-        await made.start("b", idle)
-        await made.ended("b")
-        await made.router.ack("b")
-        made.revived.clear()
-        await made.fell(idle)
-        await made.fell(owing)
-        record = await made.ended("a")
-        assert record["exit_code"] is None
-        assert made.revived == ["owing"]
-        assert (await made.router.status("b"))["record"]["exit_code"] == 3
-        with pytest.raises(TaskCompleted, match="does not run any more"):
-            await made.router.kill("b", grace_s=0.0, ended_by="agent")
-        assert not await made.router.ack("b")
-        assert made.revived == ["owing"]
+async def test_a_container_that_owes_an_end_is_brought_up_and_one_that_does_not_is_left_alone(made: Town) -> None:
+    owing, idle = made.home("owing"), made.home("idle")
+    await made.start("a", owing, "sleep 30", background=True)
+    await made.start("b", idle)
+    await made.ended("b")
+    await made.router.ack("b")
+    made.revived.clear()
+    await made.fell(idle)
+    await made.fell(owing)
+    record = await made.ended("a")
+    assert record["exit_code"] is None
+    assert made.revived == ["owing"]
+    assert (await made.router.status("b"))["record"]["exit_code"] == 3
+    with pytest.raises(TaskCompleted, match="does not run any more"):
+        await made.router.kill("b", grace_s=0.0, ended_by="agent")
+    assert not await made.router.ack("b")
+    assert made.revived == ["owing"]
 
 
 async def test_a_home_that_cannot_be_reached_hides_no_other_and_proves_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    made: Town, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with town(tmp_path) as made:
-        one, two = made.home("one"), made.home("two")
-        await made.start("a", one, "sleep 30", background=True)
-        await made.start("b", two, "sleep 30", background=True)
-        Placements(made.state).place("c", two)
-        made.broken = True
-        caplog.clear()
-        await made.fell(two)
-        assert [row["session_id"] for row in await made.router.list()] == ["a"]
-        assert "what it runs is not known now" in caplog.text
-        # A claim that was never begun can be given up without the container, and then never begins.
-        assert (await made.router.status("c"))["state"] == "unknown"
-        assert (await made.router.abandon("c"))["state"] == "abandoned"
-        assert (two / "sessions/c" / layout.STARTED).read_bytes() == ABANDONED
-        # What was begun has ended with the first process of its container.
-        status = await made.router.status("b")
-        assert (status["state"], status["record"]["evidence"]) == ("lost", "container_restarted")
-        assert (await made.router.abandon("b"))["state"] == "lost"
+    one, two = made.home("one"), made.home("two")
+    await made.start("a", one, "sleep 30", background=True)
+    await made.start("b", two, "sleep 30", background=True)
+    Placements(made.state).place("c", two)
+    made.broken = True
+    caplog.clear()
+    await made.fell(two)
+    assert [row["session_id"] for row in await made.router.list()] == ["a"]
+    assert "what it runs is not known now" in caplog.text
+    # A claim that was never begun can be given up without the container, and then never begins.
+    assert (await made.router.status("c"))["state"] == "unknown"
+    assert (await made.router.abandon("c"))["state"] == "abandoned"
+    assert (two / "sessions/c" / layout.STARTED).read_bytes() == ABANDONED
+    # What was begun has ended with the first process of its container.
+    status = await made.router.status("b")
+    assert (status["state"], status["record"]["evidence"]) == ("lost", "container_restarted")
+    assert (await made.router.abandon("b"))["state"] == "lost"
 
 
-async def test_a_home_that_was_removed_is_lost_and_never_takes_a_number(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one = made.home("one")
-        Placements(made.state).place("claimed", one)
-        await made.start("ran", one)
-        await made.ended("ran")
-        await made.fell(one)
-        shutil.rmtree(one)
-        for name in ("claimed", "ran"):
-            for status in (await made.router.status(name), await made.router.abandon(name)):
-                assert (status["state"], status["record"]["evidence"]) == ("lost", "record_unreadable")
-                assert status["record"]["exit_code"] is None
-            with pytest.raises(TaskCompleted):
-                await made.router.kill(name, grace_s=0.0, ended_by="agent")
-            assert not await made.router.ack(name)
-        assert await made.router.list() == []
-        answer = await made.start("ran", one)
-        assert answer.outcome == "already", "made anew or not, it is not started a second time"
-        again = made.home("one")
-        await made.revive(again)
-        assert (await made.router.status("claimed"))["record"]["evidence"] == "record_unreadable"
-
-
-async def test_the_command_line_reaches_what_runs_and_brings_nothing_up(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one, two = made.home("one"), made.home("two")
-        await made.start("a", one, "sleep 30", background=True)
-        await made.start("b", two, "sleep 30", background=True)
-        await made.router.close()
-        await made.fell(two)
-        made.revived.clear()
-        cli = made.another(revive=False, watch=False, host_needed=True)
-        assert (await cli.connect())["boot_id"] == BOOT
-        assert [row["session_id"] for row in await cli.list()] == ["a"]
+async def test_a_home_that_was_removed_is_lost_and_never_takes_a_number(made: Town) -> None:
+    one = made.home("one")
+    Placements(made.state).place("claimed", one)
+    await made.start("ran", one)
+    await made.ended("ran")
+    await made.fell(one)
+    shutil.rmtree(one)
+    for name in ("claimed", "ran"):
+        for status in (await made.router.status(name), await made.router.abandon(name)):
+            assert (status["state"], status["record"]["evidence"]) == ("lost", "record_unreadable")
+            assert status["record"]["exit_code"] is None
         with pytest.raises(TaskCompleted):
-            await cli.kill("b", grace_s=0.0, ended_by="person")
-        assert (await cli.kill("a", grace_s=0.0, ended_by="person")).killed
-        assert made.revived == []
-        assert not homes.kept(made.state)
+            await made.router.kill(name, grace_s=0.0, ended_by="agent")
+        assert not await made.router.ack(name)
+    assert await made.router.list() == []
+    answer = await made.start("ran", one)
+    assert answer.outcome == "already", "made anew or not, it is not started a second time"
+    again = made.home("one")
+    await made.revive(again)
+    assert (await made.router.status("claimed"))["record"]["evidence"] == "record_unreadable"
 
 
-async def test_a_worker_of_another_backend_tells_what_ended_with_its_container(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one = made.home("one")
-        await made.start("ran", one, "sleep 30", background=True)
-        await made.router.close()
-        await made.fell(one)
-        made.revived.clear()
-        other = made.another(revive=False, host_needed=True)
-        status = await other.status("ran")
-        assert (status["state"], status["record"]["evidence"]) == ("lost", "container_restarted")
-        assert not await other.ack("ran")
-        assert made.revived == []
+async def test_the_command_line_reaches_what_runs_and_brings_nothing_up(made: Town) -> None:
+    one, two = made.home("one"), made.home("two")
+    await made.start("a", one, "sleep 30", background=True)
+    await made.start("b", two, "sleep 30", background=True)
+    await made.router.close()
+    await made.fell(two)
+    made.revived.clear()
+    cli = made.another(revive=False, watch=False, host_needed=True)
+    assert (await cli.connect())["boot_id"] == BOOT
+    assert [row["session_id"] for row in await cli.list()] == ["a"]
+    with pytest.raises(TaskCompleted):
+        await cli.kill("b", grace_s=0.0, ended_by="person")
+    assert (await cli.kill("a", grace_s=0.0, ended_by="person")).killed
+    assert made.revived == []
+    assert not homes.kept(made.state)
 
 
-async def test_a_bound_that_is_used_up_hides_nothing_of_those_who_are_spoken_to(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one, two = made.home("one"), made.home("two")
-        await made.start("b", two, "sleep 30", background=True)
-        bounded = made.another(clients=1)
-        assert [row["session_id"] for row in await bounded.list()] == ["b"]
-        await made.start("a", one, "sleep 30", background=True)  # by another worker, in a home that sorts first
-        assert [row["session_id"] for row in await bounded.list()] == ["b"]
+async def test_a_worker_of_another_backend_tells_what_ended_with_its_container(made: Town) -> None:
+    one = made.home("one")
+    await made.start("ran", one, "sleep 30", background=True)
+    await made.router.close()
+    await made.fell(one)
+    made.revived.clear()
+    other = made.another(revive=False, host_needed=True)
+    status = await other.status("ran")
+    assert (status["state"], status["record"]["evidence"]) == ("lost", "container_restarted")
+    assert not await other.ack("ran")
+    assert made.revived == []
 
 
-async def test_room_is_made_once_for_many_who_need_it_at_the_same_time(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        made.router = made.another(clients=1)
-        one, two = made.home("one"), made.home("two")
-        await made.start("a", one)
-        await made.ended("a")
-        await made.router.ack("a")
-        answers = await asyncio.gather(*(made.start(f"b{n}", two) for n in range(4)))
-        assert {answer.outcome for answer in answers} == {"started"}
-        assert list(made.router._clients) == [two]  # pyright: ignore[reportPrivateUsage]
+async def test_a_bound_that_is_used_up_hides_nothing_of_those_who_are_spoken_to(made: Town) -> None:
+    one, two = made.home("one"), made.home("two")
+    await made.start("b", two, "sleep 30", background=True)
+    bounded = made.another(clients=1)
+    assert [row["session_id"] for row in await bounded.list()] == ["b"]
+    await made.start("a", one, "sleep 30", background=True)  # by another worker, in a home that sorts first
+    assert [row["session_id"] for row in await bounded.list()] == ["b"]
 
 
-async def test_a_start_that_meets_an_end_of_its_container_happens_in_the_next_one(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        one = made.home("one")
-        await made.start("a", one, "sleep 30", background=True)
-        somebody = SupervisorClient(one, spawn=False)
-        await somebody.stop()
-        await somebody.close()
-        start = asyncio.create_task(made.start("b", one))
-        await until((made.state / "sessions/b").is_symlink)
-        await made.router.kill("a", grace_s=0.0, ended_by="agent")
-        assert (await start).outcome == "started"
-        assert (await made.ended("b"))["exit_code"] == 3
+async def test_room_is_made_once_for_many_who_need_it_at_the_same_time(made: Town) -> None:
+    made.router = made.another(clients=1)
+    one, two = made.home("one"), made.home("two")
+    await made.start("a", one)
+    await made.ended("a")
+    await made.router.ack("a")
+    answers = await asyncio.gather(*(made.start(f"b{n}", two) for n in range(4)))
+    assert {answer.outcome for answer in answers} == {"started"}
+    assert list(made.router._clients) == [two]  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_clients_are_bounded_and_those_of_removed_homes_are_let_go(tmp_path: Path) -> None:
-    async with town(tmp_path) as made:
-        made.router = made.another(clients=2)
-        homes = [made.home(name) for name in ("one", "two", "three")]
-        await made.start("a", homes[0], "sleep 600", background=True)
-        await made.start("b", homes[1])
-        await made.ended("b")
-        with pytest.raises(LimitReached, match="2 containers"):
-            await made.start("c", homes[2])
-        await made.router.ack("b")
-        assert (await made.start("c", homes[2])).outcome == "started"
-        await made.ended("c")
-        await made.fell(homes[2])
-        shutil.rmtree(homes[2])
-        assert [row["session_id"] for row in await made.router.list()] == ["a"]
-        assert homes[2] not in made.router._clients  # pyright: ignore[reportPrivateUsage]
+async def test_a_start_that_meets_an_end_of_its_container_happens_in_the_next_one(made: Town) -> None:
+    one = made.home("one")
+    await made.start("a", one, "sleep 30", background=True)
+    somebody = SupervisorClient(one, spawn=False)
+    await somebody.stop()
+    await somebody.close()
+    start = asyncio.create_task(made.start("b", one))
+    await until((made.state / "sessions/b").is_symlink)
+    await made.router.kill("a", grace_s=0.0, ended_by="agent")
+    assert (await start).outcome == "started"
+    assert (await made.ended("b"))["exit_code"] == 3
+
+
+async def test_clients_are_bounded_and_those_of_removed_homes_are_let_go(made: Town) -> None:
+    made.router = made.another(clients=2)
+    homes = [made.home(name) for name in ("one", "two", "three")]
+    await made.start("a", homes[0], "sleep 600", background=True)
+    await made.start("b", homes[1])
+    await made.ended("b")
+    with pytest.raises(LimitReached, match="2 containers"):
+        await made.start("c", homes[2])
+    await made.router.ack("b")
+    assert (await made.start("c", homes[2])).outcome == "started"
+    await made.ended("c")
+    await made.fell(homes[2])
+    shutil.rmtree(homes[2])
+    assert [row["session_id"] for row in await made.router.list()] == ["a"]
+    assert homes[2] not in made.router._clients  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_session_in_a_container_is_cleaned_up_with_its_link(tmp_path: Path) -> None:
