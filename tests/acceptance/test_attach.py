@@ -16,8 +16,10 @@ import pytest
 import sqlalchemy as sa
 
 from shellback.storage.tables import audit, events, mailbox
+from tests import images, sandboxes
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, shellback, told
 from tests.panes import PATIENCE_S, Pane, Started, pane, started
+from tests.pods import emptied
 from tests.stage import Stage, stage
 
 SHELL = "PS1='agent:' bash --norc --noprofile"
@@ -397,3 +399,46 @@ def test_the_agent_hears_with_its_next_turn_that_a_person_typed() -> None:
         assert f"shellback: {text}" in shown
         assert "not heard yet" not in shown
         assert row["bytes"] == 6
+
+
+COMMAND = '!execute_pty {"command": "PS1=agent: bash --norc --noprofile"}'
+
+
+@pytest.fixture(params=["bubblewrap", "podman"])
+def contained(request: pytest.FixtureRequest) -> Generator[Stage]:
+    environ = {"BACKEND": request.param}
+    if request.param == "bubblewrap":
+        sandboxes.needed()
+    else:
+        images.needed()
+        environ["PODMAN_IMAGE"] = str(images.test_rootfs())
+    with stage(**environ) as made, emptied(made):
+        made.workspace.chmod(0o775)
+        yield made
+
+
+@pytest.mark.timeout(300)
+def test_a_person_types_into_it_resizes_it_and_leaves(contained: Stage) -> None:
+    contained.hire()
+    contained.send(COMMAND)
+    contained.approve()
+    session = contained.session("agent:")
+    with pane(contained) as person:
+        person.attach(session)
+        person.until("^agent:")
+        person.line("echo $((40+2)) at $(stty size)")
+        person.until("^42 at 30 100$")
+        person.resize(26, 90)
+        person.line("until [ \"$(stty size)\" = '26 90' ]; do sleep 0.05; done; echo re''sized")
+        person.until("^resized$")
+        # Between two programs, a shell that is interrupted goes on with the second.
+        person.line("sh -c 'echo sle''eps; exec sleep 600'; echo not here")
+        person.until("^sleeps$")
+        person.keys("C-c")
+        person.keys("C-\\")
+        person.until(rf"^\[detached from {session.id}; it goes on")
+        person.until("^code=0$")
+        person.attach(session)
+        person.line("exit 3")
+        shown = person.until("^code=3$")
+        assert f"[{session.id} ended: exit 3]" in shown

@@ -1,9 +1,12 @@
-"""What the documents tell a reader to type works, and prints what they say."""
+"""What documents and examples show runs, and prints or does what they say."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
@@ -11,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from shellback.settings import plain_environment
+from tests import images, sandboxes
 from tests.documents import ROOT, RUN, Block, blocks
+from tests.features import KINDS, markdown, measured
 from tests.readers import reader
+from tests.stage import stage
 
 PATHS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = {"text", "mermaid", "json", "toml", "yaml", "ini", "diff"}
@@ -96,3 +103,116 @@ def test_operations_says_what_to_do_about_every_warning_and_error() -> None:
     lines = [line for path in (ROOT / "app").rglob("*.py") for line in logged(path)]
     assert len(lines) > 20
     assert [line for line in lines if f"`{line.split(': does')[0]}" not in told] == []
+
+
+PROJECT = Path(__file__).parents[2]
+EXAMPLE = PROJECT / "examples" / "own_agent.py"
+
+
+def test_an_agent_of_ones_own_asks_and_runs_without_a_queue() -> None:
+    with stage() as place:
+        place.settings = place.settings.model_copy(
+            update={"shellback_home": place.root / "state"}
+        )  # ends its supervisor
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE)],
+            cwd=place.root,
+            env=plain_environment(),
+            input="y\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "{'command': 'uname -sm'} [y/n]" in done.stdout
+    assert "Linux" in done.stdout
+    assert "[exit code 0" in done.stdout
+
+
+@pytest.mark.parametrize("example", ["own_agent", "shell_usage"])
+def test_an_example_works_in_a_new_directory_and_says_what_is_wrong_with_another(example: str) -> None:
+    with stage() as place:
+        place.settings = place.settings.model_copy(update={"shellback_home": place.root / "new/state"})
+        there = place.root / "new"
+        there.mkdir(mode=0o755)
+
+        def run() -> subprocess.CompletedProcess[str]:
+            argv = [sys.executable, str(PROJECT / "examples" / f"{example}.py")]
+            env = plain_environment()
+            return subprocess.run(
+                argv, cwd=there, env=env, input="y\n", capture_output=True, text=True, timeout=60, check=False
+            )
+
+        good = run()
+        (there / "workspace").rename(there / "before")
+        (there / "workspace").touch()
+        bad = run()
+    assert (good.returncode, good.stderr) == (0, "")
+    assert bad.returncode == 1
+    assert bad.stderr.startswith(f"{example}: workspace ")
+    assert len(bad.stderr.splitlines()) == 1
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    readme = (PROJECT / "README.md").read_text()
+    shown = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert shown is not None
+    assert textwrap.indent(shown[1], "    ") in EXAMPLE.read_text()
+
+
+def test_a_shell_of_ones_own_builds_times_out_streams_and_signals_without_a_key() -> None:
+    with stage() as place:
+        place.settings = place.settings.model_copy(update={"shellback_home": place.root / "state"})
+        done = subprocess.run(
+            [sys.executable, str(PROJECT / "examples" / "shell_usage.py")],
+            cwd=place.root,
+            env=plain_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert (place.root / "workspace/built").read_text() == "done\n"
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"Working in: {(place.root / 'workspace').resolve()}"
+    assert lines[1].startswith("PATH: /")
+    assert "compiling" in lines
+    assert "waiting: Command timed out after 0.5s" in lines
+    assert lines[-3] == "ended by signal 2"
+    assert lines[-2].startswith("hello world in ")
+    assert lines[-1] == "the answer was y"
+
+
+README = Path(__file__).parents[2] / "README.md"
+NEEDED = {"host": lambda: None, "bubblewrap": sandboxes.needed, "podman": images.needed}
+
+
+def written() -> list[list[str]]:
+    """The table of the README as cells, its head first."""
+    table = README.read_text().split("<!-- features -->\n")[1].split("\n<!-- /features -->")[0]
+    lines = [line for line in table.splitlines() if not line.startswith("|---")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cell_of_the_readme_is_what_comes_of_trying_it(kind: str) -> None:
+    NEEDED[kind]()
+    found = measured([kind])
+    head, *rows = written()
+    column = head.index(kind)
+    said = {row[0]: row[column] for row in rows}
+    # Where the whole machine runs as one user, that user's own bound on processes may be lower than the row's.
+    assert {**found[kind], **_unsure(kind, said)} == said
+
+
+def _unsure(kind: str, said: dict[str, str]) -> dict[str, str]:
+    return {} if kind != "host" or os.geteuid() == 0 else {name: said[name] for name in said if "processes are" in name}
+
+
+def test_the_table_that_is_printed_is_the_one_that_is_written() -> None:
+    head, *rows = written()
+    found = {kind: {row[0]: row[head.index(kind)] for row in rows} for kind in KINDS}
+    assert markdown(found) in README.read_text()

@@ -1,18 +1,25 @@
-"""Upgrades, roll-backs, models that fail and turns that die: the conversation goes on and says what happened."""
+"""Upgrades, models that fail, turns that die: the conversation goes on, and blocks, watches and ends are told once."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
+from pydantic_ai.messages import ModelMessagesTypeAdapter, TextContent
 
 from shellback.exec.core.model import Session
+from shellback.exec.reports.blocks import MARK
+from shellback.exec.reports.callback_text import HEADER
+from shellback.exec.wire import layout
 from shellback.storage import tables
+from shellback.storage.tables import mailbox, turns, watches
+from shellback.work.queue import stream
 from tests.stage import Stage, stage
 
 
@@ -126,3 +133,173 @@ def _aged(conn: sa.Connection, session: Session, hours: float) -> None:
     end: dict[str, Any] = dict(conn.execute(sa.select(row.end).where(row.id == session.id)).scalar_one())
     end["ended_at"] = time.time() - hours * 3600
     conn.execute(tables.sessions.update().where(row.id == session.id).values(end=end))
+
+
+WAIT = "until [ -e {} ]; do sleep 0.02; done"
+SERVE = f"{WAIT.format('first')}; echo listening; {WAIT.format('more')}; echo served; {WAIT.format('go')}"
+
+
+def shown(loop: Stage, conversation: str = "c1") -> list[str]:
+    """The texts about processes in a conversation's history, in order."""
+    found: list[str] = []
+    for message in ModelMessagesTypeAdapter.validate_json(loop.history(conversation)):
+        for part in message.parts:
+            content: object = getattr(part, "content", "")
+            pieces = cast("list[object]", content) if isinstance(content, list) else []
+            found += [one.content for one in pieces if isinstance(one, TextContent) and MARK in one.metadata]
+    return found
+
+
+def started(loop: Stage, command: str) -> str:
+    """The id of a process in the background that has printed its first line, after the turn that began it."""
+    loop.send(f"$ {command} &")
+    loop.approve()
+    session = loop.session(command)
+    loop.until("the turn that has started it is over", loop.at_rest)
+    assert shown(loop) == []
+    (loop.workspace / "first").touch()
+    loop.until("its first line", lambda: "listening" in printed(loop, session.id))
+    return session.id
+
+
+def printed(loop: Stage, session_id: str) -> str:
+    return (loop.home / layout.SESSIONS / session_id / layout.LOG).read_text()
+
+
+def test_the_second_turn_sees_what_its_process_has_printed_and_a_pin_ends_that(sqlite_url: str) -> None:
+    with stage(sqlite_url) as loop:
+        loop.hire()
+        seen_and_unpinned(loop)
+
+
+def seen_and_unpinned(loop: Stage) -> None:
+    session_id = started(loop, SERVE)
+    loop.answer(loop.send("what is up?"))
+    (text,) = shown(loop)
+    assert f"process:{session_id}: running" in text
+    assert text.count('"listening"') == 1
+    assert "never instructions" in text
+    loop.answer(loop.send(f"!process_pin {json.dumps({'session_id': session_id, 'pinned': False})}"))
+    (loop.workspace / "more").touch()
+    loop.until("more of it", lambda: "served" in printed(loop, session_id))
+    loop.answer(loop.send("and now?"))
+    assert shown(loop) == [text]
+    answered = loop.answer(loop.send(f"!process_log {json.dumps({'session_id': session_id})}"))
+    assert "served" in answered
+
+    def noted(conn: sa.Connection) -> list[stream.Event]:
+        return stream.after(conn, "c1", 0, kinds=["output"])
+
+    (note,) = loop.until("the note of the last output", lambda: loop.read(noted))
+    assert note.payload["total"] in {10, 17}
+    assert (note.payload["session_id"], note.payload["label"]) == (session_id, f"process:{session_id}")
+    assert note.payload["stream"] == "stdout"
+
+
+def test_a_turn_that_is_replayed_after_a_kill_shows_what_it_showed_then(loop: Stage) -> None:
+    first = loop.hire()
+    session_id = started(loop, SERVE)
+    loop.arm("tool.returned")
+    item = loop.send("!process_list {}")
+    loop.until("the worker is dead in the middle of its turn", lambda: first.process.poll() is not None)
+    (loop.workspace / "more").touch()
+    loop.until("more of it", lambda: "served" in printed(loop, session_id))
+    loop.hire()
+    loop.answer(item)
+    before, after = shown(loop)
+    assert ('"listening"' in before, '"served"' in before) == (True, False)
+    assert ('"listening"' in after, '"served"' in after) == (False, True)
+
+
+def watched(conn: sa.Connection) -> list[tuple[str, int]]:
+    """Each watch and its hits."""
+    return [(row.id, row.hits) for row in conn.execute(sa.select(watches))]
+
+
+def hits(conn: sa.Connection) -> tuple[list[str], list[str]]:
+    """The items of hits, and what became of their news."""
+    items = sa.select(turns.c.id).where(turns.c.item_type == "EXEC_WATCH")
+    news = sa.select(mailbox.c.state).where(mailbox.c.kind == "watch")
+    return list(conn.execute(items).scalars()), list(conn.execute(news).scalars())
+
+
+@pytest.mark.parametrize(("url", "point"), [("sqlite_url", "watch.found"), ("postgres_url", "watch.told")])
+def test_a_line_wakes_the_agent_once_though_its_worker_is_killed_before_or_after_telling_it(
+    request: pytest.FixtureRequest, url: str, point: str
+) -> None:
+    with stage(request.getfixturevalue(url)) as loop:
+        worker = loop.hire()
+        loop.send("$ until [ -e go ]; do sleep 0.02; done; echo it is listening; sleep 600 &")
+        loop.approve()
+        session = loop.session("is listening")
+        loop.until("the turn that has started it is over", loop.at_rest)
+        wish = {"session_id": session.id, "pattern": "is listen"}
+        assert "fires on lines that match" in loop.answer(loop.send(f"!process_watch {json.dumps(wish)}"))
+        ((watch, _),) = loop.read(watched)
+        loop.arm(point)
+        (loop.workspace / "go").touch()
+        loop.until(f"{point} is reached", lambda: loop.fired(point))
+        worker.kill()
+        loop.hire()
+        wake = loop.ended(f"EXEC_WATCH:{watch}:1")
+        assert '1 line matches "is listen"' in wake["answer"]
+        assert '"it is listening"' in wake["answer"]
+        assert wake["priority"] == 10
+        loop.until("everything is heard", loop.at_rest)
+        assert loop.read(watched) == [(watch, 1)]
+        assert loop.read(hits) == ([f"EXEC_WATCH:{watch}:1"], ["heard"])
+
+
+def test_an_end_that_is_no_news_has_its_item_and_wakes_nobody(sqlite_url: str) -> None:
+    with stage(sqlite_url) as loop:
+        loop.hire()
+        for code in (0, 3):
+            args = {"command": f"exit {code}", "background": True, "on_exit": "failure"}
+            loop.send(f"!execute {json.dumps(args)}")
+            loop.approve()
+        wakes: dict[int, dict[str, Any]] = {}
+        for code in (0, 3):
+            session = loop.session(f"exit {code}")
+            wakes[code] = loop.ended(f"EXEC_CALLBACK:{session.id}")
+        loop.until("at rest", loop.at_rest)
+        told = "\n".join(loop.answers())
+    assert wakes[0]["outcome"] in {"nothing", "busy"}
+    assert wakes[0]["answer"] is None
+    assert "exit code 0, after" not in told
+    assert "exit code 3, after" in told
+    assert "a callback tells its end if it fails" in told
+
+
+def steps(loop: Stage, item: str) -> list[str]:
+    table = "operation_outputs" if loop.where.database.dialect == "sqlite" else "dbos.operation_outputs"
+    query = sa.text(f"select function_name from {table} where workflow_uuid = :id order by function_id")
+
+    def look(conn: sa.Connection) -> list[str]:
+        return list(conn.execute(query, {"id": item}).scalars())
+
+    return loop.read(look)
+
+
+def test_an_end_that_process_wait_has_told_wakes_nobody_and_is_not_told_again_in_its_turn(database_url: str) -> None:
+    with stage(database_url) as loop:
+        loop.hire()
+        loop.send("$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 6 &")
+        loop.approve()
+        session = loop.session("tail of it")
+        loop.until("the turn that has started it is over", loop.at_rest)
+        before = len(loop.answers())
+        item = loop.send(f"!process_wait {json.dumps({'session_ids': [session.id], 'timeout': 60})}")
+        # After the answer of the model nobody looks for news before the call has returned.
+        loop.until("the model has asked to wait", lambda: any("model" in name for name in steps(loop, item)))
+        (loop.workspace / "go").touch()
+        told = loop.answer(item)
+        assert "tail of it" in told
+        assert "exit_code" in told
+        wake = loop.ended(f"EXEC_CALLBACK:{session.id}")
+        loop.until("nothing is left to do", loop.at_rest)
+        # Busy: it came while the turn that was waiting had the conversation, and leaves the rest to that.
+        assert wake["outcome"] in {"nothing", "busy"}
+        assert wake["answer"] is None
+        assert not any("model" in name for name in steps(loop, f"EXEC_CALLBACK:{session.id}"))
+        assert len(loop.answers()) == before + 1
+        assert HEADER not in loop.history()

@@ -30,7 +30,7 @@ from tests.execs import EXEC_UID, each_backend, granted, origin, running_engine,
 from tests.integration.tools.test_toolset_agent import OUTPUT, Script, returns
 from tests.programs import swapper
 from tests.supervisors import until
-from tests.unit.policy.test_binding import SPEC
+from tests.unit.policy.test_policy import SPEC
 
 __all__ = ["each_backend"]
 

@@ -1,28 +1,37 @@
-"""Programs that wait for input are noticed, those that work are not, and passwords are left to a person."""
+"""Programs that wait for input are noticed, those that work are not; being told that output came."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from shellback.exec.core.errors import InvalidCommand, PasswordWanted
-from shellback.exec.core.model import EndedBy, Session
+from shellback.exec.core.answers import Grown, Look
+from shellback.exec.core.errors import InvalidCommand, LimitReached, PasswordWanted, SessionNotFound
+from shellback.exec.core.model import CallKey, EndedBy, Session
 from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.following import Follower
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.engine.waiting import Waiting, until_waiting, waiting
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.supervisor.process import growth
 from tests.databases import unavailable
-from tests.execs import Told, granted, launch, origin, printed, running, running_engine, spec
-from tests.integration.tools.test_toolset_agent import Script, converse
-from tests.integration.tools.test_toolset_bad_input import refusal
+from tests.execs import Told, each_backend, granted, launch, origin, printed, run, running, running_engine, spec
+from tests.integration.tools.test_toolset_agent import Script, converse, refusal
 from tests.pods import in_pod
-from tests.supervisors import SOON
+from tests.supervisors import SOON, Rig, end, stop
 
 pytestmark = pytest.mark.anyio
+
 each = pytest.mark.usefixtures("each_backend")
 
 APT = r"""
@@ -197,3 +206,271 @@ async def test_in_a_container_who_asks_is_noticed_and_a_password_is_left_to_a_pe
             await sessions.write(hides.id, b"hunter2\n", origin(), tool="process_write")
         await sessions.write(asks.id, b"y\n", origin(), tool="process_write")
         assert (await engine.wait(asks.id, up_to=SOON)).end is not None
+
+
+__all__ = ["each_backend"]
+
+Row = tuple[str, str, dict[str, Any], str, str]
+TERMINAL: dict[str, Any] = {"pty": True}
+PIPE: dict[str, Any] = {"keep_stdin_open": True}
+PASSWORD = "import getpass; getpass.getpass()"
+SERVER = (
+    "import select, socket; s = socket.create_server(('', 0)); print('ready', flush=True); select.select([s], [], [])"
+)
+READERS: list[Row] = [
+    ("read", "read -p 'name? ' x", TERMINAL, "bash", "read"),
+    ("cat", "cat", TERMINAL, "cat", "read"),
+    ("input", "python3 -c 'input()'", TERMINAL, "python3", "read"),
+    ("repl", "python3 -q", TERMINAL, "python3", "poll"),
+    ("node", "node", TERMINAL, "node", "poll"),
+    ("password", f'python3 -c "{PASSWORD}"', TERMINAL, "python3", "read"),
+    ("shell", "bash --norc -i", TERMINAL, "bash", "poll"),
+    ("pager", "seq 1000 | less", TERMINAL, "less", "read"),
+    ("pipe", "cat | sort", PIPE, "cat", "read"),
+    ("pipe of input()", "python3 -c 'input()'", PIPE, "python3", "read"),
+]
+OTHERS: list[Row] = [
+    ("sleep", "echo ready; exec sleep 600", TERMINAL, "", "none"),
+    ("busy", "echo ready; while :; do :; done", TERMINAL, "", "none"),
+    ("pipeline", "echo ready; sleep 600 | cat", TERMINAL, "", "none"),
+    ("server", f'python3 -c "{SERVER}"', TERMINAL, "", "none"),
+    ("pipe", "echo ready; exec sleep 600", PIPE, "", "none"),
+    ("no input", "echo ready; exec cat /dev/zero > /dev/null", {}, "", "none"),
+]
+
+
+async def look_at(engine: Engine, session: Session) -> Look:
+    look = await engine.supervised.look(session.id)
+    assert look is not None
+    return look
+
+
+async def seen_waiting(engine: Engine, session: Session) -> Look:
+    """What is seen once somebody waits for input."""
+    async with asyncio.timeout(SOON):
+        while (look := await look_at(engine, session)).how == "none":  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.02)
+    return look
+
+
+async def started(engine: Engine, rows: list[Row]) -> list[Session]:
+    found = await asyncio.gather(*(launch(engine, command, **more) for _, command, more, _, _ in rows))
+    return list(found)
+
+
+async def test_real_programs_are_seen_to_wait_and_others_are_not(tmp_path: Path, each_backend: str) -> None:
+    if shutil.which("node") is None or shutil.which("less") is None:
+        unavailable("node and less are to be looked at")
+    async with running_engine(tmp_path) as engine:
+        sessions = await started(engine, READERS)
+        looks = await asyncio.gather(*(seen_waiting(engine, session) for session in sessions))
+        for (name, _, more, reader, how), look in zip(READERS, looks, strict=True):
+            assert (name, look.name, look.how) == (name, reader, how)
+            assert look.reader > 1
+            assert (look.terminal is not None) == (more is TERMINAL)
+        modes = {row[0]: look.terminal for row, look in zip(READERS, looks, strict=True)}
+        assert modes["cat"] is not None
+        assert (modes["cat"].echo, modes["cat"].canonical) == (True, True)
+        assert modes["password"] is not None
+        assert (modes["password"].echo, modes["password"].canonical) == (False, True)
+        assert modes["shell"] is not None
+        assert not modes["shell"].canonical
+        assert (modes["cat"].rows, modes["cat"].cols, modes["cat"].foreground) == (40, 120, looks[1].reader)
+        sessions = await started(engine, OTHERS)
+        for session, (name, *_, how) in zip(sessions, OTHERS, strict=True):
+            await printed(engine, session.id, "ready")
+            for _ in range(5):
+                assert (name, (await look_at(engine, session)).how) == (name, how)
+
+
+async def test_who_has_been_written_to_waits_no_more_and_one_that_ended_is_not_looked_at(engine: Engine) -> None:
+    session = await launch(engine, "read x; echo ready; exec sleep 600", **PIPE)
+    await seen_waiting(engine, session)
+    await engine.supervised.write(session.id, b"x\n", eof=False, key="a")  # pyright: ignore[reportArgumentType]
+    await printed(engine, session.id, "ready")
+    look = await look_at(engine, session)
+    assert look.how == "none"
+    assert look.quiet_s < SOON
+    await engine.supervised.kill(session.id, by=EndedBy.AGENT)
+    assert await engine.supervised.look(session.id) is None
+    done = await run(engine, "true")
+    assert await engine.supervised.look(done.session.id) is None
+
+
+async def test_processes_that_come_and_go_while_they_are_looked_at_do_no_harm(engine: Engine) -> None:
+    session = await launch(engine, "while :; do (true | true) & (sleep 0.001); wait; done", pty=True)
+    for _ in range(300):
+        assert (await look_at(engine, session)).how in {"none", "read", "unknown"}
+
+
+async def test_a_stopped_reader_does_not_wait_and_quiet_counts_from_the_last_output(sup: Rig) -> None:
+    began = time.monotonic()
+    await sup.start("a", "echo x; exec cat", stdin=b"", keep_stdin_open=True, background=True)
+
+    async def how() -> str:
+        look = await sup.client.look("a")
+        return "" if look is None else look.how
+
+    async def reading() -> None:
+        async with asyncio.timeout(SOON):
+            while await how() != "read":  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+
+    await reading()
+    look = await sup.client.look("a")
+    assert look is not None
+    assert look.quiet_s <= time.monotonic() - began
+    await stop(look.reader)
+    assert await how() == "none"
+    os.kill(look.pid, signal.SIGCONT)
+    await sup.kill_supervisor()
+    await reading()
+    again = await sup.client.look("a")
+    assert again is not None
+    assert look.quiet_s <= again.quiet_s <= time.monotonic() - began + 1
+    assert await sup.client.look("b") is None
+
+
+WITHOUT: Final = """
+import os, subprocess, sys, time
+from shellback.exec.supervisor.process import looks as readers
+ours, theirs = os.pipe()
+cat = subprocess.Popen(["cat"], stdin=ours, user=65534, group=65534, extra_groups=[])
+pipe = os.fstat(ours)
+while (seen := readers.reader([cat.pid], readers.Source(pipe=(pipe.st_dev, pipe.st_ino)), 0)).how == "none":
+    time.sleep(0.02)
+print(seen.name, seen.how, readers._libc.setfsuid(-1), readers._libc.setfsgid(-1))
+os.close(theirs), os.close(ours), cat.wait()
+"""
+
+
+@pytest.mark.parametrize("less", ["-sys_ptrace", "-dac_override,-dac_read_search,-sys_ptrace"])
+def test_root_without_its_powers_as_in_a_container_sees_what_the_user_sees(less: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root has powers to be without")
+    if shutil.which("setpriv") is None:
+        unavailable("setpriv is not installed")
+    weak = ["setpriv", f"--bounding-set={less}", f"--inh-caps={less}"]
+    made = subprocess.run(
+        [*weak, sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=SOON, check=False
+    )
+    assert made.stdout.split() == ["cat", "read", "0", "0"], made.stderr
+
+
+ECHO = "while read line; do echo $line; done"
+
+
+async def asking(sup: Rig, name: str, beyond: int, **more: Any) -> asyncio.Task[Grown]:
+    """A request that has reached the supervisor and is not answered."""
+    task = asyncio.ensure_future(sup.client.grown(name, beyond, timeout_s=SOON, **more))
+    await asyncio.sleep(0)
+    await sup.client.info()
+    assert not task.done()
+    return task
+
+
+async def test_who_waits_is_told_of_the_next_output_and_of_the_end(sup: Rig) -> None:
+    await sup.start("a", ECHO, stdin=b"", keep_stdin_open=True)
+    task = await asking(sup, "a", 0)
+    await sup.client.write("a", b"hello\n")
+    assert await task == Grown(size=6)
+    assert await sup.client.grown("a", 3) == Grown(size=6)
+    tasks = [await asking(sup, "a", 6) for _ in range(3)]
+    await sup.client.write("a", b"", eof=True)
+    assert await asyncio.gather(*tasks) == [Grown(size=6, ended=True)] * 3
+    assert await sup.client.grown("a", 6) == Grown(size=6, ended=True)
+    await sup.client.ack("a")
+    assert await sup.client.grown("a", 6) == Grown(size=6, ended=True)
+    with pytest.raises(SessionNotFound):
+        await sup.client.grown("b", 0)
+
+
+async def test_a_write_is_told_with_the_output_that_it_brings_and_once(sup: Rig) -> None:
+    await sup.start("a", ECHO, stdin=b"", keep_stdin_open=True)
+    for _ in range(2):
+        told = await sup.client.write("a", b"hello\n", key="1", beyond=5, timeout_s=SOON)
+        assert told.accepted == 6
+        assert await sup.client.grown("a", 0, timeout_s=0) == Grown(size=6)
+    told = await sup.client.write("a", b"x", key="2", beyond=6, timeout_s=0.05)
+    assert (told.accepted, await sup.client.grown("a", 6, timeout_s=0)) == (1, Grown(size=6))
+    waits = asyncio.ensure_future(sup.client.write("a", b"", eof=True, key="3", beyond=100, timeout_s=SOON))
+    assert (await waits).eof
+    assert await sup.client.grown("a", 0, timeout_s=0) == Grown(size=6, ended=True)
+
+
+async def test_a_write_is_told_at_once_where_too_many_wait(sup: Rig) -> None:
+    await sup.start("a", "read line; sleep 60", stdin=b"", keep_stdin_open=True)
+    waits = [await asking(sup, "a", 0) for _ in range(growth.PER_SESSION)]
+    assert (await sup.client.write("a", b"x", key="1", beyond=0, timeout_s=SOON)).accepted == 1
+    assert not any(task.done() for task in waits)
+    for task in waits:
+        task.cancel()
+
+
+async def test_the_second_stream_is_asked_for_by_its_own_size(sup: Rig) -> None:
+    await sup.start("a", "echo out; read x; echo err >&2; read x", stdin=b"", keep_stdin_open=True,
+                    separate_stderr=True)  # fmt: skip
+    await sup.until_log("a", b"out\n")
+    task = await asking(sup, "a", 4)
+    both = await asking(sup, "a", 4, err_beyond=0)
+    await sup.client.write("a", b"\n")
+    assert await both == Grown(size=4, err_size=4)
+    assert not task.done()
+    task.cancel()
+
+
+async def test_the_time_is_up_and_no_answer_comes_before_the_rest(sup: Rig) -> None:
+    await sup.start("a", "echo x; exec sleep 60")
+    await sup.until_log("a", b"x\n")
+    assert await sup.client.grown("a", 2, timeout_s=0) == Grown(size=2)
+    began = time.monotonic()
+    assert await sup.client.grown("a", 2, timeout_s=0.2) == Grown(size=2)
+    assert await sup.client.grown("a", 0, rest_s=0.2, timeout_s=SOON) == Grown(size=2)
+    assert time.monotonic() - began >= 0.4
+
+
+async def test_what_comes_within_the_rest_is_told_in_one_piece(sup: Rig) -> None:
+    await sup.start("a", ECHO, stdin=b"", keep_stdin_open=True)
+    task = await asking(sup, "a", 0, rest_s=1.0)
+    for _ in range(5):
+        await sup.client.write("a", b"1\n")
+    await sup.until_log("a", b"1\n" * 5)
+    assert (await task).size == 10
+
+
+async def test_who_stops_waiting_leaves_nothing_behind(sup: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    await sup.start("a", "exec sleep 60")
+    for _ in range(3):
+        tasks = [await asking(sup, "a", 0) for _ in range(growth.PER_SESSION)]
+        with pytest.raises(LimitReached):
+            await sup.client.grown("a", 0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    other = sup.another()
+    tasks = [asyncio.ensure_future(other.grown("a", 0)) for _ in range(growth.PER_SESSION)]
+    await asyncio.sleep(0)
+    await other.info()
+    await other.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    (await asking(sup, "a", 0)).cancel()
+
+
+async def test_a_follower_hears_of_output_and_end_while_the_supervisor_is_replaced(
+    tmp_path: Path, engine: Engine
+) -> None:
+    session = await launch(engine, ECHO, keep_stdin_open=True)
+    follower = Follower(engine, session)
+    assert await follower.grown(0, timeout_s=0) == Grown(size=0)
+    task = asyncio.ensure_future(follower.grown(0))
+    other = SupervisorClient(tmp_path / "home")
+    pid = (await other.info())["pid"]
+    await other.close()
+    await end(pid)
+    await engine.supervised.write(session.id, b"hello\n", eof=True, key=CallKey("k"))
+    assert (await task).size == 6
+    assert await follower.grown(6) == Grown(size=6, ended=True)
+    ended = await engine.wait(session.id, up_to=SOON)
+    assert await Follower(engine, ended).grown(6) == Grown(size=6, ended=True)
+    done = await run(engine, "echo over")
+    assert await Follower(engine, done.session).grown(99) == Grown(size=5, ended=True)

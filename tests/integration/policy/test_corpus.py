@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
+from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.model import Judgement, Tier
 from tests.judged import Case, around, asked, cases, hostile, make_tree
 from tests.mutations import passing
+from tests.oracle import everyday, made, outcome, read_only, tried
+from tests.sandboxes import boxes
+
+pytestmark = pytest.mark.anyio
 
 ASKED_AT_MOST = {True: 0.04, False: 0.08}
 """Of the read-only commands of the corpus, with the sandbox and on the host."""
@@ -117,3 +123,32 @@ def test_a_segment_says_what_its_program_gets_and_which_files_it_names(tree: Pat
 )
 def test_tiers(tree: Path, command: str, tier: Tier) -> None:
     assert judged(command, tree).tier is tier
+
+
+SAMPLE = 60
+
+
+@pytest.mark.parametrize("profile", [WORK, READ_ONLY])
+async def test_commands_judged_read_only_change_nothing(tmp_path: Path, profile: str) -> None:
+    (tmp_path / "tree").mkdir()
+    passing = read_only([*everyday(), *made(600)], around(make_tree(tmp_path / "tree")))
+    # What sleeps is in the whole set.
+    quick = [command for command in passing if "sleep" not in command]
+    chosen = random.Random(profile).sample(quick, SAMPLE)
+    async with boxes(tmp_path / "boxes") as box:
+        found = await tried(box, chosen, profile, traps=False)
+    assert (found.ran, found.changed, found.late, found.marked) == (SAMPLE, [], [], False)
+
+
+async def test_a_trial_sees_what_a_command_changes(tmp_path: Path) -> None:
+    commands = ["cat a.txt", "touch a.txt", "./evil.sh", "echo x > new", "chmod 600 b.txt", "rm -r src", "ls"]
+    async with boxes(tmp_path / "boxes") as box:
+        found = await tried(box, commands, WORK, traps=False)
+    assert [one["command"] for one in found.changed] == commands[1:6]
+    assert found.marked
+
+
+def test_what_only_git_refreshes_is_told_apart() -> None:
+    told = '{"command": "git diff", "changed": ["/x/.git/index"], "index": true, "late": false}\n{"run": 1}\n'
+    found = outcome(told, marked=False)
+    assert (found.ran, found.index_only, found.changed) == (1, 1, [])

@@ -1,18 +1,30 @@
-"""Sandboxes through a real supervisor: what commands of one conversation share, and what is left when they end."""
+"""Sandboxes through a real supervisor: what is shared, slow and failing starts, rarer misfortunes, and what is left."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.core.model import READ_ONLY
+from shellback.exec.supervisor.loop import Loop
+from shellback.exec.supervisor.process import procfs
+from shellback.exec.supervisor.sandbox import cgroups, hierarchies, namespaces
+from shellback.exec.supervisor.sandbox.cgroups import Cgroups, Found
+from shellback.exec.wire import layout
+from shellback.exec.wire.sandbox import Bounds, Sandbox
+from tests.escape.scene import PYTHON
 from tests.sandboxes import Boxes, adjust, boxes
-from tests.supervisors import end, gone, removed, until
+from tests.supervisors import end, gone, removed, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -321,3 +333,326 @@ async def test_what_is_hidden_is_not_to_be_read(box: Boxes) -> None:
     box.backend = BubblewrapBackend(box.workspace, hidden=hidden)
     await box.run("a", "cat keys/file token work/file 2>/dev/null")
     assert box.log("a") == b"work\n"
+
+
+HELD = 'read _ < {fifo}; exec "$BWRAP" "$@"'
+"""Goes on when somebody writes into the pipe."""
+HANGS = "exec sleep 600"
+
+
+async def planned(box: Boxes, **changes: Any) -> Sandbox:
+    plan = await box.plan()
+    assert plan.sandbox is not None
+    return replace(plan.sandbox, **changes)
+
+
+class Slow:
+    """A start that waits in bubblewrap until it is let go."""
+
+    def __init__(self, box: Boxes) -> None:
+        self.box = box
+        self.fifo = box.workspace / "fake-fifo"
+        self.asked: list[asyncio.Task[Any]] = []
+
+    async def begin(self, name: str, script: str, **more: Any) -> None:
+        assert (await self.box.run("warm", "mkfifo -m 666 fake-fifo"))["exit_code"] == 0
+        sandbox = await planned(self.box, bwrap=self.box.script(HELD.format(fifo=self.fifo)))
+        self.again = lambda: self.box.start(name, script, sandbox=sandbox, **more)
+        self.asked.append(asyncio.create_task(self.again()))
+        async with asyncio.timeout(30):
+            while (await self.box.client.status(name))["state"] != "running":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def go_on(self) -> None:
+        await asyncio.to_thread(self.fifo.write_text, "\n")
+
+
+async def test_a_start_under_way_is_running_and_asking_again_starts_nothing(box: Boxes) -> None:
+    slow = Slow(box)
+    await slow.begin("a", "echo x >> fake-count; exit 8")
+    status = await box.client.status("a")
+    assert (status["state"], status["pid"]) == ("running", None)
+    slow.asked += [asyncio.create_task(slow.again()) for _ in range(3)]
+    # Whoever asks after them hears nothing of theirs before the start is done.
+    assert await box.live() == ["a"]
+    assert not any(task.done() for task in slow.asked)
+    await slow.go_on()
+    answers = await asyncio.gather(*slow.asked)
+    assert [answer.outcome for answer in answers] == ["started", "already", "already", "already"]
+    assert (await box.exit("a"))["exit_code"] == 8
+    assert (box.workspace / "fake-count").read_text() == "x\n"
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 5.0])
+async def test_a_kill_during_a_start_ends_what_comes_of_it(box: Boxes, grace_s: float) -> None:
+    slow = Slow(box)
+    await slow.begin("a", "exec sleep 600")
+    kill = asyncio.create_task(box.client.kill("a", grace_s=grace_s, ended_by="person"))
+    assert await box.live() == ["a"]
+    assert not kill.done()
+    await slow.go_on()
+    assert (await kill).killed
+    record = await box.exit("a")
+    assert (record["state"], record["ended_by"]) == ("signaled", "person")
+    await until(lambda: not box.marked())
+
+
+async def test_a_timeout_counts_from_the_request(box: Boxes) -> None:
+    slow = Slow(box)
+    await slow.begin("a", "exec sleep 600", timeout_s=0.2)
+    await asyncio.sleep(0.3)
+    await slow.go_on()
+    record = await box.exit("a")
+    assert (record["state"], record["ended_by"]) == ("timed_out", "timeout")
+
+
+@pytest.mark.parametrize("stage", ["instance", "command"])
+async def test_a_bubblewrap_that_hangs_is_a_start_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    module, name = ("sandbox.instances", "MAKE_S") if stage == "instance" else ("sandbox.launching", "LAUNCH_S")
+    adjust(monkeypatch, module, f"adjusted.{name} = 3.0")
+    async with boxes(tmp_path) as box:
+        if stage == "command":
+            await box.run("warm", "exit 0")
+        answer = await box.start("a", "exit 0", sandbox=await planned(box, bwrap=box.script(HANGS)))
+        assert answer.outcome == "start_failed"
+        assert answer.record is not None
+        assert (answer.record["errno"], answer.record["pid"]) == (errno.ETIMEDOUT, None)
+        assert (await box.run("b", "exit 4"))["exit_code"] == 4
+        await box.nothing_left()
+
+
+@pytest.mark.parametrize("stage", ["view", "wrap"])
+async def test_a_bubblewrap_that_fails_says_why_in_the_log(box: Boxes, stage: str) -> None:
+    sandbox = await planned(box)
+    words = ("--ro-bind", "/no/such/place", "/tmp/here")
+    sandbox = replace(sandbox, key="spoiled", **{stage: (*getattr(sandbox, stage), *words)})
+    answer = await box.start("a", "exit 0", sandbox=sandbox)
+    assert answer.outcome == "start_failed"
+    assert answer.record is not None
+    assert answer.record["errno"] == errno.ENOENT
+    assert box.log("a").startswith(b"bwrap: ")
+    assert b"/no/such/place" in box.log("a")
+    assert (await box.run("b", "exit 4"))["exit_code"] == 4
+    await box.nothing_left()
+
+
+async def test_many_at_once_share_one_instance_and_all_end_as_they_should(box: Boxes) -> None:
+    await asyncio.gather(*(box.start(f"s{number}", f"exit {number}") for number in range(12)))
+    for number in range(12):
+        assert (await box.exit(f"s{number}"))["exit_code"] == number
+    assert (await box.client.info())["sandboxes"] == 1
+    await box.nothing_left()
+
+
+_NO_ROOM = """
+import os, resource
+from shellback.exec.supervisor.sandbox import namespaces
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+read, write = os.pipe()
+pid = namespaces.in_child(lambda: os._exit(0), write)
+os.waitpid(pid, 0)
+print(os.read(read, 100).decode())
+"""
+
+
+async def test_more_descriptors_than_a_command_may_have_stop_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adjust(monkeypatch, "process.spawn", "adjusted._SOFT = 48")
+    async with boxes(tmp_path) as box:
+        for number in range(12):
+            answer = await box.start(f"s{number}", "exec sleep 600", keep_stdin_open=True)
+            assert answer.outcome == "started"
+        await box.run("last", "ulimit -Sn")
+        assert box.log("last") == b"48\n"
+
+
+async def test_a_child_without_a_descriptor_is_not_a_second_supervisor() -> None:
+    command = [sys.executable, "-c", _NO_ROOM]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == [f"!{errno.EINVAL}"]
+
+
+def test_names_of_files_say_nothing_to_the_supervisor() -> None:
+    read, write = os.pipe()
+
+    def fail() -> NoReturn:
+        raise OSError(errno.ELOOP, "no", 'a\nready\n!9\n{"child-pid": 7}')
+
+    os.waitpid(namespaces.in_child(fail, write), 0)
+    os.close(write)
+    text = os.read(read, 4096).decode()
+    os.close(read)
+    assert text.splitlines()[1:] == [f"!{errno.ELOOP}"]
+
+
+async def test_a_start_that_fails_early_does_not_end_the_instance_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adjust(monkeypatch, "sandbox.instances", "adjusted.Instances.__init__.__kwdefaults__['idle_s'] = 0.05")
+    async with boxes(tmp_path) as box:
+        await box.start("long", "echo here > /tmp/x; echo ready; exec sleep 600")
+        await box.until_log("long", b"ready")
+        box.arm("supervisor.held", f"error {errno.EMFILE}")
+        answer = await box.start("failed", "true")
+        assert (answer.outcome, answer.message) == ("refused", "Too many open files")
+        await asyncio.sleep(0.3)
+        assert (await box.run("next", "cat /tmp/x"))["exit_code"] == 0
+
+
+async def test_a_forged_mark_of_a_first_process_keeps_nobody_from_being_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adjust(monkeypatch, "service.recovery", "adjusted._STRAYS_S = 0.0")
+    async with boxes(tmp_path) as box:
+        await box.start(
+            "a",
+            f"read go; (setsid sleep 600 &); {layout.MARKER}=init.${layout.MARKER} sleep 601 & echo ready; wait",
+            background=True,
+            keep_stdin_open=True,
+        )
+        first = box.first("a")
+        await box.client.write("a", b"go\n")
+        await box.until_log("a", b"ready")
+        await until(lambda: len(box.inside(first)) == 3)
+        await box.kill_supervisor()
+        await box.client.connect()
+        assert (await box.client.kill("a", grace_s=0, ended_by="agent")).survivors == ()
+        assert box.inside(first) == []
+        assert (await box.exit("a"))["signal"] == signal.SIGKILL
+        await box.nothing_left()
+
+
+async def test_an_end_that_finds_no_room_on_disk_does_not_take_the_keeper_along(box: Boxes) -> None:
+    _, keeper = await box.pids()
+    sandbox = (await box.plan()).sandbox
+    assert sandbox is not None
+    stubs = tuple(str(box.workspace / f"{'n' * 200}{number}") for number in range(200))
+    box.arm("supervisor.record_written", f"error {errno.ENOSPC}")
+    assert (await box.run("a", "exit 3", sandbox=replace(sandbox, stubs=stubs)))["exit_code"] == 3
+    box.arm("supervisor.record_written", f"error {errno.ENOSPC}")  # nor a second later
+    # When the namespace has ended as well the keeper gives everything back but the record.
+    await until(lambda: not box.marked())
+    for _ in range(2):
+        await box.client.info()
+    await box.kill_supervisor()
+    box.forget()
+    assert (await box.exit_after_connect("a"))["exit_code"] == 3
+    assert (await box.pids())[1] == keeper
+    await box.nothing_left()
+
+
+async def test_names_of_mounts_are_not_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/self/cgroup": "4:pids:/own\n",
+        "/proc/self/mountinfo": "1 2 0:1 / /mnt/a\x0cb rw - fuse f rw\n3 2 0:2 / /cg rw - cgroup cgroup rw,pids\n",
+    }
+    monkeypatch.setattr(hierarchies, "read", files.__getitem__)
+    (found,) = hierarchies.hierarchies([], "leaf", set())
+    assert (found.folder, found.kinds) == ("/cg/own", ("pids",))
+
+
+async def test_where_groups_limit_no_command_starts_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(*_all: object) -> Found:
+        return Found(memory=True, processes=True, says="")
+
+    def make(*_all: object, **_limits: Any) -> None:
+        return None
+
+    monkeypatch.setattr(Cgroups, "probe", probe)
+    monkeypatch.setattr(Cgroups, "make", make)
+    made = cgroups.Groups(Loop(), lambda: None, lambda _why: None)
+    with pytest.raises(OSError, match="group"):
+        made.join("key", Bounds(processes=5, memory_bytes=1 << 30))
+    assert made.join("key", Bounds()) is None
+
+
+async def test_a_look_that_fails_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_pid: int) -> None:
+        raise OSError(errno.EMFILE, "full")
+
+    monkeypatch.setattr(procfs, "read", full)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="full"):
+        procfs.open_pidfd(os.getpid(), 1)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+HEADLESS = (Path(__file__).parents[2] / "programs" / "headless.py").read_text()
+
+SLOW = (
+    "import signal, time, types; "
+    "adjusted.signal = types.SimpleNamespace(**vars(signal)); "
+    "adjusted.signal.signal = lambda *words: (time.sleep(0.5), signal.signal(*words))"
+)
+"""A first process that takes its time before it does anything about signals."""
+
+UNMARKED = "known = adjusted.marker; adjusted.marker = lambda pid: m if (m := known(pid)) != 'init.living' else None"
+"""As of one that is about to end, nothing tells whose the first process of `living` is."""
+
+
+async def test_a_first_process_is_not_kept_by_who_ended_before_it_was_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adjust(monkeypatch, "sandbox.namespaces", SLOW)
+    async with boxes(tmp_path) as box:
+        assert (await box.run("a", "(sleep 0.1 &); exit 3"))["exit_code"] == 3
+        await box.nothing_left()
+
+
+async def test_nobody_stays_whose_first_thread_has_ended(box: Boxes) -> None:
+    script = 'setsid "$0" -c "$1" & read go; exit 3'
+    await box.start("a", "/bin/sh", "-c", script, PYTHON, HEADLESS, keep_stdin_open=True)
+    await box.until_log("a", b"ready")
+    await box.client.write("a", b"go\n")
+    assert len((await box.exit("a"))["survivors"]) == 1
+    assert (await box.client.kill("a", grace_s=0, ended_by="agent")).killed
+    await box.nothing_left()
+
+
+async def test_a_command_that_was_told_to_go_is_never_said_not_to_have_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adjust(monkeypatch, "service.recovery", "adjusted._STRAYS_S = 600.0")
+    async with boxes(tmp_path) as box:
+        supervisor, _ = await box.pids()
+        box.arm("supervisor.forked", "stop self")
+        starts = asyncio.create_task(box.start("a", f"echo ran > ran; exit {namespaces.UNTOLD}"))
+        await until(lambda: state_of(supervisor) == "T")
+        await until(lambda: any(proc.ppid == supervisor and proc.state == "Z" for proc in procfs.snapshot()))
+        await end(supervisor)
+        record = await box.exit("a")
+        assert (record["state"], record["evidence"]) == ("lost", "supervisor_killed")
+        await asyncio.gather(starts, return_exceptions=True)
+        (box.workspace / "ran").unlink()
+        await box.nothing_left()
+
+
+async def test_a_first_process_is_not_taken_for_a_command_that_never_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adjust(monkeypatch, "process.procfs", UNMARKED)
+    async with boxes(tmp_path) as box:
+        cold = (await box.plan("cold")).sandbox
+        assert cold is not None
+        cold = replace(cold, bwrap=box.script("exec sleep 600"))
+        waits = asyncio.create_task(box.start("waits", "true", sandbox=cold))
+        await until((box.folder("waits") / layout.LAID).exists)
+        os.mkfifo(box.workspace / "fifo", 0o666)
+        (box.workspace / "fifo").chmod(0o666)
+        await box.start("living", "exec sleep 600")
+        await box.start("ended", "read go < fifo; exit 7")
+        supervisor, _ = await box.pids()
+        await stop(supervisor)
+        (box.workspace / "fifo").write_text("go\n")
+        await until(lambda: any(proc.ppid == supervisor and proc.state == "Z" for proc in procfs.snapshot()))
+        os.kill(supervisor, 9)  # the keeper's child, stopped
+        record = await box.exit("waits")
+        assert (record["state"], record["evidence"]) == ("lost", "never_started")
+        assert (await box.exit("ended"))["exit_code"] == 7
+        await asyncio.gather(waits, return_exceptions=True)
+        assert (await box.client.kill("living", grace_s=0, ended_by="agent")).killed
+        (box.workspace / "fifo").unlink()
+        await box.nothing_left()

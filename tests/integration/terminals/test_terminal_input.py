@@ -1,16 +1,19 @@
-"""What is typed arrives byte by byte as a terminal would send it, once, and what cannot be typed is refused."""
+"""What is typed arrives once as a terminal would send it and every line is judged; what is asked is answered once."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic_ai import Agent
+from pydantic_ai.exceptions import ToolFailed
 from pydantic_ai.models.function import FunctionModel
 
-from shellback.exec.core.model import WindowSize
+from shellback.exec.core.model import SessionId, WindowSize
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.policy.policy import Asked, TablePolicy, Verdict
@@ -18,9 +21,11 @@ from shellback.exec.terminals.keys import BRACKETED_PASTE
 from shellback.exec.terminals.screen import Screens
 from shellback.exec.tools.toolset import exec_toolset
 from tests import images
+from tests.desks import Desk, desk
 from tests.execs import launch, origin, printed, running_engine
 from tests.integration.tools.test_toolset_agent import Deps, Script, converse, returns
 from tests.pods import in_pod
+from tests.supervisors import SOON, Rig, end, rig, until
 from tests.terminals import Typist, typist
 
 pytestmark = pytest.mark.anyio
@@ -212,3 +217,221 @@ async def test_a_terminal_in_a_container_is_typed_into_seen_and_resized() -> Non
         ended = await program.ended()
         assert ended.end is not None
         assert ended.end.signal == 2
+
+
+PYTHON = "/usr/bin/python3"  # as another user: ours may be in nobody else's reach
+ASKER = r"""
+import os, select, sys, termios, time, tty
+before = termios.tcgetattr(0)
+tty.setraw(0, termios.TCSANOW)
+def ask(text, end, extra_s):
+    os.write(1, text.encode().decode("unicode_escape").encode("latin-1"))
+    answer = b""
+    while not answer.endswith(end):
+        answer += os.read(0, 100)
+    while select.select([0], [], [], extra_s)[0]:
+        answer += os.read(0, 100)
+    os.write(1, b"<" + answer.replace(b"\x1b", b"^") + b">")
+def ready():
+    os.write(1, b"ready")
+    os.read(0, 1)
+"""
+
+
+async def asked(sup: Rig, lines: str, name: str = "a", size: tuple[int, int] = (24, 80)) -> None:
+    """Start a program that asks its terminal, and says ready after what `lines` do."""
+    script = f"{ASKER}\n{lines}\nos.write(1, b'done')\nos.read(0, 1)"
+    await sup.start(name, PYTHON, "-c", script, pty=size, keep_stdin_open=True)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (r"\x1b[c", b"<^[?62;22c>"),
+        (r"\x1b[0c", b"<^[?62;22c>"),
+        (r"\x1b[>c", b"<^[>1;0;0c>"),
+        (r"\x1b[5n", b"<^[0n>"),
+        (r"\x1b[2J\x1b[5;7Hhere\x1b[6n", b"<^[5;11R>"),
+        (r"\x1b[999;999H\x1b[6n", b"<^[24;80R>"),
+    ],
+)
+async def test_a_program_that_asks_its_terminal_has_its_answer_with_nobody_there(
+    sup: Rig, question: str, answer: bytes
+) -> None:
+    await asked(sup, f"ask({question!r}, {answer[-2:-1]!r}, 0.1)")
+    await sup.until_log("a", b"done")
+    assert answer in sup.log("a")
+
+
+async def test_questions_are_answered_in_their_order_and_with_the_size_of_now(sup: Rig) -> None:
+    await asked(sup, r"ready(); ask('\\x1b[999;999H\\x1b[5n\\x1b[6n\\x1b[c', b'c', 0.1)")
+    await sup.until_log("a", b"ready")
+    await sup.client.resize("a", 30, 100)
+    await sup.client.write("a", b"x", key="1")
+    await sup.until_log("a", b"done")
+    assert b"<^[0n^[30;100R^[?62;22c>" in sup.log("a")
+
+
+async def test_what_asks_a_terminal_that_is_read_by_the_line_is_answered_once_it_is_not(tmp_path: Path) -> None:
+    lines = r"""
+termios.tcsetattr(0, termios.TCSANOW, before)
+os.write(1, b"\x1b[6n")
+time.sleep(0.2)
+tty.setraw(0, termios.TCSANOW)
+ask("", b"R", 0.1)
+"""
+    async with rig(tmp_path) as sup:
+        await asked(sup, lines)
+        await sup.until_log("a", b"done")
+        assert b"<^[1;1R>" in sup.log("a")
+
+
+async def test_a_file_that_is_shown_types_nothing_into_what_reads_lines(tmp_path: Path) -> None:
+    script = r"printf '\033[6n\033[c'; read line; echo got=$line; read line; echo then=$line"
+    async with rig(tmp_path) as sup:
+        await sup.start("a", script, pty=(24, 80), keep_stdin_open=True)
+        await sup.until_log("a", b"\x1b[c")
+        # One that asks after it has its answer only when the first has been given up.
+        await asked(sup, "time.sleep(1.2); ask(r'\\x1b[5n', b'n', 0)", "b")
+        await sup.until_log("b", b"done")
+        await sup.client.write("a", b"one\n", key="1")
+        await sup.client.write("a", b"two\n", key="2")
+        await sup.exit("a")
+        assert b"got=one" in sup.log("a")
+        assert b"then=two" in sup.log("a")
+
+
+async def test_no_answer_comes_between_two_parts_of_a_write(tmp_path: Path) -> None:
+    lines = r"""
+ready()
+os.write(1, b"\x1b[6n")
+time.sleep(0.3)
+got = b""
+while len(got) < 20000 + 6:
+    got += os.read(0, 4096)
+os.write(1, b"whole" if got[:20000] == b"x" * 20000 and got[20000:].endswith(b"R") else b"mixed")
+"""
+    async with rig(tmp_path) as sup:
+        await asked(sup, lines)
+        await sup.until_log("a", b"ready")
+        assert (await sup.client.write("a", b"x" * 20_001, key="1")).accepted == 20_001
+        await sup.until_log("a", b"done")
+        assert b"whole" in sup.log("a")
+
+
+@pytest.mark.parametrize("point", ["supervisor.asked", "supervisor.answered", "supervisor.output"])
+async def test_a_kill_around_an_answer_answers_neither_twice_nor_never(sup: Rig, point: str) -> None:
+    await asked(sup, r"ready(); ask('ab\\x1b[6n', b'R', 1.0); ask('\\x1b[c', b'c', 0.5)")
+    await sup.until_log("a", b"ready")
+    before, _ = await sup.pids()
+    sup.arm(point)
+    await sup.client.write("a", b"x", key="1")
+    await sup.until_log("a", b"done")
+    assert (await sup.pids())[0] != before
+    assert b"<^[1;8R>" in sup.log("a")
+    assert b"<^[?62;22c>" in sup.log("a")
+
+
+async def test_what_was_asked_while_the_supervisor_was_away_is_answered_by_the_next(sup: Rig) -> None:
+    await asked(sup, r"os.write(1, b'ready'); ask('\\x1b[5n', b'n', 0.2)")
+    for _ in range(2):
+        pid, _ = await sup.pids()
+        os.kill(pid, signal.SIGSTOP)
+        await end(pid)
+    await sup.until_log("a", b"done")
+    assert b"<^[0n>" in sup.log("a")
+
+
+async def test_without_a_keeper_the_supervisor_answers_itself(sup: Rig) -> None:
+    await asked(sup, r"ready(); ask('\\x1b[5n', b'n', 0.2)")
+    await sup.until_log("a", b"ready")
+    _, keeper = await sup.pids()
+    await end(keeper)
+    await sup.client.write("a", b"x", key="1")
+    await until(lambda: b"done" in sup.log("a"))
+    assert b"<^[0n>" in sup.log("a")
+
+
+async def test_who_asks_without_end_keeps_nobody_waiting(sup: Rig) -> None:
+    script = ASKER + r"os.write(1, b'ready')" + "\nwhile True: os.write(1, b'\\x1b[A\\x1b[6n' * 500)"
+    await sup.start("a", PYTHON, "-c", script, pty=(24, 80), keep_stdin_open=True, log_cap=1 << 20)
+    await sup.until_log("a", b"ready")
+    record = await sup.run("b", "echo there")
+    assert record["exit_code"] == 0
+    assert (await sup.client.kill("a", grace_s=0, ended_by="agent")).killed
+
+
+async def shell_of(here: Desk, kind: str) -> str:
+    """A shell all of whose input was approved."""
+    if kind == "shell_session":
+        made = str((await here.approved("shell_session", action="start")).value["session_id"])
+    else:
+        made = str((await here.approved("execute_pty", command="bash --norc -i")).metadata["session_id"])
+    here.standing[made] = "a1"
+    return made
+
+
+@pytest.mark.parametrize("kind", ["shell_session", "execute_pty"])
+async def test_no_tool_types_what_another_would_be_refused_or_asked_about(tmp_path: Path, kind: str) -> None:
+    async with desk(tmp_path) as here:
+        shell = await shell_of(here, kind)
+        write, keys = "process_write", "process_send_keys"
+        cases: tuple[tuple[str, dict[str, Any]], ...] = (
+            (write, {"data": "rm -rf /\n"}),
+            (keys, {"literal": "rm -rf /"}),
+            (keys, {"literal": "rm -rf /", "keys": ["Enter"]}),
+            (keys, {"paste": "rm -rf /\n"}),
+            (keys, {"hex": b"rm -rf /\r".hex()}),
+        )
+        for tool, args in cases:
+            with pytest.raises(ToolFailed, match="refused by policy"):
+                await here.call(tool, session_id=shell, **args)
+        for tool, args in (
+            (write, {"data": "sudo id\n"}),
+            (keys, {"literal": "sudo id", "keys": ["Enter"]}),
+            (keys, {"hex": b"sudo id\n".hex()}),
+            (keys, {"paste": "true\nsudo id\n"}),
+            (keys, {"keys": ["Up", "Enter"]}),
+            (keys, {"literal": "echo a", "keys": ["C-u"]}),
+            (write, {"data": "echo a"}),
+            (write, {"data": "!!\n"}),
+        ):
+            assert await here.asks(tool, session_id=shell, **args), (tool, args)
+        for tool, args in ((write, {"data": "echo a\n"}), (keys, {"literal": "echo b", "keys": ["Enter"]})):
+            assert not await here.asks(tool, session_id=shell, **args), (tool, args)
+
+
+@pytest.mark.parametrize("kind", ["shell_session", "execute_pty"])
+async def test_a_line_of_several_calls_is_asked_about_until_it_is_ended(tmp_path: Path, kind: str) -> None:
+    async with desk(tmp_path) as here:
+        shell = await shell_of(here, kind)
+        await here.call("process_write", session_id=shell, data="echo whole\n")
+        await here.approved("process_send_keys", session_id=shell, literal="rm -rf ")
+        session = await here.engine.registry.get(SessionId(shell), None)
+        assert await Sessions(here.engine, None).unfinished(session) == "rm -rf "
+        with pytest.raises(ToolFailed, match="refused by policy"):
+            await here.call("process_write", session_id=shell, data="/\n")
+        assert await here.asks("process_write", session_id=shell, data="nothing\n")
+        if kind == "shell_session":
+            assert await here.asks("shell_session", action="exec", session_id=shell, command="echo a")
+        await here.approved("process_write", session_id=shell, data="nothing\n")
+        assert not await here.asks("process_write", session_id=shell, data="echo after\n")
+
+
+async def test_a_call_that_is_made_again_does_not_wait_for_itself(tmp_path: Path) -> None:
+    async with desk(tmp_path) as here:
+        shell = await shell_of(here, "execute_pty")
+        first = await here.call("process_write", session_id=shell, data="echo a\n")
+        again = await here.call("process_write", again=True, session_id=shell, data="echo a\n")
+        assert again.metadata == first.metadata
+
+
+async def test_another_program_may_be_typed_into_as_it_takes_it(tmp_path: Path) -> None:
+    async with desk(tmp_path) as here:
+        made = str((await here.approved("execute_pty", command="cat")).metadata["session_id"])
+        here.standing[made] = "a1"
+        async with asyncio.timeout(SOON):
+            while (look := await here.engine.supervised.look(SessionId(made))) is None or look.how != "read":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        for args in ({"literal": "a"}, {"keys": ["Up"]}, {"literal": "it's", "keys": ["Enter"]}):
+            assert not await here.asks("process_send_keys", session_id=made, **args)

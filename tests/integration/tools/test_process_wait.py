@@ -15,8 +15,7 @@ from pydantic_ai.models.function import FunctionModel
 from shellback.exec.engine.engine import Engine
 from shellback.exec.tools.toolset import exec_toolset
 from tests.execs import launch, let_go, printed, running_engine
-from tests.integration.tools.test_toolset_agent import OUTPUT, Deps, Script, converse, returns
-from tests.integration.tools.test_toolset_bad_input import refusal
+from tests.integration.tools.test_toolset_agent import OUTPUT, Deps, Script, converse, refusal, returns
 from tests.supervisors import SOON
 
 pytestmark = pytest.mark.anyio

@@ -13,10 +13,12 @@ from shellback.exec.core import limits
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.model import SessionEnd, SessionState
 from shellback.exec.log.output import OutputLog
-from shellback.exec.log.plain_text import harmless, whole_characters
+from shellback.exec.log.plain_text import harmless, masked, whole_characters
 from shellback.exec.reports.callback_text import callback_payload, wake_text
 from shellback.exec.wire import layout
 from tests.sessions import a_session
+
+pytestmark = pytest.mark.anyio
 
 
 def log_of(tmp_path: Path, data: bytes, holes: list[tuple[int, int, int]] | None = None) -> OutputLog:
@@ -191,3 +193,41 @@ def test_the_end_of_a_process_is_told_though_its_log_cannot_be_read(tmp_path: Pa
     assert "exit code 3" in text
     assert "It printed at least 0 bytes, at least 0 of them dropped for good" in text
     assert '"[its output cannot be read: Is a directory]"' in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("origin\thttps://bob:ghp_abc@example.org/x.git (fetch)", "origin\thttps://bob:***@example.org/x.git (fetch)"),
+        ("https://:ghp_abc@example.org", "https://:***@example.org"),
+        ("https://ghp_0123456789abcdefghij@example.org/x", "https://***@example.org/x"),
+        ("oauth2:glpat-1@example.org:x/y", "oauth2:***@example.org:x/y"),
+        ("postgresql+psycopg://app:s3cret-word@db/x?y", "postgresql+psycopg://app:***@db/x?y"),
+        ("extraheader = AUTHORIZATION: basic eC1hY2Nlc3MtdG9rZW46Z2hz", "extraheader = AUTHORIZATION: basic ***"),
+        ("a https://u:one@h b https://u:two@h", "a https://u:***@h b https://u:***@h"),
+        ("cut off: https://bob:ghp_ab", "cut off: https://bob:***"),
+    ],
+)
+def test_a_token_is_shown_as_stars(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["https://example.org/x@y", "git@example.org:x/y.git", "ssh://git@example.org:22/x", "http://localhost:8080",
+     "http://localhost:8080/a@b", "postgresql://USER:PASSWORD@HOST/DB", "https://user:$TOKEN@example.org",
+     "https://user:{token}@example.org", "redis://user:password@host", "mail bob@example.org: hello", "a:b@c",
+     "Authorization: Bearer TOKEN", "std::string a@b"],
+)  # fmt: skip
+def test_what_is_none_is_left_alone(text: str) -> None:
+    assert masked(text) == text
+
+
+async def test_the_log_keeps_what_was_printed_and_counts_its_bytes(tmp_path: Path) -> None:
+    printed = b"https://bob:ghp_abc@example.org/x\n"
+    (tmp_path / layout.LOG).write_bytes(printed)
+    log = OutputLog(tmp_path, "s1")
+    shown = await log.ends()
+    assert shown.text == "https://bob:***@example.org/x\n"
+    assert (shown.bytes_total, shown.bytes_shown) == (len(printed), len(printed))
+    assert await log.raw(0, 1_000) == printed

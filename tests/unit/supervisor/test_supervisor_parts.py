@@ -1,4 +1,4 @@
-"""Parts of the supervisor by themselves: imports, frames, trees, files that cannot grow."""
+"""Parts of the supervisor by themselves: imports, frames, trees, namespaces, files that cannot grow, times of a log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -20,9 +21,16 @@ from shellback.exec.log.output import OutputLog
 from shellback.exec.supervisor.loop import Loop
 from shellback.exec.supervisor.process import link, procfs, spawn
 from shellback.exec.supervisor.process.kill import Killer, Target, members
+from shellback.exec.supervisor.process.link import Held, Line
+from shellback.exec.supervisor.records import times
+from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.records.logfile import LogFile
 from shellback.exec.supervisor.records.records import Records
+from shellback.exec.supervisor.records.times import Times, offset_since
 from shellback.exec.supervisor.sandbox import namespaces, stubs
+from shellback.exec.supervisor.sandbox.instances import Instances
+from shellback.exec.supervisor.sandbox.losses import Losses
+from shellback.exec.supervisor.sandbox.namespaces import GO, told
 from shellback.exec.wire import gaps, layout, linux
 from shellback.exec.wire.protocol import MAX_FRAME, Decoder, Message, ProtocolError, Refused, StartRequest, encode
 
@@ -387,3 +395,147 @@ def test_what_a_busy_keeper_does_not_take_yet_reaches_it_in_order() -> None:
         loop.after(0, drain_between)
         loop.run()
     assert taken == list(range(5_000))
+
+
+class Keeper:
+    """Remembers what it was told to drop."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+
+    def drop(self, name: str) -> None:
+        self.dropped.append(name)
+
+
+def held(*names: str) -> Held:
+    return Held({name: os.open("/dev/null", os.O_RDONLY) for name in names}, {"whole": ["mnt", "net", "user"]})
+
+
+def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
+    keeper = Keeper()
+    loop = Loop()
+    instances = Instances(loop, cast("Line", keeper), cast("Diary", None), Losses(loop, lambda _: None))
+    whole, partly = held("mnt", "net", "user"), held("mnt", "user")
+    all_held = {"instance.whole": whole, "instance.partly": partly, "session": Held()}
+    instances.adopt(all_held)
+    assert len(instances) == 1
+    assert keeper.dropped == ["instance.partly"]
+    assert list(all_held) == ["session"]
+    for fd in whole.fds.values():
+        os.close(fd)
+
+
+@pytest.fixture
+def life() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    os.close(ends[0])
+
+
+def test_it_stays_once_it_is_told_its_mark_and_to_stay(life: tuple[int, int]) -> None:
+    os.write(life[1], b"x1@/home\n")
+    os.write(life[1], GO + b"\n")
+    assert told(life[0]) == b"x1@/home"
+    os.close(life[1])
+
+
+@pytest.mark.parametrize("said", [b"", b"x1@/ho", b"x1@/home\n"])
+def test_it_goes_when_nobody_is_left_who_could_tell(life: tuple[int, int], said: bytes) -> None:
+    os.write(life[1], said)
+    os.close(life[1])
+    assert told(life[0]) is None
+
+
+@pytest.mark.timeout(30)
+def test_it_goes_when_somebody_holds_the_line_who_never_says_more(life: tuple[int, int]) -> None:
+    os.write(life[1], b"x1@/home\n")
+    assert told(life[0], patience_s=0.1) is None
+    os.close(life[1])
+
+
+class Clock:
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(times, "time", made)
+    return made
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def test_reading_begins_with_the_first_stretch_that_reaches_the_moment(
+    clock: Clock, directory: int, tmp_path: Path
+) -> None:
+    table = Times(directory, "t", 0.0)
+    for moment, offset in ((1000.0, 0), (1000.5, 10), (1060.0, 20), (1060.2, 30), (1200.0, 40)):
+        clock.now = moment
+        table.arrived(offset)
+    path = str(tmp_path / "t")
+    begins = [offset_since(path, moment) for moment in (0.0, 1000.5, 1000.6, 1060.2, 1060.3, 1200.0)]
+    assert begins == [0, 0, 20, 20, 40, 40]
+    assert offset_since(str(tmp_path / "none"), 1000.0) == 0
+
+
+def test_a_process_that_ended_quickly_leaves_no_table(clock: Clock, directory: int, tmp_path: Path) -> None:
+    table = Times(directory, "t", 0.0)
+    table.arrived(0)
+    clock.now += 0.9
+    table.arrived(100)
+    assert not (tmp_path / "t").exists()
+
+
+def test_the_table_is_bounded_and_what_it_leaves_out_is_read_earlier(
+    clock: Clock, directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "ENTRIES", 16)
+    table = Times(directory, "t", 0.0)
+    printed: list[tuple[float, int]] = []
+    for number in range(1000):
+        clock.now += 10.0
+        printed.append((clock.now, number * 5))
+        table.arrived(number * 5)
+    path = tmp_path / "t"
+    assert path.stat().st_size <= 17 * 16
+    for moment, offset in printed:
+        assert offset_since(str(path), moment) <= offset
+    assert offset_since(str(path), printed[-1][0]) == printed[-1][1]
+
+
+def test_a_later_supervisor_goes_on_and_a_table_that_cannot_be_written_is_left_alone(
+    clock: Clock, directory: int, tmp_path: Path
+) -> None:
+    Times(directory, "t", 0.0).arrived(0)
+    clock.now = 2000.0
+    Times(directory, "t", 1000.0).arrived(50)
+    assert [offset_since(str(tmp_path / "t"), moment) for moment in (1000.0, 1000.1)] == [0, 50]
+    (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes() + b"torn")
+    assert offset_since(str(tmp_path / "t"), 1000.1) == 50
+    clock.now = 3000.0
+    Times(directory, "t", 2000.0).arrived(55)
+    assert [offset_since(str(tmp_path / "t"), moment) for moment in (1000.1, 2000.1)] == [50, 55]
+    Times(directory, "missing/t", 2000.0).arrived(60)
+
+
+def test_a_clock_that_is_set_back_hides_nothing(
+    clock: Clock, directory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "ENTRIES", 8)
+    table = Times(directory, "t", 0.0)
+    printed: list[tuple[float, int]] = []
+    for number in range(100):
+        clock.now += 10.0 if number % 7 else -45.0
+        printed.append((clock.now, number * 5))
+        table.arrived(number * 5)
+    for moment, offset in printed:
+        assert offset_since(str(tmp_path / "t"), moment) <= offset
