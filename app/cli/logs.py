@@ -156,7 +156,7 @@ class _Kept(_Shown):
 
 
 def _text(holes: list[Hole]) -> str:
-    from shellback.exec.log.holes import dropped_text
+    from shellback.exec.log.output import dropped_text
 
     return dropped_text(holes)
 
@@ -191,7 +191,7 @@ class _Log:
 
     def start_of(self, lines: int | None) -> int:
         """Where the last `lines` lines begin; None is all of them."""
-        from shellback.exec.log.holes import extent, line_start, newlines_in
+        from shellback.exec.log.output import extent, line_start, newlines_in
 
         if lines is None:
             return 0
@@ -208,7 +208,7 @@ class _Log:
 
     def copy(self, offset: int, to: _Printer) -> int:
         """Hand over what there is from `offset` on and return where it ends."""
-        from shellback.exec.log.holes import exactly, extent, pieces
+        from shellback.exec.log.output import exactly, extent, pieces
 
         dropped: list[Hole] = []
 

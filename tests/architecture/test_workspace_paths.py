@@ -15,8 +15,7 @@ TRUSTED = "a file that the operator names, or that only root changes"
 
 JUSTIFIED: dict[str, str] = {
     # The one way, and what works on descriptors that it made.
-    "exec/core/sight/place.py": "the walk itself",
-    "exec/core/sight/regular.py": "opens by name, looks, and only then for the bytes",
+    "exec/core/sight/place.py": "the walk itself; opens by name, looks, and only then for the bytes",
     "exec/core/sight/sight.py": "lists a directory that was walked to; the names in /",
     "exec/files/contents.py": "directories beside a place, and what is in one that it empties, by descriptors",
     "exec/files/entries.py": "lists a directory that was walked to",
@@ -53,7 +52,6 @@ JUSTIFIED: dict[str, str] = {
     "exec/backends/stand_ins.py": STATE,
     "exec/backends/dormant.py": STATE,
     "exec/core/threads.py": KERNEL,
-    "exec/log/holes.py": STATE,
     "exec/log/logs.py": STATE,
     "exec/log/output.py": STATE,
     "exec/persistent/marks.py": STATE,
@@ -63,7 +61,7 @@ JUSTIFIED: dict[str, str] = {
     "exec/link/": STATE,
     "exec/supervisor/": "the supervisor: state directory, its own sandboxes, /proc",
     "exec/wire/": "the state directory, and the tables of /proc",
-    "exec/watching/line_scan.py": STATE,
+    "exec/watching/conditions.py": STATE,
     "orders.py": STATE,
     "storage/": STATE,
     "work/hosts/generation.py": STATE,

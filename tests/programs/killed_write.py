@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shellback.exec.core.sight import regular
+from shellback.exec.core.sight import place as places
 from shellback.exec.core.sight.place import Root
 from shellback.exec.files import contents
 from shellback.exec.wire import linux
@@ -53,7 +53,7 @@ def killed(root: Root, mode: contents.Mode, moment: int) -> bool:
     child = os.fork()
     if child == 0:
         killing = Killing(moment)
-        contents.os = regular.os = linux.os = killing
+        contents.os = places.os = linux.os = killing
         with root.place("f") as place:
             contents.replace(place, NEW, mode)
         if moment == 10**6:

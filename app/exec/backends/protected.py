@@ -27,7 +27,7 @@ from shellback.exec.backends.tree import Directory, Tree
 from shellback.exec.backends.trusted import HEAD, PROTECTED, Rule, Where
 from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.core.secrets import named
-from shellback.exec.core.sight import regular
+from shellback.exec.core.sight.place import empty, head
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 
 PLACES: Final = 50
@@ -345,7 +345,7 @@ class _Draft:
 
 def _is_empty(path: str) -> bool:
     try:
-        return regular.empty(path)
+        return empty(path)
     except OSError:
         return False
 
@@ -378,7 +378,7 @@ def _stands_in(path: str, status: os.stat_result, missing: bytes | None) -> bool
     """Whether what is there is what another command, still running, has there in place of nothing."""
     try:
         if missing is None:
-            return stat.S_ISDIR(status.st_mode) and regular.empty(path)
+            return stat.S_ISDIR(status.st_mode) and empty(path)
         if missing == SOCKET:
             return status.st_size == 0 and (stat.S_ISSOCK(status.st_mode) or stat.S_ISREG(status.st_mode))
         return status.st_size == len(missing) and stat.S_ISREG(status.st_mode) and _text(path) == missing.decode()
@@ -388,7 +388,7 @@ def _stands_in(path: str, status: os.stat_result, missing: bytes | None) -> bool
 
 def _text(path: str, most: int = _CONFIG_BYTES) -> str:
     try:
-        return regular.head(path, most).decode(errors="surrogateescape")
+        return head(path, most).decode(errors="surrogateescape")
     except OSError:
         return ""
 

@@ -5,13 +5,12 @@ A finding says what was met and where, never what a file holds. It stays open un
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
+
+from shellback.exec.core.identity import digest_of
 
 REPOSITORY: Final = "repository"
 """A command made a repository whose configuration or hooks would run programs."""
@@ -70,8 +69,7 @@ class Finding:
 
 def finding_id(kind: str, path: str, *what: object) -> str:
     """The id of a finding; `what` tells it from others of its kind at the same path: an inode, a session, a time."""
-    digest = hashlib.sha256(json.dumps([kind, path, *map(str, what)]).encode()).digest()
-    return "f" + base64.b32encode(digest[:20]).decode("ascii").lower()[:15]
+    return "f" + digest_of(kind, path, *map(str, what))[:15]
 
 
 class FindingSink(Protocol):

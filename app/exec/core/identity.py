@@ -17,7 +17,7 @@ from collections.abc import Generator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.model import CallKey, CallOrigin, SessionId
@@ -57,8 +57,7 @@ def watch_id(origin: CallOrigin) -> str:
 
 def workspace_scope(conversation_id: str) -> SessionId:
     """What the recorded calls of a conversation on files are found by, where a session's would have its id."""
-    digest = hashlib.sha256(json.dumps(["workspace", conversation_id]).encode()).digest()
-    return SessionId("w" + base64.b32encode(digest).decode("ascii").lower()[:15])
+    return SessionId("w" + digest_of("workspace", conversation_id)[:15])
 
 
 def a_call(scope: str) -> CallOrigin:
@@ -78,16 +77,14 @@ def origin_of(ctx: RunContext[Any]) -> CallOrigin:
     Raises:
         InvalidCommand: The call is not in the run's messages, so nothing could be derived from it.
     """
-    wanted = ctx.tool_call_id
-    for message in reversed(ctx.messages):
-        if message.kind != "response":
-            continue
-        index = _index_of(message, wanted)
-        if index is not None:
-            return _origin(ctx, message, index, cast("str", wanted))
-    raise InvalidCommand(
-        f"tool call {wanted!r} is in no model response of this run; exec tools run only as calls of a model"
-    )
+    found = _proposed(ctx.messages, ctx.tool_call_id)
+    if found is None:
+        raise InvalidCommand(
+            f"tool call {ctx.tool_call_id!r} is in no model response of this run; "
+            "exec tools run only as calls of a model"
+        )
+    response, index = found
+    return _origin(ctx, response.run_id, _stamp(response.timestamp), index)
 
 
 def conversation_of(ctx: RunContext[Any]) -> str:
@@ -121,7 +118,8 @@ class Call:
         try:
             asked = origin_of(self.ctx)
         except InvalidCommand:
-            asked = _of_run(self.ctx)
+            # No response proposed it: a hook, or a call that the code of another one makes.
+            asked = _origin(self.ctx, self.ctx.run_id, "", -1)
         return replace(asked, ordinal=place * _PLACE + self._counts[place])
 
 
@@ -150,35 +148,25 @@ def origin_in_call() -> CallOrigin | None:
     return None if call is None else call.origin()
 
 
-def _index_of(response: ModelResponse, wanted: str | None) -> int | None:
-    calls = [part for part in response.parts if part.part_kind == "tool-call"]
-    return next((index for index, part in enumerate(calls) if part.tool_call_id == wanted), None)
+def _proposed(messages: Sequence[ModelMessage], tool_call_id: str | None) -> tuple[ModelResponse, int] | None:
+    """The last response that made a call, and which of its calls that is."""
+    for message in reversed(messages):
+        if message.kind == "response":
+            calls = [part.tool_call_id for part in message.parts if part.part_kind == "tool-call"]
+            if tool_call_id in calls:
+                return message, calls.index(tool_call_id)
+    return None
 
 
-def _of_run(ctx: RunContext[Any]) -> CallOrigin:
-    """What asks where no response proposed a call: a hook, or a call that the code of another one makes."""
+def _origin(ctx: RunContext[Any], run_id: str | None, stamp: str, index: int) -> CallOrigin:
     deps: object = ctx.deps
     turn_id, epoch = (deps.turn_id, deps.epoch) if isinstance(deps, ExecDeps) else ("", 0)
     return CallOrigin(
         conversation_id=conversation_of(ctx),
-        response_run_id=ctx.run_id or "",
-        response_timestamp="",
-        call_index=-1,
-        tool_call_id=ctx.tool_call_id or "",
-        turn_id=turn_id,
-        epoch=epoch,
-    )
-
-
-def _origin(ctx: RunContext[Any], response: ModelResponse, index: int, tool_call_id: str) -> CallOrigin:
-    deps: object = ctx.deps
-    turn_id, epoch = (deps.turn_id, deps.epoch) if isinstance(deps, ExecDeps) else ("", 0)
-    return CallOrigin(
-        conversation_id=conversation_of(ctx),
-        response_run_id=response.run_id or "",
-        response_timestamp=_stamp(response.timestamp),
+        response_run_id=run_id or "",
+        response_timestamp=stamp,
         call_index=index,
-        tool_call_id=tool_call_id,
+        tool_call_id=ctx.tool_call_id or "",
         turn_id=turn_id,
         epoch=epoch,
     )
@@ -188,21 +176,17 @@ def origins_in(
     messages: Sequence[ModelMessage], conversation_id: str, tool_call_ids: Sequence[str]
 ) -> list[CallOrigin]:
     """The origins of pending calls of the last response that made them, for whoever records approvals."""
-    found: list[CallOrigin] = []
-    for wanted in tool_call_ids:
-        for message in reversed(messages):
-            if message.kind == "response" and (index := _index_of(message, wanted)) is not None:
-                found.append(
-                    CallOrigin(
-                        conversation_id=conversation_id,
-                        response_run_id=message.run_id or "",
-                        response_timestamp=_stamp(message.timestamp),
-                        call_index=index,
-                        tool_call_id=wanted,
-                    )
-                )
-                break
-    return found
+    return [
+        CallOrigin(
+            conversation_id=conversation_id,
+            response_run_id=found[0].run_id or "",
+            response_timestamp=_stamp(found[0].timestamp),
+            call_index=found[1],
+            tool_call_id=wanted,
+        )
+        for wanted in tool_call_ids
+        if (found := _proposed(messages, wanted)) is not None
+    ]
 
 
 def _stamp(moment: datetime) -> str:
@@ -213,14 +197,13 @@ def _stamp(moment: datetime) -> str:
 
 def _hashed(purpose: str, origin: CallOrigin) -> str:
     parts = [
-        purpose,
-        origin.conversation_id,
-        origin.response_run_id,
-        origin.response_timestamp,
-        origin.call_index,
-        origin.tool_call_id,
+        *(origin.conversation_id, origin.response_run_id, origin.response_timestamp),
+        *(origin.call_index, origin.tool_call_id),
     ]
-    if origin.ordinal:
-        parts.append(origin.ordinal)
+    return digest_of(purpose, *parts, *([origin.ordinal] if origin.ordinal else []))
+
+
+def digest_of(*parts: object) -> str:
+    """What names these parts, portable JSON, and no others: small letters and digits."""
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return base64.b32encode(digest[:20]).decode("ascii").lower()

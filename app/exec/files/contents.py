@@ -11,8 +11,7 @@ import time
 from typing import Final, Literal
 
 from shellback.exec.core.errors import ExecError
-from shellback.exec.core.sight.place import Place
-from shellback.exec.core.sight.regular import closing, made, opened, regular
+from shellback.exec.core.sight.place import Place, closing, made, opened, regular
 from shellback.exec.wire import linux
 
 READ_MOST: Final = 64 * 1024 * 1024

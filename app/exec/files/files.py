@@ -117,12 +117,10 @@ class Files:
         if offset < 0 or limit < 1 or most < 1:
             raise InvalidCommand(f"offset is {offset} and limit {limit}; offset is 0 or more, limit 1 or more")
 
-        def read() -> Text:
-            with self._root.place(path) as place, self._locks.held(place.names):
-                data = contents.read_all(place.again())
-            return lines_of(self._root.shown(place.names), data, offset, limit, most)
+        def read(place: Place) -> Text:
+            return lines_of(self._root.shown(place.names), contents.read_all(place.again()), offset, limit, most)
 
-        return await self._seen(path, read)
+        return await self._looked(path, read, locked=True)
 
     async def inspect(self, path: str, look: Callable[[str, int | None], T], *, follow: bool = True) -> T:
         """What `look` returns, called in a thread with a path as commands see it, without symlinks, and a descriptor.
@@ -131,15 +129,11 @@ class Files:
         whether a symlink at the end is what it leads to. No other write through this object happens meanwhile.
         """
 
-        def work() -> T:
-            with (
-                self._root.place(path, follow=follow) as place,
-                self._locks.held(place.names),
-                contents.looked_at(place.again()) as descriptor,
-            ):
+        def work(place: Place) -> T:
+            with contents.looked_at(place.again()) as descriptor:
                 return look(self._root.shown(place.names), descriptor)
 
-        return await self._seen(path, work)
+        return await self._looked(path, work, follow=follow, locked=True)
 
     async def write_bytes(
         self,
@@ -214,21 +208,11 @@ class Files:
 
     async def stat(self, path: str) -> Entry:
         """What stands at `path`, symlinks followed."""
-
-        def look() -> Entry:
-            with self._root.place(path) as place:
-                return entry_of(self._root, path, place)
-
-        return await self._seen(path, look)
+        return await self._looked(path, partial(entry_of, self._root, path))
 
     async def lstat(self, path: str) -> Entry:
         """What stands at `path`, a symlink itself."""
-
-        def look() -> Entry:
-            with self._root.place(path, follow=False) as place:
-                return entry_of(self._root, path, place)
-
-        return await self._seen(path, look)
+        return await self._looked(path, partial(entry_of, self._root, path), follow=False)
 
     async def list_dir(self, path: str = ".") -> list[Entry]:
         """The entries of a directory, sorted by name.
@@ -236,12 +220,7 @@ class Files:
         Raises:
             FileTooLarge: It has more than 100,000.
         """
-
-        def look() -> list[Entry]:
-            with self._root.place(path) as place:
-                return listed(self._root, path, place)
-
-        return await self._seen(path, look)
+        return await self._looked(path, partial(listed, self._root, path))
 
     async def make_dir(self, path: str) -> bool:
         """Make a directory and those on the way; False if it was there.
@@ -346,6 +325,16 @@ class Files:
     ) -> T:
         with _said(path):
             return await self._threads.run(work, stop, seconds=seconds)
+
+    async def _looked(self, path: str, look: Callable[[Place], T], *, follow: bool = True, locked: bool = False) -> T:
+        def work() -> T:
+            with contextlib.ExitStack() as stack:
+                place = stack.enter_context(self._root.place(path, follow=follow))
+                if locked:
+                    stack.enter_context(self._locks.held(place.names))
+                return look(place)
+
+        return await self._seen(path, work)
 
     async def forbids(self, path: str) -> str | None:
         """Why what stands at `path`, a symlink itself, is not written, made or removed; None where it may be."""

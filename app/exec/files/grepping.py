@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from shellback.exec.core.errors import ExecError
-from shellback.exec.core.sight.place import Root, held
-from shellback.exec.core.sight.regular import closing, opened
+from shellback.exec.core.sight.place import Root, closing, held, opened
 from shellback.exec.files import scan
 from shellback.exec.files.scan import Pattern, Scan, State, alternatives
 

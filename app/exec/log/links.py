@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.core.model import Session
+from shellback.exec.core.sight.place import closing
 from shellback.exec.wire import layout
 
 log = logging.getLogger(__name__)
@@ -83,17 +84,10 @@ class LogLinks:
             # A command moved or removed the directory under our descriptor.
             self.close()
         if self._fd is None:
-            root = os.open(self._workspace, _DIRECTORY)
-            try:
-                tmp = _opened(root, TMP)
-            finally:
-                os.close(root)
-            try:
+            with closing(os.open(self._workspace, _DIRECTORY)) as root, closing(_opened(root, TMP)) as tmp:
                 _ignore_all(tmp)
                 self._fd = _opened(tmp, EXEC)
                 self._identity = _identity(self._fd)
-            finally:
-                os.close(tmp)
         return self._fd
 
 
@@ -146,8 +140,5 @@ def _opened(parent: int, name: str) -> int:
 def _ignore_all(directory: int) -> None:
     with contextlib.suppress(FileExistsError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(".gitignore", flags, 0o644, dir_fd=directory)
-        try:
+        with closing(os.open(".gitignore", flags, 0o644, dir_fd=directory)) as fd:
             os.write(fd, b"*\n")
-        finally:
-            os.close(fd)

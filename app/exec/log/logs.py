@@ -22,8 +22,9 @@ from typing import Final, NamedTuple
 from shellback.exec.core import limits
 from shellback.exec.core.model import Delivery, SessionId
 from shellback.exec.core.ports import SessionStore
-from shellback.exec.log.holes import extent, newlines_in
+from shellback.exec.core.sight.place import closing
 from shellback.exec.log.links import LogLinks
+from shellback.exec.log.output import extent, newlines_in
 from shellback.exec.log.placements import Placements
 from shellback.exec.wire import gaps, layout, linux
 from shellback.exec.wire.gaps import Hole
@@ -203,7 +204,7 @@ def empty_logs(directory: Path, before: float) -> bool:
             fd = os.open(directory / name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             continue
-        try:
+        with closing(fd):
             status = os.fstat(fd)
             if status.st_blocks and status.st_mtime >= before:
                 continue
@@ -211,8 +212,6 @@ def empty_logs(directory: Path, before: float) -> bool:
                 _note_dropped(fd, directory / table)
                 _punch(fd, status.st_size)
             emptied = True
-        finally:
-            os.close(fd)
     return emptied
 
 

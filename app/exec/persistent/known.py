@@ -40,7 +40,7 @@ class Known:
     def __init__(self, engine: Engine, session: Session) -> None:
         self._engine = engine
         self._session = session
-        self._log = engine.output(session)
+        self.log = engine.output(session)
         self._rested: int | None = None
         self._typed = -_BUSY_S
         self._told: int | None = None
@@ -54,7 +54,7 @@ class Known:
         self.kept = done.cwd or self.kept
         self._rested = done.upto if done.how == "ended" else None
         runs = done.how in {"timeout", "waiting"}
-        self._pending = _Pending(frame, Reader(self._log, done.upto)) if runs else None
+        self._pending = _Pending(frame, Reader(self.log, done.upto)) if runs else None
 
     def typed(self) -> None:
         """Remember that somebody typed into it."""
@@ -64,7 +64,7 @@ class Known:
     def told(self, upto: int = 0) -> int:
         """How much of its output somebody has been told; where nobody remembers, up to the last command that ended."""
         if self._told is None:
-            mark = last_mark(self._log, "E")
+            mark = last_mark(self.log, "E")
             self._told = mark.end if mark else 0
         self._told = max(self._told, upto)
         return self._told
@@ -76,24 +76,24 @@ class Known:
         """
         look = await look_at(self._engine, self._session)
         inside = look.reader if look is not None and reads_commands(look) else 0
-        found = place_of(self._session, self._log, inside)
+        found = place_of(self._session, self.log, inside)
         return found if look is not None else found or self.kept
 
     def rests(self) -> bool:
         """Whether it has done nothing but prompt since its last command ended; False where nobody remembers that."""
-        return self._rested is not None and rests(self._log, self._rested)
+        return self._rested is not None and rests(self.log, self._rested)
 
     async def ready(self) -> bool:
         """Whether it takes a command now, by its output and the kernel."""
         until = time.monotonic() + _BUSY_S
         follower = Follower(self._engine, self._session)
-        while not ready(self._log, look := await look_at(self._engine, self._session)):
+        while not ready(self.log, look := await look_at(self._engine, self._session)):
             now = time.monotonic()
             # What reads may not have taken yet what was just typed, and end with it.
             answered = now < self._typed + _BUSY_S
-            if now > until or (not answered and (runs(self._log) or (look is not None and look.how != "none"))):
+            if now > until or (not answered and (runs(self.log) or (look is not None and look.how != "none"))):
                 return False
-            await follower.grown(self._log.size(), timeout_s=_PAUSE_S)
+            await follower.grown(self.log.size(), timeout_s=_PAUSE_S)
         return True
 
     async def pending(self, session: Session) -> tuple[bool, int | None]:
@@ -123,11 +123,6 @@ class Known:
         look = await look_at(self._engine, self._session)
         pending.blind = pending.blind + 1 if look is None or look.how == "unknown" else 0
         return prompts(look, pending.blind - 1)
-
-    @property
-    def log(self) -> OutputLog:
-        """Its output."""
-        return self._log
 
 
 _GONE: Final = " (deleted)"

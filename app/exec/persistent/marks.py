@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from shellback.exec.core.model import CallKey, SessionId
+from shellback.exec.core.sight.place import closing
 from shellback.exec.log.output import OutputLog
 from shellback.exec.wire import linux
 
@@ -131,12 +132,9 @@ def _key_in(home: Path) -> bytes:
     with contextlib.suppress(FileNotFoundError):
         return _whole(path)
     draft = home / f"{KEY_FILE}.{secrets.token_hex(8)}"
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with closing(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)) as fd:
         linux.write_all(fd, secrets.token_bytes(_KEY_BYTES))
         os.fsync(fd)
-    finally:
-        os.close(fd)
     # Whoever is first has made it: a second one in its place would leave the marks of the first without a name.
     with contextlib.suppress(FileExistsError):
         os.link(draft, path)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from shellback.exec.core.environment import CHILD_PATH
-from shellback.exec.core.sight import regular
+from shellback.exec.core.sight.place import opened
 from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen, expanded
 from shellback.exec.policy.operands import Line, Operand, named_in
 
@@ -201,7 +201,7 @@ class _Reading:
             _, place = self.sight.place(path, follow=False)
             with place:
                 identity = _identity(place.there)
-                fd = regular.opened(place.name, place.directory)
+                fd = opened(place.name, place.directory)
         except (OSError, Unseen, TooMuch) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             self._unbound[f"{name}: {why}, its content is not bound"] = None
@@ -304,7 +304,7 @@ def _content(path: str, identity: _Identity) -> str | None:
 
 def _hashed_program(path: str) -> tuple[_Identity, str | None]:
     """`_hashed` of a program outside of the workspace, by its real path."""
-    fd = regular.opened(path, None)
+    fd = opened(path, None)
     try:
         return _hashed(fd, PROGRAM_BYTES)
     finally:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -64,7 +64,7 @@ class AsyncShell:
         fenced: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.engine = engine
-        self.default_timeout = foreground_seconds(default_timeout, engine.limits)
+        self.default_timeout = _seconds_to(engine.limits.foreground_timeout_max_s, default_timeout)
         self._authority = authority
         self._scope = scope
         self._most = max_output_bytes
@@ -104,11 +104,15 @@ class AsyncShell:
 
         Cancelling ends the waiting: the command runs on until its timeout.
         """
-        line = self._line(command)
         spec = self._requests.spec(
-            line, cwd=cwd, env=env, env_mode=env_mode, timeout=self._seconds(timeout_seconds), stdin=stdin_bytes(stdin)
+            self._line(command),
+            cwd=cwd,
+            env=env,
+            env_mode=env_mode,
+            timeout=self._seconds(timeout_seconds),
+            stdin=stdin,
         )
-        with self._as_documented():
+        async with self._running():
             return await self._run(spec, _words(command), capture=capture_output)
 
     async def execute_script(
@@ -131,7 +135,7 @@ class AsyncShell:
             cwd=cwd, env=env, env_mode=env_mode, timeout=self._seconds(timeout_seconds), stdin=data,
         )  # fmt: skip
         shell = os.path.basename(interpreter) in _SHELLS
-        with self._as_documented():
+        async with self._running():
             # Whether there was an interpreter is seen in what was printed, wanted or not.
             result = await self._run(
                 spec,
@@ -153,7 +157,7 @@ class AsyncShell:
         spec = self._requests.spec(
             f"type -P -- {words.quoted(command)}", cwd=None, env=None, env_mode="extend", timeout=self._seconds(None)
         )
-        with self._as_documented():
+        async with self._running():
             try:
                 result = await self._run(spec, (command,), capture=True)
             except PermissionError:
@@ -164,8 +168,7 @@ class AsyncShell:
     async def env(self) -> EnvironmentSnapshot:
         backend = self.engine.backend
         spec = self._requests.spec(":", cwd=None, env=None, env_mode="extend", timeout=self.default_timeout)
-        with self._as_documented():
-            await self._ready()
+        async with self._running():
             plan = await backend.plan(spec, self._scope)
         shell: str = backend.facts(spec.profile)["shell"]
         return EnvironmentSnapshot(tuple(sorted(plan.env.items())), self._requests.shown(spec.cwd), shell)
@@ -187,17 +190,16 @@ class AsyncShell:
         With `pty` it has a terminal of that size, whose one stream is `stdout` and whose input is open. Raises what
         `execute` does.
         """
-        line = self._line(command)
+        most = self.engine.limits.background_timeout_max_s
         spec = self._requests.spec(
-            line,
-            cwd=cwd, env=env, env_mode=env_mode, stdin=stdin_bytes(stdin) if stdin or not keep_stdin_open else b"",
-            timeout=background_seconds(timeout_seconds, self.engine.limits),
+            self._line(command),
+            cwd=cwd, env=env, env_mode=env_mode, stdin=stdin if stdin or not keep_stdin_open else b"",
+            timeout=_seconds_to(most, timeout_seconds, more=", or 0 for none") if timeout_seconds else 0.0,
         )  # fmt: skip
         spec = replace(
             spec, background=True, keep_stdin_open=keep_stdin_open and pty is None, pty=pty, separate_stderr=pty is None
         )
-        with self._as_documented():
-            await self._ready()
+        async with self._running():
             session = await launch_permitted(self.engine, self._authority, spec, self._scope, self._origin())
         self._tidy()
         return Running(
@@ -226,8 +228,7 @@ class AsyncShell:
         check_size(size := WindowSize(rows, cols))
         spec = self._requests.spec(SHELL_COMMAND, cwd=cwd, env=env, env_mode="extend", timeout=0.0)
         spec = replace(spec, background=True, pty=size, separate_stderr=False, kind=SHELL, on_exit="never")
-        with self._as_documented():
-            await self._ready()
+        async with self._running():
             origin = self._origin()
             found = await permitted_or_before(self.engine, self._authority, spec, self._scope, origin)
             if isinstance(found, Session):
@@ -278,27 +279,26 @@ class AsyncShell:
         return line
 
     def _seconds(self, given: float | None) -> float:
-        seconds = self.default_timeout if given is None else foreground_seconds(given, self.engine.limits)
+        seconds = (
+            self.default_timeout if given is None else _seconds_to(self.engine.limits.foreground_timeout_max_s, given)
+        )
         left = self._deadline()
         return seconds if left is None else max(bounds.FOREGROUND_TIMEOUT_MIN_S, min(seconds, left))
 
-    @contextlib.contextmanager
-    def _as_documented(self) -> Generator[None]:
-        """A bound that is used up is no error of the command's: it is one of running it."""
+    @contextlib.asynccontextmanager
+    async def _running(self) -> AsyncGenerator[None]:
+        """The engine runs; a bound that is used up is no error of the command's: it is one of running it."""
         with self._fenced():
             try:
+                async with self._starting:
+                    await self.engine.start()
                 yield
             except LimitReached as error:
                 raise SpawnFailed(str(error)) from error
 
-    async def _ready(self) -> None:
-        async with self._starting:
-            await self.engine.start()
-
     async def _run(
         self, spec: CommandSpec, command: tuple[str, ...], *, capture: bool, authority: Authority | None = None
     ) -> ExecutionResult:
-        await self._ready()
         outcome = await run_permitted(self.engine, authority or self._authority, spec, self._scope, self._origin())
         session = outcome.session
         if session.end is not None and session.end.errno == errno.ENOENT and self._requests.private(spec.cwd):
@@ -345,16 +345,12 @@ def _words(command: str | Sequence[str]) -> tuple[str, ...]:
 _MODES: Final = ("extend", "replace")
 
 
-def stdin_bytes(text: str | None) -> bytes | None:
-    """Input as bytes.
-
-    Raises:
-        InvalidCommand: It is no text, or more than 64 KiB.
-    """
-    if text is None:
-        return None
+def _input(given: str | bytes | None) -> bytes | None:
+    """Input as bytes; a text of at most 64 KiB."""
+    if not isinstance(given, str):
+        return given
     try:
-        data = text.encode()
+        data = given.encode()
     except UnicodeEncodeError:
         raise InvalidCommand("stdin holds a lone surrogate, which is not text; leave it out") from None
     if len(data) > bounds.STDIN_BYTES:
@@ -364,27 +360,11 @@ def stdin_bytes(text: str | None) -> bytes | None:
     return data
 
 
-def foreground_seconds(given: float, limits: Limits) -> float:
-    """Seconds until a command is ended that somebody waits for.
-
-    Raises:
-        InvalidCommand: They are out of range.
-    """
-    low, high = bounds.FOREGROUND_TIMEOUT_MIN_S, limits.foreground_timeout_max_s
+def _seconds_to(high: float, given: float, *, more: str = "") -> float:
+    """Seconds until a command is ended, once they are known to be in range."""
+    low = bounds.FOREGROUND_TIMEOUT_MIN_S
     if not low <= given <= high:
-        raise InvalidCommand(f"timeout_seconds is {given:g}; it must be {low:g} to {high:g}")
-    return float(given)
-
-
-def background_seconds(given: float, limits: Limits) -> float:
-    """Seconds until a command is ended that nobody has to wait for; 0 for none.
-
-    Raises:
-        InvalidCommand: They are out of range.
-    """
-    low, high = bounds.FOREGROUND_TIMEOUT_MIN_S, limits.background_timeout_max_s
-    if given != 0 and not low <= given <= high:
-        raise InvalidCommand(f"timeout_seconds is {given:g}; it must be {low:g} to {high:g}, or 0 for none")
+        raise InvalidCommand(f"timeout_seconds is {given:g}; it must be {low:g} to {high:g}{more}")
     return float(given)
 
 
@@ -416,12 +396,12 @@ class Requests:
         env: Mapping[str, str] | None,
         env_mode: EnvMode,
         timeout: float,
-        stdin: bytes | None = None,
+        stdin: str | bytes | None = None,
     ) -> CommandSpec:
         """A command that keeps its streams apart and is killed at its timeout.
 
         Raises:
-            InvalidCommand: `cwd` or `env` is not acceptable.
+            InvalidCommand: `cwd`, `env` or `stdin` is not acceptable.
         """
         if env_mode not in _MODES:
             raise InvalidCommand(f"env_mode is {env_mode!r}; it must be one of {', '.join(_MODES)}")
@@ -434,7 +414,7 @@ class Requests:
             env_mode=env_mode,
             timeout_s=timeout,
             grace_s=0.0,
-            stdin=stdin,
+            stdin=_input(stdin),
             separate_stderr=True,
             log_bytes=self._limits.log_bytes,
         )

@@ -94,19 +94,15 @@ class MockAsyncShell(AsyncShell):
         return self.mock.network_enabled
 
     async def execute(self, command: str | Sequence[str], **kwargs: Any) -> ExecutionResult:
-        """Record the call and answer it."""
         return self.mock.execute(command, **kwargs)
 
     async def execute_script(self, script: str, **kwargs: Any) -> ExecutionResult:
-        """Record the call, the script as its command, and answer it."""
         return self.mock.execute_script(script, **kwargs)
 
     async def which(self, command: str) -> WhichResult:
-        """Find what `programs` has."""
         return self.mock.which(command)
 
     async def env(self) -> EnvironmentSnapshot:
-        """What `variables` has."""
         return self.mock.env()
 
     async def spawn(self, command: str | Sequence[str], **kwargs: Any) -> MockRunning:
@@ -123,7 +119,20 @@ class MockAsyncShell(AsyncShell):
             yield chunk
 
 
-class MockRunning(Running):
+class _Recorder:
+    """Notes in `calls` what is done to it."""
+
+    calls: list[tuple[str, Any]]
+
+    async def write(self, data: str | bytes) -> int:
+        self.calls.append(("write", data))
+        return len(data.encode() if isinstance(data, str) else data)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        self.calls.append(("resize", (rows, cols)))
+
+
+class MockRunning(_Recorder, Running):
     """A command that has ended as it was answered."""
 
     def __init__(self, result: ExecutionResult) -> None:
@@ -138,11 +147,9 @@ class MockRunning(Running):
         return _session(" ".join(self.command), self._answer)
 
     async def wait(self, timeout_seconds: float | None = None) -> ExecutionResult:  # noqa: ARG002
-        """The answer."""
         return self._answer
 
     async def output(self) -> tuple[str, str]:
-        """Both streams of the answer."""
         return self._answer.stdout, self._answer.stderr
 
     async def stream(self) -> AsyncGenerator[Chunk]:
@@ -151,30 +158,18 @@ class MockRunning(Running):
             if chunk.text:
                 yield chunk
 
-    async def write(self, data: str | bytes) -> int:
-        """Record it."""
-        self.calls.append(("write", data))
-        return len(data.encode() if isinstance(data, str) else data)
-
     async def close_stdin(self) -> None:
-        """Record it."""
         self.calls.append(("close_stdin", None))
 
-    async def resize(self, rows: int, cols: int) -> None:
-        """Record it."""
-        self.calls.append(("resize", (rows, cols)))
-
     async def send_signal(self, number: int) -> None:
-        """Record it."""
         self.calls.append(("send_signal", number))
 
     async def kill(self) -> ExecutionResult:
-        """Record it, and give the answer."""
         self.calls.append(("kill", None))
         return self._answer
 
 
-class MockShellSession(ShellSession):
+class MockShellSession(_Recorder, ShellSession):
     """A shell that stays and runs nothing."""
 
     def __init__(self, mock: MockShell) -> None:
@@ -199,21 +194,11 @@ class MockShellSession(ShellSession):
             timed_out=result.timed_out,
         )
 
-    async def write(self, data: str | bytes) -> int:
-        """Record it."""
-        self.calls.append(("write", data))
-        return len(data.encode() if isinstance(data, str) else data)
-
     async def read(self, *, raw: bool = False) -> Read:  # noqa: ARG002
         """Nothing was printed."""
         return Read(session=_session("bash"), output="", alive=True)
 
-    async def resize(self, rows: int, cols: int) -> None:
-        """Record it."""
-        self.calls.append(("resize", (rows, cols)))
-
     async def close(self) -> None:
-        """Record it."""
         self.calls.append(("close", None))
 
 

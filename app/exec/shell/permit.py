@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from shellback.exec.core.environment import home_of
 from shellback.exec.core.errors import CommandDenied, ExecError, InvalidCommand
 from shellback.exec.core.identity import session_id
-from shellback.exec.core.model import READ_ONLY, CallOrigin, CommandSpec, Session, SessionState
+from shellback.exec.core.model import READ_ONLY, WORK, CallOrigin, CommandSpec, Session, SessionState
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.core.threads import CHECK_S, checking
 from shellback.exec.engine.engine import Engine
@@ -37,12 +37,19 @@ APPROVED: Final = "approved call"
 
 
 async def permit(
-    engine: Engine, policy: Policy, spec: CommandSpec, conversation_id: str, *, tool: str = "execute"
+    engine: Engine,
+    policy: Policy,
+    spec: CommandSpec,
+    conversation_id: str,
+    *,
+    tool: str = "execute",
+    approved: Verdict | None = None,
 ) -> tuple[CommandSpec, Grant]:
     """Let code of a tool run a command without a person; returns the command as it may run, and the grant for it.
 
     What policy would ask about runs in the read-only profile, where it can change nothing. A tool whose command has
-    to write raises `ApprovalRequired` before it comes here, and brings the approval.
+    to write raises `ApprovalRequired` before it comes here, and brings the approval. Where its call has been approved,
+    that is what lets the command run, unless policy denies it.
 
     Raises:
         CommandDenied: Policy refuses it, or would ask and there is no profile that could hold it.
@@ -50,26 +57,33 @@ async def permit(
     """
     asked = Asked(tool=tool, conversation_id=conversation_id, spec=spec)
     try:
-        return await _permitted(engine, policy, asked, spec)
+        verdict = await policy.judge(asked)
+        if approved is None:
+            verdict = _held(engine, verdict)
+            permitted = unattended(spec, verdict)
+        elif verdict.decision == "deny":
+            raise verdict.error or CommandDenied(f"refused by policy: {verdict.reason}")
+        else:
+            verdict, permitted = approved, replace(spec, profile=WORK)
+        made = grant(await proposed(permitted, engine.backend), verdict, None)
     except ExecError as error:
         await policy.refused(asked, error)
         raise
-
-
-async def _permitted(engine: Engine, policy: Policy, asked: Asked, spec: CommandSpec) -> tuple[CommandSpec, Grant]:
-    verdict = await policy.judge(asked)
-    if verdict.decision == "ask":
-        if READ_ONLY not in engine.backend.profiles:
-            raise CommandDenied(
-                f"nobody approved this command ({verdict.reason}), and {engine.backend.name} cannot hold it to reading:"
-                " let the tool ask (ApprovalRequired), allow it by a rule in POLICY_FILE, or set BACKEND=bubblewrap"
-            )
-        seconds = engine.limits.unattended_timeout_s
-        verdict = Verdict(decision="allow", reason=verdict.reason, by=HELD, profile=READ_ONLY, timeout_s=seconds)
-    permitted = unattended(spec, verdict)
-    made = grant(await proposed(permitted, engine.backend), verdict, None)
     assert made is not None
     return permitted, made
+
+
+def _held(engine: Engine, verdict: Verdict) -> Verdict:
+    """A verdict that nobody has to be asked about: what would be asked is held to reading."""
+    if verdict.decision != "ask":
+        return verdict
+    if READ_ONLY not in engine.backend.profiles:
+        raise CommandDenied(
+            f"nobody approved this command ({verdict.reason}), and {engine.backend.name} cannot hold it to reading:"
+            " let the tool ask (ApprovalRequired), allow it by a rule in POLICY_FILE, or set BACKEND=bubblewrap"
+        )
+    seconds = engine.limits.unattended_timeout_s
+    return Verdict(decision="allow", reason=verdict.reason, by=HELD, profile=READ_ONLY, timeout_s=seconds)
 
 
 class Authority(Protocol):

@@ -439,11 +439,9 @@ class ShellSession:
         return await self._engine.output(self._session).with_controls().ends(told.start, told.end)
 
     async def __aenter__(self) -> Self:
-        """Nothing: it runs."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
         await self.close()

@@ -29,6 +29,7 @@ from shellback.exec.core.errors import ExecError, SupervisorUnreachable
 from shellback.exec.core.limits import FOREGROUND_TIMEOUT_S, Limits
 from shellback.exec.core.model import EndedBy
 from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.core.sight.place import closing
 from shellback.exec.core.threads import at_the_end
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
@@ -86,13 +87,11 @@ class Standalone(SyncShell):
         self._own.close(lambda: [*self._calls])
 
     def __enter__(self) -> Self:
-        """Nothing: it starts with its first command."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
         self.close()
 
 
@@ -336,11 +335,7 @@ async def stop_host(state: Path) -> None:
 
 def gone(pid: int) -> None:
     """Wait until a process of ours has ended, 10 s at most. Blocks."""
-    with contextlib.suppress(ProcessLookupError):
-        fd = os.pidfd_open(pid)
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll(_GONE_S * 1000)
-        finally:
-            os.close(fd)
+    with contextlib.suppress(ProcessLookupError), closing(os.pidfd_open(pid)) as fd:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.poll(_GONE_S * 1000)

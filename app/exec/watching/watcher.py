@@ -21,8 +21,7 @@ from shellback.exec.core.ports import WatchStore
 from shellback.exec.core.watch import APART_S, BY_THE_AGENT, ENDED, FIRED, Hit, Kind, Watch, is_read
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.waiting import takes_input
-from shellback.exec.watching.conditions import PATIENCE_S, Condition, Line, condition_of
-from shellback.exec.watching.line_scan import compiled
+from shellback.exec.watching.conditions import PATIENCE_S, Condition, Line, compiled, condition_of
 from shellback.exec.wire.crashpoints import reach
 from shellback.log import about
 

@@ -351,7 +351,7 @@ def test_the_dependencies_of_a_turn_are_the_context_of_a_handler() -> None:
 )
 def test_a_mock_for_the_event_loop_has_every_method_of_what_it_stands_for(mock: type, real: type) -> None:
     public = {name for name, one in vars(real).items() if not name.startswith("_") and callable(one)}
-    assert public <= vars(mock).keys()
+    assert not [name for name in public if getattr(mock, name) is getattr(real, name)]
     for name in public:
         assert inspect.iscoroutinefunction(getattr(mock, name)) == inspect.iscoroutinefunction(getattr(real, name))
 

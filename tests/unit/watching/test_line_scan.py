@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.watching.line_scan import BLOCK, COUNTED, LINE_BYTES, LINES, PATTERN_CHARS, LineScan, compiled
+from shellback.exec.watching.conditions import BLOCK, COUNTED, LINE_BYTES, LINES, PATTERN_CHARS, LineScan, compiled
 
 
 def scan_of(tmp_path: Path, data: bytes, pattern: str, offset: int = 0) -> LineScan:

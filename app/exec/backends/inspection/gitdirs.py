@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from shellback.exec.core.errors import ExecError
-from shellback.exec.core.sight import regular
 from shellback.exec.core.sight.place import Place, Root
 from shellback.exec.wire import gitconfig
 
@@ -126,7 +125,7 @@ def content(root: Root, path: str, most: int) -> bytes | None:
     """The first bytes of a regular file; None of anything else, and of what cannot be read."""
     try:
         with reached(root, path) as place:
-            return regular.content(place, most)
+            return place.content(most)
     except (OSError, ExecError):
         return None
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from shellback.exec.backends.inspection.gitdirs import reached
-from shellback.exec.core.sight import regular
-from shellback.exec.core.sight.place import Root
+from shellback.exec.core.sight.place import Root, opened
 from shellback.exec.wire import linux
 
 MOST_BYTES: Final = 4 * 1024 * 1024
@@ -107,7 +106,7 @@ def other_name(workspace: str, status: os.stat_result, path: str, *, entries: in
 
 @contextlib.contextmanager
 def _opened(name: str, directory: int) -> Generator[int]:
-    descriptor = regular.opened(name, directory)
+    descriptor = opened(name, directory)
     try:
         yield descriptor
     finally:

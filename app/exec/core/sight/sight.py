@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from shellback.exec.core.errors import ExecError, InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
-from shellback.exec.core.sight import regular
-from shellback.exec.core.sight.place import LINKS_MOST, PATH_MOST, Place, Root, gone
+from shellback.exec.core.sight.place import LINKS_MOST, PATH_MOST, Place, Root, closing, gone
 
 ENTRIES: Final = 20_000
 """Names that one check looks at."""
@@ -149,7 +148,7 @@ class Sight:
         """
         _, found = self.place(path, follow=follow)
         with found:
-            return regular.content(found, most)
+            return found.content(most)
 
     def names(self, path: str) -> list[Name]:
         """The names in a directory, unsorted.
@@ -204,7 +203,7 @@ class Sight:
 
     def _names(self, name: str, directory: int) -> list[Name]:
         found: list[Name] = []
-        with regular.closing(os.open(name, _LIST, dir_fd=directory)) as descriptor, os.scandir(descriptor) as entries:
+        with closing(os.open(name, _LIST, dir_fd=directory)) as descriptor, os.scandir(descriptor) as entries:
             for one in entries:
                 self.count()
                 kind = "d" if one.is_dir(follow_symlinks=False) else "l" if one.is_symlink() else "f"

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from shellback.exec.backends.protected import Protected
 from shellback.exec.core.base import Backend
-from shellback.exec.core.errors import CommandDenied, ExecError
+from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import Call, call_in_progress, call_key, origin_of
-from shellback.exec.core.model import WORK, CommandSpec
+from shellback.exec.core.model import CommandSpec
 from shellback.exec.core.pydantic_private import get_current_run_context
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.entries import Entry
 from shellback.exec.files.files import Files
 from shellback.exec.files.protection import Protection
-from shellback.exec.policy.commands import proposed
-from shellback.exec.policy.policy import Approval, Asked, Grant, Policy, Verdict, grant
+from shellback.exec.policy.policy import Approval, Grant, Policy, Verdict
 from shellback.exec.shell.permit import APPROVED, permit
 
 TOOL: Final = "ctx.workspace"
@@ -36,14 +35,14 @@ def approved(call: Call) -> bool:
     running = get_current_run_context()
     if running is not None and running.run_id != call.ctx.run_id:
         return False
-    approval_for = getattr(call.ctx.deps, "approval_for", None)
-    return approval_for is None or approval_for(call_key(origin_of(call.ctx))) is not None
+    on_record, approval = _recorded(call)
+    return not on_record or approval is not None
 
 
-def _approval_id(call: Call) -> str | None:
-    approval_for = getattr(call.ctx.deps, "approval_for", None)
-    approval: Approval | None = approval_for(call_key(origin_of(call.ctx))) if approval_for is not None else None
-    return None if approval is None else approval.id
+def _recorded(call: Call) -> tuple[bool, Approval | None]:
+    """Whether approvals are on record, and the one of this call."""
+    approval_for: Callable[[str], Approval | None] | None = getattr(call.ctx.deps, "approval_for", None)
+    return (False, None) if approval_for is None else (True, approval_for(call_key(origin_of(call.ctx))))
 
 
 def writing_refused(what: str) -> str | None:
@@ -79,24 +78,14 @@ class ByCall:
         tool = (call.ctx.tool_name if call is not None else None) or TOOL
         if call is None or not approved(call):
             return await permit(self.engine, self.policy, spec, scope, tool=tool)
-        asked = Asked(tool=tool, conversation_id=scope, spec=spec)
-        try:
-            return await self._approved(asked, spec, call)
-        except ExecError as error:
-            await self.policy.refused(asked, error)
-            raise
-
-    async def _approved(self, asked: Asked, spec: CommandSpec, call: Call) -> tuple[CommandSpec, Grant]:
-        verdict = await self.policy.judge(asked)
-        if verdict.decision == "deny":
-            raise verdict.error or CommandDenied(f"refused by policy: {verdict.reason}")
-        permitted = replace(spec, profile=WORK)
+        _, approval = _recorded(call)
         yes = Verdict(
-            decision="allow", reason="its tool call was approved", by=APPROVED, approval_id=_approval_id(call)
+            decision="allow",
+            reason="its tool call was approved",
+            by=APPROVED,
+            approval_id=None if approval is None else approval.id,
         )
-        made = grant(await proposed(permitted, self.engine.backend), yes, None)
-        assert made is not None
-        return permitted, made
+        return await permit(self.engine, self.policy, spec, scope, tool=tool, approved=yes)
 
 
 Withheld = Callable[[], Awaitable[Callable[[Path], str | None]]]
