@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.options import conversation_names
-from shellback.cli.shared import Refused, age, json_option, me, opened, print_json, utf8
+from shellback.cli.shared import Refused, age, json_option, me, opened, show, utf8
 from shellback.cli.terminal import confirmed
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import WORK, SessionId
@@ -52,12 +52,8 @@ def process(ids: tuple[str, ...], conversation: str, as_json: bool) -> None:
                 adopted.append({"session_id": one.id, "conversation": name, "state": session.state.value})
         unknown.asked(where, lambda client: _acknowledge(client, wanted))
         unknown.settled(where)
-    if as_json:
-        print_json(adopted)
-        return
-    for row in adopted:
-        told = "its end will be told" if row["state"] == "running" else "its end is told now"
-        click.echo(f"{row['session_id']} belongs to {name}: {told}")
+    told = {row["session_id"]: "will be told" if row["state"] == "running" else "is told now" for row in adopted}
+    show(adopted, (f"{one} belongs to {name}: its end {when}" for one, when in told.items()), as_json=as_json)
 
 
 def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
@@ -263,10 +259,8 @@ def _move(where: Place, host: Host, names: Sequence[str], *, force: bool) -> lis
 
 
 def _report(moved: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        print_json(moved)
-    elif moved:
-        lost = sum(one["lost_sessions"] for one in moved)
-        click.echo(f"{len(moved)} conversation(s) live here now; {lost} process(es) given up as lost")
+    lost = sum(one["lost_sessions"] for one in moved)
+    said = [f"{len(moved)} conversation(s) live here now; {lost} process(es) given up as lost"] if moved else []
+    show(moved, said, as_json=as_json)
     if not moved:
         raise Refused("nothing was changed: somebody else was first, or the host was heard of meanwhile")

@@ -28,6 +28,7 @@ from shellback.cli.shared import (
     print_json,
     show,
     table_lines,
+    until,
     utf8,
 )
 from shellback.cli.terminal import confirmed
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 PROPOSED_S: Final = 30.0
 """So long a worker has to say what changed arguments would run."""
-LOOK_S: Final = 0.1
 SURFACE: Final = "cli"
 
 
@@ -271,15 +271,17 @@ class Approving:
         if others:
             self._tell(f"{changed.id} is changed; it is asked about again after {len(others)} other call(s) that wait")
             sys.exit(PENDING)
-        deadline = time.monotonic() + PROPOSED_S
-        while (request := database.read_now(requests.get, changed.id)).state == "changed":
-            if time.monotonic() > deadline:
-                raise Refused(
-                    f"{changed.id} is changed, and no worker has said within {PROPOSED_S:g} s what would run; "
-                    "`shellback doctor` says whether one runs. Once it has, `shellback approvals list` shows it"
-                )
-            time.sleep(LOOK_S)
-        return request
+
+        def proposed() -> Request | None:
+            request = database.read_now(requests.get, changed.id)
+            return None if request.state == "changed" else request
+
+        return until(
+            proposed,
+            PROPOSED_S,
+            f"{changed.id} is changed, and no worker has said within {PROPOSED_S:g} s what would run; "
+            "`shellback doctor` says whether one runs. Once it has, `shellback approvals list` shows it",
+        )
 
     def offer(self, request_id: str, *, digest: str | None, everywhere: bool, days: int) -> tuple[str, Sequence[Rule]]:
         """Show the rules that would be remembered, and ask; returns the digest of the call that they are made of too.
@@ -289,7 +291,7 @@ class Approving:
             SystemExit: It waits for a yes.
         """
         from shellback.cli.policy import around
-        from shellback.exec.policy.rules.matching import Facts
+        from shellback.exec.policy.rules.facts import Facts
         from shellback.exec.policy.rules.remember import rules_for
 
         request = self.where.database.read_now(requests.get, request_id)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from shellback.cli.children import make_default
-from shellback.cli.shared import load_settings, me, opened
+from shellback.cli.shared import handled, load_settings, me, opened
 
 if TYPE_CHECKING:
     from shellback.settings import Settings
@@ -45,7 +43,7 @@ def chat(conversation: str, interrupt: bool) -> None:
 
     require_name(conversation)
     settings = load_settings()
-    with _ending_in_order(), opened(settings) as where:
+    with handled(_end, signal.SIGTERM, signal.SIGHUP), opened(settings) as where:
         if not worker_lives(where):
             make_default(settings)
             check_workspace(settings)
@@ -75,16 +73,6 @@ def _greet(conversation: str, settings: Settings, *, ours: bool) -> None:
         click.echo("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
 
 
-@contextlib.contextmanager
-def _ending_in_order() -> Generator[None]:
+def _end(number: int, _frame: object) -> None:
     """Let a closed terminal and SIGTERM end the program in order, so that nothing of it stays behind."""
-
-    def end(number: int, _frame: Any) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    sys.exit(128 + number)

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -68,7 +68,7 @@ def logs(
             _follow(where, session, log, offset, shown)
 
 
-def _follow(where: Place, session: Session, log: _Log, offset: int, to: _Printer) -> None:
+def _follow(where: Place, session: Session, log: _Log, offset: int, to: _Shown) -> None:
     from shellback.storage import sessions
 
     while True:
@@ -81,29 +81,9 @@ def _follow(where: Place, session: Session, log: _Log, offset: int, to: _Printer
         click.echo(f"{to.after_line}{session.id} ended: {ending(current)}", err=True)
 
 
-class _Printer(Protocol):
-    after_line: str
-    """What takes a terminal to the beginning of a line."""
-
-    def write(self, data: bytes) -> None: ...
-
-    def dropped(self, holes: list[Hole]) -> None: ...
-
-
-class _Raw:
-    after_line = ""
-
-    def write(self, data: bytes) -> None:
-        out = bytes_out()
-        out.write(data)
-        out.flush()
-
-    def dropped(self, holes: list[Hole]) -> None:
-        click.echo(f"[{_text(holes)}]", err=True)
-
-
 class _Shown:
     after_line = ""
+    """What takes a terminal to the beginning of a line."""
 
     def __init__(self) -> None:
         # A piece may end inside a character.
@@ -120,12 +100,20 @@ class _Shown:
         self.after_line = "" if text.endswith("\n") else "\n"
 
 
+class _Raw(_Shown):
+    def write(self, data: bytes) -> None:
+        out = bytes_out()
+        out.write(data)
+        out.flush()
+
+    def dropped(self, holes: list[Hole]) -> None:
+        click.echo(f"[{_text(holes)}]", err=True)
+
+
 class OfTerminal(_Shown):
     """Text without what drove the terminal: that was for a screen, and is not what was printed."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._begun = ""
+    _begun = ""
 
     def write(self, data: bytes) -> None:
         text = self._begun + self._decoder.decode(data)
@@ -143,8 +131,8 @@ class _Kept(_Shown):
         self._parts: list[str] = []
         self._dropped: list[Hole] = []
 
-    def write(self, data: bytes) -> None:
-        self._parts.append(masked(self._decoder.decode(data)))
+    def say(self, text: str) -> None:
+        self._parts.append(text)
 
     def dropped(self, holes: list[Hole]) -> None:
         self._dropped += holes
@@ -206,7 +194,7 @@ class _Log:
         except FileNotFoundError:
             return 0
 
-    def copy(self, offset: int, to: _Printer) -> int:
+    def copy(self, offset: int, to: _Shown) -> int:
         """Hand over what there is from `offset` on and return where it ends."""
         from shellback.exec.log.output import exactly, extent, pieces
 

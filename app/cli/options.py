@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.shared import load_settings
+from shellback.cli.shared import handled, load_settings
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -110,10 +110,9 @@ def _within(seconds: float) -> Generator[None]:
     def give_up(_number: int, _frame: Any) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with handled(give_up, signal.SIGALRM):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)

@@ -17,6 +17,7 @@ from shellback.cli.shared import load_settings, print_json
 
 if TYPE_CHECKING:
     from shellback.exec.policy.classify.model import Judgement, Surroundings
+    from shellback.exec.policy.rules.facts import Facts
     from shellback.settings import Settings
 
 LINE_BYTES: Final = 1 << 20
@@ -103,12 +104,10 @@ SAID: Final = {
 
 
 def _judged(profile: str, cwd: str | None) -> Judged:
-    from shellback.exec.core.model import WORK
     from shellback.exec.policy.classify.model import Judgement, Tier
     from shellback.exec.policy.judge import by_rules, judged
     from shellback.exec.policy.rules.enforced import outside
     from shellback.exec.policy.rules.file import load
-    from shellback.exec.policy.rules.matching import Facts
 
     settings = load_settings()
     rules = load(settings.policy)
@@ -124,16 +123,7 @@ def _judged(profile: str, cwd: str | None) -> Judged:
             place = place_of(Path(directory or cwd or ".").absolute())
         except (OSError, RuntimeError) as error:  # a loop of symlinks, or a name that is too long
             return Judgement(verdict="deny", tier=Tier.ADMIN, reason=f"the directory cannot be found: {error}")
-        backend = "bubblewrap" if sandboxed else "host"
-        facts = Facts(
-            command=command,
-            backend=backend,
-            profile=WORK,
-            conversation_id="",
-            agent=None,
-            cwd=place.cwd,
-            now=time.time(),
-        )
+        facts = known(command, "bubblewrap" if sandboxed else "host", place.cwd)
         judgement = judged(command, place)
         enforced = rules.tiers.strict_path_enforcement and judgement.verdict != "deny"
         if enforced and (why := outside(command, judgement, place)) is not None:
@@ -141,6 +131,17 @@ def _judged(profile: str, cwd: str | None) -> Judged:
         return by_rules(judgement, facts, rules)
 
     return judge
+
+
+def known(command: str, backend: str, cwd: Path, *, conversation: str = "", agent: str | None = None) -> Facts:
+    """What rules are asked about where a command were to begin now."""
+    from shellback.exec.core.model import WORK
+    from shellback.exec.policy.rules.facts import Facts
+
+    return Facts(
+        command=command, backend=backend, profile=WORK, conversation_id=conversation, agent=agent, cwd=cwd,
+        now=time.time(),
+    )  # fmt: skip
 
 
 def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.options import conversation_option
-from shellback.cli.shared import Refused, json_option, load_settings, me, opened, print_json, stamp, utf8
+from shellback.cli.shared import Refused, json_option, load_settings, me, opened, show, stamp, utf8
 from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:
@@ -51,21 +51,16 @@ def list_(everything: bool, as_json: bool) -> None:
     written = load(settings.policy).rules
     with opened(settings) as where:
         saved = where.database.read_now(store.find, everything=everything)
-    if as_json:
-        print_json([*(_facts(rule) for rule in written), *(_saved_facts(one) for one in saved)])
-        return
-    for rule in written:
-        click.echo(f"{shown_line(rule.source)}  {shown_line(rule.described())}{_noted(rule)}")
+    lines = [f"{shown_line(rule.source)}  {shown_line(rule.described())}{_noted(rule)}" for rule in written]
     for one in saved:
         used = f", the last time {stamp(one.used_at)}" if one.used_at is not None else ""
         ended = f"  {one.state}" + (f" by {shown_line(one.revoked_by)}" if one.revoked_by else "")
-        click.echo(f"{one.rule.id}  {shown_line(one.rule.described())}{_noted(one.rule)}")
-        click.echo(
-            f"    by {shown_line(one.rule.owner)} {stamp(one.rule.created_at)}, used {one.rule.uses} times{used}"
-            + (ended if one.state != "active" else "")
-        )
-    if not written and not saved:
-        click.echo("no rules: read-only commands pass by themselves in the sandbox, all others are asked for")
+        by = f"    by {shown_line(one.rule.owner)} {stamp(one.rule.created_at)}, used {one.rule.uses} times{used}"
+        lines.append(f"{one.rule.id}  {shown_line(one.rule.described())}{_noted(one.rule)}")
+        lines.append(by + (ended if one.state != "active" else ""))
+    none = "no rules: read-only commands pass by themselves in the sandbox, all others are asked for"
+    facts = [*(_facts(rule) for rule in written), *(_saved_facts(one) for one in saved)]
+    show(facts, lines or [none], as_json=as_json)
 
 
 @rules.command()
@@ -144,10 +139,7 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
 
     with opened() as where:
         saved = where.database.write_now(save)
-    if as_json:
-        print_json(_facts(saved))
-    else:
-        click.echo(f"{saved.id}  {shown_line(saved.described())}{_noted(saved)}")
+    show(_facts(saved), [f"{saved.id}  {shown_line(saved.described())}{_noted(saved)}"], as_json=as_json)
 
 
 @rules.command()
@@ -171,10 +163,8 @@ def revoke(rule_id: str, as_json: bool) -> None:
 
     with opened() as where:
         ended = where.database.write_now(end)
-    if as_json:
-        print_json(_saved_facts(ended))
-    else:
-        click.echo(f"{ended.rule.id} revoked: {shown_line(ended.rule.described())}")
+    said = f"{ended.rule.id} revoked: {shown_line(ended.rule.described())}"
+    show(_saved_facts(ended), [said], as_json=as_json)
 
 
 @rules.command()
@@ -188,8 +178,7 @@ def test(
     command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None, as_json: bool
 ) -> None:
     """Say which rule decides about COMMAND, and what is said to it without one. Nothing is started."""
-    from shellback.cli.policy import SAID, around
-    from shellback.exec.core.model import WORK
+    from shellback.cli.policy import SAID, around, known
     from shellback.exec.policy.judge import judged
     from shellback.exec.policy.rules.file import load
     from shellback.exec.policy.rules.matching import Facts
@@ -201,27 +190,20 @@ def test(
         saved = where.database.read_now(store.live, conversation)
     place = around(settings, Path(cwd or ".").absolute(), sandboxed=backend != "host")
     judgement = judged(command, place)
-    known = Facts(
-        command=command, backend=backend, profile=WORK, conversation_id=conversation or "", cwd=place.cwd, agent=agent,
-        now=time.time(),
-    )  # fmt: skip
-    hit = None if judgement.verdict == "deny" else written.plus(saved).decide(judgement, known)
-    if as_json:
-        print_json(
-            {
-                "command": command,
-                "effect": hit and hit.effect,
-                "rules": list(hit.rule_ids) if hit else [],
-                "source": hit and hit.source,
-                "reason": hit.reason if hit else judgement.reason,
-                "verdict": judgement.verdict,
-            }
-        )
-    elif hit is not None:
-        click.echo(f"{hit.effect}: {shown_line(hit.reason)}")
-    else:
-        why = "no rule may change that" if judgement.verdict == "deny" else "no rule decides"
-        click.echo(f"{why}; it {SAID[judgement.verdict]}, because {shown_line(judgement.reason)}")
+    denied = judgement.verdict == "deny"
+    asked = known(command, backend, place.cwd, conversation=conversation or "", agent=agent)
+    hit = None if denied else written.plus(saved).decide(judgement, asked)
+    facts = {
+        "command": command,
+        "effect": hit and hit.effect,
+        "rules": list(hit.rule_ids) if hit else [],
+        "source": hit and hit.source,
+        "reason": hit.reason if hit else judgement.reason,
+        "verdict": judgement.verdict,
+    }
+    why = "no rule may change that" if denied else "no rule decides"
+    said = f"{why}; it {SAID[judgement.verdict]}, because {shown_line(judgement.reason)}"
+    show(facts, [f"{hit.effect}: {shown_line(hit.reason)}" if hit is not None else said], as_json=as_json)
 
 
 def _glob(pattern: str) -> str:

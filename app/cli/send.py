@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
-from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, me, opened, print_json, utf8
+from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, me, opened, print_json, until, utf8
 from shellback.exec.core.display import folded, visible_line
 
 if TYPE_CHECKING:
@@ -97,24 +96,19 @@ def send(
 
 def _wait(database: Database, sent: Sent, timeout: float, facts: dict[str, Any]) -> int:
     waiting = Waiting(database, sent)
-    deadline = time.monotonic() + timeout
-    while (fate := waiting.look()) is None:
-        if time.monotonic() > deadline:
-            raise Refused(
-                f"no answer within {timeout:g} s. The message is kept (item {sent.item_id}) and will be heard; "
-                "`shellback doctor` says whether a worker runs"
-            )
-        time.sleep(0.05)
+    fate = until(
+        waiting.look,
+        timeout,
+        f"no answer within {timeout:g} s. The message is kept (item {sent.item_id}) and will be heard; "
+        "`shellback doctor` says whether a worker runs",
+    )
     facts["outcome"] = fate
-    match fate:
-        case "pending_approval":
-            facts["approvals"] = [
-                {"id": one.id, "tool": one.tool_name, **one.display, "shown": one.shown} for one in waiting.requests
-            ]
-        case "set_aside":
-            pass
-        case _:
-            facts["answer"] = waiting.answer
+    if fate == "pending_approval":
+        facts["approvals"] = [
+            {"id": one.id, "tool": one.tool_name, **one.display, "shown": one.shown} for one in waiting.requests
+        ]
+    elif fate != "set_aside":
+        facts["answer"] = waiting.answer
     return OF_A_FATE.get(fate, 0)
 
 

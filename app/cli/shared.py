@@ -7,9 +7,11 @@ import errno
 import getpass
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable
+from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from shellback.wiring.wiring import Place
 
 T = TypeVar("T")
+LOOK_S: Final = 0.05
 Columns = dict[str, str | Callable[[T], object]]
 """Of a table, by heading: an attribute of a row, or what a function says of one."""
 
@@ -157,6 +160,31 @@ def opened(settings: Settings | None = None) -> Generator[Place]:
 
     with wiring.place(settings or load_settings()) as where:
         yield where
+
+
+def until(look: Callable[[], T | None], seconds: float, late: str) -> T:
+    """What `look` finds, looking again and again.
+
+    Raises:
+        Refused: Nothing was found in time; `late` says so.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            raise Refused(late)
+        time.sleep(LOOK_S)
+    return found
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Generator[None]:
+    """Within the block, signals with these numbers call `handler`."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, one in before.items():
+            signal.signal(number, one)
 
 
 def columns() -> int | None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from shellback.cli.shared import Refused, json_option, load_settings, me, opened, print_json
+from shellback.cli.shared import Refused, json_option, load_settings, me, opened, show, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shellback.exec.core.model import Session
     from shellback.settings import Settings
     from shellback.wiring.wiring import Place
     from shellback.work.turn.stopping import Settled, Stopping
-
-LOOK_S: Final = 0.1
 
 
 @click.command()
@@ -64,7 +60,12 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
             def look() -> Settled | None:
                 return where.database.read_now(stopping.settled, conversation, found.turn_id, asked)
 
-            ended = _wait(look, timeout)
+            ended = until(
+                look,
+                timeout,
+                f"not stopped within {timeout:g} s: a model request that runs is not cut off, and without a worker "
+                "nothing goes on. The wish stays; `shellback doctor` says whether a worker runs",
+            )
             # What was on its way to a start when the turn was told to end has started by now.
             killed += [one for one in (_kill_all(where, settings, conversation) if kill else []) if one not in killed]
             facts |= {"turn_id": ended.turn_id, "state": ended.outcome or "stopped"}
@@ -72,28 +73,12 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
         open_still = found.reach is not None and facts["state"] == "stopping"
         said = waits(conversation, home) if open_still else None
         alone = open_still and home is None and not worker_lives(where)
-    if as_json:
-        print_json(facts)
-    else:
-        click.echo(_said(found, facts["state"]))
-        if killed:
-            click.echo(f"ended: {', '.join(killed)}")
+    told = [_said(found, facts["state"]), *([f"ended: {', '.join(killed)}"] if killed else [])]
+    show(facts, told, as_json=as_json)
     if said:
         click.echo(f"shellback: {said}", err=True)
     if alone:
         click.echo("shellback: no worker of this host runs; it is stopped as soon as one does", err=True)
-
-
-def _wait(look: Callable[[], Settled | None], timeout: float) -> Settled:
-    deadline = time.monotonic() + timeout
-    while (ended := look()) is None:
-        if time.monotonic() > deadline:
-            raise Refused(
-                f"not stopped within {timeout:g} s: a model request that runs is not cut off, and without a worker "
-                "nothing goes on. The wish stays; `shellback doctor` says whether a worker runs"
-            )
-        time.sleep(LOOK_S)
-    return ended
 
 
 def _said(found: Stopping, state: str) -> str:

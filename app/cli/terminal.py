@@ -15,7 +15,6 @@ import sys
 import termios
 import threading
 import unicodedata
-from collections.abc import Generator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
@@ -23,7 +22,7 @@ import click
 
 from shellback.cli.line_editor import LineEditor
 from shellback.cli.output import drawn
-from shellback.cli.shared import columns
+from shellback.cli.shared import columns, handled
 from shellback.exec.core.display import visible
 from shellback.settings import plain_terminal
 
@@ -249,8 +248,7 @@ class Interrupts:
         wished, self._wished = self._wished, False
         return wished
 
-    @contextlib.contextmanager
-    def caught(self) -> Generator[None]:
+    def caught(self) -> contextlib.AbstractContextManager[None]:
         """Within the block Ctrl-C is taken down instead of raised."""
 
         def note(_number: int, _frame: object) -> None:
@@ -258,8 +256,4 @@ class Interrupts:
                 raise KeyboardInterrupt
             self._wished = True
 
-        before = signal.signal(signal.SIGINT, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return handled(note, signal.SIGINT)
