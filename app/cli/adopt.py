@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from shellback.cli.options import conversation_names
-from shellback.cli.shared import Refused, age, json_option, me, opened, show, utf8
+from shellback.cli.shared import Refused, age, asked, json_option, me, opened, show, utf8
 from shellback.cli.terminal import confirmed
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import WORK, SessionId
@@ -50,7 +50,7 @@ def process(ids: tuple[str, ...], conversation: str, as_json: bool) -> None:
                 session = where.database.write_now(taken_over, one, name, home, sink, by=me())
                 _link(where, one)
                 adopted.append({"session_id": one.id, "conversation": name, "state": session.state.value})
-        unknown.asked(where, lambda client: _acknowledge(client, wanted))
+        asked(where, lambda client: _acknowledge(client, wanted))
         unknown.settled(where)
     told = {row["session_id"]: "will be told" if row["state"] == "running" else "is told now" for row in adopted}
     show(adopted, (f"{one} belongs to {name}: its end {when}" for one, when in told.items()), as_json=as_json)

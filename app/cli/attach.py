@@ -12,13 +12,14 @@ import click
 from shellback.cli.options import session_ids
 from shellback.cli.processes import ending, find_session
 from shellback.cli.raw_terminal import is_terminal
-from shellback.cli.shared import CANNOT, Refused, me, opened
+from shellback.cli.shared import CANNOT, Refused, asked, me, opened
 from shellback.exec.core.display import visible_line
 from shellback.settings import plain_terminal
 
 if TYPE_CHECKING:
     from shellback.cli.attached import Left
     from shellback.exec.core.model import Session, SessionEnd
+    from shellback.exec.core.ports import SupervisorPort
     from shellback.exec.terminals.attaching import Attachment
     from shellback.wiring.wiring import Place
 
@@ -82,33 +83,24 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
         if read_only is False and not session.stdin_open:
             raise Refused(f"session {session.id} takes no input: look on with --read-only")
         writable = session.stdin_open and (is_terminal(sys.stdin) if read_only is None else not read_only)
-        left = asyncio.run(_attached(where, session, detach_key, writable=writable))
+        absent = "{error}: a worker starts one (shellback worker), which takes over what is there; then repeat"
+        left = asked(where, lambda port: _attached(where, port, session, detach_key, writable=writable), absent)
     code = _told(session, left)
     if code:
         sys.exit(code)
 
 
-async def _attached(where: Place, session: Session, detach_key: int, *, writable: bool) -> Left:
+async def _attached(where: Place, port: SupervisorPort, session: Session, detach_key: int, *, writable: bool) -> Left:
     from shellback.cli.attached import Attached
-    from shellback.exec.core.errors import SupervisorUnreachable
     from shellback.exec.terminals.attaching import Attachment
-    from shellback.wiring import supervision
     from shellback.work.approvals.typed import Typing
 
-    port = supervision.supervisors(where.settings)
-    try:
-        known = await port.status(session.id)
-        if known["state"] in {"unknown", "abandoned"}:
-            raise Refused(f"no supervisor of this host runs session {session.id}: start a worker (shellback worker)")
-        attachment = Attachment(port, session, where.home)
-        typing = Typing(where.database, session, me()) if writable else None
-        return await Attached(attachment, typing, detach_key, lambda: _end(where, attachment)).stay()
-    except SupervisorUnreachable as error:
-        raise Refused(
-            f"{error}: a worker starts one (shellback worker), which takes over what is there; then repeat"
-        ) from None
-    finally:
-        await port.close()
+    known = await port.status(session.id)
+    if known["state"] in {"unknown", "abandoned"}:
+        raise Refused(f"no supervisor of this host runs session {session.id}: start a worker (shellback worker)")
+    attachment = Attachment(port, session, where.home)
+    typing = Typing(where.database, session, me()) if writable else None
+    return await Attached(attachment, typing, detach_key, lambda: _end(where, attachment)).stay()
 
 
 async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:

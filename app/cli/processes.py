@@ -12,7 +12,7 @@ import click
 from shellback.cli.findings import open_line
 from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, session_ids
-from shellback.cli.shared import Columns, Refused, age, json_option, opened, print_json, show, table_lines
+from shellback.cli.shared import Columns, Refused, age, asked, json_option, opened, print_json, show, table_lines
 from shellback.cli.terminal import confirmed
 from shellback.cli.unknown import how
 from shellback.cli.watching import watch, watch_option
@@ -20,7 +20,7 @@ from shellback.exec.core.display import shown_line, visible_line
 
 if TYPE_CHECKING:
     from shellback.exec.core.model import Session
-    from shellback.settings import Settings
+    from shellback.exec.core.ports import SupervisorPort
     from shellback.wiring.wiring import Place
 
 
@@ -197,8 +197,6 @@ def _all_unknown(where: Place, *, yes: bool, quiet: bool) -> list[str]:
 
 def _end(where: Place, given: str) -> dict[str, Any]:
     """End one process; `settles` is whether it was one that a restored backup had left to a person."""
-    import asyncio
-
     from shellback.cli import unknown
     from shellback.storage import sessions
 
@@ -211,7 +209,7 @@ def _end(where: Place, given: str) -> dict[str, Any]:
     # One that was given up as lost may run all the same: whoever watches over it knows.
     if not session.live and session.state.value != "lost":
         raise Refused(f"session {session.id} has ended already: {ending(session)}. Nothing was signalled")
-    survivors = asyncio.run(_kill(where.settings, session, lambda: unknown.give_up(where, session)))
+    survivors = asked(where, lambda client: _kill(client, session, lambda: unknown.give_up(where, session)))
     if survivors is None:
         said = (
             "is settled as lost: this state directory does not know it, and no process of it lives. Its agent is told"
@@ -225,16 +223,14 @@ def _end(where: Place, given: str) -> dict[str, Any]:
     }
 
 
-async def _kill(settings: Settings, session: Session, give_up: Callable[[], bool]) -> list[int] | None:
+async def _kill(client: SupervisorPort, session: Session, give_up: Callable[[], bool]) -> list[int] | None:
     """End what runs; None for what `give_up` has settled because nothing is known of it."""
     import asyncio
 
     from shellback.exec.core import limits
     from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
     from shellback.exec.link.supervised import end_of
-    from shellback.wiring import supervision
 
-    client = supervision.supervisors(settings)
     try:
         await client.connect()
         record = (await client.status(session.id)).get("record")
@@ -256,6 +252,4 @@ async def _kill(settings: Settings, session: Session, give_up: Callable[[], bool
         ) from None
     except TaskCompleted:
         raise Refused(f"session {session.id} has ended this moment. Nothing was signalled") from None
-    finally:
-        await client.close()
     return list(answer.survivors)

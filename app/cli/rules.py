@@ -181,7 +181,6 @@ def test(
     from shellback.cli.policy import SAID, around, known
     from shellback.exec.policy.judge import judged
     from shellback.exec.policy.rules.file import load
-    from shellback.exec.policy.rules.matching import Facts
     from shellback.storage import rules as store
 
     settings = load_settings()

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, TypeVar
 
@@ -20,6 +20,7 @@ from shellback.cli.output import styled
 from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:
+    from shellback.exec.core.ports import SupervisorPort
     from shellback.settings import Settings
     from shellback.wiring.wiring import Place
 
@@ -185,6 +186,33 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.S
     finally:
         for number, one in before.items():
             signal.signal(number, one)
+
+
+def asked(
+    where: Place,
+    ask: Callable[[SupervisorPort], Awaitable[T]],
+    absent: str = "{error}: a worker starts one (shellback worker), which takes over what is there",
+) -> T:
+    """What the supervisors of this host answer.
+
+    Raises:
+        Refused: None runs; `absent` says so, with the error.
+    """
+    import asyncio
+
+    from shellback.exec.core.errors import SupervisorUnreachable
+    from shellback.wiring import supervision
+
+    async def connected() -> T:
+        client = supervision.supervisors(where.settings)
+        try:
+            return await ask(client)
+        except SupervisorUnreachable as error:
+            raise Refused(absent.format(error=error)) from None
+        finally:
+            await client.close()
+
+    return asyncio.run(connected())
 
 
 def columns() -> int | None:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shellback.cli.shared import Refused, json_option, load_settings, me, opened, show, until
+from shellback.cli.shared import Refused, asked, json_option, load_settings, me, opened, show, until
 
 if TYPE_CHECKING:
+    from shellback.exec.core.answers import Killed
     from shellback.exec.core.model import Session
+    from shellback.exec.core.ports import SupervisorPort
     from shellback.settings import Settings
     from shellback.wiring.wiring import Place
     from shellback.work.turn.stopping import Settled, Stopping
@@ -44,7 +46,7 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
     from shellback.work.turn import stopping
 
     settings = load_settings()
-    asked = time.time()
+    began = time.time()
     with opened(settings) as where:
         with wiring.enqueuing(where) as enqueuer:
             found = where.database.write_now(stopping.stop, enqueuer, conversation, by=me())
@@ -58,7 +60,7 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
         if found.reach and wait:
 
             def look() -> Settled | None:
-                return where.database.read_now(stopping.settled, conversation, found.turn_id, asked)
+                return where.database.read_now(stopping.settled, conversation, found.turn_id, began)
 
             ended = until(
                 look,
@@ -104,7 +106,7 @@ def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
     found = where.database.read_now(sessions.find, conversation_id=conversation)
     here = [session for session in found if session.host_id == where.host_id]
     live = [session for session in here if session.live]
-    killed = asyncio.run(_kill(settings, live)) if live else []
+    killed = _kill(where, live) if live else []
     left = asyncio.run(_end_rest(settings, conversation)) if here else []
     return killed + [one for one in left if one not in killed]
 
@@ -120,28 +122,22 @@ async def _end_rest(settings: Settings, conversation: str) -> list[str]:
         raise Refused(f"not known whether ended sessions have left something running: {error}") from None
 
 
-async def _kill(settings: Settings, found: list[Session]) -> list[str]:
+def _kill(where: Place, found: list[Session]) -> list[str]:
     """Ids of those that were ended; one that ended by itself, or never started, is none of them."""
     from shellback.exec.core import limits
-    from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
-    from shellback.wiring import supervision
+    from shellback.exec.core.errors import SessionNotFound, TaskCompleted
 
-    client = supervision.supervisors(settings)
-    try:
+    async def ended(client: SupervisorPort) -> list[Killed | BaseException]:
         await client.connect()
-        answers = await asyncio.gather(
-            *(client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person") for session in found),
-            return_exceptions=True,
-        )
-    except SupervisorUnreachable as error:
-        raise Refused(
-            f"the turn is told to end, but no process was: no supervisor of this host answers ({error}). "
-            "Start a worker (shellback worker), then repeat"
-        ) from None
-    finally:
-        await client.close()
+        kills = (client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person") for session in found)
+        return await asyncio.gather(*kills, return_exceptions=True)
+
+    absent = (
+        "the turn is told to end, but no process was: no supervisor of this host answers ({error}). "
+        "Start a worker (shellback worker), then repeat"
+    )
     killed: list[str] = []
-    for session, answer in zip(found, answers, strict=True):
+    for session, answer in zip(found, asked(where, ended, absent), strict=True):
         if isinstance(answer, BaseException):
             if not isinstance(answer, SessionNotFound | TaskCompleted):
                 raise answer

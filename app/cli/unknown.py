@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from shellback.cli.shared import Columns, Refused, age, table_lines
+from shellback.cli.shared import Columns, Refused, age, asked, table_lines
 
 if TYPE_CHECKING:
     from shellback.exec.core.model import Session, SessionEnd
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from shellback.work.hosts.unknown import Unknown
     from shellback.work.queue.callbacks import CallbackSink
 
-T = TypeVar("T")
 _COLUMNS: Columns[Unknown] = {
     "SESSION": "id",
     "STATE": "state",
@@ -26,27 +24,6 @@ _COLUMNS: Columns[Unknown] = {
     "AGE": lambda one: None if one.since is None else age(max(0.0, time.time() - one.since)),
     "COMMAND": "command",
 }
-
-
-def asked(where: Place, ask: Callable[[SupervisorPort], Awaitable[T]]) -> T:
-    """What the supervisors of this host answer.
-
-    Raises:
-        Refused: None runs, so nothing that it has is known.
-    """
-    from shellback.exec.core.errors import SupervisorUnreachable
-    from shellback.wiring import supervision
-
-    async def connected() -> T:
-        client = supervision.supervisors(where.settings)
-        try:
-            return await ask(client)
-        except SupervisorUnreachable as error:
-            raise Refused(f"{error}: a worker starts one (shellback worker), which takes over what is there") from None
-        finally:
-            await client.close()
-
-    return asyncio.run(connected())
 
 
 def listed(where: Place) -> list[Unknown]:
