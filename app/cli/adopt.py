@@ -10,7 +10,7 @@ import click
 
 from shellback.cli.options import conversation_names
 from shellback.cli.shared import Refused, age, asked, json_option, me, opened, show, utf8
-from shellback.cli.terminal import confirmed
+from shellback.cli.terminal.screen import confirmed
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import WORK, SessionId
 

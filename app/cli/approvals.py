@@ -31,7 +31,7 @@ from shellback.cli.shared import (
     until,
     utf8,
 )
-from shellback.cli.terminal import confirmed
+from shellback.cli.terminal.screen import confirmed
 from shellback.cli.watching import watch, watch_option
 from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
 from shellback.work.approvals import approvals as requests

@@ -11,13 +11,13 @@ import click
 
 from shellback.cli.options import session_ids
 from shellback.cli.processes import ending, find_session
-from shellback.cli.raw_terminal import is_terminal
 from shellback.cli.shared import CANNOT, Refused, asked, me, opened
+from shellback.cli.terminal.raw_terminal import is_terminal
 from shellback.exec.core.display import visible_line
 from shellback.settings import plain_terminal
 
 if TYPE_CHECKING:
-    from shellback.cli.attached import Left
+    from shellback.cli.terminal.attached import Left
     from shellback.exec.core.model import Session, SessionEnd
     from shellback.exec.core.ports import SupervisorPort
     from shellback.exec.terminals.attaching import Attachment
@@ -91,7 +91,7 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
 
 
 async def _attached(where: Place, port: SupervisorPort, session: Session, detach_key: int, *, writable: bool) -> Left:
-    from shellback.cli.attached import Attached
+    from shellback.cli.terminal.attached import Attached
     from shellback.exec.terminals.attaching import Attachment
     from shellback.work.approvals.typed import Typing
 

@@ -13,7 +13,7 @@ from shellback.cli.findings import open_line
 from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, session_ids
 from shellback.cli.shared import Columns, Refused, age, asked, json_option, opened, print_json, show, table_lines
-from shellback.cli.terminal import confirmed
+from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
 from shellback.cli.watching import watch, watch_option
 from shellback.exec.core.display import shown_line, visible_line

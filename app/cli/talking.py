@@ -13,10 +13,10 @@ from shellback.cli.approvals import wanted
 from shellback.cli.events import Events
 from shellback.cli.findings import news, open_line
 from shellback.cli.freshness import home_of, waits, worker_lives
-from shellback.cli.line_editor import Line, LineEditor
 from shellback.cli.send import Waiting
 from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns
-from shellback.cli.terminal import PROMPT, Interrupts, Keyboard, Lines, Screen
+from shellback.cli.terminal.line_editor import Line, LineEditor
+from shellback.cli.terminal.screen import PROMPT, Interrupts, Keyboard, Lines, Screen
 from shellback.exec.core.display import folded, shown, shown_line
 from shellback.work.approvals import approvals, sending
 from shellback.work.errors import WorkError

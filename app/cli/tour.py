@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from shellback.cli.children import WorkerChild
 from shellback.cli.shared import Refused
-from shellback.cli.terminal import confirmed
+from shellback.cli.terminal.screen import confirmed
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import READ_ONLY, Session
 from shellback.settings import Settings, plain_environment

@@ -13,7 +13,7 @@ import click
 from shellback.cli.freshness import Freshness
 from shellback.cli.options import workspace_names
 from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, stamp, table_lines
-from shellback.cli.terminal import confirmed
+from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
 from shellback.exec.core.display import visible_line
 

@@ -279,8 +279,8 @@ def test_a_worker_of_a_chat_that_was_killed_ends_too(empty: Stage) -> None:
 
 READING = """
 import select
-from shellback.cli.line_editor import LineEditor
-from shellback.cli.terminal import Keyboard
+from shellback.cli.terminal.line_editor import LineEditor
+from shellback.cli.terminal.screen import Keyboard
 with Keyboard() as keys:
     print("at work", flush=True)
     select.select([0], [], [])
@@ -289,7 +289,7 @@ with Keyboard() as keys:
 """
 LEAVING = """
 import select, sys
-from shellback.cli.terminal import Keyboard
+from shellback.cli.terminal.screen import Keyboard
 with Keyboard():
     print("at work", flush=True)
     select.select([0], [], [])

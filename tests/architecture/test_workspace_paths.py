@@ -38,7 +38,7 @@ JUSTIFIED: dict[str, str] = {
     "cli/children.py": STATE,
     "cli/logs.py": STATE,
     "cli/main.py": KERNEL,
-    "cli/raw_terminal.py": KERNEL,
+    "cli/terminal/raw_terminal.py": KERNEL,
     "cli/sandbox.py": KERNEL,
     "cli/tour.py": "the workspace of its own that it makes and takes away",
     "cli/output.py": KERNEL,

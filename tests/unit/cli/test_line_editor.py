@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shellback.cli.line_editor import LONGEST, Line, LineEditor
+from shellback.cli.terminal.line_editor import LONGEST, Line, LineEditor
 
 PASTE = b"\x1b[200~%s\x1b[201~"
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from shellback.cli.raw_terminal import RawTerminal, is_terminal
+from shellback.cli.terminal.raw_terminal import RawTerminal, is_terminal
 from shellback.exec.core import limits
 from shellback.exec.core.errors import (
     ExecError,

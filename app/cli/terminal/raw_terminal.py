@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TextIO
 
-from shellback.cli.giving_back import GivingBack
+from shellback.cli.terminal.giving_back import GivingBack
 from shellback.exec.core.model import WindowSize
 
 LAST_S: Final = 1.0

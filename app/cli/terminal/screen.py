@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import click
 
-from shellback.cli.line_editor import LineEditor
 from shellback.cli.output import drawn
 from shellback.cli.shared import columns, handled
+from shellback.cli.terminal.line_editor import LineEditor
 from shellback.exec.core.display import visible
 from shellback.settings import plain_terminal
 

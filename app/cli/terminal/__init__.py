@@ -1,0 +1,1 @@
+"""A person's terminal: what is typed at it, what is drawn on it, and how it is given back."""
