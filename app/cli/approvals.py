@@ -290,9 +290,8 @@ class Approving:
             InvalidCommand: It cannot be remembered; the message says why.
             SystemExit: It waits for a yes.
         """
-        from shellback.exec.policy.rules.facts import Facts
-
         from shellback.cli.policy import around
+        from shellback.exec.policy.rules.matching import Facts
         from shellback.exec.policy.rules.remember import rules_for
 
         request = self.where.database.read_now(requests.get, request_id)

@@ -16,9 +16,8 @@ import click
 from shellback.cli.shared import load_settings, print_json
 
 if TYPE_CHECKING:
-    from shellback.exec.policy.rules.facts import Facts
-
     from shellback.exec.policy.classify.model import Judgement, Surroundings
+    from shellback.exec.policy.rules.matching import Facts
     from shellback.settings import Settings
 
 LINE_BYTES: Final = 1 << 20
@@ -136,9 +135,8 @@ def _judged(profile: str, cwd: str | None) -> Judged:
 
 def known(command: str, backend: str, cwd: Path, *, conversation: str = "", agent: str | None = None) -> Facts:
     """What rules are asked about where a command were to begin now."""
-    from shellback.exec.policy.rules.facts import Facts
-
     from shellback.exec.core.model import WORK
+    from shellback.exec.policy.rules.matching import Facts
 
     return Facts(
         command=command, backend=backend, profile=WORK, conversation_id=conversation, agent=agent, cwd=cwd,
