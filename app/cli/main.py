@@ -15,43 +15,47 @@ from shellback.cli.output import guard
 from shellback.cli.shared import CANNOT, INTERRUPTED, MEANING, complain, known_error
 from shellback.exec.core.display import visible_line
 
-COMMANDS: Final = {
-    "worker": ("shellback.cli.worker", "Run turns for this host until it is told to stop."),
-    "supervisor": ("shellback.cli.worker", "Run the commands of agents as a service of its own."),
-    "chat": ("shellback.cli.chat", "Talk to the agent here: answers as they stream, approvals, wakes."),
-    "send": ("shellback.cli.send", "Send one message, and wait for the answer if asked to."),
-    "stop": ("shellback.cli.stop", "End the turn of a conversation at its next step; with --kill its processes too."),
-    "approvals": ("shellback.cli.approvals", "List, show, approve or deny what waits for a person."),
-    "audit": ("shellback.cli.audit", "Show who let what run, when, and through which surface."),
-    "policy": ("shellback.cli.policy", "Say what policy makes of a command, without starting it."),
-    "rules": ("shellback.cli.rules", "List, add, revoke or try the rules about commands."),
-    "findings": ("shellback.cli.findings", "List, show or acknowledge what commands left that you should look at."),
-    "ps": ("shellback.cli.processes", "List processes that the agents started."),
-    "logs": ("shellback.cli.logs", "Show what a process printed."),
-    "attach": ("shellback.cli.attach", "Put your terminal on a process: see what it shows, and type."),
-    "kill": ("shellback.cli.processes", "End a process and everything it started."),
-    "workspaces": ("shellback.cli.workspaces", "List containers, show what was done in one, take one away."),
-    "prune": ("shellback.cli.prune", "Forget what is old: rows, items, idle conversations."),
-    "queue": ("shellback.cli.queue", "Show the backlog by priority and age, what runs, what is blocked."),
-    "conversations": ("shellback.cli.conversations", "List conversations, read one, or export one whole."),
-    "events": ("shellback.cli.events", "Show what happened, also while it happens."),
-    "workers": ("shellback.cli.worker", "List workers: where, which version, alive or not."),
-    "config": ("shellback.cli.setup", "Show every setting with its value and where it came from."),
-    "completion": ("shellback.cli.setup", "Print the completion script for a shell."),
-    "migrate": ("shellback.cli.setup", "Create or upgrade the tables."),
-    "doctor": ("shellback.cli.setup", "Say what works here, what does not, and how to mend it."),
-    "sandbox": ("shellback.cli.sandbox", "Show where commands run and what holds them there; try a command in it."),
-    "adopt": ("shellback.cli.adopt", "Take over what is another host's, because you say so."),
-    "demo": ("shellback.cli.demo", "A tour with real processes that ends by itself."),
-}
-
 SECTIONS: Final = {
-    "Talk and decide": ("chat", "send", "stop", "approvals", "audit", "policy", "rules", "findings", "conversations"),
-    "Processes": ("ps", "logs", "attach", "kill"),
-    "What goes on": ("queue", "events", "workers"),
-    "Run it": ("worker", "supervisor", "migrate", "prune", "doctor", "sandbox", "workspaces", "adopt", "config"),
-    "Get to know it": ("demo", "completion"),
+    "Talk and decide": {
+        "chat": ("chat", "Talk to the agent here: answers as they stream, approvals, wakes."),
+        "send": ("send", "Send one message, and wait for the answer if asked to."),
+        "stop": ("stop", "End the turn of a conversation at its next step; with --kill its processes too."),
+        "approvals": ("approvals", "List, show, approve or deny what waits for a person."),
+        "audit": ("audit", "Show who let what run, when, and through which surface."),
+        "policy": ("policy", "Say what policy makes of a command, without starting it."),
+        "rules": ("rules", "List, add, revoke or try the rules about commands."),
+        "findings": ("findings", "List, show or acknowledge what commands left that you should look at."),
+        "conversations": ("conversations", "List conversations, read one, or export one whole."),
+    },
+    "Processes": {
+        "ps": ("processes", "List processes that the agents started."),
+        "logs": ("logs", "Show what a process printed."),
+        "attach": ("attach", "Put your terminal on a process: see what it shows, and type."),
+        "kill": ("processes", "End a process and everything it started."),
+    },
+    "What goes on": {
+        "queue": ("queue", "Show the backlog by priority and age, what runs, what is blocked."),
+        "events": ("events", "Show what happened, also while it happens."),
+        "workers": ("worker", "List workers: where, which version, alive or not."),
+    },
+    "Run it": {
+        "worker": ("worker", "Run turns for this host until it is told to stop."),
+        "supervisor": ("worker", "Run the commands of agents as a service of its own."),
+        "migrate": ("setup", "Create or upgrade the tables."),
+        "prune": ("prune", "Forget what is old: rows, items, idle conversations."),
+        "doctor": ("setup", "Say what works here, what does not, and how to mend it."),
+        "sandbox": ("sandbox", "Show where commands run and what holds them there; try a command in it."),
+        "workspaces": ("workspaces", "List containers, show what was done in one, take one away."),
+        "adopt": ("adopt", "Take over what is another host's, because you say so."),
+        "config": ("setup", "Show every setting with its value and where it came from."),
+    },
+    "Get to know it": {
+        "demo": ("demo", "A tour with real processes that ends by itself."),
+        "completion": ("setup", "Print the completion script for a shell."),
+    },
 }
+"""The commands by what they are for: the module in this package, and what it does, so that help imports none."""
+COMMANDS: Final = {name: of for commands in SECTIONS.values() for name, of in commands.items()}
 
 
 class Lazy(click.Group):
@@ -64,21 +68,21 @@ class Lazy(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The commands, in the order of the help."""
-        return [name for names in SECTIONS.values() for name in names if name in COMMANDS]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(COMMANDS[cmd_name][0])
+        module = importlib.import_module(f"shellback.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands from the tables, without importing any."""
-        for title, names in SECTIONS.items():
+        for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
 
 
 @click.group(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -160,24 +160,24 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> Non
         raise click.UsageError("give the ID of a process, or --unknown for all that the database does not know")
     with opened() as where:
         wanted = _all_unknown(where, yes=yes, quiet=as_json) if strangers else list(ids)
-        done: list[dict[str, Any]] = []
+        done: list[_Ended] = []
         wrong: list[str] = []
         for given in wanted:
             try:
                 done.append(_end(where, given))
             except Refused as refused:
                 wrong.append(refused.format_message())
-        if any(one["settles"] for one in done):
+        if any(one.settles for one in done):
             from shellback.cli import unknown
 
             unknown.settled(where)
-    facts = [{"session_id": one["session_id"], "survivors": one["survivors"]} for one in done]
+    facts = [{"session_id": one.session_id, "survivors": one.survivors} for one in done]
     if as_json and (facts or not wrong):
         print_json(facts[0] if len(ids) == 1 else facts)
     for one in done:
-        if not as_json and not one["survivors"]:
-            click.echo(f"{one['session_id']} {one['said']}")
-    left = [str(pid) for one in done for pid in one["survivors"]]
+        if not as_json and not one.survivors:
+            click.echo(f"{one.session_id} {one.said}")
+    left = [str(pid) for one in done for pid in one.survivors]
     if left:
         wrong.append(f"still there after SIGKILL: {', '.join(left)}; only the kernel holds them now")
     if wrong:
@@ -195,32 +195,32 @@ def _all_unknown(where: Place, *, yes: bool, quiet: bool) -> list[str]:
     return [one.id for one in found]
 
 
-def _end(where: Place, given: str) -> dict[str, Any]:
-    """End one process; `settles` is whether it was one that a restored backup had left to a person."""
+class _Ended(NamedTuple):
+    session_id: str
+    survivors: list[int]
+    said: str
+    settles: bool = False
+    """Whether it was one that a restored backup had left to a person."""
+
+
+def _end(where: Place, given: str) -> _Ended:
     from shellback.cli import unknown
     from shellback.storage import sessions
 
+    gone = "is gone, with everything it started"
     if not where.database.read_now(sessions.ids, given, limit=1):
         one = unknown.find(where, given)
-        survivors = unknown.end(where, one)
-        said = "is gone, with everything it started; this database does not know it, so no conversation is told"
-        return {"session_id": one.id, "survivors": survivors, "said": said, "settles": True}
+        said = f"{gone}; this database does not know it, so no conversation is told"
+        return _Ended(one.id, unknown.end(where, one), said, settles=True)
     session = find_session(where, given)
     # One that was given up as lost may run all the same: whoever watches over it knows.
     if not session.live and session.state.value != "lost":
         raise Refused(f"session {session.id} has ended already: {ending(session)}. Nothing was signalled")
     survivors = asked(where, lambda client: _kill(client, session, lambda: unknown.give_up(where, session)))
-    if survivors is None:
-        said = (
-            "is settled as lost: this state directory does not know it, and no process of it lives. Its agent is told"
-        )
-        return {"session_id": session.id, "survivors": [], "said": said, "settles": True}
-    return {
-        "session_id": session.id,
-        "survivors": survivors,
-        "said": "is gone, with everything it started",
-        "settles": False,
-    }
+    if survivors is not None:
+        return _Ended(session.id, survivors, gone)
+    said = "is settled as lost: this state directory does not know it, and no process of it lives. Its agent is told"
+    return _Ended(session.id, [], said, settles=True)
 
 
 async def _kill(client: SupervisorPort, session: Session, give_up: Callable[[], bool]) -> list[int] | None:

@@ -17,6 +17,7 @@ import click
 import sqlalchemy as sa
 
 from shellback.cli.children import WorkerChild
+from shellback.cli.send import Waiting
 from shellback.cli.shared import Refused
 from shellback.cli.terminal.screen import confirmed
 from shellback.exec.core.errors import SupervisorUnreachable
@@ -27,6 +28,7 @@ from shellback.storage.tables import mailbox, turns
 from shellback.wiring import supervision, wiring
 from shellback.work.approvals import approvals, sending
 from shellback.work.approvals.approvals import Request
+from shellback.work.approvals.sending import Sent
 from shellback.work.queue.items import Priority
 
 T = TypeVar("T")
@@ -113,7 +115,7 @@ class Tour:
         item = self._send("tour", "$ echo 'written once' >> note.txt; wc -l note.txt")
         request = self._request("tour")
         self._approve(request)
-        answer = self._answer(item, "tour")
+        answer = self._answer(item)
         self._say(_quoted("agent", answer))
         text = (self._root / "workspace" / "note.txt").read_text()
         facts["backend"] = self._sessions()[0].backend
@@ -126,7 +128,7 @@ class Tour:
 
     def _a_look(self, facts: dict[str, Any]) -> None:
         self._say("   What only reads asks nobody: it runs in a profile of the sandbox that can do nothing else.")
-        answer = self._answer(self._send("look", "$ cat note.txt"), "look")
+        answer = self._answer(self._send("look", "$ cat note.txt"))
         self._say(_quoted("agent", answer))
         session = next((one for one in self._sessions() if one.command == "cat note.txt"), None)
         facts["checks"]["what only reads asked nobody"] = (
@@ -141,10 +143,10 @@ class Tour:
         self._send("tour", '$ ./build.sh &\nthen:\n!process_log {"session_id": "{session_id}"}')
         self._approve(self._request("tour"))
         build = self._until("the build runs", lambda: self._session("build.sh", live=True))
-        busy = [self._send(f"busy-{n}", CHATTER, Priority.LOW) for n in range(2)]
-        self._until("both slots are busy", lambda: self._read(_running, busy) == len(busy))
-        low = [self._send(f"low-{n}", "Low, when there is time.", Priority.LOW) for n in range(6)]
-        normal = [self._send(f"normal-{n}", "Normal.", Priority.NORMAL) for n in range(2)]
+        busy = [self._send(f"busy-{n}", CHATTER, Priority.LOW).item_id for n in range(2)]
+        self._until("both slots are busy", lambda: all(self._runs(item) for item in busy))
+        low = [self._send(f"low-{n}", "Low, when there is time.", Priority.LOW).item_id for n in range(6)]
+        normal = [self._send(f"normal-{n}", "Normal.", Priority.NORMAL).item_id for n in range(2)]
         self._say(f"   session {build.id} runs; 2 turns busy, {len(low)} LOW and {len(normal)} NORMAL items wait")
         wake = f"EXEC_CALLBACK:{build.id}"
         answer = self._until("the wake is answered", lambda: self._naming("exit code 3"))[0]
@@ -152,7 +154,7 @@ class Tour:
         self._say(_quoted("woken", answer))
         self._say(f"   {len(still)} LOW items were still waiting when the wake was answered")
         for item in (*low, *normal):
-            self._until("the backlog is done", lambda item=item: self._read(_row_of, item, ended=True))
+            self._until("the backlog is done", lambda item=item: self._item(item).get("outcome"))
         starts = {item: self._started(item) or 0.0 for item in (wake, *normal, *low)}
         order = sorted(starts, key=starts.__getitem__)
         kinds = ["wake" if item == wake else "normal" if item in normal else "low" for item in order]
@@ -198,8 +200,8 @@ class Tour:
         self._workers.append(worker)
         worker.wait_ready()
 
-    def _send(self, conversation: str, text: str, priority: Priority | None = None) -> str:
-        sent = self._where.database.write_now(
+    def _send(self, conversation: str, text: str, priority: Priority | None = None) -> Sent:
+        return self._where.database.write_now(
             sending.send,
             self._enqueuer,
             conversation,
@@ -209,7 +211,6 @@ class Tour:
             waiting=priority is None,
             by="demo",
         )
-        return sent.item_id
 
     def _request(self, conversation: str) -> Request:
         found: list[Request] = self._until(
@@ -226,19 +227,22 @@ class Tour:
         )
         self._say(f"   approved {request.id}")
 
-    def _answer(self, item_id: str, conversation: str = "tour") -> str:
-        def look() -> str | None:
-            turn = self._read(_last_answer, conversation, item_id)
-            return str(turn) if turn else None
-
-        return self._until("the answer", look)
+    def _answer(self, sent: Sent) -> str:
+        waiting = Waiting(self._where.database, sent)
+        return self._until("the answer", lambda: waiting.answer if waiting.look() == "answered" else None)
 
     def _sessions(self) -> list[Session]:
         return self._read(session_rows.find)
 
+    def _item(self, item_id: str) -> dict[str, Any]:
+        return next((item for item in self._read(_items) if item["id"] == item_id), {})
+
     def _started(self, item_id: str) -> float | None:
-        turn = self._read(_row_of, item_id, ended=False)
-        return turn["started_at"] if turn else None
+        return self._item(item_id).get("started_at")
+
+    def _runs(self, item_id: str) -> bool:
+        item = self._item(item_id)
+        return item.get("started_at") is not None and item["outcome"] is None
 
     def _session(self, part: str, *, live: bool) -> Session | None:
         found = [s for s in self._sessions() if part in s.command and s.pid is not None and s.live == live]
@@ -307,36 +311,6 @@ def _kill_now(pid: int) -> None:
         os.close(pidfd)
 
 
-def _row_of(conn: sa.Connection, turn_id: str, *, ended: bool) -> dict[str, Any] | None:
-    """The row of one work item; None until there is one, or, with `ended`, until it has an outcome."""
-    query = sa.select(turns).where(turns.c.id == turn_id)
-    if ended:
-        query = query.where(turns.c.outcome.is_not(None))
-    row = conn.execute(query).mappings().one_or_none()
-    return None if row is None else dict(row)
-
-
-def _last_answer(conn: sa.Connection, conversation: str, item_id: str) -> str | None:
-    """The answer of the newest turn that ended after the item was put, and is not older than it."""
-    asked = conn.execute(sa.select(turns.c.created_at).where(turns.c.id == item_id)).scalar_one()
-    heard = conn.execute(sa.select(mailbox.c.state).where(mailbox.c.dedupe_key == item_id)).scalar_one()
-    query = (
-        sa.select(turns.c.answer)
-        .where(turns.c.conversation_id == conversation, turns.c.answer.is_not(None), turns.c.ended_at >= asked)
-        .order_by(turns.c.ended_at.desc())
-        .limit(1)
-    )
-    return conn.execute(query).scalar_one_or_none() if heard == "heard" else None
-
-
-def _running(conn: sa.Connection, ids: list[str]) -> int:
-    """How many of these items are being worked on."""
-    query = sa.select(sa.func.count()).where(
-        turns.c.id.in_(ids), turns.c.started_at.is_not(None), turns.c.outcome.is_(None)
-    )
-    return conn.execute(query).scalar_one()
-
-
 def _at_rest(conn: sa.Connection, conversation: str) -> bool:
     """Whether every item of a conversation has an outcome and all its news has been heard."""
     mine = turns.c.conversation_id == conversation
@@ -348,17 +322,11 @@ def _at_rest(conn: sa.Connection, conversation: str) -> bool:
 
 def _items(conn: sa.Connection) -> list[dict[str, Any]]:
     """Every work item, in the order in which they started."""
-    query = sa.select(turns).order_by(turns.c.started_at)
-    return [
-        {
-            "id": row.id,
-            "type": row.item_type,
-            "priority": row.priority,
-            "conversation": row.conversation_id,
-            "started_at": row.started_at,
-            "ended_at": row.ended_at,
-            "outcome": row.outcome,
-            "answer": row.answer,
-        }
-        for row in conn.execute(query)
-    ]
+    what = (
+        turns.c.id,
+        turns.c.item_type.label("type"),
+        turns.c.priority,
+        turns.c.conversation_id.label("conversation"),
+    )
+    query = sa.select(*what, turns.c.started_at, turns.c.ended_at, turns.c.outcome, turns.c.answer)
+    return [dict(row) for row in conn.execute(query.order_by(turns.c.started_at)).mappings()]

@@ -1,4 +1,4 @@
-"""Parts of the command line that need no program: moments, sections of the help, tables, transcripts."""
+"""Parts of the command line that need no program: moments, tables, transcripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, UserPro
 from shellback.cli import events, output
 from shellback.cli.events import KINDS
 from shellback.cli.logs import OfTerminal
-from shellback.cli.main import COMMANDS, SECTIONS
 from shellback.cli.options import Moment
 from shellback.cli.shared import Columns, print_json, table_lines
 from shellback.cli.transcripts import lines_of
@@ -43,10 +42,6 @@ def test_a_time_is_taken_as_it_is_with_its_zone_or_as_one_of_here() -> None:
 def test_what_is_neither_is_refused_with_both_forms(text: str) -> None:
     with pytest.raises(click.BadParameter, match=r"90s, 10m, 2h, 3d.*2026-"):
         Moment().convert(text, None, None)
-
-
-def test_every_command_is_in_one_section_of_the_help() -> None:
-    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
 
 
 def test_every_kind_of_event_can_be_asked_for() -> None:
