@@ -35,7 +35,6 @@ from shellback.cli.terminal.screen import confirmed
 from shellback.cli.watching import watch, watch_option
 from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
 from shellback.work.approvals import approvals as requests
-from shellback.work.approvals import audit
 from shellback.work.approvals.approvals import Request, Scope
 
 if TYPE_CHECKING:
@@ -325,20 +324,9 @@ class Approving:
         saved: list[Rule] = []
 
         def remember(conn: sa.Connection, request: Request) -> None:
-            from shellback.storage.rules import add
+            from shellback.cli.rules import kept
 
-            saved[:] = add(conn, rules)
-            for rule in saved:
-                audit.note(
-                    conn,
-                    "rule_added",
-                    conversation_id=request.conversation_id,
-                    request_id=request.id,
-                    rule=rule.id,
-                    by=me(),
-                    surface=SURFACE,
-                    reason=rule.described(),
-                )
+            saved[:] = kept(conn, rules, conversation=request.conversation_id, request_id=request.id)
 
         request = requests.settle(
             self.where.database, self.enqueuer, request_id, "approved", then=remember if rules else None, **how

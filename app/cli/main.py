@@ -42,7 +42,7 @@ SECTIONS: Final = {
         "worker": ("worker", "Run turns for this host until it is told to stop."),
         "supervisor": ("worker", "Run the commands of agents as a service of its own."),
         "migrate": ("setup", "Create or upgrade the tables."),
-        "prune": ("prune", "Forget what is old: rows, items, idle conversations."),
+        "prune": ("setup", "Forget what is old: rows, items, idle conversations."),
         "doctor": ("setup", "Say what works here, what does not, and how to mend it."),
         "sandbox": ("sandbox", "Show where commands run and what holds them there; try a command in it."),
         "workspaces": ("workspaces", "List containers, show what was done in one, take one away."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,8 +103,6 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     from shellback.exec.policy.classify.model import Tier
     from shellback.exec.policy.rules.file import objection
     from shellback.exec.policy.rules.rule import Match, Rule
-    from shellback.storage import rules as store
-    from shellback.work.approvals import audit
 
     exact = effect == "allow" if begins is None else not begins
     match = Match(
@@ -129,17 +128,25 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     if wrong is not None:
         raise Refused(f"{wrong.reason}: {wrong.remedy}")
 
-    def save(conn: sa.Connection) -> Rule:
-        (saved,) = store.add(conn, [rule])
-        audit.note(
-            conn, "rule_added", conversation_id=conversation, rule=saved.id, by=me(), surface="cli",
-            reason=saved.described(),
-        )  # fmt: skip
-        return saved
-
     with opened() as where:
-        saved = where.database.write_now(save)
+        (saved,) = where.database.write_now(kept, [rule], conversation=conversation)
     show(_facts(saved), [f"{saved.id}  {shown_line(saved.described())}{_noted(saved)}"], as_json=as_json)
+
+
+def kept(
+    conn: sa.Connection, made: Sequence[Rule], *, conversation: str | None, request_id: str | None = None
+) -> Sequence[Rule]:
+    """Save rules, and say so in the audit."""
+    from shellback.storage import rules as store
+    from shellback.work.approvals import audit
+
+    saved = store.add(conn, made)
+    for rule in saved:
+        audit.note(
+            conn, "rule_added", conversation_id=conversation, request_id=request_id, rule=rule.id, by=me(),
+            surface="cli", reason=rule.described(),
+        )  # fmt: skip
+    return saved
 
 
 @rules.command()
