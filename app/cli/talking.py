@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -47,26 +48,20 @@ HELP: Final = (
 )
 
 
+@dataclass
 class Talk:
     """Sends, asks and shows. Whatever it is doing, ending it ends nothing of the conversation."""
 
-    def __init__(
-        self,
-        where: Place,
-        enqueuer: Enqueuer,
-        conversation: str,
-        *,
-        by: str,
-        interrupt: bool,
-        child: WorkerChild | None,
-    ) -> None:
-        self._where = where
-        self._enqueuer = enqueuer
-        self._conversation = conversation
-        self._by = by
-        self._interrupt = interrupt
-        self._child = child
-        self._events = Events(where, conversation, where.database.read_now(stream.last_number))
+    where: Place
+    enqueuer: Enqueuer
+    conversation: str
+    _: KW_ONLY
+    by: str
+    interrupt: bool
+    child: WorkerChild | None
+
+    def __post_init__(self) -> None:
+        self._events = Events(self.where, self.conversation, self.where.database.read_now(stream.last_number))
         self._own: set[str] = set()
         self._asked: str | None = None
         self._seen = ""
@@ -76,7 +71,6 @@ class Talk:
         self._pressed = -AGAIN_S
         self._editor = LineEditor()
         self._ended: deque[Line | None] = deque()
-        self._person = False
         self._alone = False
         self._looked = time.monotonic()
 
@@ -85,11 +79,10 @@ class Talk:
 
         Ctrl-C stops the turn that runs; pressed twice where none runs, or it is being stopped, it ends the program.
         """
-        self._person = True
         interrupts = Interrupts()
         with Keyboard() as keys, interrupts.caught():
             self._screen = Screen(self._editor)
-            if (said := open_line(self._where)) is not None:
+            if (said := open_line(self.where)) is not None:
                 self._screen.said(said)
             self._ask_next()
             while True:
@@ -112,7 +105,7 @@ class Talk:
         """Until the input ends and its last message is answered or waits; returns the highest of their exit codes."""
         lines = Lines()
         self._screen = Screen()
-        if (said := open_line(self._where)) is not None:
+        if (said := open_line(self.where)) is not None:
             click.echo(said, err=True)
         code = 0
         while True:
@@ -127,10 +120,10 @@ class Talk:
                 code = max(code, self._answer_to(self._send(line.strip())))
 
     def _interrupted(self) -> None:
-        database = self._where.database
+        database = self.where.database
         again, self._pressed = time.monotonic() - self._pressed < AGAIN_S, time.monotonic()
-        if database.read_now(stopping.stoppable, self._conversation):
-            found = database.write_now(stopping.stop, self._enqueuer, self._conversation, by=self._by)
+        if database.read_now(stopping.stoppable, self.conversation):
+            found = database.write_now(stopping.stop, self.enqueuer, self.conversation, by=self.by)
             if found.reach is not None:
                 self._screen.line("stopping at the next step; Ctrl-C again leaves")
                 return
@@ -170,24 +163,24 @@ class Talk:
             self._screen.line(UNASKED)
         else:
             self._send(text)
-            if asked and not self._interrupt:
+            if asked and not self.interrupt:
                 self._screen.line("kept; it is heard after your y or n")
 
     def _send(self, line: str) -> Sent:
         sent = sending.deliver(
-            self._where.database,
-            self._enqueuer,
-            self._conversation,
+            self.where.database,
+            self.enqueuer,
+            self.conversation,
             line,
-            host_id=self._where.host_id,
-            interrupt=self._interrupt,
-            by=self._by,
+            host_id=self.where.host_id,
+            interrupt=self.interrupt,
+            by=self.by,
         )
         self._own.add(sent.item_id)
         return sent
 
     def _answer_to(self, sent: Sent) -> int:
-        waiting = Waiting(self._where.database, sent)
+        waiting = Waiting(self.where.database, sent)
         while (fate := waiting.look()) is None:
             self._show_news()
             self._look_for_the_worker()
@@ -196,9 +189,9 @@ class Talk:
         return OF_A_FATE.get(fate, 0)
 
     def _decide(self, request_id: str, decision: Decision, note: str | None, scope: Scope = "once") -> None:
-        how: dict[str, Any] = {"by": self._by, "surface": "chat", "note": note, "scope": scope, "digest": self._seen}
+        how: dict[str, Any] = {"by": self.by, "surface": "chat", "note": note, "scope": scope, "digest": self._seen}
         try:
-            approvals.settle(self._where.database, self._enqueuer, request_id, decision, **how)
+            approvals.settle(self.where.database, self.enqueuer, request_id, decision, **how)
         finally:
             self._ask_next()
 
@@ -225,7 +218,7 @@ class Talk:
         self._screen.line(f"{HOW}\n{HOW_SESSION}" if self._for_session else HOW)
 
     def _pending(self) -> list[Request]:
-        return self._where.database.read_now(approvals.find, conversation_id=self._conversation, state="pending")
+        return self.where.database.read_now(approvals.find, conversation_id=self.conversation, state="pending")
 
     def _left_open(self) -> int:
         waiting = self._pending()
@@ -237,12 +230,12 @@ class Talk:
         if time.monotonic() - self._looked < WORKER_LOOK_S:
             return
         self._looked = time.monotonic()
-        if self._child is not None and self._child.process.poll() is not None:
-            raise Refused(f"the worker of this chat has ended; see {self._where.home / 'worker.log'}. Nothing is lost")
-        lives = worker_lives(self._where)
-        home = home_of(self._where, self._conversation)
+        if self.child is not None and self.child.process.poll() is not None:
+            raise Refused(f"the worker of this chat has ended; see {self.where.home / 'worker.log'}. Nothing is lost")
+        lives = worker_lives(self.where)
+        home = home_of(self.where, self.conversation)
         lives = lives if home is None else not home.silent
-        if not lives and not self._alone and (said := waits(self._conversation, home)):
+        if not lives and not self._alone and (said := waits(self.conversation, home)):
             self._screen.said(said)
         elif not lives and not self._alone:
             self._screen.line("no worker runs: messages are kept until one does (shellback worker)")
@@ -265,7 +258,7 @@ class Talk:
             case "approval" if self._asked is None:
                 self._ask_next()
             case "decision":
-                if payload["by"] != self._by or payload["decision"] == "superseded":
+                if payload["by"] != self.by or payload["decision"] == "superseded":
                     self._screen.said(f"{payload['id']} {payload['decision']} by {payload['by']}")
                 if payload["id"] == self._asked:
                     self._ask_next()
@@ -279,7 +272,7 @@ class Talk:
                 self._screen.said(f"! {watch_line(payload)}")
             case "answer":
                 self._screen.end_line()
-            case "stopping" if payload["by"] != self._by:
+            case "stopping" if payload["by"] != self.by:
                 self._screen.said(f"{payload['by']} stops the turn")
             case "finding":
                 self._screen.said(news(payload))
