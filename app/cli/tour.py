@@ -235,7 +235,7 @@ class Tour:
         return self._read(session_rows.find)
 
     def _item(self, item_id: str) -> dict[str, Any]:
-        return next((item for item in self._read(_items) if item["id"] == item_id), {})
+        return {item["id"]: item for item in self._read(_items)}.get(item_id, {})
 
     def _started(self, item_id: str) -> float | None:
         return self._item(item_id).get("started_at")
