@@ -15,7 +15,7 @@ from typing import Final
 from shellback.exec.core.display import label
 from shellback.exec.policy.classify.grammar import parse
 from shellback.exec.policy.classify.syntax import Output, Parsed, Simple, Word
-from shellback.exec.policy.rules.carriers import SHELLS, Text, carried, name_of
+from shellback.exec.policy.rules.carriers import SHELLS, Text, carried, name_of, names
 
 DEPTH: Final = 4
 """How deep command lines within command lines are followed."""
@@ -23,22 +23,18 @@ VALUES: Final = 64
 """Combinations of loop variables of one command that are followed."""
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_BUILTINS: Final = _words("""
+_BUILTINS: Final = names("""
     . : [ [[ alias bg bind break builtin caller cd command compgen complete compopt continue declare dirs disown echo
     enable eval exec exit export false fc fg getopts hash help history jobs kill let local logout mapfile popd printf
     pushd pwd read readarray readonly return set shift shopt source suspend test times trap true type typeset ulimit
     umask unalias unset wait ! { } time coproc function
     """)
-_READERS: Final = _words("""
+_READERS: Final = names("""
     basename cat cksum cmp column comm cut date df diff dirname du egrep expand fgrep file find fmt fold grep head
     hexdump id join less ls lsof md5sum more nl od paste pr ps readlink realpath rev rg seq sha1sum sha256sum sha512sum
     sleep sort stat strings sum tac tail tr tree tsort uname unexpand uniq wc which whoami xxd zcat zgrep jq
     """) | (_BUILTINS - {".", "source", "exec", "eval"})
-_WRITERS: Final = _words("""
+_WRITERS: Final = names("""
     chgrp chmod chown cp dd git install ln mkdir mkfifo mktemp mv rm rmdir rsync shred split sync tar tee touch truncate
     unlink unzip zip gzip gunzip xz bzip2 zstd patch curl wget scp
     """)
@@ -63,9 +59,9 @@ _VALUED: Final = {
     **dict.fromkeys(SHELLS, "-o +o -O +O --rcfile --init-file"),
 }
 """Interpreters, with their options that take a value: that may be a file of code too."""
-_INLINE: Final = _words("-c -e -E -p --eval --print")
+_INLINE: Final = names("-c -e -E -p --eval --print")
 _VERBS: Final = frozenset(["run", "test", "exec"])
-_FILE_OPTIONS: Final = _words("-f --file --from-file --makefile --script -x")
+_FILE_OPTIONS: Final = names("-f --file --from-file --makefile --script -x")
 _IMPLICIT: Final = {
     "make": "GNUmakefile makefile Makefile",
     "gmake": "GNUmakefile makefile Makefile",
@@ -86,7 +82,7 @@ _IMPLICIT: Final = {
     "docker": "Dockerfile docker-compose.yml compose.yaml",
 }
 """Files that a program runs without being told."""
-_FINDERS: Final = _words("find fd fdfind xargs parallel entr")
+_FINDERS: Final = names("find fd fdfind xargs parallel entr")
 _VERSION: Final = re.compile(r"-?[0-9][0-9.]*\Z")
 _TOKEN: Final = re.compile(r"[^\s'\"`;&|<>(){}$=,]+")
 _MOST_TOKENS: Final = 512

@@ -295,9 +295,8 @@ def _judge_operands(table: Program, given: set[str], operands: list[Argument], c
     for operand in rest:
         _judge_one(table.operands, operand, call)
         if walks:
-            below = operand.open and operand.open.below
             call.files.descend(
-                below.top if below else operand.text,
+                operand.below.top if operand.below else operand.text,
                 follows=_under(table.follows, given),
                 reads=table.operands is Kind.READ,
                 hidden=_under(table.hidden, given),
@@ -320,11 +319,8 @@ def _count(table: Program, operands: list[Argument], name: str) -> None:
 
 def _judge_one(kind: Kind, operand: Argument, call: Call) -> None:
     """Judge an operand, or each file that it can stand for."""
-    below = operand.open and operand.open.below
-    if below is None:
-        _judge(kind, operand.text, call.files, call.name)
-    elif kind in _FILES:
-        call.files.every(below, lambda path: _judge(kind, path, call.files, call.name))
+    if operand.below is not None and kind in _FILES:
+        call.files.every(operand.below, lambda path: _judge(kind, path, call.files, call.name))
     else:
         _judge(kind, operand.text, call.files, call.name)
 

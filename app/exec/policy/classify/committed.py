@@ -76,7 +76,8 @@ def no_secret(name: str, found: Invocation, behind: Sequence[str], files: Files)
             raise Asks("it prints a secret")
         return
     numbered = name not in _TOLD and any(_numbered(operand) for operand in named)
-    here = [] if name in {"stash", "reflog", "cat-file"} else [one for one in named if _stands(files, one)]
+    # Git takes the name of a file that is there for no revision, or refuses it as both.
+    here = [] if name in {"stash", "reflog", "cat-file"} else [one for one in named if files.stands(one)]
     for tracked in _looked_at(files.around.cwd, files.around.secret, files.repositories):
         if tracked.secrets and numbered:
             shown = tracked.secrets[0]
@@ -181,11 +182,6 @@ def _selected(secret: str, specs: Sequence[_Spec]) -> bool:
     wanted = [spec for spec in specs if not spec.excludes]
     left_out = any(spec.excludes and spec.covers(secret) for spec in specs)
     return not left_out and (not wanted or any(spec.covers(secret) for spec in wanted))
-
-
-def _stands(files: Files, operand: str) -> bool:
-    """Whether there is such a file. Git takes it for no revision then, or refuses it as both."""
-    return files.stands(operand)
 
 
 def _repositories(cwd: Path, sight: Sight) -> Iterator[tuple[str, str]]:

@@ -587,11 +587,10 @@ class Reader(Words):
         if assigned[2] == "[":
             self.at = assigned.end() - 1
             self.matched("[", self.at)
-            value = self.word() if self._goes_on() else Word("", "", self.at, self.at)
         else:
             self.at = assigned.end()
             self.spans.append((named_from, named_to))
-            value = self.word() if self._goes_on() else Word("", "", self.at, self.at)
+        value = self.word() if self._goes_on() else Word("", "", self.at, self.at)
         if assigned[2] != "=":
             self.leave("it changes a variable", start)
         return assigned[1], value
@@ -696,11 +695,8 @@ class Reader(Words):
 
     def starts_word(self) -> bool:
         """Whether a word begins here."""
-        return self.here() not in {"", "\n", ";", "|", "&", "(", ")"} and not self.starts_redirect()
-
-    def starts_redirect(self) -> bool:
-        """Whether a redirection begins here."""
-        return _NO_WORD.match(self.source, self.at) is not None
+        begins = self.here() not in {"", "\n", ";", "|", "&", "(", ")"}
+        return begins and _NO_WORD.match(self.source, self.at) is None
 
     def empty_parenthesis(self) -> None:
         """Read `()`."""

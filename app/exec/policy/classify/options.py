@@ -151,8 +151,8 @@ class Invocation:
     def each(self, judge: Callable[[str], None]) -> None:
         """Judge each operand, and each file that one can stand for."""
         for operand in self.taken:
-            if operand.open is not None and operand.open.below is not None:
-                self.files.every(operand.open.below, judge)
+            if operand.below is not None:
+                self.files.every(operand.below, judge)
             else:
                 judge(operand.text)
 

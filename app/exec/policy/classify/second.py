@@ -44,7 +44,8 @@ def _language() -> Language:
     return Language(tree_sitter_bash.language())
 
 
-def _parsed(text: bytes) -> Node:
+def tree(text: bytes) -> Node:
+    """The root of what tree-sitter-bash reads."""
     from tree_sitter import Parser
 
     return Parser(_language()).parse(text).root_node  # one for each text: made at once, and shared by no threads
@@ -53,7 +54,7 @@ def _parsed(text: bytes) -> Node:
 def disagreement(source: str, spans: Sequence[tuple[int, int]]) -> tuple[int, str] | None:
     """Where tree-sitter-bash does not see exactly these words, in characters, and why; None where it does."""
     text = source.encode()
-    root = _parsed(text)
+    root = tree(text)
     ours = sorted(spans)
     if len(text) != len(source):
         offsets = _offsets(source)
@@ -64,7 +65,7 @@ def disagreement(source: str, spans: Sequence[tuple[int, int]]) -> tuple[int, st
 
 def whole(source: str) -> bool:
     """Whether it reads the text to its end, nothing being open."""
-    return not _parsed(source.encode("utf-8", "replace")).has_error
+    return not tree(source.encode("utf-8", "replace")).has_error
 
 
 def _offsets(source: str) -> list[int]:

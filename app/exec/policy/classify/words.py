@@ -86,7 +86,9 @@ _BRACED_NAME: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ASSIGNED_TILDE: Final = re.compile(r"[=:]~")
 _ARRAY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=\Z")
 _OPENING: Final = {"(": ")", "{": "}", "[": "]"}
-SUBSTITUTED: Final = "a command's output becomes part of the command line"
+_SUBSTITUTED: Final = "a command's output becomes part of the command line"
+_VALUE: Final = "a variable has a value that is known only when it runs"
+_ARITHMETIC: Final = "arithmetic can run commands"
 
 
 class Words(ABC):
@@ -302,19 +304,14 @@ class Words(ABC):
         following = self.here(1)
         if name:
             self.at = name.end()
-            self.leave("a variable has a value that is known only when it runs", at)
+            self.leave(_VALUE, at)
         elif following and following in "{[":
             self.at += 1
             self.matched(following, at, quoted=quoted)
-            self.leave(
-                "a variable has a value that is known only when it runs"
-                if following == "{"
-                else "arithmetic can run commands",
-                at,
-            )
+            self.leave(_VALUE if following == "{" else _ARITHMETIC, at)
         elif following and following in "0123456789@*#?-$!":
             self.at += 2
-            self.leave("a variable has a value that is known only when it runs", at)
+            self.leave(_VALUE, at)
         elif following and following in "'\"" and not quoted:
             self.at += 1
             if following == "'":
@@ -328,7 +325,7 @@ class Words(ABC):
 
     def _parenthesis_after_dollar(self, pieces: Pieces, at: int, *, quoted: bool) -> None:
         if self.here(2) == "(" and self.arithmetic(at + 1):
-            self.leave("arithmetic can run commands", at)
+            self.leave(_ARITHMETIC, at)
             pieces.expansion(self.source[at : self.at])
             return
         self.at = at + 2
@@ -391,7 +388,7 @@ class Words(ABC):
             self._substituted(pieces, opened, quoted=quoted)
         else:
             pieces.expansion(self.source[opened : self.at])
-            self.leave(SUBSTITUTED, opened)
+            self.leave(_SUBSTITUTED, opened)
 
     def _apart(self, start: int, end: int) -> bool:
         """Read commands that bash reads only when it comes to them: what is wrong with them is no error here."""

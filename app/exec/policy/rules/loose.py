@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from typing import Final, NamedTuple
 
 import tree_sitter
-import tree_sitter_bash
+
+from shellback.exec.policy.classify import second
 
 HOLE: Final = "\0"
 """Around the name of a variable whose value is put there; twice in a row for what cannot be told."""
@@ -127,13 +127,8 @@ def read(source: str) -> Line:
     """Read a command line; what is beyond the bounds is left out, as that asks anyhow."""
     data = source.encode("utf-8", "surrogatepass")
     reader = _Reader(data, NODES)
-    reader.walk(_parser().parse(data).root_node)
+    reader.walk(second.tree(data))
     return Line(tuple(reader.commands), tuple(reader.bombs))
-
-
-@cache
-def _parser() -> tree_sitter.Parser:
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
 class _Visit(NamedTuple):

@@ -95,25 +95,19 @@ def _ip(call: Call) -> None:
 _IP_OBJECTS: Final = words("a addr address l link r route n neigh neighbor neighbour ru rule m maddr")
 
 
-def _stty(call: Call) -> None:
-    if call.texts not in {("-a",), ("size",), ("-g",), ("--all",), ()}:
-        raise Asks("stty would change the terminal")
+_ONLY: Final = {
+    "stty": (r"-a|size|-g|--all", "stty would change the terminal", Tier.READ_WRITE),
+    "mount": (r"-l", "mount changes what the system has", Tier.ADMIN),
+    "hostname": (r"-s|--short|-I|--all-ip-addresses", "hostname would set the name, or ask a name server", Tier.ADMIN),
+    "ifconfig": (r"-a|-s|\w+", "ifconfig would change an interface", Tier.ADMIN),
+}
+"""The one argument that each may have, and what it does with another."""
 
 
-def _mount(call: Call) -> None:
-    if call.texts not in {(), ("-l",)}:
-        raise Asks(f"{call.name} changes what the system has", Tier.ADMIN)
-
-
-def _hostname(call: Call) -> None:
-    """Without a name, and without what asks a name server."""
-    if call.texts not in {(), ("-s",), ("--short",), ("-I",), ("--all-ip-addresses",)}:
-        raise Asks("hostname would set the name, or ask a name server", Tier.ADMIN)
-
-
-def _ifconfig(call: Call) -> None:
-    if call.texts not in {(), ("-a",), ("-s",)} and not (len(call.texts) == 1 and re.fullmatch(r"\w+", call.texts[0])):
-        raise Asks("ifconfig would change an interface", Tier.ADMIN)
+def _only(call: Call) -> None:
+    allowed, otherwise, tier = _ONLY[call.name]
+    if call.texts and not (len(call.texts) == 1 and re.fullmatch(allowed, call.texts[0])):
+        raise Asks(otherwise, tier)
 
 
 # Not -o, --fromfile, -R, --info.
@@ -291,10 +285,7 @@ VERSIONS: Final[Mapping[str, Judge]] = {name: _version for listed in _ASKED.valu
 SYNTAXES: Final[Mapping[str, Judge]] = {
     "ps": _ps,
     "ip": _ip,
-    "stty": _stty,
-    "mount": _mount,
-    "hostname": _hostname,
-    "ifconfig": _ifconfig,
+    **dict.fromkeys(_ONLY, _only),
     "tree": _tree,
     "tar": _tar,
     "jq": _jq,
