@@ -18,6 +18,7 @@ from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.classify import arguments, paths
 from shellback.exec.policy.classify.arguments import match
 from shellback.exec.policy.classify.classify import classify
+from shellback.exec.policy.classify.git import GIT
 from shellback.exec.policy.classify.languages import awk, jq, sed
 from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Argument, Call, Invocation, Kind, program
@@ -950,3 +951,14 @@ def test_each_line_is_answered_by_one_whatever_it_is(tmp_path: Path, monkeypatch
     assert (done.exit_code, done.exception) == (0, None)
     said = [json.loads(line)["verdict"] for line in done.stdout.splitlines()]
     assert said == ["deny"] * (len(lines) - 1) + ["read_only"]
+
+
+def test_a_row_has_its_own_options_and_those_of_the_rows_that_it_is_like() -> None:
+    assert {"--count", "--graph", "--stat"} <= GIT["rev-list"].flags | GIT["rev-list"].optional
+    assert "--count" not in GIT["log"].flags
+    assert GIT["show"] == GIT["log"]
+
+
+def test_a_row_that_says_what_no_table_knows_is_no_row() -> None:
+    with pytest.raises(TypeError):
+        program("-a", flag="-b")
