@@ -244,14 +244,12 @@ def _encoded(text: str, what: str) -> bytes:
 
 
 def _timeout(given: float | None, *, background: bool, limits: Limits) -> float:
-    if background:
-        low, high, kind = bounds.FOREGROUND_TIMEOUT_MIN_S, limits.background_timeout_max_s, "background"
-        if given is None or given == 0:
-            return 0.0
-    else:
-        low, high, kind = bounds.FOREGROUND_TIMEOUT_MIN_S, limits.foreground_timeout_max_s, "foreground"
-        if given is None:
-            return min(limits.foreground_timeout_s, high)
+    low, kind = bounds.FOREGROUND_TIMEOUT_MIN_S, "background" if background else "foreground"
+    high = limits.background_timeout_max_s if background else limits.foreground_timeout_max_s
+    if background and not given:
+        return 0.0
+    if given is None:
+        return min(limits.foreground_timeout_s, high)
     if not low <= given <= high:
         hint = "0 for none" if background else "background=true for longer"
         raise InvalidCommand(f"timeout is {given:g} s; a {kind} command takes {low:g} to {high:g} s, or {hint}")

@@ -25,19 +25,15 @@ from shellback.exec.policy.classify.repository import MOST_INDEX, MOST_LINE
 _ALWAYS: Final = words("diff show range-diff grep")
 """They print what is in files, unless they are told to sum it up."""
 _TOLD: Final = words("log whatchanged reflog stash diff-tree diff-index diff-files rev-list")
-_PATCH: Final = tuple(
-    words("""
-        -p -u --patch --patch-with-raw --patch-with-stat -U --unified -W --function-context --word-diff
-        --word-diff-regex --color-words --binary --check -c --cc -m --diff-merges -S -G -L --ignore-matching-lines
-        """)
-)
+_PATCH: Final = words("""
+    -p -u --patch --patch-with-raw --patch-with-stat -U --unified -W --function-context --word-diff
+    --word-diff-regex --color-words --binary --check -c --cc -m --diff-merges -S -G -L --ignore-matching-lines
+    """)
 """What makes them print it, or tells by what they list whether a text is in it."""
-_SUM: Final = tuple(
-    words("""
-        --stat --numstat --shortstat --summary --name-only --name-status --raw -s --no-patch --quiet --compact-summary
-        --dirstat -X --dirstat-by-file
-        """)
-)
+_SUM: Final = words("""
+    --stat --numstat --shortstat --summary --name-only --name-status --raw -s --no-patch --quiet --compact-summary
+    --dirstat -X --dirstat-by-file
+    """)
 _NUMBER: Final = re.compile(r"[0-9a-f]{4,64}", re.IGNORECASE)
 _TOKEN: Final = re.compile(rb"://[^/\s@]*:[^/\s@]+@|://[^/\s@:]{20,}@|^\s*url\s*=\s*\"?[\w.-]+:[^/\s@]+@", re.MULTILINE)
 """An address with a password, or with a name as long as a token."""

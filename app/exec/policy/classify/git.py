@@ -19,22 +19,10 @@ from shellback.exec.policy.classify.options import Argument, Call, Invocation, P
 from shellback.exec.policy.classify.paths import Files
 from shellback.exec.policy.classify.repository import objection, running
 
-_ALONE: Final = frozenset(
-    {"--version", "-v", "--html-path", "--man-path", "--info-path", "--exec-path", "--help", "-h"}
-)
+_ALONE: Final = words("--version -v --html-path --man-path --info-path --exec-path --help -h")
 _GLOBAL: Final = frozenset({"--no-pager", "-P", "--no-optional-locks", "--no-replace-objects", "--literal-pathspecs"})
 _READS_FILES: Final = frozenset({"diff", "range-diff", "diff-files", "diff-index", "blame"})
-_SHOWS: Final = _READS_FILES | {
-    "show",
-    "cat-file",
-    "log",
-    "whatchanged",
-    "grep",
-    "diff-tree",
-    "rev-list",
-    "stash",
-    "reflog",
-}
+_SHOWS: Final = _READS_FILES | words("show cat-file log whatchanged grep diff-tree rev-list stash reflog")
 _PARTED: Final = frozenset({"stash", "reflog", "worktree", "notes", "bisect", "submodule", "remote"})
 """What they do is said by the word behind them; an option in its place would be another thing (`git stash -- list`)."""
 

@@ -29,10 +29,9 @@ KNOWN: Final = frozenset(
     }
 )  # fmt: skip
 _WORDS: Final = frozenset(
-    {"word", "number", "string", "raw_string", "concatenation", "simple_expansion", "expansion", "heredoc_start"}
-    | {"command_substitution"}
-    | {"variable_name", "test_operator", "extglob_pattern"}
-)
+    {"word", "number", "string", "raw_string", "concatenation", "simple_expansion", "expansion", "heredoc_start",
+     "command_substitution", "variable_name", "test_operator", "extglob_pattern"}
+)  # fmt: skip
 _PARTS: Final = frozenset({"string", "concatenation"})
 
 
