@@ -83,7 +83,7 @@ def execs(options: Options) -> Mapping[str, Reading]:
             finally:
                 bare.close()
                 await shells.expiry.stop()
-                await made.engine.supervised.signal(shell.id, signal.SIGHUP)
+                await made.engine.supervised.port.signal(shell.id, signal.SIGHUP)
 
     return asyncio.run(measure(ground(options.directory)))
 

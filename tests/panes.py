@@ -65,7 +65,7 @@ class Started:
         self.stage.until(f"{text!r} in the log", lambda: text in self.log(session))
 
     def size(self, session: Session) -> tuple[int, int]:
-        look = self._portal.call(self.engine.supervised.look, session.id)
+        look = self._portal.call(self.engine.supervised.port.look, session.id)
         assert look is not None
         assert look.terminal is not None
         return look.terminal.rows, look.terminal.cols

@@ -77,7 +77,7 @@ class Shell:
         await Follower(self.engine, self.session).grown(self.log.size(), timeout_s=0.1)
 
     async def look(self) -> Look | None:
-        return await self.engine.supervised.look(self.id)
+        return await self.engine.supervised.port.look(self.id)
 
     @property
     def log(self) -> OutputLog:
@@ -113,5 +113,5 @@ async def hung_up(engine: Engine) -> None:
     """End all that runs as a terminal that is closed does: a shell on one ignores to be told to terminate."""
     for session in await engine.store.list(live=True):
         with suppress(TaskCompleted):
-            await engine.supervised.signal(session.id, signal.SIGHUP)
+            await engine.supervised.port.signal(session.id, signal.SIGHUP)
             await engine.wait(session.id, up_to=SOON)

@@ -66,7 +66,7 @@ class Typist:
         """Wait until the main process and the group that has the terminal are as `wanted`; nobody tells of that."""
         until = time.monotonic() + PATIENCE_S
         while True:
-            look = await self.engine.supervised.look(self.session.id)
+            look = await self.engine.supervised.port.look(self.session.id)
             assert look is not None
             assert look.terminal is not None
             if wanted(look.pid, look.terminal.foreground):

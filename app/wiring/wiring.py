@@ -316,7 +316,7 @@ def worker(where: Place, backend: Backend) -> Generator[Worker]:  # noqa: PLR091
             ],
             LiveBlocks(database, engine, settings.unpin_after),
         )
-        turn_ends = TurnEnds(database, engine.supervised.expire, where.host_id)
+        turn_ends = TurnEnds(database, engine.supervised.port.expire, where.host_id)
         runner = TurnRunner(
             database=database,
             enqueuer=enqueuer,

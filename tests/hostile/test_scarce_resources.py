@@ -285,7 +285,7 @@ async def test_while_it_runs_the_same_is_told_and_nobody_looks_without_end(tmp_p
         shown = await log.ends()
         assert (shown.bytes_total, shown.errno, shown.uncounted) == (PRINTED, errno.ENOSPC, False)
         assert 0 < shown.bytes_dropped < PRINTED
-        grown = await engine.supervised.grown(session.id, log.size(), err_beyond=None, rest_s=0, timeout_s=0.5)
+        grown = await engine.supervised.port.grown(session.id, log.size(), err_beyond=None, rest_s=0, timeout_s=0.5)
         assert (grown.size, grown.ended) == (PRINTED, False)
 
 

@@ -49,7 +49,7 @@ async def main(home: Path, workspace: Path, url: str, kind: str) -> None:
                 continue
             print(json.dumps([done.output, done.exit_code, Path(done.cwd).name]), flush=True)
         with contextlib.suppress(TaskCompleted):
-            await engine.supervised.signal(started.session.id, signal.SIGHUP)
+            await engine.supervised.port.signal(started.session.id, signal.SIGHUP)
         await engine.wait(started.session.id, up_to=50)
         await shells.expiry.stop()
         await engine._ends.settled()  # pyright: ignore[reportPrivateUsage]

@@ -41,7 +41,7 @@ class Ends:
         self,
         store: SessionStore,
         registry: ExecRegistry,
-        acknowledge: Callable[[SessionId], Awaitable[None]],
+        acknowledge: Callable[[SessionId], Awaitable[object]],
         watch: SessionWatch | None = None,
         forgotten: Callable[[SessionId], bool] = lambda _: False,
         inspected: Callable[[SessionId, SessionEnd], Awaitable[SessionEnd]] | None = None,
@@ -258,7 +258,7 @@ class Recovery:
             ended = await self._store.finish(session.id, await self._ends.inspected(session.id, seen.end))
             reach("exit.committed")
             self._ends.tell(ended)
-            await self._supervised.acknowledge(session.id)
+            await self._supervised.port.ack(session.id)
             return ended
         if session.state is SessionState.CLAIMED and seen.pid is not None:
             await self._store.started(session.id, pid=seen.pid, started_at=seen.started_at or time.time())

@@ -80,14 +80,14 @@ class Engine:
         self.workspace = backend.workspace
         self.registry = ExecRegistry(store, clock=clock)
         self.links = links(self.workspace, Path(home) / layout.SESSIONS)
-        self.supervised = Supervised(supervisor, self.limits)
+        self.supervised = Supervised(supervisor)
         self._sessions = f"{home}/{layout.SESSIONS}"
         self.host_id, self._clock = host_id, clock
         self._watch = watch or Unwatched()
         self.inspector = inspector
         self._losses = Losses(inspector, store.get)
         self._ends = Ends(
-            store, self.registry, self.supervised.acknowledge, self._watch, self.links.forgotten, self._losses.ended
+            store, self.registry, self.supervised.port.ack, self._watch, self.links.forgotten, self._losses.ended
         )
         self._recovery = Recovery(store, self.supervised, self._ends, host_id, absence_tells)
         self._unsure: set[SessionId] = set()
@@ -123,7 +123,7 @@ class Engine:
             task.cancel()
         await asyncio.gather(*self._later, return_exceptions=True)
         await self._ends.stop()
-        await self.supervised.close()
+        await self.supervised.port.close()
         self._unlinked.close()
 
     async def __aenter__(self) -> Engine:

@@ -40,7 +40,7 @@ class Follower:
             if self._session.end is not None:
                 return self._seen()
             try:
-                told = await self._engine.supervised.grown(
+                told = await self._engine.supervised.port.grown(
                     self._session.id, beyond, err_beyond=err_beyond, rest_s=min(rest_s, left), timeout_s=left
                 )
             except ExecError:

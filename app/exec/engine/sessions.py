@@ -250,7 +250,7 @@ class Sessions:
                 return session
         if session.end is not None:
             raise TaskCompleted(session.id, how_it_ended(session.end))
-        await self._engine.supervised.resize(session.id, size)
+        await self._engine.supervised.port.resize(session.id, size.rows, size.cols)
         if key is not None:
             await self._engine.store.end_call(key, {"rows": size.rows, "cols": size.cols})
         return session

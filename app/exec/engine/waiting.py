@@ -116,7 +116,9 @@ async def until_waiting(engine: Looked, session: Session) -> Waiting | None:
     size, pause = 0, FIRST_S
     while takes_input(session):
         try:
-            grown = await engine.supervised.grown(session.id, size, err_beyond=None, rest_s=FIRST_S, timeout_s=pause)
+            grown = await engine.supervised.port.grown(
+                session.id, size, err_beyond=None, rest_s=FIRST_S, timeout_s=pause
+            )
         except SessionNotFound:
             return None
         except ExecError:
@@ -228,6 +230,6 @@ def _last_lines(engine: Looked, session: Session) -> list[str]:
 
 async def _look(engine: Looked, session: Session) -> Look | None:
     try:
-        return await engine.supervised.look(session.id)
+        return await engine.supervised.port.look(session.id)
     except ExecError:
         return None

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from shellback.exec.core import limits as bounds
-from shellback.exec.core.answers import Grown, Look, StartAnswer, Written
+from shellback.exec.core.answers import StartAnswer
 from shellback.exec.core.base import Plan
 from shellback.exec.core.errors import ExecError, LimitReached, SessionNotFound, SpawnFailed, TaskCompleted
-from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import (
     CallKey,
     CommandSpec,
@@ -23,7 +22,6 @@ from shellback.exec.core.model import (
     SessionEnd,
     SessionId,
     SessionState,
-    WindowSize,
 )
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.wire.protocol import ExitRecord, Message, StartRequest
@@ -44,11 +42,10 @@ class Seen:
 
 
 class Supervised:
-    """Translates between the engine and one supervisor."""
+    """Translates between the engine and one supervisor; what needs no translation is asked of its `port`."""
 
-    def __init__(self, port: SupervisorPort, limits: Limits) -> None:
-        self._port = port
-        self._limits = limits
+    def __init__(self, port: SupervisorPort) -> None:
+        self.port = port
         self.boot_id = ""
         """This boot of the machine; known once connected."""
 
@@ -59,14 +56,10 @@ class Supervised:
         on_losses: Callable[[SessionId, Sequence[Loss]], None] = lambda _session_id, _losses: None,
     ) -> None:
         """Reach the supervisor and hear every end and loss, those of before included; and when it was replaced."""
-        self._port.on_losses = lambda name, found: on_losses(SessionId(name), [Loss.of(loss) for loss in found])
-        self._port.on_exit = lambda record: on_end(SessionId(record["session_id"]), end_of(record))
-        self._port.on_reconnect = on_reconnect
-        self.boot_id = (await self._port.connect())["boot_id"]
-
-    async def close(self) -> None:
-        """Let go of it; processes go on."""
-        await self._port.close()
+        self.port.on_losses = lambda name, found: on_losses(SessionId(name), [Loss.of(loss) for loss in found])
+        self.port.on_exit = lambda record: on_end(SessionId(record["session_id"]), end_of(record))
+        self.port.on_reconnect = on_reconnect
+        self.boot_id = (await self.port.connect())["boot_id"]
 
     async def start(self, session: Session, spec: CommandSpec, plan: Plan) -> Seen:
         """Start the session's process, or learn that it was started, or given up, before.
@@ -100,7 +93,7 @@ class Supervised:
             owner=session.turn_id,
             scope=session.conversation_id,
         )
-        answer = await (self._port.start(request, home=plan.home) if plan.home else self._port.start(request))
+        answer = await (self.port.start(request, home=plan.home) if plan.home else self.port.start(request))
         match answer.outcome:
             case "started":
                 return Seen(session_id=session.id, pid=answer.pid, started_at=answer.started_at)
@@ -116,25 +109,21 @@ class Supervised:
 
     async def status(self, session_id: SessionId) -> Seen | None:
         """What it knows of a session; None when nothing."""
-        return _seen(session_id, await self._port.status(session_id))
+        return _seen(session_id, await self.port.status(session_id))
 
     async def list(self) -> list[Seen]:
         """What it knows of all sessions whose end is not acknowledged."""
         # In this order, what ends between the two questions is in both answers, not in none.
-        running = [_running(SessionId(status["session_id"]), status) for status in await self._port.list()]
+        running = [_running(SessionId(status["session_id"]), status) for status in await self.port.list()]
         ended = [
             Seen(session_id=SessionId(record["session_id"]), end=end_of(record))
-            for record in await self._port.unacknowledged()
+            for record in await self.port.unacknowledged()
         ]
         return running + ended
 
-    async def acknowledge(self, session_id: SessionId) -> None:
-        """Say that the store has the end."""
-        await self._port.ack(session_id)
-
     async def abandon(self, session_id: SessionId) -> bool:
         """Make the session impossible to start; False when it has been started."""
-        return (await self._port.abandon(session_id))["state"] == "abandoned"
+        return (await self.port.abandon(session_id))["state"] == "abandoned"
 
     async def write(
         self,
@@ -156,58 +145,17 @@ class Supervised:
             LimitReached: Too many writes wait; nothing was written.
             InputUnknown: A crash hides whether it was written.
         """
-        written = await self._port.write(session_id, data, eof=eof, key=key, beyond=beyond, timeout_s=timeout_s)
-        return _told(written)
+        return asdict(await self.port.write(session_id, data, eof=eof, key=key, beyond=beyond, timeout_s=timeout_s))
 
     async def written(self, session_id: SessionId, *, key: CallKey) -> dict[str, object] | None:
         """What an earlier write with this key did; None where nobody remembers one."""
-        outcome = await self._port.written(session_id, key)
-        return None if outcome is None else _told(outcome)
-
-    async def resize(self, session_id: SessionId, size: WindowSize) -> None:
-        """Change the size of the terminal.
-
-        Raises:
-            TaskCompleted: The session has ended.
-        """
-        await self._port.resize(session_id, size.rows, size.cols)
-
-    async def signal(self, session_id: SessionId, number: int) -> None:
-        """Send a signal to the whole tree.
-
-        Raises:
-            TaskCompleted: The session has ended; nothing was signalled.
-        """
-        await self._port.signal(session_id, number)
-
-    async def grown(
-        self, session_id: SessionId, beyond: int, *, err_beyond: int | None, rest_s: float, timeout_s: float
-    ) -> Grown:
-        """See `SupervisorPort.grown`; `Follower` is what asks.
-
-        Raises:
-            SessionNotFound: It was never started.
-            LimitReached: Too many wait already.
-            SupervisorUnreachable: Nobody can tell.
-        """
-        return await self._port.grown(session_id, beyond, err_beyond=err_beyond, rest_s=rest_s, timeout_s=timeout_s)
-
-    async def look(self, session_id: SessionId) -> Look | None:
-        """See `SupervisorPort.look`."""
-        return await self._port.look(session_id)
-
-    async def expire(self, lifetime: str, owner: str) -> list[SessionId]:
-        """See `SupervisorPort.expire`.
-
-        Raises:
-            SupervisorUnreachable: Nobody can tell.
-        """
-        return [SessionId(name) for name in await self._port.expire(lifetime, owner)]
+        outcome = await self.port.written(session_id, key)
+        return None if outcome is None else asdict(outcome)
 
     async def kill(self, session_id: SessionId, *, by: EndedBy) -> tuple[int, ...]:
         """End the whole tree; returns who could not be ended. One that is not known any more has no tree."""
         try:
-            return (await self._port.kill(session_id, grace_s=bounds.KILL_GRACE_S, ended_by=by.value)).survivors
+            return (await self.port.kill(session_id, grace_s=bounds.KILL_GRACE_S, ended_by=by.value)).survivors
         except (SessionNotFound, TaskCompleted):
             return ()
 
@@ -229,10 +177,6 @@ def _seen(session_id: SessionId, status: Message) -> Seen | None:
     if "record" in status:
         return Seen(session_id=session_id, end=end_of(status["record"]))
     return _running(session_id, status)
-
-
-def _told(written: Written) -> dict[str, object]:
-    return {"accepted": written.accepted, "total": written.total, "eof": written.eof, "closed": written.closed}
 
 
 def _running(session_id: SessionId, status: Message) -> Seen:

@@ -362,7 +362,7 @@ def _is_known(prompt: Mark) -> bool:
 async def look_at(engine: Engine, session: Session) -> Look | None:
     """What a session does at this moment; None where nobody can tell."""
     try:
-        return await engine.supervised.look(session.id)
+        return await engine.supervised.port.look(session.id)
     except ExecError:
         return None
 

@@ -154,7 +154,7 @@ class Running:
         if number == signal.SIGKILL:
             await self.kill()
             return
-        await self._engine.supervised.signal(self.id, int(number))
+        await self._engine.supervised.port.signal(self.id, int(number))
 
     async def kill(self) -> ExecutionResult:
         """End its whole tree, SIGTERM and two seconds before SIGKILL; its result. One that has ended keeps its end."""

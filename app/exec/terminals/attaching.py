@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from shellback.exec.core.answers import Grown
 from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
-from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import CallKey, Session, SessionEnd, WindowSize
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.link.supervised import Supervised
@@ -41,7 +40,7 @@ class Attachment:
     def __init__(self, port: SupervisorPort, session: Session, home: Path) -> None:
         self.session = session
         self.host_id = session.host_id
-        self.supervised = Supervised(port, Limits())
+        self.supervised = Supervised(port)
         self._sessions = home / layout.SESSIONS
         self._screens = Screens(cast("Engine", self))
         self.out, self.err = self.streams(session)
@@ -60,7 +59,7 @@ class Attachment:
 
     async def size(self) -> WindowSize | None:
         """The size of its terminal; None where nobody can tell."""
-        look = await self.supervised.look(self.session.id)
+        look = await self.supervised.port.look(self.session.id)
         found = None if look is None else look.terminal
         return None if found is None else WindowSize(found.rows, found.cols)
 
@@ -72,7 +71,7 @@ class Attachment:
         """
         try:
             return await _once_there(
-                lambda: self.supervised.grown(
+                lambda: self.supervised.port.grown(
                     self.session.id, beyond, err_beyond=err_beyond, rest_s=0.0, timeout_s=_ASK_S
                 )
             )
@@ -104,7 +103,7 @@ class Attachment:
             SessionNotFound, TaskCompleted: The session has ended.
             SupervisorUnreachable: It was away for 30 s.
         """
-        await _once_there(lambda: self.supervised.resize(self.session.id, size))
+        await _once_there(lambda: self.supervised.port.resize(self.session.id, size.rows, size.cols))
 
     async def end(self) -> SessionEnd | None:
         """Its end, where the supervisor still has that to tell."""

@@ -138,7 +138,7 @@ class Screens:
 
     async def _size(self, session: Session, view: _View) -> WindowSize:
         if session.live:
-            look = await self._engine.supervised.look(session.id)
+            look = await self._engine.supervised.port.look(session.id)
             if look is not None and look.terminal is not None and look.terminal.rows and look.terminal.cols:
                 return WindowSize(look.terminal.rows, look.terminal.cols)
         return view.size

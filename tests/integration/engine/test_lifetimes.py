@@ -107,12 +107,12 @@ async def test_a_container_is_asked_too_for_output_for_readers_and_to_end_what_a
         follower = Follower(engine, session)
         assert (await follower.grown(0, timeout_s=SOON)).size > 0
         async with asyncio.timeout(SOON):
-            while (look := await engine.supervised.look(session.id)) is None or look.how != "read":  # noqa: ASYNC110
+            while (look := await engine.supervised.port.look(session.id)) is None or look.how != "read":  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert (look.name, look.terminal is not None) == ("cat", True)
         waiting = asyncio.ensure_future(follower.grown(1 << 20, timeout_s=SOON))
-        assert await engine.supervised.expire("turn", "turn2") == []
-        assert await engine.supervised.expire("turn", "turn1") == [session.id]
+        assert await engine.supervised.port.expire("turn", "turn2") == []
+        assert await engine.supervised.port.expire("turn", "turn1") == [session.id]
         assert (await waiting).ended
         ended = await engine.wait(session.id, up_to=SOON)
         assert ended.end is not None

@@ -240,7 +240,7 @@ OTHERS: list[Row] = [
 
 
 async def look_at(engine: Engine, session: Session) -> Look:
-    look = await engine.supervised.look(session.id)
+    look = await engine.supervised.port.look(session.id)
     assert look is not None
     return look
 
@@ -292,9 +292,9 @@ async def test_who_has_been_written_to_waits_no_more_and_one_that_ended_is_not_l
     assert look.how == "none"
     assert look.quiet_s < SOON
     await engine.supervised.kill(session.id, by=EndedBy.AGENT)
-    assert await engine.supervised.look(session.id) is None
+    assert await engine.supervised.port.look(session.id) is None
     done = await run(engine, "true")
-    assert await engine.supervised.look(done.session.id) is None
+    assert await engine.supervised.port.look(done.session.id) is None
 
 
 async def test_processes_that_come_and_go_while_they_are_looked_at_do_no_harm(engine: Engine) -> None:

@@ -431,7 +431,7 @@ async def test_another_program_may_be_typed_into_as_it_takes_it(tmp_path: Path) 
         made = str((await here.approved("execute_pty", command="cat")).metadata["session_id"])
         here.standing[made] = "a1"
         async with asyncio.timeout(SOON):
-            while (look := await here.engine.supervised.look(SessionId(made))) is None or look.how != "read":  # noqa: ASYNC110
+            while (look := await here.engine.supervised.port.look(SessionId(made))) is None or look.how != "read":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for args in ({"literal": "a"}, {"keys": ["Up"]}, {"literal": "it's", "keys": ["Enter"]}):
             assert not await here.asks("process_send_keys", session_id=made, **args)

@@ -239,7 +239,7 @@ async def test_a_command_runs_only_in_the_shell_that_it_was_approved_for(
 
         async def and_then_it_ends(self: ToolCalls, *args: Any) -> Granted:
             found = await granted(self, *args)
-            await here.engine.supervised.signal(shell.id, signal.SIGHUP)
+            await here.engine.supervised.port.signal(shell.id, signal.SIGHUP)
             await here.engine.wait(shell.id, up_to=SOON)
             return found
 

@@ -209,13 +209,13 @@ async def test_a_moment_is_waited_for_with_one_question(tmp_path: Path, monkeypa
     async with scene(tmp_path) as on:
         session = await launch(on.engine, "sleep 600")
         supervised, asked = on.engine.supervised, list[Grown]()
-        grown = supervised.grown
+        grown = supervised.port.grown
 
         async def counted(*args: Any, **more: Any) -> Grown:
             asked.append(found := await grown(*args, **more))
             return found
 
-        monkeypatch.setattr(supervised, "grown", counted)
+        monkeypatch.setattr(supervised.port, "grown", counted)
         await on.place(session, after=1)
         await on.fired.times(1)
     assert len(asked) == 1
