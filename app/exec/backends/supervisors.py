@@ -30,7 +30,7 @@ from shellback.exec.core.errors import (
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.link import launch
 from shellback.exec.link.client import SupervisorClient
-from shellback.exec.link.connection import Connection
+from shellback.exec.link.reaching import Connection
 from shellback.exec.log.placements import Placements
 from shellback.exec.wire import linux
 from shellback.exec.wire.crashpoints import reach

@@ -11,8 +11,7 @@ from shellback.exec.core import answers
 from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
 from shellback.exec.core.errors import InputUnknown, InvalidCommand, SupervisorUnreachable
 from shellback.exec.link import reaching
-from shellback.exec.link.connection import Connection, Lost
-from shellback.exec.link.reaching import Reaching
+from shellback.exec.link.reaching import Connection, Lost, Reaching
 from shellback.exec.wire.protocol import ExitRecord, Message, ProtocolError, StartRequest
 
 __all__ = ["Grown", "Killed", "StartAnswer", "SupervisorClient", "Written"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from shellback.exec.core.errors import SupervisorUnreachable
-from shellback.exec.wire import layout
+from shellback.exec.wire import layout, linux
 
 START_S: Final = 15.0
 _START_LOCK: Final = "start.lock"
@@ -94,16 +94,13 @@ def ensure(home: Path, folder_fd: int, crash_dir: str | None, idle_s: float) -> 
 def kept(folder_fd: int) -> bool:
     """Whether a keeper holds its lock: one in a container holds it too, over the file that both see."""
     try:
-        fd = os.open(layout.KEEPER_LOCK, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder_fd)
+        with linux.opened(layout.KEEPER_LOCK, os.O_RDONLY, dir_fd=folder_fd) as fd:
+            # Shared, so that two who look do not take each other for a keeper.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    try:
-        # Shared, so that two who look do not take each other for a keeper.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(fd)
     return False
 
 
@@ -117,22 +114,17 @@ def _answers(folder_fd: int) -> bool:
 
 @contextlib.contextmanager
 def _locked(folder_fd: int, name: str) -> Generator[None]:
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
-    try:
+    with linux.opened(name, os.O_RDWR | os.O_CREAT, dir_fd=folder_fd) as fd:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
 
 
 def _free(folder_fd: int, name: str) -> bool:
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder_fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with linux.opened(name, os.O_RDWR | os.O_CREAT, dir_fd=folder_fd) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    finally:
-        os.close(fd)
     return True
 
 

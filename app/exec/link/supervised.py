@@ -24,8 +24,7 @@ from shellback.exec.core.model import (
     SessionState,
 )
 from shellback.exec.core.ports import SupervisorPort
-from shellback.exec.wire.protocol import ExitRecord, Message, StartRequest
-from shellback.exec.wire.shapes import exit_record
+from shellback.exec.wire.protocol import ExitRecord, Message, StartRequest, exit_record
 
 log = logging.getLogger(__name__)
 

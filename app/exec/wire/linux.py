@@ -31,24 +31,39 @@ _SETGROUPS, _SETRESUID, _SETRESGID = {
 SWITCHES: Final = _SETRESUID != 0
 """Whether `credentials` knows this machine's numbers."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
 _held = ctypes.PyDLL(None, use_errno=True)
 
 
-def _checked(result: int) -> None:
-    if result != 0:
+def checked(result: int, name: str | None = None) -> int:
+    """What a call of `libc` returned; an OSError with its errno, about `name`, where it failed."""
+    if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number, os.strerror(number), name)
+    return result
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str], flags: int = os.O_PATH, mode: int = 0o600, *, dir_fd: int | None = None
+) -> Generator[int]:
+    """A descriptor of a file, without `flags` one that only names it; closed at the end."""
+    fd = os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=dir_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def become_subreaper() -> None:
     """Make orphaned descendants our children."""
-    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    checked(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def name_process(name: str) -> None:
     """Show `name` in process listings, at most 15 bytes of it."""
-    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def filter_calls(program: bytes) -> None:
@@ -59,7 +74,7 @@ def filter_calls(program: bytes) -> None:
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     told = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
-    _checked(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, told, 0, 0))
+    checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, told, 0, 0))
 
 
 def punch_hole(fd: int, start: int, length: int) -> None:
@@ -69,7 +84,7 @@ def punch_hole(fd: int, start: int, length: int) -> None:
         OSError: EOPNOTSUPP where the file system cannot.
     """
     flags = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
-    _checked(_libc.fallocate(fd, flags, ctypes.c_int64(start), ctypes.c_int64(length)))
+    checked(libc.fallocate(fd, flags, ctypes.c_int64(start), ctypes.c_int64(length)))
 
 
 @contextlib.contextmanager
@@ -82,13 +97,13 @@ def credentials(uid: int, gid: int, groups: list[int]) -> Generator[None]:
     own_uids, own_gids, own_groups = os.getresuid(), os.getresgid(), os.getgroups()
     try:
         _set_groups(groups)
-        _checked(_held.syscall(_SETRESGID, gid, gid, own_gids[1]))
-        _checked(_held.syscall(_SETRESUID, uid, uid, own_uids[1]))
+        checked(_held.syscall(_SETRESGID, gid, gid, own_gids[1]))
+        checked(_held.syscall(_SETRESUID, uid, uid, own_uids[1]))
         yield
     finally:
         try:
-            _checked(_held.syscall(_SETRESUID, *own_uids))
-            _checked(_held.syscall(_SETRESGID, *own_gids))
+            checked(_held.syscall(_SETRESUID, *own_uids))
+            checked(_held.syscall(_SETRESGID, *own_gids))
             _set_groups(own_groups)
         except OSError:
             os._exit(70)
@@ -96,7 +111,7 @@ def credentials(uid: int, gid: int, groups: list[int]) -> Generator[None]:
 
 def _set_groups(groups: list[int]) -> None:
     array = (ctypes.c_uint32 * len(groups))(*groups)
-    _checked(_held.syscall(_SETGROUPS, len(groups), array))
+    checked(_held.syscall(_SETGROUPS, len(groups), array))
 
 
 def file_identity(uid: int, gid: int) -> None:
@@ -108,30 +123,30 @@ def file_identity(uid: int, gid: int) -> None:
         OSError: It may not.
     """
     _set_groups([gid])
-    _libc.setfsgid(gid)
-    _libc.setfsuid(uid)
+    libc.setfsgid(gid)
+    libc.setfsuid(uid)
     # Both say what was before, whether it worked or not.
-    if (_libc.setfsuid(-1), _libc.setfsgid(-1)) != (uid, gid):
+    if (libc.setfsuid(-1), libc.setfsgid(-1)) != (uid, gid):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 @contextlib.contextmanager
 def own_file_identity() -> Generator[None]:
     """Reach and make files as the process does, also in a thread that was given another `file_identity`."""
-    uid, gid = _libc.setfsuid(-1), _libc.setfsgid(-1)
-    _libc.setfsuid(os.geteuid())
-    _libc.setfsgid(os.getegid())
+    uid, gid = libc.setfsuid(-1), libc.setfsgid(-1)
+    libc.setfsuid(os.geteuid())
+    libc.setfsgid(os.getegid())
     try:
         yield
     finally:
-        _libc.setfsgid(gid)
-        _libc.setfsuid(uid)
+        libc.setfsgid(gid)
+        libc.setfsuid(uid)
 
 
 def own_umask(mask: int) -> None:
     """Give this thread, for good, a umask that no other has; where the kernel refuses that, leave it the process's."""
     with contextlib.suppress(OSError):
-        _checked(_libc.unshare(_CLONE_FS))
+        checked(libc.unshare(_CLONE_FS))
         os.umask(mask)
 
 

@@ -339,7 +339,7 @@ cat = subprocess.Popen(["cat"], stdin=ours, user=65534, group=65534, extra_group
 pipe = os.fstat(ours)
 while (seen := readers.reader([cat.pid], readers.Source(pipe=(pipe.st_dev, pipe.st_ino)), 0)).how == "none":
     time.sleep(0.02)
-print(seen.name, seen.how, readers._libc.setfsuid(-1), readers._libc.setfsgid(-1))
+print(seen.name, seen.how, readers.linux.libc.setfsuid(-1), readers.linux.libc.setfsgid(-1))
 os.close(theirs), os.close(ours), cat.wait()
 """
 

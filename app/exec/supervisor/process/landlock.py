@@ -25,6 +25,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+from shellback.exec.wire import linux
+
 NEEDED: Final = 3
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 """Written by programs that mean no file; what of them there is, is always writable."""
@@ -54,13 +56,10 @@ _MAKE: Final = _MAKE_DIR | _MAKE_REG | _MAKE_SOCK | _MAKE_FIFO | _MAKE_SYM
 _FOLDER: Final = _FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE | _REFER
 _NOWHERE: Final = _MAKE_CHAR | _MAKE_BLOCK
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
-
 
 def abi() -> int:
     """What this kernel has of Landlock, 0 for nothing."""
-    return max(int(_libc.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION)), 0)
+    return max(int(linux.libc.syscall(_CREATE, None, ctypes.c_size_t(0), _VERSION)), 0)
 
 
 def refusal() -> str | None:
@@ -88,7 +87,7 @@ def ruleset(writable: Sequence[str]) -> int:
     ioctl = _IOCTL_DEV if version >= 5 else 0
     handled = _FOLDER | _NOWHERE | ioctl
     rules = ctypes.create_string_buffer(struct.pack("=QQQ", handled, 0, _SCOPES if version >= 6 else 0), 24)
-    fd = _checked(_libc.syscall(_CREATE, rules, ctypes.c_size_t(24), 0))
+    fd = linux.checked(linux.libc.syscall(_CREATE, rules, ctypes.c_size_t(24), 0))
     try:
         for path in writable:
             _allow(fd, path, 0)
@@ -109,24 +108,14 @@ def fence(fd: int) -> None:
     Raises:
         OSError: The kernel refuses, as it does behind 16 other fences.
     """
-    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    _checked(_libc.syscall(_RESTRICT, fd, 0))
+    linux.checked(linux.libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    linux.checked(linux.libc.syscall(_RESTRICT, fd, 0))
 
 
 def _allow(rules: int, path: str, also: int) -> None:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with linux.opened(path) as fd:
         if os.readlink(f"/proc/self/fd/{fd}") != os.path.normpath(path):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         rights = (_FOLDER if stat.S_ISDIR(os.fstat(fd).st_mode) else _FILE) | also
         rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, fd), 12)
-        _checked(_libc.syscall(_ADD, rules, _BENEATH, rule, 0))
-    finally:
-        os.close(fd)
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result
+        linux.checked(linux.libc.syscall(_ADD, rules, _BENEATH, rule, 0))

@@ -7,7 +7,6 @@ until it has come back, looks tell what can be told without it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import queue
@@ -23,6 +22,7 @@ from shellback.exec.supervisor.loop import Loop, Timer, now
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.process.job import Job
 from shellback.exec.supervisor.process.streams import Screen
+from shellback.exec.wire import linux
 from shellback.exec.wire.fields import Message
 
 _PATIENCE_S: Final = 0.5
@@ -134,8 +134,6 @@ def _device(screen: Screen) -> tuple[int, int] | None:
     return screen.device
 
 
-_libc = ctypes.CDLL(None)
-
 How = Literal["read", "poll", "none", "unknown"]
 
 PROCESSES: Final = 256
@@ -244,12 +242,12 @@ def _as_its_user(pid: int, source: Source, calls: dict[int, str]) -> How:
             raise
         # Of this thread alone. With its group: who may not trace everybody has to be the same in both.
         user = os.stat(f"/proc/{pid}")
-        group, before = _libc.setfsgid(user.st_gid), _libc.setfsuid(user.st_uid)
+        group, before = linux.libc.setfsgid(user.st_gid), linux.libc.setfsuid(user.st_uid)
         try:
             return _how(pid, source, calls)
         finally:
-            _libc.setfsuid(before)
-            _libc.setfsgid(group)
+            linux.libc.setfsuid(before)
+            linux.libc.setfsgid(group)
 
 
 def _how(pid: int, source: Source, calls: dict[int, str]) -> How:
@@ -299,11 +297,8 @@ def _of_epoll(pid: int, epoll: int) -> list[int]:
 def _memory(pid: int, address: int, count: int) -> bytes:
     if count <= 0:
         return b""
-    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with linux.opened(f"/proc/{pid}/mem", os.O_RDONLY) as fd:
         return os.pread(fd, count, address)
-    finally:
-        os.close(fd)
 
 
 def _is(pid: int, fd: int, source: Source) -> bool:

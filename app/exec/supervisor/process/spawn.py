@@ -150,14 +150,11 @@ def _placed(request: StartRequest, command: _Command) -> Generator[None]:
     if request.place is None:
         yield
         return
-    fd = os.open(request.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with linux.opened(request.cwd, os.O_PATH | os.O_DIRECTORY) as fd:
         place = os.fstat(fd)
         if (place.st_dev, place.st_ino) != request.place:
             raise ExecFailed(errno.ESTALE)
         os.fchdir(fd)
-    finally:
-        os.close(fd)
     command.cwd = "."
     try:
         yield

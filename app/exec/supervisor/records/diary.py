@@ -7,6 +7,8 @@ import os
 import time
 from typing import Final
 
+from shellback.exec.wire import linux
+
 MAX_BYTES: Final = 1 << 20
 
 
@@ -25,11 +27,10 @@ class Diary:
         """Append one line; a diary that cannot be written stops nothing."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = plain(f"{stamp} {who}[{os.getpid()}] {what}")[:1000] + "\n"
-        with contextlib.suppress(OSError):
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            try:
-                if os.fstat(fd).st_size >= MAX_BYTES:
-                    os.rename(self._path, self._path + ".1")
-                os.write(fd, line.encode())
-            finally:
-                os.close(fd)
+        with (
+            contextlib.suppress(OSError),
+            linux.opened(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd,
+        ):
+            if os.fstat(fd).st_size >= MAX_BYTES:
+                os.rename(self._path, self._path + ".1")
+            os.write(fd, line.encode())

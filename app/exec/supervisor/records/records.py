@@ -10,7 +10,7 @@ import stat
 import time
 from typing import Any, Final, cast
 
-from shellback.exec.wire import layout, linux, shapes
+from shellback.exec.wire import layout, linux, protocol
 from shellback.exec.wire.protocol import ExitRecord, Message
 
 MAX_BYTES: Final = 1 << 20
@@ -64,12 +64,12 @@ class Records:
         None without a record, and where every one of them is damaged.
         """
         with contextlib.suppress(Unreadable):
-            changed = shapes.running(self.read(session_id, layout.RUNNING))
+            changed = protocol.running(self.read(session_id, layout.RUNNING))
             if changed is not None:
                 return changed
         with contextlib.suppress(Unreadable):
             _, _, line = (self.claimed_by(session_id) or b"").partition(b"\n")
-            return shapes.running(_object(line, layout.STARTED))
+            return protocol.running(_object(line, layout.STARTED))
         return None
 
     def ended(self, session_id: str, name: str) -> ExitRecord | None:
@@ -79,7 +79,7 @@ class Records:
             Unreadable: It is damaged, or another session's.
         """
         value = self.read(session_id, name)
-        record = shapes.exit_record(value, session_id)
+        record = protocol.exit_record(value, session_id)
         if value is not None and record is None:
             raise Unreadable(name)
         return record
@@ -176,13 +176,10 @@ class Records:
     def names(self, session_id: str) -> set[str]:
         """Files of a session; empty when it has no directory."""
         try:
-            fd = os.open(session_id, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.fd)
+            with linux.opened(session_id, os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.fd) as fd:
+                return set(os.listdir(fd))
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        try:
-            return set(os.listdir(fd))
-        finally:
-            os.close(fd)
 
     def sessions(self) -> list[str]:
         # A symlink leads to a session of another supervisor's.
@@ -193,13 +190,10 @@ class Records:
         """Make a record and its name durable; blocks. One that is gone has been acknowledged."""
         for path, flags in ((f"{session_id}/{name}", 0), (session_id, os.O_DIRECTORY)):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=self.fd)
+                with linux.opened(path, os.O_RDONLY | flags, dir_fd=self.fd) as fd:
+                    os.fsync(fd)
             except FileNotFoundError:
                 return
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
 
 def _object(data: bytes, name: str) -> Message:

@@ -2,19 +2,29 @@
 
 Descriptors all the way: what was looked at is what is covered. No symlink is followed, whoever puts one there
 meanwhile, so nothing comes in that was not meant; the start fails instead. Bubblewrap would do it by name, and read the
-whole table of mounts for each. Sources: openat2(2), open_tree(2), mount_setattr(2), move_mount(2).
+whole table of mounts for each.
+
+Approved bytes are laid so too, over the files that a command is about to run: a copy, hashed while it was made, is
+mounted read-only on the very file it was read from. Whatever is written into the file, the command finds the copy.
+Somebody outside who renames another file over the path takes the mount away with the name; what that changed before the
+command begins is seen by `check_held`. Sources: openat2(2), open_tree(2), mount_setattr(2), move_mount(2).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import hashlib
 import os
+import re
 import stat
 import struct
 from collections.abc import Generator
 from typing import Final
 
+from shellback.exec.wire import linux
+from shellback.exec.wire.protocol import StartRequest
 from shellback.exec.wire.sandbox import EMPTY, NOTHING, PROC, Sandbox
 
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
@@ -32,8 +42,16 @@ _KERNELS: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs")
 _OF_USERS: Final = ("keys", "key-users")
 """Files of /proc that tell of the user's processes outside too."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
+CHANGED: Final = "changed since it was approved"
+FILE_BYTES: Final = 16 * 1024 * 1024
+_FILES: Final = 64
+_CHUNK: Final = 1 << 20
+_MS_NOSUID_NODEV: Final = 0x6
+_MNT_DETACH: Final = 2
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_IN_ROOT: Final = 0x10 | 0x2
+_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
+_LAID: Final = re.compile(r"^held (\d+):(\d+)$", re.MULTILINE)
 
 
 def over_processes() -> None:
@@ -42,7 +60,7 @@ def over_processes() -> None:
     Raises:
         OSError: With the path that was in the way.
     """
-    with opened(PROC) as root, opened(os.devnull) as null:
+    with linux.opened(PROC) as root, linux.opened(os.devnull) as null:
         for name in (*_KERNELS, *_OF_USERS):
             with contextlib.suppress(FileNotFoundError):
                 _cover(root, name, null if name in _OF_USERS else None)
@@ -55,10 +73,10 @@ def over_workspace(sandbox: Sandbox) -> None:
         OSError: With the path that was in the way: ELOOP for a symlink.
     """
     with (
-        opened(sandbox.workspace) as root,
-        opened(EMPTY) as empty,
-        opened(os.devnull) as null,
-        opened(NOTHING, _PATH | os.O_NOFOLLOW) as nothing,
+        linux.opened(sandbox.workspace) as root,
+        linux.opened(EMPTY) as empty,
+        linux.opened(os.devnull) as null,
+        linux.opened(NOTHING, os.O_PATH | os.O_NOFOLLOW) as nothing,
     ):
         start = len(sandbox.workspace) + 1
         for path in sandbox.fixed:
@@ -76,20 +94,10 @@ def over_workspace(sandbox: Sandbox) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: str, flags: int = _PATH) -> Generator[int]:
-    """A descriptor that only names a file."""
-    fd = os.open(path, flags)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
 def beneath(root: int, name: str, flags: int = _PATH) -> Generator[int]:
     """A file below a directory, no symlink on the way; OSError otherwise."""
     how = struct.pack("QQQ", flags, 0, _NO_SYMLINKS_BENEATH)
-    fd = _checked(_libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how))), name)
+    fd = linux.checked(linux.libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how))), name)
     try:
         yield fd
     finally:
@@ -121,12 +129,12 @@ def lay(source: int, place: int, name: str, *, read_only: bool = True) -> None:
 @contextlib.contextmanager
 def cloned(source: int, name: str, *, read_only: bool) -> Generator[int]:
     """A mount of a file or directory, with all below it, that is nowhere yet."""
-    tree = _checked(_libc.syscall(_OPEN_TREE, source, b"", _CLONE), name)
+    tree = linux.checked(linux.libc.syscall(_OPEN_TREE, source, b"", _CLONE), name)
     try:
         attributes = _NO_SETUID | _NO_DEVICES | (_READ_ONLY if read_only else 0)
         given = struct.pack("QQQQ", attributes, 0, 0, 0)
         size = ctypes.c_size_t(len(given))
-        _checked(_libc.syscall(_MOUNT_SETATTR, tree, b"", _RECURSIVELY, given, size), name)
+        linux.checked(linux.libc.syscall(_MOUNT_SETATTR, tree, b"", _RECURSIVELY, given, size), name)
         yield tree
     finally:
         os.close(tree)
@@ -134,18 +142,91 @@ def cloned(source: int, name: str, *, read_only: bool) -> Generator[int]:
 
 def put(tree: int, place: int, name: str) -> None:
     """Mount it on what is open."""
-    _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", place, b"", _ONTO), name)
+    linux.checked(linux.libc.syscall(_MOVE_MOUNT, tree, b"", place, b"", _ONTO), name)
 
 
 def mounted(fd: int) -> bool:
     """Whether something is mounted here: statx(2)."""
     found = ctypes.create_string_buffer(256)
-    _checked(_libc.syscall(_STATX, fd, b"", _EMPTY_PATH, 0, found), "")
+    linux.checked(linux.libc.syscall(_STATX, fd, b"", _EMPTY_PATH, 0, found), "")
     return bool(struct.unpack_from("Q", found, 8)[0] & _MOUNT_ROOT)
 
 
-def _checked(result: int, name: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), name)
-    return result
+def over_scripts(sandbox: Sandbox) -> bytes:
+    """Mount what is held, in this mount namespace, and say what it is now; for who has entered the instance.
+
+    Raises:
+        OSError: With the path: ESTALE where the content is another, ELOOP for a symlink.
+    """
+    if not sandbox.held:
+        return b""
+    size = f"size={len(sandbox.held) * (FILE_BYTES + 4096)},nr_inodes={len(sandbox.held) + 8},mode=0755"
+    linux.checked(linux.libc.mount(b"tmpfs", EMPTY.encode(), b"tmpfs", _MS_NOSUID_NODEV, size.encode()), EMPTY)
+    said: list[str] = []
+    with linux.opened(sandbox.workspace) as root:
+        start = len(sandbox.workspace) + 1
+        for number, (_, path, content) in enumerate(sandbox.held[:_FILES]):
+            copy = f"{EMPTY}/{number}"
+            with beneath(root, path[start:], _READ) as file:
+                _copy(file, copy, path, content)
+                with linux.opened(copy) as made:
+                    lay(made, file, path)
+            status = os.stat(copy)
+            said.append(f"held {status.st_dev}:{status.st_ino}\n")
+    linux.libc.umount2(EMPTY.encode(), _MNT_DETACH)
+    return "".join(said).encode()
+
+
+def check_held(pid: int, request: StartRequest, text: str) -> None:
+    """Look whether a process that waits to be the command is where it shall be, and would find what is held.
+
+    `text` has what `over_scripts` said.
+
+    Raises:
+        OSError: ESTALE with the path of what is another, or why there is no telling.
+    """
+    if request.place is not None:
+        place = os.stat(f"/proc/{pid}/cwd")
+        if (place.st_dev, place.st_ino) != request.place:
+            raise OSError(errno.ESTALE, CHANGED, request.cwd)
+    if request.sandbox is None or not request.sandbox.held:
+        return
+    laid = [(int(device), int(inode)) for device, inode in _LAID.findall(text)]
+    with linux.opened(f"/proc/{pid}/root") as root:
+        for (named, path, _), what in zip(request.sandbox.held, laid, strict=True):
+            for name in {named, path}:
+                if _found(root, name) != what:
+                    raise OSError(errno.ESTALE, CHANGED, name)
+
+
+def _copy(file: int, copy: str, path: str, content: str) -> None:
+    before = os.fstat(file)
+    if not stat.S_ISREG(before.st_mode):
+        raise OSError(errno.ESTALE, CHANGED, path)
+    digest, total = hashlib.sha256(), 0
+    with linux.opened(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as made:
+        while total <= FILE_BYTES and (data := os.read(file, _CHUNK)):
+            total += len(data)
+            digest.update(data)
+            linux.write_all(made, data)
+        if digest.hexdigest() != content:
+            raise OSError(errno.ESTALE, CHANGED, path)
+        os.fchmod(made, stat.S_IMODE(before.st_mode) & 0o777)
+        os.utime(made, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _found(root: int, name: str) -> tuple[int, int]:
+    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT)
+    fd = linux.libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how)))
+    if fd < 0:
+        raise OSError(errno.ESTALE, CHANGED, name)
+    try:
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
+    finally:
+        os.close(fd)
+
+
+def unescaped(place: bytes) -> bytes:
+    """A place as a table of mounts has it, with its blanks: proc_pid_mountinfo(5)."""
+    return _ESCAPED.sub(lambda escape: bytes([int(escape[1], 8)]), place) if b"\\" in place else place

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from shellback.exec.supervisor.loop import Loop
 from shellback.exec.supervisor.process import procfs, spawn
-from shellback.exec.supervisor.sandbox import building, covers, held, namespaces, pins
+from shellback.exec.supervisor.sandbox import building, covers, namespaces, pins
 from shellback.exec.supervisor.sandbox.bwrap import Said, child_of, give_up
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.wire import crashpoints, layout
@@ -177,7 +177,7 @@ class Launch:
         pins.lay_elsewhere(self._elsewhere, sandbox.workspace, sandbox.pinned)
         stands = building.enter(found, sandbox, say, self._pinned)
         covers.over_workspace(sandbox)
-        os.write(say, held.over_scripts(sandbox))
+        os.write(say, covers.over_scripts(sandbox))
         os.umask(request.umask)
         building.finish(stands)
         building.become(stands, self._words(), say, fds)
@@ -250,7 +250,7 @@ class _Ends:
             OSError: It would not, or there is no telling.
         """
         assert self._main is not None
-        held.check(self._main.pid, request, text)
+        covers.check_held(self._main.pid, request, text)
 
     def close(self, orphans: Orphans, *, go: bool) -> Launched | None:
         """Let go of what waits; the command's process, or None after seeing to it that nothing of it is left."""

@@ -13,7 +13,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import select
 import signal
 import stat
@@ -26,7 +25,7 @@ from typing import Any, Final, cast
 from shellback.exec.supervisor.loop import IN, Loop, now
 from shellback.exec.supervisor.sandbox import covers, restoring
 from shellback.exec.supervisor.sandbox.restoring import Who
-from shellback.exec.wire import gitconfig, layout
+from shellback.exec.wire import gitconfig, layout, linux
 from shellback.exec.wire.protocol import Loss
 from shellback.exec.wire.sandbox import CONTAINED, EMPTY, FIXED, MASKED, NOTHING, READ_ONLY, STUB
 
@@ -40,7 +39,6 @@ _AWAY_S: Final = 0.05
 _LIMIT_S: Final = 0.5
 _AGAIN_S: Final = 0.002
 _FILES: Final = 256
-_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 _CONFIGURATIONS: Final = frozenset({"config", "config.worktree", ".gitconfig"})
 """Names of files whose settings are compared."""
 _MASKS: Final = frozenset({b"null", *(os.path.basename(path).encode() for path in (EMPTY, NOTHING)), b""})
@@ -302,7 +300,7 @@ def covers_of_container(home: str) -> dict[str, str]:
 
 def _content(path: str) -> bytes:
     try:
-        with covers.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
+        with linux.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
             return os.read(fd, gitconfig.MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b"\0"
     except OSError:
         return b"\0"
@@ -327,8 +325,7 @@ def _table(fd: int) -> dict[bytes, list[tuple[bytes, bool]]]:
     found: dict[bytes, list[tuple[bytes, bool]]] = {}
     for line in data.splitlines():
         words = line.split(b" ", 6)
-        place = _ESCAPED.sub(_character, words[4]) if b"\\" in words[4] else words[4]
-        found.setdefault(place, []).append((words[3], words[5].startswith(b"ro")))
+        found.setdefault(covers.unescaped(words[4]), []).append((words[3], words[5].startswith(b"ro")))
     return found
 
 
@@ -338,16 +335,12 @@ def _holds(mounts: Collection[tuple[bytes, bool]], kind: str) -> bool:
     return any(ro and (kind != MASKED or root.rpartition(b"/")[2] in _MASKS) for root, ro in mounts)
 
 
-def _character(escape: re.Match[bytes]) -> bytes:
-    return bytes([int(escape[1], 8)])
-
-
 def _nobodys(path: str, file: tuple[int, int]) -> bool:
     """Whether nobody has this file open, and it has no other name: fcntl(2), F_SETLEASE.
 
     Where the file system does not tell, somebody may. One that is another by now is nobody's: another loss.
     """
-    with contextlib.suppress(OSError), covers.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
+    with contextlib.suppress(OSError), linux.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
         found = os.fstat(fd)
         if (found.st_dev, found.st_ino) != file:
             return True
@@ -365,7 +358,6 @@ _IGNORED: Final = 0x8000
 _ONLY_DIRECTORIES: Final = 0x1000000
 _EVENT: Final = struct.Struct("iIII")
 _BYTES: Final = 1 << 16
-_libc = ctypes.CDLL(None, use_errno=True)
 
 Call = Callable[[], None]
 
@@ -408,15 +400,13 @@ class Renames:
         for number, users in list(self._users.items()):
             if users.pop(call, None) is not None and not users:
                 del self._users[number]
-                _libc.inotify_rm_watch(self._fd, number)
+                linux.libc.inotify_rm_watch(self._fd, number)
 
     def _added(self, folder: str) -> int | None:
         if self._fd < 0:
-            self._fd = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-            if self._fd < 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            self._fd = linux.checked(linux.libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
             self._loop.watch(self._fd, self._read, IN)
-        number: int = _libc.inotify_add_watch(self._fd, os.fsencode(folder), _MOVED_FROM | _ONLY_DIRECTORIES)
+        number: int = linux.libc.inotify_add_watch(self._fd, os.fsencode(folder), _MOVED_FROM | _ONLY_DIRECTORIES)
         if number < 0:
             number = ctypes.get_errno()
             # Who may not be looked into, or has gone, is seen by its mount.

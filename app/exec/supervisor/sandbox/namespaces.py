@@ -6,7 +6,6 @@ Everything here runs between fork and exec. Sources: namespaces(7), pid_namespac
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import select
@@ -32,7 +31,6 @@ _CLONE_NEWPID: Final = 0x20000000
 _MS_NOSUID_NODEV_NOEXEC: Final = 0xE
 _MS_NOSUID_NOEXEC: Final = 0xA
 _OWN_TERMINALS: Final = b"newinstance,ptmxmode=0666,mode=620"
-_libc = ctypes.CDLL(None, use_errno=True)
 
 LIFE_FD: Final = 3
 STDERR_FD: Final = 4
@@ -63,12 +61,6 @@ _WAITING: Final = f"\0{WAITER}\0".encode()
 
 _SETSID: Final = "/usr/bin/setsid"
 _SLEEPERS: Final = ("/usr/bin/sleep", "/bin/sleep")
-
-
-def _checked(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def in_child(work: Callable[[], NoReturn], said: int) -> int:
@@ -116,14 +108,14 @@ def join(namespaces: Mapping[str, int]) -> None:
     """Enter an instance."""
     for name in ALL:
         if name in namespaces:
-            _checked(_libc.setns(namespaces[name], _KINDS[name]))
+            linux.checked(linux.libc.setns(namespaces[name], _KINDS[name]))
 
 
 def be_apart() -> None:
     """Have mounts of our own; the next child is the first process of a PID namespace."""
-    _checked(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID))
+    linux.checked(linux.libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID))
     # Bubblewrap makes them only with all other devices, on which it spends two fifths of its time.
-    _checked(_libc.mount(b"devpts", places.TERMINALS.encode(), b"devpts", _MS_NOSUID_NOEXEC, _OWN_TERMINALS))
+    linux.checked(linux.libc.mount(b"devpts", places.TERMINALS.encode(), b"devpts", _MS_NOSUID_NOEXEC, _OWN_TERMINALS))
 
 
 def waits(pid: int) -> bool:
@@ -143,7 +135,7 @@ def first_process(life: int, mounted: int) -> NoReturn:
     """
     # Before anybody else is in here: one that ended sooner would be a zombie of ours for good, and so keep us.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    _checked(_libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
+    linux.checked(linux.libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
     _number_anew()
     os.write(mounted, b".")
     # Those that are open, not all that may be: the limit can be a billion.

@@ -12,12 +12,12 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from shellback.exec.supervisor.sandbox import covers, held, namespaces
+from shellback.exec.supervisor.sandbox import covers, namespaces
+from shellback.exec.wire import linux
 
 _MS_SHARED: Final = 1 << 20
 _MS_SLAVE: Final = 1 << 19
@@ -26,9 +26,7 @@ _STACKED: Final = 8
 _MNT_DETACH: Final = 0x2
 _NOFOLLOW: Final = 0x8
 _TRIES: Final = 50
-_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 _NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Pins:
@@ -62,7 +60,7 @@ def lay(workspace: str, own: Sequence[str], others: Sequence[str] = ()) -> None:
     _change(workspace, _MS_SHARED)
     if not own and not others:
         return
-    with covers.opened(workspace) as root:
+    with linux.opened(workspace) as root:
         for path in sorted({*own, *others}):
             try:
                 _lay(root, path[len(workspace) + 1 :], path)
@@ -99,26 +97,22 @@ def _lay(root: int, name: str, path: str) -> None:
                     if covers.mounted(found):
                         return
                 # It had another name by then.
-                _libc.umount2(f"/proc/self/fd/{tree}".encode(), _MNT_DETACH)
-    raise OSError(errno.ESTALE, held.CHANGED, path)
+                linux.libc.umount2(f"/proc/self/fd/{tree}".encode(), _MNT_DETACH)
+    raise OSError(errno.ESTALE, covers.CHANGED, path)
 
 
 def _lift(workspace: str, but: Sequence[str]) -> None:
     """Unmount what is of the workspace's own file system there: what hides something is of another."""
     with open("/proc/self/mountinfo", "rb") as file:
         # Device and place. Who renamed one from outside took the mount along, and this is its name by now.
-        mounts = [(words[2], _ESCAPED.sub(_character, words[4])) for words in map(bytes.split, file)]
+        mounts = [(words[2], covers.unescaped(words[4])) for words in map(bytes.split, file)]
     root = os.fsencode(workspace)
     own = [device for device, path in mounts if path == root][-1:]
     ours = {path for device, path in mounts if [device] == own and path.startswith(root + b"/")}
     for path in sorted(ours, reverse=True):
         for _ in range(0 if os.fsdecode(path) in but else _STACKED):
-            if _libc.umount2(path, _MNT_DETACH | _NOFOLLOW):
+            if linux.libc.umount2(path, _MNT_DETACH | _NOFOLLOW):
                 break
-
-
-def _character(escape: re.Match[bytes]) -> bytes:
-    return bytes([int(escape[1], 8)])
 
 
 def _in(instance: Mapping[str, int], work: Callable[[], None]) -> None:
@@ -133,7 +127,7 @@ def _in(instance: Mapping[str, int], work: Callable[[], None]) -> None:
 
 
 def _change(workspace: str, propagation: int) -> None:
-    if _libc.mount(None, os.fsencode(workspace), None, propagation, None):
+    if linux.libc.mount(None, os.fsencode(workspace), None, propagation, None):
         number = ctypes.get_errno()
         if number != errno.EINVAL:
             raise OSError(number, os.strerror(number), workspace)

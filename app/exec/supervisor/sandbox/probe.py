@@ -15,7 +15,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Final
 
 from shellback.exec.wire import linux
@@ -154,11 +154,8 @@ def probe(path: str) -> dict[str, str]:
     scratch = os.path.join(path, f"{SCRATCH}{os.getpid()}.{time.time_ns()}")
     os.mkdir(scratch, 0o700)
     try:
-        folder = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with linux.opened(scratch, os.O_RDONLY | os.O_DIRECTORY) as folder:
             return {what: why for what, act in WHAT.items() if (why := _refusal(act, folder)) is not None}
-        finally:
-            os.close(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -183,13 +180,8 @@ def _remove_stale(path: str) -> None:
                     shutil.rmtree(old, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _opened(folder: int, name: str) -> Generator[int]:
-    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _opened(folder: int, name: str) -> contextlib.AbstractContextManager[int]:
+    return linux.opened(name, os.O_RDWR | os.O_CREAT, dir_fd=folder)
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ Sources: setns(2), ioctl_ns(2), move_mount(2).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import gc
 import json
@@ -31,7 +30,6 @@ _TRIES: Final = 50
 _NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MASK_FLAGS: Final = 0x1 | 0x2 | 0x4
-_libc = ctypes.CDLL(None, use_errno=True)
 
 Who = tuple[int, int] | None
 Result = tuple[str, int, int]
@@ -87,7 +85,7 @@ def _restore(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str,
         namespaces.prepare(who, Bounds())
         namespaces.join(found)
         os.umask(0o022)
-        with covers.opened("/") as root:
+        with linux.opened("/") as root:
             rows = [(path, *_again(root, path, *how)) for path, how in sorted(wanted.items())]
         linux.write_all(said, json.dumps(rows).encode("utf-8", "surrogateescape"))
     finally:
@@ -128,12 +126,11 @@ def _covered(root: int, path: str, kind: str, *, make: bool) -> Result:
 
 def _mask(place: int, path: str, status: os.stat_result) -> None:
     if not stat.S_ISDIR(status.st_mode):
-        with covers.opened(os.devnull) as null:
+        with linux.opened(os.devnull) as null:
             covers.lay(null, place, path)
         return
     os.fchdir(place)
-    if _libc.mount(b"tmpfs", b".", b"tmpfs", _MASK_FLAGS, b"size=4096"):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+    linux.checked(linux.libc.mount(b"tmpfs", b".", b"tmpfs", _MASK_FLAGS, b"size=4096"), path)
 
 
 def _there(root: int, path: str) -> bool:

@@ -10,13 +10,13 @@ Sources: getrlimit(2); commit 21d1c5e386bc of the kernel.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 from typing import Final
 
+from shellback.exec.wire import linux
+
 _CLONE_NEWUSER: Final = 0x10000000
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def set_limits(*, processes: int = 0, file_bytes: int = 0, data_bytes: int = 0) -> None:
@@ -71,7 +71,7 @@ def _forks_in_a_namespace() -> bool:
     inside = os.fork()
     if inside == 0:
         try:
-            if _libc.unshare(_CLONE_NEWUSER) == 0:
+            if linux.libc.unshare(_CLONE_NEWUSER) == 0:
                 resource.setrlimit(resource.RLIMIT_NPROC, (2, 2))
                 second = os.fork()
                 if second:

@@ -132,14 +132,11 @@ def make(path: str, text: bytes | None, owner: tuple[int, int] | None) -> None:
                 raise
             except OSError:
                 text = b""
-        fd = os.open(name, flags, 0o644, dir_fd=folder)
-        try:
+        with linux.opened(name, flags, 0o644, dir_fd=folder) as fd:
             if flags == _NEW:
                 linux.write_all(fd, text or b"")
             if owner is not None:
                 os.chown(f"/proc/self/fd/{fd}", *owner)
-        finally:
-            os.close(fd)
 
 
 def remove(path: str, text: bytes | None) -> None:
@@ -158,11 +155,8 @@ def remove(path: str, text: bytes | None) -> None:
                 os.unlink(name, dir_fd=folder)
                 return
             text = b""
-        fd = os.open(name, _OLD, dir_fd=folder)
-        try:
+        with linux.opened(name, _OLD, dir_fd=folder) as fd:
             same = stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, len(text) + 1) == text
-        finally:
-            os.close(fd)
         if same:
             os.unlink(name, dir_fd=folder)
 

@@ -20,7 +20,7 @@ from shellback.exec.supervisor.process.job import ITSELF, Job, target_of
 from shellback.exec.supervisor.records.records import ABANDONED, Unreadable
 from shellback.exec.supervisor.sandbox import namespaces, sandboxes
 from shellback.exec.supervisor.service.supervisor import Supervisor
-from shellback.exec.wire import layout, shapes
+from shellback.exec.wire import layout, protocol
 from shellback.exec.wire.protocol import ExitRecord, Message
 
 _DAMAGED: Final = b"?"
@@ -74,7 +74,7 @@ class _Recovery:
         files = self._records.names(name)
         if layout.LAID in files:
             with contextlib.suppress(Unreadable):
-                self._laid[name] = shapes.laid(self._records.read(name, layout.LAID))
+                self._laid[name] = protocol.laid(self._records.read(name, layout.LAID))
         if layout.ACKED in files:
             self._linger(name)
         elif layout.EXIT in files:

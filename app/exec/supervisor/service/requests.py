@@ -25,8 +25,7 @@ from shellback.exec.supervisor.records.records import ABANDONED
 from shellback.exec.supervisor.service.starts import Starts
 from shellback.exec.supervisor.service.supervisor import Supervisor
 from shellback.exec.wire.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
-from shellback.exec.wire.protocol import VERSION, ExitRecord
-from shellback.exec.wire.shapes import KILLERS
+from shellback.exec.wire.protocol import KILLERS, VERSION, ExitRecord
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _GONE: Final = "the state directory was removed; nothing starts before what runs there has ended"
@@ -147,7 +146,7 @@ class Requests:
         if message.get("version") != VERSION:
             raise Refused("unsupported_version", f"this supervisor speaks version {VERSION}")
         if message.get("watch"):
-            peer.send({"id": message.get("id"), "ok": True, **self._info()})
+            _telling(peer, message)(self._info())
             for record in list(self._sup.ledger.ended.values()):
                 peer.send({"event": "exit", "record": record})
             for job in self._sup.jobs.values():
@@ -173,11 +172,10 @@ class Requests:
         }
 
     def _start(self, peer: Peer, message: Message) -> Message | None:
-        number = message.get("id")
-        return self._starts.start(message, lambda answer: peer.send({"id": number, "ok": True, **answer}))
+        return self._starts.start(message, _telling(peer, message))
 
     def _kill(self, peer: Peer, message: Message) -> Message | None:
-        name, number = session_id(message), message.get("id")
+        name, tell = session_id(message), _telling(peer, message)
         grace = number_of(message, "grace_s", 2.0)
         who = field_of(message, "ended_by", str)
         if who not in KILLERS:
@@ -187,7 +185,7 @@ class Requests:
         def done(survivors: list[int]) -> None:
             if job is not None:
                 self._sup.notice(job)
-            peer.send({"id": number, "ok": True, "killed": not survivors, "survivors": survivors})
+            tell({"killed": not survivors, "survivors": survivors})
 
         if job is not None:
             self._sup.kill(job, grace, who, done)
@@ -202,20 +200,18 @@ class Requests:
         return None
 
     def _expire(self, peer: Peer, message: Message) -> Message | None:
-        lifetime, owner, number = message.get("lifetime"), field_of(message, "owner", str), message.get("id")
+        lifetime, owner, tell = message.get("lifetime"), field_of(message, "owner", str), _telling(peer, message)
         if lifetime not in {TURN, CONVERSATION} or not owner:
             raise Refused("bad_request", f"lifetime is neither {TURN} nor {CONVERSATION}, or the owner is nobody")
-        self._sup.lifetimes.expire(
-            lifetime, owner, lambda names: peer.send({"id": number, "ok": True, "sessions": names})
-        )
+        self._sup.lifetimes.expire(lifetime, owner, lambda names: tell({"sessions": names}))
         return None
 
     def _signal(self, peer: Peer, message: Message) -> Message | None:
         job, number = self._live(message), message.get("number")
         if not isinstance(number, int) or number not in signal.valid_signals():
             raise Refused("bad_request", "number is no signal")
-        request = message.get("id")
-        self._sup.signal(job, number, lambda: peer.send({"id": request, "ok": True}))
+        tell = _telling(peer, message)
+        self._sup.signal(job, number, lambda: tell({}))
         return None
 
     def _list(self) -> Message:
@@ -287,10 +283,10 @@ class Requests:
         return growth.of_record(status)
 
     def _look(self, peer: Peer, message: Message) -> Message | None:
-        job, number = self._sup.jobs.get(session_id(message)), message.get("id")
+        job, tell = self._sup.jobs.get(session_id(message)), _telling(peer, message)
         if job is None or job.record is not None or job.pidfd < 0:
             return {"look": None}
-        self._looks.look(job, lambda look: peer.send({"id": number, "ok": True, "look": look}))
+        self._looks.look(job, lambda look: tell({"look": look}))
         return None
 
     def _withdraw(self, peer: Peer, message: Message) -> Message:

@@ -25,9 +25,8 @@ from shellback.exec.supervisor.sandbox.launching import Orphans
 from shellback.exec.supervisor.sandbox.losses import ENDED, MOST, Place, Watch, covers_of_container
 from shellback.exec.supervisor.sandbox.sandboxes import Sandboxes
 from shellback.exec.wire import crashpoints, layout, linux
-from shellback.exec.wire.protocol import ExitRecord, Loss, Message
+from shellback.exec.wire.protocol import PROTECTION, ExitRecord, Loss, Message
 from shellback.exec.wire.sandbox import CONTAINED
-from shellback.exec.wire.shapes import PROTECTION
 
 _LAST_DRAIN: Final = 4 << 20
 _UNTOLD_S: Final = 1.0
