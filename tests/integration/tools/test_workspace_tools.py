@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from shellback.exec.tools.file_tools.calls import FileCalls
 from shellback.exec.tools.tool_calls import ToolCalls
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import context_of
-from tests.execs import run
+from tests.execs import run, running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -100,18 +101,25 @@ class Room:
             os.chown(path, self.engine.backend.uid, self.engine.backend.uid)
 
 
+@asynccontextmanager
+async def room(tmp_path: Path) -> AsyncGenerator[Room]:
+    async with running_engine(tmp_path) as engine:
+        rules: list[Rule] = []
+
+        async def of(_conversation_id: str) -> Rules:
+            return Rules(rules=tuple(rules))
+
+        judge = Judge(runs=engine.backend, secret=Secrets(), rules=of)
+        files = files_of(engine.backend)
+        calls = ToolCalls(engine, judge, FileCalls(files, engine.store))
+        yield Room(engine, calls, ExecTools(engine, policy=judge, files=files, enabled=True), rules=rules)
+        await files.close()
+
+
 @pytest.fixture
-async def here(engine: Engine) -> AsyncGenerator[Room]:
-    rules: list[Rule] = []
-
-    async def of(_conversation_id: str) -> Rules:
-        return Rules(rules=tuple(rules))
-
-    judge = Judge(runs=engine.backend, secret=Secrets(), rules=of)
-    files = files_of(engine.backend)
-    calls = ToolCalls(engine, judge, FileCalls(files, engine.store))
-    yield Room(engine, calls, ExecTools(engine, policy=judge, files=files, enabled=True), rules=rules)
-    await files.close()
+async def here(tmp_path: Path) -> AsyncGenerator[Room]:
+    async with room(tmp_path) as made:
+        yield made
 
 
 async def test_reading_asks_nobody_and_changing_does(here: Room) -> None:

@@ -464,7 +464,7 @@ def test_a_rule_says_who_until_when_and_where(remembering: Path) -> None:
     assert (rule.owner, rule.created_at, rule.expires_at) == ("ann", 1000.0, 1000.0 + 7 * DAY_S)
     assert (rule.match.conversation_id, rule.match.backend, rule.match.profile) == ("c1", "bubblewrap", "work")
     assert rule.match.cwd == str(remembering)
-    for part in ("exactly `npm test`", f"in {here}", "conversation c1", "until "):
+    for part in ("exactly `npm test`", f"in {remembering}", "conversation c1", "until "):
         assert part in rule.described()
 
 
