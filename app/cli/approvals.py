@@ -292,6 +292,7 @@ class Approving:
         from shellback.cli.policy import around
         from shellback.exec.policy.rules.matching import Facts
         from shellback.exec.policy.rules.remember import rules_for
+        from shellback.exec.tools.registry import tool_named
 
         request = self.where.database.read_now(requests.get, request_id)
         if digest not in {None, request.digest}:
@@ -309,7 +310,9 @@ class Approving:
             more=any(display.get(name) for name in ("env", "stdin", "keep_stdin_open", "pty")),
             now=time.time(),
         )
-        rules = rules_for(request.tool_name, facts, surroundings, owner=me(), everywhere=everywhere, days=days)
+        rules = rules_for(
+            tool_named(request.tool_name), facts, surroundings, owner=me(), everywhere=everywhere, days=days
+        )
         if not rules:
             raise Refused("every command of it passes by itself in the sandbox: there is nothing to remember")
         self._tell("to be remembered:", *(f"  {shown_line(rule.described())}" for rule in rules))

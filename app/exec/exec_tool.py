@@ -1,5 +1,5 @@
-"""The tool `execute` (requirement 004-01); its package is `tools`."""
+"""The tools that start processes (requirement 004-01); their package is `tools`."""
 
-from shellback.exec.tools.exec_tool import exec_tools
+from shellback.exec.tools.all.exec_tool import execute, execute_pty
 
-__all__ = ("exec_tools",)
+__all__ = ("execute", "execute_pty")

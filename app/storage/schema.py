@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _alembic = threading.Lock()  # its context is one per process
 _MIGRATIONS: Final = Path(str(shellback.__file__)).parent / "migrations"
-_UNRELEASED: Final = frozenset(f"{number:04}" for number in range(1, 10))
+_UNRELEASED: Final = frozenset({*(f"{number:04}" for number in range(1, 10)), "0001_schema"})
 """Revisions of before the first release, which are one now."""
 _APPLIED: Final = sa.table("alembic_version", sa.column("version_num"))
 

@@ -16,9 +16,18 @@ import sqlalchemy as sa
 
 from shellback.exec.core.errors import CommandDenied, InvalidTransition, LimitReached, SessionNotFound
 from shellback.exec.core.limits import SESSIONS_PER_CONVERSATION
-from shellback.exec.core.model import Act, CallKey, Delivery, Polled, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.core.model import (
+    TYPED,
+    Act,
+    CallKey,
+    Delivery,
+    Polled,
+    Session,
+    SessionEnd,
+    SessionId,
+    SessionState,
+)
 from shellback.exec.core.ports import ExitSink, SessionStore
-from shellback.exec.policy.tools import TYPING
 from shellback.storage import session_rows as rows
 from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn
@@ -87,28 +96,7 @@ class SqlSessionStore(SessionStore):
     async def list(self, *, conversation_id: str | None = None, live: bool | None = None) -> Sequence[Session]:
         return await self._database.read(find, conversation_id=conversation_id, live=live)
 
-    async def begin_call(
-        self,
-        key: CallKey,
-        session_id: SessionId,
-        tool: str,
-        *,
-        conversation_id: str | None = None,
-        turn_id: str = "",
-        epoch: int = 0,
-        granted_by: str = "",
-        digest: str = "",
-    ) -> dict[str, object] | None:
-        act = Act(
-            key=key,
-            session_id=session_id,
-            tool=tool,
-            conversation_id=conversation_id,
-            turn_id=turn_id,
-            epoch=epoch,
-            granted_by=granted_by,
-            digest=digest,
-        )
+    async def begin_call(self, act: Act) -> dict[str, object] | None:
         async with self._telling():
             return await self._database.write(begin, act, self._within_call)
 
@@ -241,20 +229,6 @@ def ids(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
     return list(conn.execute(query.order_by(sessions.c.created_at.desc()).limit(limit)).scalars())
 
 
-def begin_call(
-    conn: sa.Connection,
-    key: CallKey,
-    session_id: SessionId,
-    tool: str,
-    within: WithinCall | None = None,
-    *,
-    turn_id: str = "",
-    epoch: int = 0,
-) -> dict[str, object] | None:
-    """`begin` for a call on a session."""
-    return begin(conn, Act(key=key, session_id=session_id, tool=tool, turn_id=turn_id, epoch=epoch), within)
-
-
 def begin(conn: sa.Connection, act: Act, within: WithinCall | None = None) -> dict[str, object] | None:
     """Note that a call is about to act: None when it is new, `{}` when begun before, else its outcome.
 
@@ -266,7 +240,8 @@ def begin(conn: sa.Connection, act: Act, within: WithinCall | None = None) -> di
         if conversation_id is None:
             conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": act.session_id}).scalar_one()
         _fence(_hold(conn, conversation_id), conversation_id, act.turn_id, act.epoch)
-    row = {"call_key": act.key, "session_id": act.session_id, "tool": act.tool, "created_at": time.time()}
+    row: dict[str, object] = {"call_key": act.key, "session_id": act.session_id, "tool": act.tool, "kind": act.kind}
+    row["created_at"] = time.time()
     if insert_new(conn, calls, row):
         if within is not None:
             within(conn, act)
@@ -288,7 +263,7 @@ def acted_on(conn: sa.Connection, key: CallKey) -> SessionId | None:
 def typed_last(conn: sa.Connection, session_id: SessionId, besides: str) -> dict[str, object] | None:
     """The outcome of the newest call but one that typed into a session, `{}` for none yet; None without such a call."""
     query = sa.select(calls.c.outcome).where(
-        calls.c.session_id == session_id, calls.c.tool.in_(TYPING), calls.c.call_key != besides
+        calls.c.session_id == session_id, calls.c.kind.in_(TYPED), calls.c.call_key != besides
     )
     row = conn.execute(query.order_by(calls.c.created_at.desc()).limit(1)).one_or_none()
     return None if row is None else row.outcome or {}
@@ -316,7 +291,7 @@ def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto:
     session = lock_row(conn, sessions, session_id)
     if session is None:
         raise SessionNotFound(session_id)
-    before = begin_call(conn, key, session_id, "process_poll")
+    before = begin(conn, Act(key=key, session_id=session_id, tool="process_poll"))
     if before:
         return Polled.recorded(before)
     start, err_start = int(session["poll_offset"]), int(session["poll_err_offset"])

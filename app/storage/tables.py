@@ -224,6 +224,7 @@ calls: Final = sa.Table(
     sa.Column("call_key", sa.String(64), primary_key=True),
     sa.Column("session_id", sa.String(64), nullable=False, index=True),
     sa.Column("tool", sa.String(100), nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False, default=""),  # as `CallKind`
     sa.Column("outcome", sa.JSON),  # None until the call has acted
     sa.Column("created_at", sa.Float, nullable=False, index=True),
 )

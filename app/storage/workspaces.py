@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from shellback.exec.core.identity import workspace_scope
 from shellback.exec.core.model import PodmanWorkspace, Session
 from shellback.exec.core.ports import WorkspaceStore
-from shellback.exec.policy.tools import CHANGING
 from shellback.storage.db import Database
 from shellback.storage.rows import insert_new
 from shellback.storage.session_rows import from_row
@@ -91,7 +90,7 @@ def changes(conn: sa.Connection, scope: str, *, limit: int) -> list[dict[str, An
     `did` is `unknown` where the worker died in the call, `refused` where it came to nothing.
     """
     query = sa.select(calls.c.created_at, calls.c.outcome).where(
-        calls.c.session_id == workspace_scope(scope), calls.c.tool.in_(CHANGING)
+        calls.c.session_id == workspace_scope(scope), calls.c.kind == "changed"
     )
     found = conn.execute(query.order_by(calls.c.created_at.desc(), calls.c.call_key).limit(limit)).all()
     return [_change(row.created_at, row.outcome or {}) for row in reversed(found)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shellback.exec.core.errors import InvalidTransition, LimitReached, SessionNotFound
-from shellback.exec.core.model import CallKey, Delivery, EndedBy, SessionEnd, SessionId, SessionState
+from shellback.exec.core.model import Act, CallKey, Delivery, EndedBy, SessionEnd, SessionId, SessionState
 from shellback.exec.core.ports import SessionStore
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.storage.db import Database
@@ -273,13 +273,14 @@ def test_sessions_are_listed_oldest_first_by_conversation_and_life(store: Sessio
 def test_a_call_is_new_then_begun_then_has_its_first_outcome(store: SessionStore) -> None:
     async def run() -> None:
         key = CallKey("k1")
+        act = Act(key=key, session_id=SessionId("s1"), tool="process_write", kind="typed")
         with pytest.raises(InvalidTransition):
             await store.end_call(key, {"written": 1})
-        assert await store.begin_call(key, SessionId("s1"), "process_write") is None
-        assert await store.begin_call(key, SessionId("s1"), "process_write") == {}
+        assert await store.begin_call(act) is None
+        assert await store.begin_call(act) == {}
         await store.end_call(key, {"written": 1, "text": "ü\x00"})
         await store.end_call(key, {"written": 2})
-        assert await store.begin_call(key, SessionId("s1"), "process_write") == {"written": 1, "text": "ü\x00"}
+        assert await store.begin_call(act) == {"written": 1, "text": "ü\x00"}
 
     asyncio.run(run())
 
@@ -287,9 +288,10 @@ def test_a_call_is_new_then_begun_then_has_its_first_outcome(store: SessionStore
 def test_a_call_about_no_session_is_found_by_its_key_and_read_without_beginning_it(store: SessionStore) -> None:
     async def run() -> None:
         key = CallKey("k2")
+        act = Act(key=key, session_id=SessionId("w1"), tool="write_file", conversation_id="c1")
         assert await store.recalled(key) is None
         assert await store.acted_on(key) is None
-        assert await store.begin_call(key, SessionId("w1"), "write_file", conversation_id="c1") is None
+        assert await store.begin_call(act) is None
         assert await store.recalled(key) == {}
         assert await store.acted_on(key) == "w1"
         await store.end_call(key, {"did": "created"})

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.core.model import CallKey, CallOrigin, SessionId
+from shellback.exec.core.model import Act, CallKey, CallKind, CallOrigin, SessionId
 
 if TYPE_CHECKING:
     from pydantic_ai import RunContext
@@ -85,6 +85,14 @@ def origin_of(ctx: RunContext[Any]) -> CallOrigin:
         )
     response, index = found
     return _origin(ctx, response.run_id, _stamp(response.timestamp), index)
+
+
+def act_of(origin: CallOrigin, session_id: SessionId, tool: str, kind: CallKind = "", **more: Any) -> Act:
+    """What is recorded of a call before it changes something; `more` are further fields of it."""
+    return Act(
+        key=call_key(origin), session_id=session_id, tool=tool, kind=kind, turn_id=origin.turn_id, epoch=origin.epoch,
+        **more,
+    )  # fmt: skip
 
 
 def conversation_of(ctx: RunContext[Any]) -> str:

@@ -147,6 +147,11 @@ class CallOrigin:
     ordinal: int = 0
 
 
+CallKind = Literal["", "typed", "fed", "input", "changed"]
+"""What a call does: types into a session for a model or for code of a tool, is other input to it, or changes files."""
+TYPED: Final = ("typed", "fed")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
     """A call that is about to change something, as it is recorded: what with, for whom, and who let it.
@@ -157,6 +162,7 @@ class Act:
     key: CallKey
     session_id: SessionId
     tool: str
+    kind: CallKind = ""
     conversation_id: str | None = None
     turn_id: str = ""
     epoch: int = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
-from shellback.exec.core.model import CallKey, PodmanWorkspace, Polled, Session, SessionEnd, SessionId
+from shellback.exec.core.model import Act, CallKey, PodmanWorkspace, Polled, Session, SessionEnd, SessionId
 from shellback.exec.core.watch import Hit, Watch
 from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
 
@@ -75,23 +75,10 @@ class SessionStore(Protocol):
         """Sessions, oldest first; of one conversation, or all; live, ended, or both."""
         ...
 
-    async def begin_call(
-        self,
-        key: CallKey,
-        session_id: SessionId,
-        tool: str,
-        *,
-        conversation_id: str | None = None,
-        turn_id: str = "",
-        epoch: int = 0,
-        granted_by: str = "",
-        digest: str = "",
-    ) -> dict[str, object] | None:
+    async def begin_call(self, act: Act) -> dict[str, object] | None:
         """Note that a changing call is about to act. None: it is new. `{}`: begun before, outcome not known.
 
-        Anything else is the recorded outcome of an earlier execution of the same call. `session_id` is a session's, or
-        with a `conversation_id` whatever its calls without a session are found by. `granted_by` and `digest` are as a
-        session has them.
+        Anything else is the recorded outcome of an earlier execution of the same call.
 
         Raises:
             StaleTurn: Epoch and turn no longer hold the conversation (SQL store only).

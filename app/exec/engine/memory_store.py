@@ -11,7 +11,10 @@ from typing import Any
 from shellback.exec.core.errors import InvalidTransition, LimitReached, SessionNotFound
 from shellback.exec.core.limits import SESSIONS_PER_CONVERSATION
 from shellback.exec.core.model import (
+    TYPED,
+    Act,
     CallKey,
+    CallKind,
     Delivery,
     PodmanWorkspace,
     Polled,
@@ -21,7 +24,6 @@ from shellback.exec.core.model import (
     SessionState,
 )
 from shellback.exec.core.ports import ExitSink, SessionStore, WorkspaceStore
-from shellback.exec.policy.tools import TYPING
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Call:
     session_id: SessionId
-    tool: str
+    kind: CallKind
     outcome: dict[str, object] | None = None
 
 
@@ -110,21 +112,10 @@ class MemorySessionStore(SessionStore):
         found = [session for session in self._of(conversation_id) if live is None or session.live == live]
         return sorted(found, key=lambda session: (session.created_at, session.id))
 
-    async def begin_call(
-        self,
-        key: CallKey,
-        session_id: SessionId,
-        tool: str,
-        *,
-        conversation_id: str | None = None,  # noqa: ARG002 - without a queue there are no turns to be overtaken
-        turn_id: str = "",  # noqa: ARG002
-        epoch: int = 0,  # noqa: ARG002
-        granted_by: str = "",  # noqa: ARG002 - and no approvals or rules to be used
-        digest: str = "",  # noqa: ARG002
-    ) -> dict[str, object] | None:
-        call = self._calls.get(key)
+    async def begin_call(self, act: Act) -> dict[str, object] | None:
+        call = self._calls.get(act.key)
         if call is None:
-            self._calls[key] = _Call(session_id, tool)
+            self._calls[act.key] = _Call(act.session_id, act.kind)
             return None
         return dict(call.outcome or {})
 
@@ -138,7 +129,7 @@ class MemorySessionStore(SessionStore):
 
     async def typed_last(self, session_id: SessionId, *, besides: str = "") -> dict[str, object] | None:
         typed = [one for key, one in self._calls.items() if one.session_id == session_id and key != besides]
-        return next((dict(one.outcome or {}) for one in reversed(typed) if one.tool in TYPING), None)
+        return next((dict(one.outcome or {}) for one in reversed(typed) if one.kind in TYPED), None)
 
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
         call = self._calls.get(key)
@@ -151,7 +142,7 @@ class MemorySessionStore(SessionStore):
         session = self._sessions.get(session_id)
         if session is None:
             raise SessionNotFound(session_id)
-        before = await self.begin_call(key, session_id, "process_poll")
+        before = await self.begin_call(Act(key=key, session_id=session_id, tool="process_poll"))
         if before:
             return Polled.recorded(before)
         start, err_start = session.poll_offset, session.poll_err_offset

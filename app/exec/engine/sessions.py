@@ -23,7 +23,7 @@ from shellback.exec.core.errors import (
     SupervisorUnreachable,
     TaskCompleted,
 )
-from shellback.exec.core.identity import call_key
+from shellback.exec.core.identity import act_of, call_key
 from shellback.exec.core.model import CallKey, CallOrigin, EndedBy, Session, SessionState, WindowSize
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.waiting import check_typing
@@ -182,11 +182,11 @@ class Sessions:
         if len(data) > limits.STDIN_BYTES:
             raise InvalidCommand(f"data has {len(data)} bytes; at most {limits.STDIN_BYTES} are accepted in one call")
         check_input(session)
-        key = call_key(origin)
+        key, kind = call_key(origin), "typed" if by_model else "fed"
         text = lines_of(data, eof=eof)
         waiting = await self.unfinished(session, besides=key)
         unfinished = await asyncio.to_thread(left_of, waiting, text)
-        before = await self._engine.store.begin_call(key, session.id, tool, turn_id=origin.turn_id, epoch=origin.epoch)
+        before = await self._engine.store.begin_call(act_of(origin, session.id, tool, kind))
         if before is not None:
             return _written(session, before or await self._recalled(session, key))
         if session.end is not None:
@@ -243,9 +243,7 @@ class Sessions:
         check_size(size)
         key = None if origin is None else call_key(origin)
         if origin is not None and key is not None:
-            before = await self._engine.store.begin_call(
-                key, session.id, "process_resize", turn_id=origin.turn_id, epoch=origin.epoch
-            )
+            before = await self._engine.store.begin_call(act_of(origin, session.id, "process_resize", "input"))
             if before:
                 return session
         if session.end is not None:
@@ -263,9 +261,7 @@ class Sessions:
         """
         session = await self.get(session_id)
         key = call_key(origin)
-        before = await self._engine.store.begin_call(
-            key, session.id, "process_pin", turn_id=origin.turn_id, epoch=origin.epoch
-        )
+        before = await self._engine.store.begin_call(act_of(origin, session.id, "process_pin"))
         if not before:
             await self._engine.store.pin(session.id, pinned)
             await self._engine.store.end_call(key, {"pinned": pinned})
@@ -284,9 +280,7 @@ class Sessions:
         """
         session = await self.get(session_id)
         key = call_key(origin)
-        before = await self._engine.store.begin_call(
-            key, session.id, "process_kill", turn_id=origin.turn_id, epoch=origin.epoch
-        )
+        before = await self._engine.store.begin_call(act_of(origin, session.id, "process_kill"))
         if before is None and session.end is not None:
             before = dict[str, object](ended=how_it_ended(session.end))
             await self._engine.store.end_call(key, before)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.core.errors import BackendUnavailable, ExecError, InputUnknown, InvalidCommand, TaskCompleted
-from shellback.exec.core.identity import call_key
+from shellback.exec.core.identity import act_of, call_key
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import SHELL, CallKey, CallOrigin, CommandSpec, EndedBy, Session, SessionId, WindowSize
 from shellback.exec.engine.engine import Engine
@@ -78,7 +78,7 @@ class PersistentShells:
         known.told(upto)
         return Started(session=session, output=prompt)
 
-    async def exec(
+    async def exec(  # noqa: PLR0913
         self,
         session_id: str,
         command: str,
@@ -87,6 +87,7 @@ class PersistentShells:
         timeout_s: float = TIMEOUT_S,
         raw: bool = False,
         tool: str = "shell_session",
+        by_model: bool = True,
         granted_by: str = "",
         digest: str = "",
     ) -> Executed:
@@ -107,7 +108,7 @@ class PersistentShells:
         session = await self.get(session_id, origin.conversation_id, ended=True)
         with self._held(session) as known:
             recorded = await self._engine.store.begin_call(
-                key, session.id, tool, turn_id=origin.turn_id, epoch=origin.epoch, granted_by=granted_by, digest=digest
+                act_of(origin, session.id, tool, "typed" if by_model else "fed", granted_by=granted_by, digest=digest)
             )
             if not recorded:
                 again = recorded is not None

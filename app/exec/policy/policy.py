@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Protocol, final
 
 from shellback.exec.core.errors import CommandDenied, ExecError
 from shellback.exec.core.model import WORK, CommandSpec
-from shellback.exec.policy.tools import Tool, tool_named
+from shellback.exec.policy.tools import ASKING, Tool
 
 TABLE: Final = "table"
 """Who says what no rule and no classification does."""
@@ -41,13 +41,14 @@ class Proposal:
 class Asked:
     """A call that policy is asked about: whose it is, and the command that it would start, if it starts one.
 
-    `call_key` is empty where a call is only shown, and does not go on whatever is said. A tool for files has `words`:
-    its call as rules read it, and `files`, what it is about: absolute, symlinks resolved. A call that types
-    has `typed`, as a shell would read it, `unfinished`, what was typed before and not ended (None where nobody can
-    tell), and whether a `shell` may read it.
+    `tool` is the name of the tool that was called, `act` the tool that the call amounts to. `call_key` is empty where a
+    call is only shown, and does not go on whatever is said. A tool for files has `words`: its call as rules read it,
+    and `files`, what it is about: absolute, symlinks resolved. A call that types has `typed`, as a shell would read it,
+    `unfinished`, what was typed before and not ended (None where nobody can tell), and whether a `shell` may read it.
     """
 
     tool: str
+    act: Tool = ASKING
     call_key: str = ""
     conversation_id: str = ""
     spec: CommandSpec | None = None
@@ -57,11 +58,6 @@ class Asked:
     typed: str | None = None
     unfinished: str | None = ""
     shell: bool = True
-
-    @property
-    def act(self) -> Tool:
-        """The tool that it amounts to."""
-        return tool_named(self.tool).act(self.args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

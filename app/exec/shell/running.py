@@ -131,7 +131,7 @@ class Running:
 
     async def close_stdin(self) -> None:
         """Let it read the end of its input. Raises what `write` does."""
-        await self._sessions.write(self.id, b"", self._origin(), tool="shell", eof=True)
+        await self._sessions.write(self.id, b"", self._origin(), tool="shell", eof=True, by_model=False)
 
     async def resize(self, rows: int, cols: int) -> None:
         """Change the size of its terminal.
@@ -400,7 +400,15 @@ class ShellSession:
                 raise CommandDenied(f"nobody approved this command, and shell {self.id} could not hold it to reading")
             by, digest = grant.by, grant.digest
         done = await self._shells.exec(
-            self.id, command, origin, timeout_s=timeout_seconds, raw=raw, tool=_TOOL, granted_by=by, digest=digest
+            self.id,
+            command,
+            origin,
+            timeout_s=timeout_seconds,
+            raw=raw,
+            tool=_TOOL,
+            by_model=False,
+            granted_by=by,
+            digest=digest,
         )
         seen = await self._printed(done.slice)
         return replace(done, output=seen.text, slice=seen)

@@ -1,36 +1,25 @@
-"""The calls that are about a shell that stays: what each takes, and what a person would approve with it."""
+"""The calls that are about a shell that stays: what each would do, and what a person would approve with it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple
 
-from shellback.exec.core.errors import (
-    CommandDenied,
-    ExecError,
-    InvalidCommand,
-    PathOutsideSandbox,
-    PtyError,
-    SessionNotFound,
-    SpawnFailed,
-    TaskCompleted,
-)
+from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.identity import call_key
-from shellback.exec.core.model import SHELL, CallOrigin, CommandSpec, Session, SessionId, WindowSize
+from shellback.exec.core.model import SHELL, CallOrigin, CommandSpec, Session, SessionId
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.sessions import check_size
 from shellback.exec.log.output import Slice
 from shellback.exec.log.plain_text import decoded
 from shellback.exec.persistent import Executed, PersistentShells, shell_command
 from shellback.exec.persistent.marks import without
 from shellback.exec.policy.commands import bound, command_spec, proposed
 from shellback.exec.policy.policy import Grant, Proposal
-from shellback.exec.policy.tools import tool_named
 from shellback.exec.reports.blocks import STREAM_CHARS
 from shellback.exec.reports.render import unwritten
+from shellback.exec.tools.tool import Args
 
 TIMEOUT_S: Final = 30.0
 TIMEOUT_MAX_S: Final = 300.0
@@ -39,39 +28,6 @@ _LATE_S: Final = 30.0
 """How much longer than its timeout a command may take to be told of."""
 _OWN: Final = "shell:"
 """What the tool call id of a shell that `shell` has started begins with; the call's key follows."""
-_TAKES: Final[Mapping[str, Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]]] = {
-    "shell_session": {
-        "start": ((), ("cwd", "rows", "cols", "env")),
-        "exec": (("session_id", "command"), ("timeout", "raw")),
-        "write": (("session_id", "input"), ()),
-        "read": (("session_id",), ("raw",)),
-        "resize": (("session_id", "rows", "cols"), ()),
-        "kill": (("session_id",), ()),
-        "list": ((), ()),
-    },
-    "shell": {
-        "execute": (("command",), ("timeout",)),
-        "spawn": (("command",), ()),
-        "kill": (("task_id",), ()),
-        "status": ((), ()),
-        "output": (("task_id",), ()),
-    },
-}
-"""What each action needs, and what it may have besides."""
-_WHAT: Final = {
-    "session_id": "session_id, which start has returned and list shows",
-    "task_id": "task_id, which spawn has returned and status shows",
-    "command": "command, the text of a bash command",
-    "input": "input, the text to write, a line with its line end",
-    "rows": "rows, the new number of rows",
-    "cols": "cols, the new number of columns",
-}
-_WORDS: Final[Mapping[type[ExecError], str]] = {
-    PathOutsideSandbox: "path outside sandbox: ",
-    CommandDenied: "command denied by policy: ",
-    PtyError: "pty error: ",
-    SpawnFailed: "process spawn failed: ",
-}
 
 
 class Line(NamedTuple):
@@ -82,28 +38,23 @@ class Line(NamedTuple):
     shell: Session | None
 
 
-def check_parameters(tool: str, args: Mapping[str, Any]) -> None:
-    """Accept what an action was given.
+def check_timeout(_: Engine, args: Args) -> None:
+    """Accept how long a command may be waited for.
 
     Raises:
-        InvalidCommand: It lacks something, has something that it does not take, or its timeout or size is out of range.
+        InvalidCommand: It is out of range.
     """
-    choice = tool_named(tool).choice
-    action = args[choice]
-    needed, possible = _TAKES[tool][action]
-    given = {name for name, value in args.items() if value not in (None, "", {}) and value is not False}
-    lacking = [_WHAT[name] for name in needed if name not in given]
-    if lacking:
-        raise InvalidCommand(f"{action} needs {' and '.join(lacking)}")
-    surplus = sorted(given - {*needed, *possible, choice})
-    if surplus:
-        takes = ", ".join((*needed, *possible)) or "nothing else"
-        raise InvalidCommand(f"{action} does not take {', '.join(surplus)}; it takes {takes}")
     timeout = args.get("timeout")
     if timeout is not None and not _TIMEOUT_MIN_S <= timeout <= TIMEOUT_MAX_S:
         raise InvalidCommand(f"timeout is {timeout:g} s; it must be {_TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g} s")
-    if "rows" in needed:
-        check_size(WindowSize(args["rows"], args["cols"]))
+
+
+def start_spec(engine: Engine, args: Args) -> CommandSpec:
+    """The shell that the arguments of `start` describe."""
+    size = {name: args[name] for name in ("rows", "cols") if args.get(name) is not None}
+    return shell_command(
+        cwd=args.get("cwd"), env=args.get("env"), **size, workspace=engine.workspace, limits=engine.limits
+    )
 
 
 def own_shell(origin: CallOrigin) -> CallOrigin:
@@ -120,41 +71,12 @@ def noted(note: str, shown: Slice) -> dict[str, Any]:
     return found
 
 
-def worded(tool: str, error: ExecError) -> str:
-    """An error in the words of the tool that it is for: those of `shell` are its specification's."""
-    if tool != "shell":
-        return str(error)
-    if isinstance(error, SessionNotFound):
-        return f"unknown task: {error.session_id}"
-    if isinstance(error, TaskCompleted):
-        return f"task already completed: {error.end}"
-    said = next((words for kind, words in _WORDS.items() if isinstance(error, kind)), "")
-    return f"{said}{str(error).removeprefix('refused by policy: ')}"
-
-
 class ShellCalls:
     """Finds out what a call about a shell would do."""
 
     def __init__(self, engine: Engine, shells: PersistentShells) -> None:
         self.shells = shells
         self._engine = engine
-
-    def start_spec(self, args: Mapping[str, Any]) -> CommandSpec:
-        """The shell that the arguments of `start` describe."""
-        size = {name: args[name] for name in ("rows", "cols") if args.get(name) is not None}
-        return shell_command(
-            cwd=args.get("cwd"),
-            env=args.get("env"),
-            **size,
-            workspace=self._engine.workspace,
-            limits=self._engine.limits,
-        )
-
-    def spawn_spec(self, args: Mapping[str, Any]) -> CommandSpec:
-        """The process that the arguments of `spawn` describe: in the background, its streams apart."""
-        workspace, limits = self._engine.workspace, self._engine.limits
-        made = command_spec(command=args["command"], background=True, workspace=workspace, limits=limits)
-        return replace(made, separate_stderr=True)
 
     async def checked(self, conversation_id: str, session_id: str, *, live: bool) -> Session:
         """The shell with this id, one that runs where it has to be `live`.
@@ -166,15 +88,13 @@ class ShellCalls:
         """
         return await self.shells.get(session_id, conversation_id, ended=not live)
 
-    async def line(self, conversation_id: str, tool: str, args: Mapping[str, Any], key: str) -> Line:
-        """What `exec` and `execute` would do. `key` is the call's, empty where it is only shown.
+    async def line(self, shell: Session | None, args: Args, *, tool: str, conversation_id: str) -> Line:
+        """What running the command of a call in a shell would do; without one, in the shell that is started for it.
 
         Raises:
-            InvalidCommand: There is no such shell, or the command is not acceptable.
-            SessionNotFound: There is no such session.
+            InvalidCommand: The command is not acceptable.
         """
         workspace, limits = self._engine.workspace, self._engine.limits
-        shell = await self._shell(conversation_id, tool, args, key)
         place = str(workspace) if shell is None else self._outer(await self.shells.cwd(shell.id, conversation_id))
         spec = command_spec(command=args["command"], workspace=workspace, limits=limits)
         spec = replace(spec, cwd=place, kind=SHELL)
@@ -185,13 +105,13 @@ class ShellCalls:
             "timeout_s": args.get("timeout") or TIMEOUT_S,
         }
         if shell is None:
-            around = (await proposed(self.start_spec({}), self._engine.backend)).facts
+            around = (await proposed(start_spec(self._engine, {}), self._engine.backend)).facts
             facts = {**around, **facts, "starts": around["command"]}
         else:
             facts |= {"session_id": shell.id, "cwd": place}
         return Line(spec, Proposal(tool=tool, facts=facts), shell)
 
-    async def exec(self, session_id: str, args: Mapping[str, Any], origin: CallOrigin, grant: Grant | None) -> Executed:
+    async def exec(self, session_id: str, args: Args, origin: CallOrigin, grant: Grant | None) -> Executed:
         """Have a shell run the command of a call, as `PersistentShells.exec`.
 
         Raises:
@@ -232,16 +152,26 @@ class ShellCalls:
         shells = [one for one in found if one.kind == SHELL and one.tool_call_id.startswith(_OWN)]
         return shells[-1] if shells else None
 
-    async def _shell(self, conversation_id: str, tool: str, args: Mapping[str, Any], key: str) -> Session | None:
-        if tool == "shell_session":
-            return await self.checked(conversation_id, args["session_id"], live=False)
-        own = await self.own(conversation_id)
-        # What this very call has started before a crash was not there when it was approved.
-        return None if own is not None and own.tool_call_id == f"{_OWN}{key}" else own
-
     def _outer(self, path: str) -> str:
         """A directory as this machine names it, of one that a shell tells."""
         backend = self._engine.backend
         if backend.inner == str(backend.workspace) or not PurePath(path).is_relative_to(backend.inner):
             return path
         return str(backend.workspace / PurePath(path).relative_to(backend.inner))
+
+
+async def shell_of(shells: ShellCalls, conversation_id: str, args: Args, key: str) -> Session | None:  # noqa: ARG001 - the key is for shells that a call starts
+    """The shell that a call names.
+
+    Raises:
+        InvalidCommand: It is a session, but no shell.
+        SessionNotFound: There is no such session.
+    """
+    return await shells.checked(conversation_id, args["session_id"], live=False)
+
+
+async def shell_of_conversation(shells: ShellCalls, conversation_id: str, args: Args, key: str) -> Session | None:  # noqa: ARG001 - they name no shell
+    """The shell of the conversation, where it has one; `key` is the call's, empty where it is only shown."""
+    own = await shells.own(conversation_id)
+    # What this very call has started before a crash was not there when it was approved.
+    return None if own is not None and own.tool_call_id == f"{_OWN}{key}" else own

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pydantic import ValidationError
-from pydantic_ai import RunContext
+from pydantic_ai import FunctionToolset, RunContext
+from pydantic_ai.messages import ToolReturn
 from pydantic_ai.tools import ToolDefinition
-from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, CombinedToolset, ToolsetTool
+from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, ToolsetTool
 
-from shellback.exec.core.end_text import how_it_ended
-from shellback.exec.core.errors import ExecError, PasswordWanted, TaskCompleted
-from shellback.exec.core.identity import call_key, conversation_of, origin_of
-from shellback.exec.core.model import Session, WindowSize
+from shellback.exec.core.errors import ExecError
 from shellback.exec.core.secrets import Secrets, secret_paths
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.sessions import check_input, check_size
-from shellback.exec.engine.waiting import check_typing
 from shellback.exec.files.files import Files
 from shellback.exec.persistent import PersistentShells
 from shellback.exec.policy.judge import Judge, Keys
 from shellback.exec.policy.policy import Policy, Proposal
-from shellback.exec.policy.tools import tool_named
 from shellback.exec.shell.workspaces.authority import files_of
-from shellback.exec.tools.exec_tool import exec_tools
 from shellback.exec.tools.file_tools.calls import FileCalls
-from shellback.exec.tools.process_tool import process_tools
-from shellback.exec.tools.session_tool import session_tools
+from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.shell_calls import ShellCalls
-from shellback.exec.tools.shell_tool import shell_tools
-from shellback.exec.tools.tool_calls import ToolCalls, answering, typed_by
-from shellback.exec.tools.watch_tool import pin_tools, wait_tools, watch_tools
-from shellback.exec.tools.workspace_tool import workspace_tools
+from shellback.exec.tools.tool import ExecTool, Invocation, Part
+from shellback.exec.tools.tool_calls import ToolCalls, answering
 from shellback.exec.watching.watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -93,19 +85,19 @@ class ExecTools:
         self.workspace = workspace
         on_files = FileCalls(files or files_of(engine.backend), engine.store, touched=touched)
         on_shells = ShellCalls(engine, shells or PersistentShells(engine))
-        self._calls = ToolCalls(engine, policy or plain_judge(engine), on_files, on_shells)
-        self._tools = [exec_tools(self._calls), process_tools(self._calls), wait_tools(self._calls)] if commands else []
-        if commands and sessions:
-            self._tools.append(session_tools(self._calls))
-        if commands and shell:
-            self._tools.append(shell_tools(self._calls))
-        if commands and blocks:
-            self._tools.append(pin_tools(self._calls))
-        self._watcher = watcher
-        if commands and watcher is not None:
-            self._tools.append(watch_tools(self._calls, watcher))
-        if workspace:
-            self._tools.append(workspace_tools(self._calls))
+        self._calls = ToolCalls(engine, policy or plain_judge(engine), on_files, on_shells, watcher)
+        parts: dict[Part, bool] = {
+            "commands": commands,
+            "sessions": commands and sessions,
+            "shell": commands and shell,
+            "blocks": commands and blocks,
+            "watches": commands and watcher is not None,
+            "workspace": workspace,
+        }
+        self._tools = FunctionToolset[Any](id="exec", docstring_format="google", require_parameter_descriptions=True)
+        for tool in tools().values():
+            if parts[tool.part]:
+                self._tools.add_function(_function(tool, self._calls), takes_ctx=True, metadata=tool.metadata)
 
     @property
     def asking(self) -> str:
@@ -119,8 +111,7 @@ class ExecTools:
 
     def toolset(self) -> AbstractToolset[Any]:
         """Tools, then gate, then approval."""
-        tools = CombinedToolset[Any](self._tools)
-        return AskFirst(tools.prepared(self._visible), _needs_approval, check=self._check)
+        return AskFirst(self._tools.prepared(self._visible), _needs_approval, check=self._check)
 
     async def propose(self, conversation_id: str, tool: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The digest that an approval of this call binds, and what the person is shown.
@@ -129,78 +120,54 @@ class ExecTools:
         """
         try:
             valid = self._validated(tool, args)
-            _, proposal, verdict, _, look = await self._calls.weighed(conversation_id, tool, valid, approved=True)
+            weighed = await self._calls.weighed(conversation_id, tool_named(tool), valid, approved=True)
         except (ExecError, ValidationError) as error:
             refused = Proposal(tool=tool, facts={**args, "refused": str(error)})
             return refused.digest, _shown(refused)
-        shown = _shown(proposal) if look is None else look.shown
-        if tool == "evaluate_python":
-            shown = {"code" if name == "stdin" else name: value for name, value in shown.items()}
-        return proposal.digest, {**shown, **verdict.shown}
+        renamed, look = tool_named(tool).renamed, weighed.look
+        shown = _shown(weighed.proposal) if look is None else look.shown
+        named = {renamed.get(name, name): value for name, value in shown.items()}
+        return weighed.proposal.digest, {**named, **weighed.verdict.shown}
 
     def _validated(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         # The digest is over what the tool body gets: with defaults filled in and types made.
-        for toolset in self._tools:
-            if tool in toolset.tools:
-                return toolset.tools[tool].function_schema.validator.validate_python(args)
-        return args
+        found = self._tools.tools.get(tool)
+        return args if found is None else found.function_schema.validator.validate_python(args)
 
     async def _visible(self, ctx: RunContext[Any], definitions: list[ToolDefinition]) -> list[ToolDefinition]:
         return definitions if self.gate(ctx) else []
 
-    async def _check(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> None:
-        with answering(tool):
-            self._calls.check(tool, args)
-            if tool == "process_send_keys":
-                typed_by(tool, args)
-            known = tool_named(tool)
-            if known.acts:
-                await self._check_action(ctx, tool, args)
-            elif "session_id" in args:
-                session = await self._calls.sessions(ctx).get(args["session_id"])
-                if session.end is not None and known.asks and not await self._made_before(ctx):
-                    raise TaskCompleted(session.id, how_it_ended(session.end))
-                if known.input:
-                    check_input(session, terminal=known.terminal)
-                if tool == "process_resize":
-                    check_size(WindowSize(args["rows"], args["cols"]))
-                elif known.types:
-                    await self._check_typing(ctx, session, tool, args)
+    async def _check(self, ctx: RunContext[Any], name: str, args: dict[str, Any]) -> None:
+        call = Invocation(self._calls, ctx, tool_named(name), args)
+        with answering(call.tool.worded):
+            await self._calls.ready(call)
         await self._heed(args)
 
     async def _heed(self, args: dict[str, Any]) -> None:
         """Note which sessions a call is about: their watches have not fired in vain."""
-        if self._watcher is not None:
+        if (watcher := self._calls.watcher) is not None:
             named = (args.get("session_id"), args.get("task_id"), *(args.get("session_ids") or ()))
             for session_id in filter(None, named):
-                await self._watcher.heed(session_id)
+                await watcher.heed(session_id)
 
-    async def _check_action(self, ctx: RunContext[Any], tool: str, args: dict[str, Any]) -> None:
-        act = tool_named(tool).act(args)
-        if args.get("session_id"):
-            # What it did before its shell ended is told again.
-            new = act.asks and not await self._made_before(ctx)
-            session = await self._calls.shells.checked(conversation_of(ctx), args["session_id"], live=new)
-            if args["action"] == "write":
-                await self._check_typing(ctx, session, tool, args)
-            elif args["action"] == "exec" and new:
-                await self._calls.shells.shells.check_free(session)
-        elif args.get("task_id"):
-            session = await self._calls.sessions(ctx).get(args["task_id"])
-            if session.end is not None and act.asks and not await self._made_before(ctx):
-                raise TaskCompleted(session.id, how_it_ended(session.end))
 
-    async def _check_typing(self, ctx: RunContext[Any], session: Session, tool: str, args: dict[str, Any]) -> None:
-        try:
-            await check_typing(self.engine, session, typed_by(tool, args))
-        except PasswordWanted:
-            # What was typed before it was asked for is only told again.
-            if not await self._made_before(ctx):
-                raise
+def _function(tool: ExecTool, calls: ToolCalls) -> Callable[..., Awaitable[ToolReturn[Any]]]:
+    """The function that the agent framework is given for a tool: its body with the context of a run."""
 
-    async def _made_before(self, ctx: RunContext[Any]) -> bool:
-        """Whether this is the repeat of a call that has acted: it is told what it did, whatever happened since."""
-        return await self.engine.store.recalled(call_key(origin_of(ctx))) is not None
+    async def function(ctx: RunContext[Any], **args: Any) -> ToolReturn[Any]:
+        with answering(tool.worded):
+            done = await tool.run(Invocation(calls, ctx, tool, args), **args)
+        return ToolReturn(done.value, metadata=done.metadata)
+
+    first, *parameters = inspect.signature(tool.run).parameters.values()
+    hints = get_type_hints(tool.run)
+    del hints[first.name]
+    (value,) = get_args(hints.pop("return"))
+    hints = {"ctx": RunContext[Any], **hints, "return": ToolReturn[value]}
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    function.__signature__ = inspect.Signature([context, *parameters])
+    function.__annotations__, function.__doc__, function.__name__ = hints, tool.run.__doc__, tool.name
+    return function
 
 
 def plain_judge(engine: Engine) -> Judge:

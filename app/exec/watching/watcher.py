@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from shellback.exec.core.end_text import how_it_ended
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.core.identity import call_key, watch_id
+from shellback.exec.core.identity import act_of, call_key, watch_id
 from shellback.exec.core.model import CallOrigin, Session, SessionId
 from shellback.exec.core.ports import WatchStore
 from shellback.exec.core.watch import APART_S, BY_THE_AGENT, ENDED, FIRED, Hit, Kind, Watch, is_read
@@ -122,9 +122,7 @@ class Watcher:
     async def off(self, session_id: SessionId, origin: CallOrigin) -> None:
         """End the watches of a session; a repeat of the call leaves those that were placed since."""
         key = call_key(origin)
-        before = await self._engine.store.begin_call(
-            key, session_id, "process_watch", turn_id=origin.turn_id, epoch=origin.epoch
-        )
+        before = await self._engine.store.begin_call(act_of(origin, session_id, "process_watch"))
         if before:
             return
         await self.store.off(session_id, BY_THE_AGENT)

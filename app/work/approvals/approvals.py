@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.display import request_lines
 from shellback.exec.policy.classify.model import Tier
-from shellback.exec.policy.tools import tool_named
+from shellback.exec.tools.registry import tool_named
 from shellback.storage.db import Database
 from shellback.storage.tables import approvals, conversations, turns
 from shellback.work.approvals import audit

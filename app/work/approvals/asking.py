@@ -10,7 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from shellback.exec.core.display import shown
-from shellback.exec.policy.tools import tool_named
+from shellback.exec.tools.registry import tool_named
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage.tables import approvals, sessions
 from shellback.work.approvals.approvals import Request, audited, find, get

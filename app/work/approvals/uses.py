@@ -12,7 +12,6 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from shellback.exec.core.model import Act, CallKey, Session, SessionId
-from shellback.exec.policy.tools import tool_named
 from shellback.exec.shell.permit import APPROVED
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, sessions
@@ -79,7 +78,7 @@ def consume_call(conn: sa.Connection, act: Act) -> None:
     if row is not None:
         ours = row.session_id in {None, session_id}
         consume(conn, row.id, key, row.digest if ours else "", conversation_id=conversation_id)
-    elif tool_named(act.tool).input:
+    elif act.kind in {"typed", "input"}:
         _use_standing(conn, key, session_id, act.tool, conversation_id)
 
 

@@ -29,8 +29,8 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, RunCont
 from shellback.exec.core.identity import origin_of, session_id
 from shellback.exec.core.model import SessionId
 from shellback.exec.core.pydantic_private import abandon_threads_on_cancel
-from shellback.exec.policy.tools import tool_named
 from shellback.exec.reports.blocks import Told
+from shellback.exec.tools.registry import tool_named
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage import sessions
 from shellback.storage.db import Database

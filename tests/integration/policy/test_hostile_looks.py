@@ -22,13 +22,16 @@ from shellback.exec.core.errors import CheckTimedOut, ExecError, WorkspaceUnusab
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.core.sight.sight import ENTRIES, sandbox_cwd
 from shellback.exec.core.threads import LEFT_MOST, Threads
+from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.files.files import Files
 from shellback.exec.policy import binding
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.repository import objection, running
 from shellback.exec.policy.judge import judged
 from shellback.exec.policy.rules.denials import denial
-from shellback.exec.tools.file_tools.looks import Looks
+from shellback.exec.tools.file_tools.calls import FileCalls
+from shellback.exec.tools.registry import tool_named
+from shellback.exec.tools.tool import FileTool
 from tests.judged import around
 
 ENDS_S: Final = 60.0
@@ -189,7 +192,9 @@ def test_a_tool_for_files_looks_at_what_is_there_and_ends(
     async def look() -> str:
         files = Files(ws)
         try:
-            return repr((await Looks(files).look(tool, {"path": "x", **more}, lambda _: None)).facts)
+            calls, found = FileCalls(files, MemorySessionStore()), tool_named(tool)
+            assert isinstance(found, FileTool)
+            return repr((await calls.look(found, {"path": "x", **more}, lambda _: None)).facts)
         except ExecError as error:
             return str(error)
         finally:

@@ -25,7 +25,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.judge import CLASSIFIER, TRUSTED
 from shellback.exec.policy.policy import Approval, Asked, Verdict, Withheld
 from shellback.exec.shell.permit import permit
-from shellback.exec.tools.tool_calls import ToolCalls
+from shellback.exec.tools.toolset import ExecTools
 from tests import sandboxes
 from tests.execs import running_engine, spec
 
@@ -90,7 +90,10 @@ class Call:
             tool_call_approved=approved,
         )
         given = {"command": self.command, **args}
-        return str((await ToolCalls(self.engine, self.policy).run(ctx, "execute", given)).return_value)
+        tools = ExecTools(self.engine, policy=self.policy)
+        execute = tools._tools.tools["execute"]  # pyright: ignore[reportPrivateUsage]
+        valid = execute.function_schema.validator.validate_python(given)
+        return str((await execute.function(ctx, **valid)).return_value)
 
     async def session(self) -> Session:
         (session,) = await self.engine.store.list()

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError
 
 from shellback.exec.core.errors import CommandDenied, InvalidCommand, LimitReached
-from shellback.exec.core.model import CallKey, SessionId
+from shellback.exec.core.model import Act, CallKey, CallKind, SessionId
 from shellback.exec.policy.classify.model import Tier
 from shellback.exec.policy.policy import Asked, TablePolicy
 from shellback.exec.policy.rules.rule import Match, Rule
@@ -85,10 +85,13 @@ class Office:
         except CommandDenied as error:
             return str(error)
 
-    def write(self, name: str, session_id: str = "s1", tool: str = "process_write") -> str | None:
+    def write(
+        self, name: str, session_id: str = "s1", tool: str = "process_write", kind: CallKind = "typed"
+    ) -> str | None:
         """Give input to a session in a call of this key: why not, if not."""
         try:
-            self.db.write_now(sessions.begin_call, CallKey(name), SessionId(session_id), tool, uses.consume_call)
+            act = Act(key=CallKey(name), session_id=SessionId(session_id), tool=tool, kind=kind)
+            self.db.write_now(sessions.begin, act, uses.consume_call)
         except CommandDenied as error:
             return str(error)
         return None

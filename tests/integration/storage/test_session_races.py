@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from shellback.exec.core.errors import LimitReached
-from shellback.exec.core.model import CallKey, Delivery, Polled, Session, SessionEnd, SessionState
+from shellback.exec.core.model import Act, CallKey, Delivery, Polled, Session, SessionEnd, SessionState
 from shellback.storage import sessions as on_connection
 from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn
@@ -221,7 +222,7 @@ def test_a_call_of_an_overtaken_execution_is_not_begun(database: Database) -> No
         )
 
     database.write_now(conversation)
-    key = CallKey("c1")
+    act = Act(key=CallKey("c1"), session_id=session.id, tool="process_write", kind="typed", turn_id="t1", epoch=5)
     with pytest.raises(StaleTurn):
-        database.write_now(on_connection.begin_call, key, session.id, "process_write", turn_id="t1", epoch=4)
-    assert database.write_now(on_connection.begin_call, key, session.id, "process_write", turn_id="t1", epoch=5) is None
+        database.write_now(on_connection.begin, replace(act, epoch=4))
+    assert database.write_now(on_connection.begin, act) is None

@@ -21,6 +21,7 @@ from shellback.exec.persistent import Executed, PersistentShells
 from shellback.exec.policy.classify.model import Tier
 from shellback.exec.policy.rules.matching import Tiers
 from shellback.exec.reports.callback_text import callback_payload, wake_text
+from shellback.exec.tools.tool import Invocation
 from shellback.exec.tools.tool_calls import Granted, ToolCalls
 from tests.desks import Desk, desk
 from tests.execs import EXEC_UID, GATE, let_go, printed
@@ -237,8 +238,8 @@ async def test_a_command_runs_only_in_the_shell_that_it_was_approved_for(
         (shell,) = await here.engine.store.list()
         granted = ToolCalls.granted
 
-        async def and_then_it_ends(self: ToolCalls, *args: Any) -> Granted:
-            found = await granted(self, *args)
+        async def and_then_it_ends(self: ToolCalls, call: Invocation) -> Granted:
+            found = await granted(self, call)
             await here.engine.supervised.port.signal(shell.id, signal.SIGHUP)
             await here.engine.wait(shell.id, up_to=SOON)
             return found

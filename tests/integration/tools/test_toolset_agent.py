@@ -30,8 +30,8 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.policy.policy import Approval
-from shellback.exec.policy.tools import TOOLS, tool_named
 from shellback.exec.tools.capability import ExecCapability
+from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.toolset import ExecTools, exec_toolset
 from shellback.exec.watching.memory import MemoryWatchStore
 from shellback.exec.watching.watcher import Watcher
@@ -289,7 +289,7 @@ async def test_the_gate_hides_tools_and_instructions_together(tmp_path: Path, ga
         assert script.seen is not None
         names = {tool.name for tool in script.seen.function_tools}
         instructions = script.seen.instructions or ""
-    assert names == ({tool.name for tool in TOOLS} if gate else set())
+    assert names == ({tool.name for tool in tools().values()} if gate else set())
     assert (str(engine.workspace) in instructions) is gate
     assert ("execute" in instructions) is gate
 

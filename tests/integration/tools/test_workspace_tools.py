@@ -16,17 +16,16 @@ from pydantic_ai.messages import ToolReturn
 
 from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import call_key, origin_of, workspace_scope
-from shellback.exec.core.model import CallKey
+from shellback.exec.core.model import Act, CallKey
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.judge import Judge
 from shellback.exec.policy.policy import Approval
 from shellback.exec.policy.rules.matching import Rules
 from shellback.exec.policy.rules.rule import Match, Rule
-from shellback.exec.policy.tools import tool_named
 from shellback.exec.shell.workspaces.authority import files_of
-from shellback.exec.tools.file_tools.calls import FileCalls
-from shellback.exec.tools.tool_calls import ToolCalls
+from shellback.exec.tools.registry import tool_named
+from shellback.exec.tools.tool import FileTool
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import context_of
 from tests.execs import run, running_engine
@@ -50,7 +49,6 @@ class Room:
     """One conversation, whose calls a test makes and approves."""
 
     engine: Engine
-    calls: ToolCalls
     tools: ExecTools
     deps: Deps = field(default_factory=Deps)
     count: int = 0
@@ -69,9 +67,10 @@ class Room:
 
     async def do(self, tool: str, *, again: bool = False, approved: bool = False, **args: Any) -> ToolReturn[str]:
         """Make a call that is a new one, or with `again` the last one once more."""
-        assert tool_named(tool).files
+        assert isinstance(tool_named(tool), FileTool)
         ctx = self.ctx(tool, approved=approved, again=again)
-        return await self.calls.on_files(ctx, tool, self.valid(tool, args))
+        function = self.tools._tools.tools[tool].function  # pyright: ignore[reportPrivateUsage]
+        return await function(ctx, **self.valid(tool, args))
 
     async def seen(self, tool: str, **args: Any) -> dict[str, Any]:
         """Let a person see and approve the next call; what they see."""
@@ -111,8 +110,7 @@ async def room(tmp_path: Path) -> AsyncGenerator[Room]:
 
         judge = Judge(runs=engine.backend, secret=Secrets(), rules=of)
         files = files_of(engine.backend)
-        calls = ToolCalls(engine, judge, FileCalls(files, engine.store))
-        yield Room(engine, calls, ExecTools(engine, policy=judge, files=files, enabled=True), rules=rules)
+        yield Room(engine, ExecTools(engine, policy=judge, files=files, enabled=True), rules=rules)
         await files.close()
 
 
@@ -185,11 +183,14 @@ async def test_a_listed_secret_asks_also_behind_a_link_and_searches_leave_it_out
 async def test_a_link_that_is_put_there_after_the_look_reads_nothing(here: Room) -> None:
     here.put(".env", "KEY=value\n")
     here.put("a.txt", "harmless\n")
-    look = await here.calls.files.look("read_file", {"path": "a.txt", "offset": 0, "limit": 10}, lambda _: None)
+    files = here.tools._calls.files  # pyright: ignore[reportPrivateUsage]
+    tool, args = tool_named("read_file"), {"path": "a.txt", "offset": 0, "limit": 10}
+    assert isinstance(tool, FileTool)
+    look = await files.look(tool, args, lambda _: None)
     (here.workspace / "a.txt").unlink()
     (here.workspace / "a.txt").symlink_to(".env")
     with pytest.raises(CommandDenied, match=r"leads to .*/\.env by now"):
-        await here.calls.files.read("read_file", {"path": "a.txt", "offset": 0, "limit": 10}, look, lambda _: None)
+        await files.read(tool, args, look, lambda _: None, approved=False)
 
 
 CHANGES: list[tuple[str, dict[str, Any]]] = [
@@ -284,7 +285,9 @@ async def test_a_call_that_was_interrupted_is_never_done_again(
     file = here.put("a.txt", "one\n")
     await here.seen(tool, **args)
     key = call_key(origin_of(here.ctx(tool, again=True)))
-    await here.engine.store.begin_call(key, workspace_scope("talk"), tool, conversation_id="talk")
+    await here.engine.store.begin_call(
+        Act(key=key, session_id=workspace_scope("talk"), tool=tool, kind="changed", conversation_id="talk")
+    )
     file.unlink()
     if left is not None:
         here.put("a.txt", left)
@@ -452,8 +455,8 @@ async def test_short_commands_run_as_their_words_and_keep_their_streams_apart(he
         valid = here.valid(tool, args)
         await here.seen(tool, **args)
         ctx = here.ctx(tool, approved=True, again=True)
-        toolset = here.tools._tools[-1]  # pyright: ignore[reportPrivateUsage]
-        return (await toolset.tools[tool].function(ctx, **valid)).return_value
+        function = here.tools._tools.tools[tool].function  # pyright: ignore[reportPrivateUsage]
+        return (await function(ctx, **valid)).return_value
 
     (here.workspace / "sub").mkdir()
     said = await outcome(

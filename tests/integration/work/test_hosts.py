@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.core.model import CallKey, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.core.model import Act, CallKey, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.reports.callback_text import callback_payload, wake_text
@@ -330,8 +330,9 @@ async def test_the_turn_that_was_only_cut_off_can_do_nothing_any_more(shared: Be
         db.write_now(stopping.look, "c1", item.id, epoch, 1)
     with pytest.raises(StaleTurn):
         db.write_now(store.claim, stale)
+    act = Act(key=CallKey("k"), session_id=session_id, tool="process_write", turn_id=item.id, epoch=epoch)
     with pytest.raises(StaleTurn):
-        db.write_now(store.begin_call, CallKey("k"), session_id, "process_write", turn_id=item.id, epoch=epoch)
+        db.write_now(store.begin, act)
     with pytest.raises(StaleTurn):
         db.write_now(closing.close, shared.queue, closed, None, [], None)
     assert db.write_now(closing.close, shared.queue, late, None, [], None) == "failed"

@@ -18,7 +18,7 @@ from pydantic_ai.messages import ModelRequest
 from sqlalchemy.dialects import sqlite
 
 from shellback.exec.core.errors import SupervisorUnreachable
-from shellback.exec.core.model import Delivery, SessionId
+from shellback.exec.core.model import Act, CallKey, Delivery, SessionId
 from shellback.exec.engine.ends import Ends
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.registry import ExecRegistry
@@ -101,7 +101,8 @@ class World:
         claimed = a_session(next(numbers), conversation_id=name, turn_id=turn, host_id=HOST, delivery=delivery)
         self.db.write_now(sessions.claim, claimed)
         self.db.write_now(sessions.started, claimed.id, pid=1, started_at=time.time())
-        self.db.write_now(lambda conn: sessions.begin_call(conn, f"k{claimed.id}", claimed.id, "process_write"))  # pyright: ignore[reportArgumentType]
+        act = Act(key=CallKey(f"k{claimed.id}"), session_id=claimed.id, tool="process_write")
+        self.db.write_now(sessions.begin, act)
         (self.directories / claimed.id).mkdir(parents=True)
         if ends:
             sink = CallbackSink(self.queue, HOST, lambda session: {"session_id": session.id})

@@ -21,6 +21,7 @@ from shellback.exec.policy.policy import Asked, TablePolicy, Verdict
 from shellback.exec.policy.rules.matching import Facts, Rules, Tiers
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.exec.policy.typed_lines import lines_of
+from shellback.exec.tools.registry import tool_named
 
 pytestmark = pytest.mark.anyio
 
@@ -215,7 +216,8 @@ async def test_enforced_paths_hold_for_what_a_shell_is_fed_and_for_files(place: 
     assert (await verdict(enforced, "bash", stdin=b"touch ../b")).decision == "deny"
     for name, decision in (("a.txt", "allow"), ("../a.txt", "deny")):
         path = (place.workspace / name).resolve()
-        asked = Asked(tool="read_file", conversation_id="c1", words=("read_file", name), files=(path,))
+        words, act = ("read_file", name), tool_named("read_file")
+        asked = Asked(tool="read_file", act=act, conversation_id="c1", words=words, files=(path,))
         assert (await enforced.judge(asked)).decision == decision
 
 
@@ -242,7 +244,9 @@ async def test_input_to_a_session_passes_only_while_an_approval_stands_for_it(pl
         ("x2", "process_write", "ask"),
         ("x1", "process_kill", "ask"),
     ):
-        asked = Asked(tool=tool, conversation_id="c1", args={"session_id": session_id}, typed="y\n")
+        asked = Asked(
+            tool=tool, act=tool_named(tool), conversation_id="c1", args={"session_id": session_id}, typed="y\n"
+        )
         said = await told.judge(asked)
         assert (session_id, tool, said.decision) == (session_id, tool, decision)
 
@@ -322,17 +326,30 @@ def judge_shell(tmp_path: Path, *rules: Rule, tiers: Tiers | None = None, standi
 async def of_exec(judge_shell: Judge, command: str, *, tool: str = "shell_session") -> Verdict:
     spec = CommandSpec(command=command, cwd=str(judge_shell.runs.workspace), kind=SHELL)
     args = {"action": "exec", "op": "execute", "session_id": "x1", "command": command}
-    return await judge_shell.judge(Asked(tool=tool, conversation_id="c1", spec=spec, args=args))
+    act = tool_named(tool).act(args)
+    return await judge_shell.judge(Asked(tool=tool, act=act, conversation_id="c1", spec=spec, args=args))
 
 
 async def of_action(judge_shell: Judge, **args: Any) -> Verdict:
     typed = lines_of(args["input"].encode()) if "input" in args else None
-    asked = Asked(tool="shell_session", conversation_id="c1", args={"session_id": "x1", **args}, typed=typed)
+    asked = Asked(
+        tool="shell_session",
+        act=tool_named("shell_session").act(args),
+        conversation_id="c1",
+        args={"session_id": "x1", **args},
+        typed=typed,
+    )
     return await judge_shell.judge(asked)
 
 
 async def of_typed(judge_shell: Judge, data: bytes, *, unfinished: str | None = "", **more: Any) -> Verdict:
-    asked = Asked(tool="process_send_keys", conversation_id="c1", args={"session_id": "x1"}, typed=lines_of(data))
+    asked = Asked(
+        tool="process_send_keys",
+        act=tool_named("process_send_keys"),
+        conversation_id="c1",
+        args={"session_id": "x1"},
+        typed=lines_of(data),
+    )
     return await judge_shell.judge(replace(asked, unfinished=unfinished, **more))
 
 
@@ -389,7 +406,8 @@ async def test_the_home_of_a_login_shell_is_the_workspace(tmp_path: Path) -> Non
 
 async def test_the_table_alone_asks_about_actions_as_about_the_tools_they_amount_to() -> None:
     for action, decision in (("read", "allow"), ("list", "allow"), ("exec", "ask"), ("start", "ask")):
-        said = await TablePolicy().judge(Asked(tool="shell_session", args={"action": action}))
+        act = tool_named("shell_session").act({"action": action})
+        said = await TablePolicy().judge(Asked(tool="shell_session", act=act))
         assert said.decision == decision
 
 
@@ -426,7 +444,9 @@ async def test_a_command_is_not_given_to_a_shell_behind_an_unfinished_line_unask
     told = judge_shell(tmp_path, standing="x1")
     spec = CommandSpec(command="touch b", cwd=str(tmp_path), kind=SHELL)
     args = {"action": "exec", "session_id": "x1", "command": "touch b"}
-    asked = Asked(tool="shell_session", conversation_id="c1", spec=spec, args=args)
+    asked = Asked(
+        tool="shell_session", act=tool_named("shell_session").act(args), conversation_id="c1", spec=spec, args=args
+    )
     said = [(await told.judge(replace(asked, unfinished=left))).decision for left in ("", "touch ", None, "rm -rf /")]
     assert said == ["allow", "ask", "ask", "deny"]
 

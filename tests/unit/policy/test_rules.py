@@ -19,6 +19,7 @@ from shellback.exec.policy.rules.file import load
 from shellback.exec.policy.rules.matching import Facts, Hit, Rules, Tiers
 from shellback.exec.policy.rules.remember import DAY_S, rules_for
 from shellback.exec.policy.rules.rule import Effect, Match, Rule
+from shellback.exec.tools.registry import tool_named
 
 
 def rule(effect: Effect, *prefix: str, **match: Any) -> Rule:
@@ -438,7 +439,7 @@ def facts(remembering: Path, command: str) -> Facts:
 
 def offered(remembering: Path, command: str, *, everywhere: bool = False, days: int = 30) -> tuple[Rule, ...]:
     known = facts(remembering, command)
-    return rules_for("execute", known, around(remembering), owner="ann", everywhere=everywhere, days=days)
+    return rules_for(tool_named("execute"), known, around(remembering), owner="ann", everywhere=everywhere, days=days)
 
 
 def passes(remembering: Path, rules: tuple[Rule, ...], command: str, **other: Any) -> bool:
@@ -496,7 +497,9 @@ def test_each_command_has_its_own_rule_and_what_only_reads_has_none(remembering:
 
 
 def test_where_nothing_holds_a_command_to_reading_that_is_remembered_too(remembering: Path) -> None:
-    (rule,) = rules_for("execute", facts(remembering, "ls | wc -l"), around(remembering, sandboxed=False), owner="ann")
+    (rule,) = rules_for(
+        tool_named("execute"), facts(remembering, "ls | wc -l"), around(remembering, sandboxed=False), owner="ann"
+    )
     assert rule.match.prefix == ("ls",)
 
 
@@ -541,9 +544,11 @@ def test_what_is_denied_is_not_offered(remembering: Path) -> None:
 
 def test_only_calls_of_execute_are_remembered(remembering: Path) -> None:
     with pytest.raises(InvalidCommand, match="a call of execute_pty cannot be remembered"):
-        rules_for("execute_pty", facts(remembering, "npm test"), around(remembering), owner="ann")
+        rules_for(tool_named("execute_pty"), facts(remembering, "npm test"), around(remembering), owner="ann")
     with pytest.raises(InvalidCommand, match="environment, input or a terminal"):
-        rules_for("execute", replace(facts(remembering, "npm test"), more=True), around(remembering), owner="ann")
+        rules_for(
+            tool_named("execute"), replace(facts(remembering, "npm test"), more=True), around(remembering), owner="ann"
+        )
 
 
 @pytest.mark.parametrize("days", [0, -1, 366])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,9 +21,20 @@ from shellback.exec.core.errors import (
 )
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, SHELL, CommandSpec
-from shellback.exec.policy.tools import EXECUTE, TOOLS, tool_named
-from shellback.exec.tools.shell_calls import check_parameters, worded
+from shellback.exec.engine.engine import Engine
+from shellback.exec.tools.all.shell_tool import worded
+from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.short_commands import login_spec
+from shellback.exec.tools.tool import Action
+
+
+def accept(tool: str, args: dict[str, Any]) -> None:
+    """What is looked at before anything of the engine is."""
+    act = tool_named(tool).act(args)
+    assert isinstance(act, Action)
+    act.accept(tool_named(tool).choice, args)
+    if act.check is not None:
+        act.check(cast("Engine", None), args)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +61,7 @@ from shellback.exec.tools.short_commands import login_spec
 )
 def test_a_wrong_combination_names_what_is_needed(tool: str, args: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidCommand) as caught:
-        check_parameters(tool, args)
+        accept(tool, args)
     assert said in str(caught.value)
 
 
@@ -65,25 +76,31 @@ def test_a_wrong_combination_names_what_is_needed(tool: str, args: dict[str, Any
     ],
 )
 def test_what_is_empty_counts_as_not_given(tool: str, args: dict[str, Any]) -> None:
-    check_parameters(tool, args)
+    accept(tool, args)
 
 
-def test_every_action_amounts_to_a_tool_of_the_table() -> None:
-    acts = {(tool.name, action): act for tool in TOOLS for action, act in tool.acts.items()}
-    assert all(act in TOOLS for act in acts.values())
+def test_every_action_asks_and_types_as_the_tool_does_that_does_no_more() -> None:
+    acts = {(tool.name, action): act for tool in tools().values() for action, act in tool.acts.items()}
     passing = {key for key, act in acts.items() if not act.asks}
     assert passing == {("shell_session", "read"), ("shell_session", "list"), ("shell", "status"), ("shell", "output")}
     typing = {key for key, act in acts.items() if act.input}
     assert typing == {
         ("shell_session", "exec"), ("shell_session", "write"), ("shell_session", "resize"), ("shell", "execute"),
     }  # fmt: skip
-    assert tool_named("shell_session").act({"action": "something"}) is EXECUTE
-    assert EXECUTE.act({"action": "read"}) is EXECUTE
+    assert {key for key, act in acts.items() if act.types} == typing - {("shell_session", "resize")}
+    assert not any(act.rule for act in acts.values())
+
+
+def test_what_is_not_known_always_asks() -> None:
+    assert tool_named("shell_session").act({"action": "something"}).asks_always
+    assert tool_named("something").asks_always
+    execute = tool_named("execute")
+    assert execute.act({"action": "read"}) is execute
 
 
 def test_errors_of_shell_are_those_of_its_specification() -> None:
     said = [
-        worded("shell", error)
+        worded(error)
         for error in (
             PermissionDenied("admin", "read_only"), PathOutsideSandbox("/etc"), CommandDenied("it ruins"),
             SpawnFailed("no memory"), PtyError("no terminal"), SessionNotFound("x1"),
@@ -95,7 +112,8 @@ def test_errors_of_shell_are_those_of_its_specification() -> None:
         "command denied by policy: it ruins", "process spawn failed: no memory", "pty error: no terminal",
         "unknown task: x1", "task already completed: exit code 0",
     ]  # fmt: skip
-    assert worded("shell_session", CommandDenied("it ruins")) == "it ruins"
+    assert tool_named("shell").worded is worded
+    assert tool_named("shell_session").worded(CommandDenied("it ruins")) == "it ruins"
 
 
 def test_a_login_shell_reads_no_file_of_a_home_and_becomes_one_that_reads_none() -> None:

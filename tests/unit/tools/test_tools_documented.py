@@ -10,7 +10,7 @@ from pydantic_ai import Agent, DeferredToolRequests
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import ToolDefinition
 
-from shellback.exec.policy.tools import TOOLS, tool_named
+from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.toolset import ExecTools
 from shellback.exec.watching.memory import MemoryWatchStore
 from shellback.exec.watching.watcher import Watcher
@@ -60,11 +60,14 @@ def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> No
             for name, about in properties.items()
         ]
         seen[tool.name] = (shown, "yes" if tool_named(tool.name).asks else "no")
-    names = "|".join(tool.name for tool in TOOLS)
+    names = "|".join(tool.name for tool in tools().values())
     rows = re.findall(rf"^\| `({names})` \|(.*)\| (yes|no) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert {name: (re.findall(r"`([^`]+)`", parameters), asking) for name, parameters, asking in rows} == seen
     ours = {"code", "path", "pattern", "content", "old_string", "new_string"}
-    assert required == {"command", "session_id", "session_ids", "data", "rows", "cols", "action", "op", "pinned"} | ours
+    assert (
+        required
+        == {"command", "session_id", "session_ids", "data", "signal", "rows", "cols", "action", "op", "pinned"} | ours
+    )
 
 
 def test_the_readme_says_which_tool_is_for_what() -> None:
@@ -75,4 +78,7 @@ def test_the_readme_says_which_tool_is_for_what() -> None:
     named_in_the_text = {"shell", "process_pin"}
     without_counterpart = {"run_js", "run_curl"}
     arguments_and_programs = {"background", "yield_after", "python3", "node", "curl"}
-    assert named == {tool.name for tool in TOOLS} - named_in_the_text | without_counterpart | arguments_and_programs
+    assert (
+        named
+        == {tool.name for tool in tools().values()} - named_in_the_text | without_counterpart | arguments_and_programs
+    )

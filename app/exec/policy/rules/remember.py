@@ -13,7 +13,7 @@ from shellback.exec.policy.rules.carriers import runs_anything
 from shellback.exec.policy.rules.commands import is_plain, moves, tier_of, words_of
 from shellback.exec.policy.rules.matching import Facts
 from shellback.exec.policy.rules.rule import Match, Rule, literal
-from shellback.exec.policy.tools import tool_named
+from shellback.exec.policy.tools import Tool
 
 DAYS: Final = 30
 DAYS_MAX: Final = 365
@@ -80,15 +80,15 @@ def offer(
 
 
 def rules_for(
-    tool: str, facts: Facts, around: Surroundings, *, owner: str, everywhere: bool = False, days: int = DAYS
+    tool: Tool, facts: Facts, around: Surroundings, *, owner: str, everywhere: bool = False, days: int = DAYS
 ) -> tuple[Rule, ...]:
     """What `offer` says to a call that waits for approval, judged here and now.
 
     Raises:
         InvalidCommand: It runs no command that ends by itself, or cannot be remembered.
     """
-    if not tool_named(tool).rule:
-        raise InvalidCommand(f"a call of {tool} cannot be remembered, only a command; approve it each time")
+    if not tool.rule:
+        raise InvalidCommand(f"a call of {tool.name} cannot be remembered, only a command; approve it each time")
     judgement = classify(facts.command, around)
     return offer(judgement, facts=facts, owner=owner, everywhere=everywhere, days=days, reading=not around.sandboxed)
 

@@ -11,10 +11,11 @@ import errno
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from shellback.exec.core.errors import CommandDenied, ExecError, InvalidCommand
-from shellback.exec.core.identity import call_key, workspace_scope
+from shellback.exec.core.identity import act_of, call_key, workspace_scope
 from shellback.exec.core.model import CallKey, CallOrigin
 from shellback.exec.core.ports import SessionStore
 from shellback.exec.files.files import Files
@@ -22,8 +23,9 @@ from shellback.exec.policy.policy import Grant, Withheld
 from shellback.exec.tools.file_tools.checks import EDIT_BYTES, told
 from shellback.exec.tools.file_tools.looks import Look, Looks
 from shellback.exec.tools.file_tools.marks import Mark, marked
-from shellback.exec.tools.file_tools.reads import Reads, Told
+from shellback.exec.tools.file_tools.reads import Reads, Told, nothing_withheld
 from shellback.exec.tools.file_tools.shown import many
+from shellback.exec.tools.tool import FileTool
 from shellback.exec.wire.crashpoints import reach
 
 _PARTLY: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -47,18 +49,34 @@ class FileCalls:
         self._store = store
         self._touched = touched
 
-    async def look(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
-        """See `Looks.look`."""
-        return await self._looks.look(tool, args, withheld)
+    async def look(self, tool: FileTool, args: Mapping[str, Any], withheld: Withheld) -> Look:
+        """What a call would do.
+
+        Raises:
+            CommandDenied: What it is about is never changed, or is `withheld` and would be told by how an edit fails.
+            InvalidCommand: It could not be done as things stand.
+        """
+        with told(args["path"]):
+            look = await tool.look(self._looks, tool.name, args, withheld)
+            if tool.asks and (why := await self.files.forbids(look.path)) is not None:
+                raise CommandDenied(why)
+        return look
 
     async def read(
-        self, tool: str, args: Mapping[str, Any], look: Look, withheld: Withheld, *, approved: bool = False
+        self, tool: FileTool, args: Mapping[str, Any], look: Look, withheld: Withheld, *, approved: bool
     ) -> Told:
-        """See `Reads.read`; whatever goes wrong is an InvalidCommand, but for a refusal."""
-        with told(args.get("path", ".")):
-            return await self._reads.read(tool, args, look, withheld, approved=approved)
+        """What a call finds; a search leaves out what is withheld, whatever is in it, and says so.
 
-    async def note_read(self, tool: str, args: Mapping[str, Any], origin: CallOrigin, grant: Grant) -> None:
+        Raises:
+            CommandDenied: The path leads elsewhere by now.
+            InvalidCommand: It cannot be read.
+        """
+        if approved and withheld(look.files[0]) is not None:
+            withheld = nothing_withheld
+        with told(args["path"]):
+            return await tool.tell(self._reads, args, look, withheld)
+
+    async def note_read(self, tool: FileTool, args: Mapping[str, Any], origin: CallOrigin, grant: Grant) -> None:
         """Use the approval of a read, in the record of what was read with one; a repeat changes nothing.
 
         Raises:
@@ -67,7 +85,7 @@ class FileCalls:
         if await self._begun(tool, origin, grant) is None:
             await self._store.end_call(call_key(origin), {"did": "read", **_named(tool, args, origin)})
 
-    async def recalled(self, tool: str, args: Mapping[str, Any], origin: CallOrigin) -> Told | None:
+    async def recalled(self, tool: FileTool, args: Mapping[str, Any], origin: CallOrigin) -> Told | None:
         """What an earlier execution of this call did, or what can be told of it; None where there was none.
 
         Raises:
@@ -78,7 +96,9 @@ class FileCalls:
             return None
         return _again(tool, args, before) if before else await self._interrupted(tool, args)
 
-    async def change(self, tool: str, args: Mapping[str, Any], look: Look, origin: CallOrigin, grant: Grant) -> Told:
+    async def change(
+        self, tool: FileTool, args: Mapping[str, Any], look: Look, origin: CallOrigin, grant: Grant
+    ) -> Told:
         """Do what was looked at, once. Cancelling may leave it done.
 
         Raises:
@@ -92,7 +112,7 @@ class FileCalls:
         reach("file.begun")
         try:
             with told(args["path"]):
-                done = await self._changed(tool, look)
+                done = await self._changed(look)
         except ExecError as error:
             await self._store.end_call(key, {"refused": str(error), **_named(tool, args, origin)})
             raise
@@ -100,16 +120,17 @@ class FileCalls:
         await self._recorded(key, {**_named(tool, args, origin), **done.metadata, "text": done.text})
         return done
 
-    async def _begun(self, tool: str, origin: CallOrigin, grant: Grant) -> dict[str, object] | None:
+    async def _begun(self, tool: FileTool, origin: CallOrigin, grant: Grant) -> dict[str, object] | None:
         return await self._store.begin_call(
-            call_key(origin),
-            workspace_scope(origin.conversation_id),
-            tool,
-            conversation_id=origin.conversation_id,
-            turn_id=origin.turn_id,
-            epoch=origin.epoch,
-            granted_by=grant.by,
-            digest=grant.digest,
+            act_of(
+                origin,
+                workspace_scope(origin.conversation_id),
+                tool.name,
+                "changed" if tool.asks else "",
+                conversation_id=origin.conversation_id,
+                granted_by=grant.by,
+                digest=grant.digest,
+            )
         )
 
     async def touch(self, conversation_id: str) -> None:
@@ -121,9 +142,9 @@ class FileCalls:
         # What has been done is recorded, whoever stops waiting for it.
         await asyncio.shield(asyncio.ensure_future(self._store.end_call(key, outcome)))
 
-    async def _changed(self, tool: str, look: Look) -> Told:
+    async def _changed(self, look: Look) -> Told:
         check_ = _same(look)
-        if tool == "rm":
+        if look.did == "removed":
             removed = await self.files.remove(look.path, check=check_)
             what = "a directory" if look.was.kind == "directory" else look.was.kind
             text = (
@@ -149,13 +170,13 @@ class FileCalls:
         text = f"[{look.did} {self._looks.short(look.path)}{where}: {many(size, 'byte')}{added}]"
         return Told(text, _facts(self._looks.short, look, size=size, sha256=sha256))
 
-    async def _interrupted(self, tool: str, args: Mapping[str, Any]) -> Told:
+    async def _interrupted(self, tool: FileTool, args: Mapping[str, Any]) -> Told:
         """What can be told of a call that was begun and has no outcome: the worker died in it. It is not done again."""
         path = args["path"]
         with told(path):
-            follow = tool != "rm"
-            _, _, now = await self._looks.at(path, lambda fd: marked(fd, data_most=EDIT_BYTES), follow=follow)
-        if _as_wanted(tool, args, now):
+            whole = partial(marked, data_most=EDIT_BYTES)
+            _, _, now = await self._looks.at(path, whole, follow=tool.follow)
+        if tool.wanted(args, now):
             text = f"[{path} is as this call was to leave it; the worker died before it could record that]"
             return Told(text, {"path": path, "did": "unknown", "bytes": now.size, "sha256": _sha256(now)})
         raise InvalidCommand(
@@ -164,7 +185,7 @@ class FileCalls:
         )
 
 
-def _again(tool: str, args: Mapping[str, Any], before: Mapping[str, object]) -> Told:
+def _again(tool: FileTool, args: Mapping[str, Any], before: Mapping[str, object]) -> Told:
     """What was recorded of an earlier execution of the call."""
     if before.get("args") != _digest(tool, args):
         raise InvalidCommand("another call of the same response has the same id and has run; make one call at a time")
@@ -174,13 +195,13 @@ def _again(tool: str, args: Mapping[str, Any], before: Mapping[str, object]) -> 
     return Told(str(before["text"]), facts)
 
 
-def _named(tool: str, args: Mapping[str, Any], origin: CallOrigin) -> dict[str, object]:
+def _named(tool: FileTool, args: Mapping[str, Any], origin: CallOrigin) -> dict[str, object]:
     """What every record has."""
     return {"conversation_id": origin.conversation_id, "path": args["path"], "args": _digest(tool, args)}
 
 
-def _digest(tool: str, args: Mapping[str, Any]) -> str:
-    whole = json.dumps([tool, dict(args)], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+def _digest(tool: FileTool, args: Mapping[str, Any]) -> str:
+    whole = json.dumps([tool.name, dict(args)], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
@@ -205,16 +226,20 @@ def _same(look: Look) -> Callable[[str, int | None], None]:
     return check_
 
 
-def _as_wanted(tool: str, args: Mapping[str, Any], now: Mark) -> bool:
-    """Whether things are as the call was to leave them, however they came to be so."""
-    if tool == "rm":
-        return now.kind == "nothing"
-    if now.kind != "file" or now.data is None:
-        return False
-    if tool == "write_file":
-        return args["mode"] != "append" and now.data == args["content"].encode()
+def as_removed(_: Mapping[str, Any], now: Mark) -> bool:
+    """Whether nothing is there any more, however it went. The others say whether a file has what it was to have."""
+    return now.kind == "nothing"
+
+
+def as_written(args: Mapping[str, Any], now: Mark) -> bool:
+    """Whether a file is the text; of what was added to it nobody can tell."""
+    return now.kind == "file" and args["mode"] != "append" and now.data == args["content"].encode()
+
+
+def as_edited(args: Mapping[str, Any], now: Mark) -> bool:
+    """Whether a file has the new text and not the old one."""
     old, new = (args[name].encode() for name in ("old_string", "new_string"))
-    return old not in now.data and bool(new) and new in now.data
+    return now.data is not None and now.kind == "file" and old not in now.data and bool(new) and new in now.data
 
 
 def _sha256(mark: Mark) -> str | None:

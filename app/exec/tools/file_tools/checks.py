@@ -16,29 +16,33 @@ LINES: Final = 2_000
 MODES: Final = ("overwrite", "create", "append")
 
 
-def check(tool: str, args: Mapping[str, Any]) -> None:
-    """Accept what a call was given, before anything is looked at.
+def written(_: object, args: Mapping[str, Any]) -> None:
+    """Accept a text to be written.
 
     Raises:
-        InvalidCommand: It is not acceptable; the message names the bound.
+        InvalidCommand: It is not acceptable; the message names the bound. So do the others.
     """
-    if tool == "write_file":
-        if args["mode"] not in MODES:
-            raise InvalidCommand(f"mode is {args['mode']!r}; it must be {', '.join(MODES[:-1])} or {MODES[-1]}")
-        _bounded_text("content", args["content"])
-    elif tool == "edit_file":
-        for name in ("old_string", "new_string"):
-            _bounded_text(name, args[name])
-    elif tool == "read_file":
-        if args["offset"] < 0:
-            raise InvalidCommand(f"offset is {args['offset']}; it must be 0 or more: lines before the first to return")
-        if not 1 <= args["limit"] <= 100_000:
-            raise InvalidCommand(f"limit is {args['limit']}; it must be 1 to 100000 lines")
-    else:
-        _bounded_patterns(args)
+    if args["mode"] not in MODES:
+        raise InvalidCommand(f"mode is {args['mode']!r}; it must be {', '.join(MODES[:-1])} or {MODES[-1]}")
+    _bounded_text("content", args["content"])
 
 
-def _bounded_patterns(args: Mapping[str, Any]) -> None:
+def edited(_: object, args: Mapping[str, Any]) -> None:
+    """Accept a piece of text and what takes its place."""
+    for name in ("old_string", "new_string"):
+        _bounded_text(name, args[name])
+
+
+def page(_: object, args: Mapping[str, Any]) -> None:
+    """Accept which lines are read."""
+    if args["offset"] < 0:
+        raise InvalidCommand(f"offset is {args['offset']}; it must be 0 or more: lines before the first to return")
+    if not 1 <= args["limit"] <= 100_000:
+        raise InvalidCommand(f"limit is {args['limit']}; it must be 1 to 100000 lines")
+
+
+def patterns(_: object, args: Mapping[str, Any]) -> None:
+    """Accept what is searched for."""
     for name in ("pattern", "glob"):
         if len(args.get(name) or "") > PATTERN_CHARS:
             raise InvalidCommand(f"{name} has {len(args[name]):,} characters; at most {PATTERN_CHARS:,} are accepted")

@@ -14,8 +14,7 @@ from shellback.exec.core.errors import CommandDenied, InvalidCommand
 from shellback.exec.files.files import Files
 from shellback.exec.files.text import replaced
 from shellback.exec.policy.policy import Withheld
-from shellback.exec.policy.tools import tool_named
-from shellback.exec.tools.file_tools.checks import EDIT_BYTES, check, told
+from shellback.exec.tools.file_tools.checks import EDIT_BYTES
 from shellback.exec.tools.file_tools.marks import NOTHING, Mark, marked, named
 from shellback.exec.tools.file_tools.shown import DIFF_BYTES, counted, many, shown_change, shown_text
 
@@ -47,25 +46,6 @@ class Looks:
     def __init__(self, files: Files) -> None:
         self.files = files
 
-    async def look(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
-        """What the call would do.
-
-        Raises:
-            CommandDenied: What it is about is never changed, or is `withheld` and would be told by how an edit fails.
-            InvalidCommand: It is not acceptable, or could not be done as things stand.
-        """
-        with told(args.get("path", ".")):
-            check(tool, args)
-            if not tool_named(tool).asks:
-                return await self._reading(tool, args)
-            if tool == "rm":
-                found = await self._removing(args["path"])
-            else:
-                found = await (self._writing(args) if tool == "write_file" else self._editing(args, withheld))
-            if (why := await self.files.forbids(found.path)) is not None:
-                raise CommandDenied(why)
-            return found
-
     async def at(
         self, given: str, look: Callable[[int | None], Mark], *, follow: bool = True
     ) -> tuple[str, Path, Mark]:
@@ -84,21 +64,39 @@ class Looks:
     async def _off(self, work: Callable[..., T], *args: Any) -> T:
         return await self.files.look(partial(work, *args))
 
-    async def _reading(self, tool: str, args: Mapping[str, Any]) -> Look:
-        given = args.get("path", ".")
-        path, real, found = await self.at(given, named)
-        if found.kind == "nothing":
-            raise InvalidCommand(f"{given} does not exist; ls and glob show what is there")
-        if tool == "read_file" and found.kind != "file":
-            how = "a directory; ls lists it" if found.kind == "directory" else "no regular file, so it is not read"
-            raise InvalidCommand(f"{given} is {how}")
-        if tool in {"ls", "glob"} and found.kind != "directory":
-            raise InvalidCommand(f"{given} is no directory; read_file reads a file")
-        facts = {**args, "target": str(real)}
-        words = (tool, str(real))
-        return Look(words=words, files=(real,), path=path, facts=facts, shown={**_line(words), **_short(args)})
+    async def of_file(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002 - as of all
+        """What reads a file.
 
-    async def _writing(self, args: Mapping[str, Any]) -> Look:
+        Raises:
+            InvalidCommand: There is none. So do the others, where it could not be done as things stand.
+        """
+        look, kind = await self._reading(tool, args)
+        if kind != "file":
+            how = "a directory; ls lists it" if kind == "directory" else "no regular file, so it is not read"
+            raise InvalidCommand(f"{args['path']} is {how}")
+        return look
+
+    async def of_directory(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
+        """What reads a directory."""
+        look, kind = await self._reading(tool, args)
+        if kind != "directory":
+            raise InvalidCommand(f"{args['path']} is no directory; read_file reads a file")
+        return look
+
+    async def of_any(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
+        """What reads a file or a directory."""
+        return (await self._reading(tool, args))[0]
+
+    async def _reading(self, tool: str, args: Mapping[str, Any]) -> tuple[Look, str]:
+        path, real, found = await self.at(args["path"], named)
+        if found.kind == "nothing":
+            raise InvalidCommand(f"{args['path']} does not exist; ls and glob show what is there")
+        words, facts = (tool, str(real)), {**args, "target": str(real)}
+        shown = {**_line(words), **_short(args)}
+        return Look(words=words, files=(real,), path=path, facts=facts, shown=shown), found.kind
+
+    async def writing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
+        """What writes a file."""
         given, mode = args["path"], args["mode"]
         text: str = args["content"]
         data = text.encode()
@@ -121,7 +119,7 @@ class Looks:
             written = shown_text(text)
             change = partial(shown_change, instead=written)
             shown = dict(written if was.data is None else await self._off(change, was.data, data))
-        words = ("write_file", str(real))
+        words = (tool, str(real))
         # What is appended to may grow meanwhile, as logs do: only that it is there is bound.
         bound = was.kind if did == "appended" else was.mark
         facts = {"target": str(real), "mode": mode, "was": bound, "becomes": hashlib.sha256(data).hexdigest()}
@@ -136,7 +134,12 @@ class Looks:
             did=did,
         )
 
-    async def _editing(self, args: Mapping[str, Any], withheld: Withheld) -> Look:
+    async def editing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
+        """What replaces text in a file.
+
+        Raises:
+            CommandDenied: The file is withheld; how an edit fails would tell what is in it.
+        """
         given = args["path"]
         path, real, was = await self.at(given, lambda fd: marked(fd, data_most=EDIT_BYTES))
         if (why := await self._off(withheld, real)) is not None:
@@ -154,7 +157,7 @@ class Looks:
         data, lines = await self._off(
             partial(replaced, every=args["replace_all"]), given, was.data, args["old_string"], args["new_string"]
         )
-        words = ("edit_file", str(real))
+        words = (tool, str(real))
         where = f"{many(len(lines), 'place')}, line {_few(lines)}"
         facts = {"target": str(real), "was": was.mark, "becomes": hashlib.sha256(data).hexdigest()}
         instead = {"old text": args["old_string"], "new text": args["new_string"] or "(empty)"}
@@ -171,13 +174,15 @@ class Looks:
             count=where,
         )
 
-    async def _removing(self, given: str) -> Look:
+    async def removing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
+        """What removes a file, or a directory with all that is in it."""
+        given = args["path"]
         path, real, was = await self.at(given, marked, follow=False)
         if was.kind == "nothing":
             raise InvalidCommand(f"{given} does not exist; ls shows what is there")
         if real == self.files.workspace:
             raise InvalidCommand(f"{given} is the workspace itself, which is not removed; name what is in it")
-        words = ("rm", "-r", str(real)) if was.kind == "directory" else ("rm", str(real))
+        words = (tool, "-r", str(real)) if was.kind == "directory" else (tool, str(real))
         if was.kind == "directory":
             inside = f"{'more than ' if was.more else ''}{was.entries:,} entr{'y' if was.entries == 1 else 'ies'}"
             does = f"removes a directory with {inside} in it, {many(was.size, 'byte')}"

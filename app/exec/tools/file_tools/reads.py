@@ -32,25 +32,8 @@ class Reads:
         self._files = looks.files
         self._short = looks.short
 
-    async def read(
-        self, tool: str, args: Mapping[str, Any], look: Look, withheld: Withheld, *, approved: bool = False
-    ) -> Told:
-        """What a call finds; a search leaves out what is withheld, whatever is in it, and says so.
-
-        Raises:
-            CommandDenied: The path leads elsewhere by now.
-            InvalidCommand: It cannot be read.
-            OSError: It cannot be read.
-        """
-        if tool == "ls":
-            return await self._list(look)
-        if tool == "read_file":
-            return await self._text(args, look)
-        if approved and withheld(look.files[0]) is not None:
-            withheld = _nothing  # a person has let the whole of it be searched
-        return await (self._names if tool == "glob" else self._hits)(args, look, withheld)
-
-    async def _list(self, look: Look) -> Told:
+    async def entries(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:  # noqa: ARG002 - a name in a directory is no secret
+        """The entries of a directory."""
         entries = await self._files.list_dir(look.path)
         lines = [_listed(entry) for entry in entries]
         shown, text = _page(lines)
@@ -58,7 +41,12 @@ class Reads:
         notes = [f"{shown:,} of {len(lines):,} entries shown; glob finds by pattern"] if shown < len(lines) else []
         return Told(_with(text, notes), {"path": self._short(look.path), "total": len(lines), "shown": shown})
 
-    async def _text(self, args: Mapping[str, Any], look: Look) -> Told:
+    async def text(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:  # noqa: ARG002 - policy has judged the one file
+        """Lines of a file.
+
+        Raises:
+            CommandDenied: The path leads elsewhere by now.
+        """
         offset, path = args["offset"], self._short(look.path)
         found = await self._files.read_text(look.path, offset=offset, limit=args["limit"], most=bounds.RESULT_CHARS)
         if found.path != look.path:
@@ -66,14 +54,16 @@ class Reads:
         facts = {"path": path, "bytes": found.size, "first": found.first, "lines": found.lines, "total": found.total}
         return Told(_read(path, offset, found), facts)
 
-    async def _names(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
+    async def names(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
+        """Files by their names, without those that are withheld."""
         found = await self._files.glob(args["pattern"], path=look.path, limit=NAMES)
         hidden = await self._hidden({entry.path for entry in found.entries if not entry.is_dir}, withheld)
         entries = [entry for entry in found.entries if entry.path not in hidden]
         lines = [visible(self._short(entry.path)) + ("/" if entry.is_dir else "") for entry in entries]
         return self._found(lines, look, [found.stopped, _skipped(found.skipped), _left_out(len(hidden))], {})
 
-    async def _hits(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
+    async def hits(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
+        """Lines of files, without those that are withheld, whatever is in them."""
         workspace, short = self._files.workspace, self._short
         found = await self._files.grep(
             args["pattern"],
@@ -82,7 +72,9 @@ class Reads:
             ignore_case=args["ignore_case"],
             limit=HITS,
             # Asked before a file is searched: what is said of the hits in it tells what is in it.
-            withheld=None if withheld is _nothing else lambda path: withheld(workspace / short(path)) is not None,
+            withheld=(
+                None if withheld is nothing_withheld else lambda path: withheld(workspace / short(path)) is not None
+            ),
         )
         lines = [f"{visible(short(hit.path))}:{hit.line}: {hit.text}{' ...' if hit.cut else ''}" for hit in found.hits]
         slow = f"the pattern took too long in {', '.join(found.slow)}" if found.slow else ""
@@ -93,7 +85,7 @@ class Reads:
 
     async def _hidden(self, paths: Collection[str], withheld: Withheld) -> frozenset[str]:
         """Those of the paths that this call does not show."""
-        if withheld is _nothing:
+        if withheld is nothing_withheld:
             return frozenset()
         workspace, short = self._files.workspace, self._short
 
@@ -126,7 +118,8 @@ def _read(path: str, offset: int, found: Text) -> str:
     return f"{found.text}{end}[lines {found.first:,} to {last:,} of {found.total:,}{on}]"
 
 
-def _nothing(_: Path) -> str | None:
+def nothing_withheld(_: Path) -> str | None:
+    """Withhold nothing: a person has let the whole of it be searched."""
     return None
 
 

@@ -1,7 +1,4 @@
-"""`process_watch`, `process_wait`, `process_pin`: news of processes without polling.
-
-The docstrings of the tools are prompt text.
-"""
+"""`process_wait`, `process_pin`, `process_watch`: news of processes without polling. Docstrings are prompt text."""
 
 from __future__ import annotations
 
@@ -11,72 +8,107 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from pydantic_ai import FunctionToolset, RunContext
-from pydantic_ai.messages import ToolReturn
-
 from shellback.exec.core import limits
 from shellback.exec.core.end_text import how_it_ended
 from shellback.exec.core.errors import InvalidCommand, SessionNotFound
-from shellback.exec.core.identity import origin_of
 from shellback.exec.core.model import CallOrigin, Session, SessionId
 from shellback.exec.core.watch import APART_S, LIFE, STRIKES, Watch
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.engine.waiting import Waiting, shown, takes_input, until_waiting, waiting
 from shellback.exec.log.output import EMPTY, Slice
-from shellback.exec.policy.tools import PROCESS_PIN, PROCESS_WAIT, PROCESS_WATCH
 from shellback.exec.reports.blocks import label_of
 from shellback.exec.reports.render import facts, measured, polled
-from shellback.exec.tools.tool_calls import ToolCalls, answering
-from shellback.exec.watching.watcher import Watcher
+from shellback.exec.tools.tool import ExecTool, Invocation, Result
+
+LONGEST_S: Final = 60.0
+ANSWER_S: Final = 5.0
+"""What is left of a turn's seconds, for the agent to answer."""
+
+Until = Literal["any", "all"]
 
 
-def watch_tools(calls: ToolCalls, watcher: Watcher) -> FunctionToolset[Any]:
-    """The tool that watches, without gate and approval."""
-    tools = FunctionToolset[Any](id="process_watch", docstring_format="google", require_parameter_descriptions=True)
+@ExecTool(category="process")
+async def process_wait(
+    call: Invocation,
+    session_ids: list[str],
+    until: Until = "any",
+    timeout: float = 30.0,
+) -> Result[dict[str, Any]]:
+    """Wait until processes end, and read their state and what they printed since the last poll.
 
-    @tools.tool(metadata=PROCESS_WATCH.metadata)
-    async def process_watch(  # noqa: D417 - a tool's signature is its contract
-        ctx: RunContext[Any],
-        session_id: str,
-        pattern: str | None = None,
-        idle: float | None = None,
-        after: float | None = None,
-        waiting: bool = False,
-        off: bool = False,
-    ) -> ToolReturn[dict[str, Any]]:
-        """Be woken by a process that runs: when it prints a line, falls silent, waits for input, or after a time.
+    Use it only if you have nothing else to do meanwhile: you are told of every end anyway. It returns early when
+    one of them waits for input. An end it tells is not told again.
 
-        Use it instead of polling: end your turn, you are told when it happens ("a server prints listening"). Give
-        exactly one of pattern, idle, after, waiting; or off=true. What it printed since your last poll counts, so what
-        is there already is told at once. Matches within 15 seconds are told together; after 3 wakes without a call
-        about the process, or 8 in all, the watch goes off. The end of a process is told without a watch.
+    Args:
+        session_ids: The sessions, 1 to 64.
+        until: any: until one has ended, at once if one already has; all: until all have.
+        timeout: Seconds to wait at most, 0 to 60.
+    """
+    sessions = call.sessions
+    asked = await _asked(sessions, session_ids, timeout)
+    up_to = min(timeout, _left_s(call.ctx.deps) - ANSWER_S)
+    found = await _awaited(call.engine, asked, until, up_to)
+    told = await _told(call.engine, sessions, asked, call.origin, found)
+    value = {"why": _why(told, until), "sessions": [one.value for one in told]}
+    return Result(value, {"sessions": [one.metadata for one in told]})
 
-        Args:
-            session_id: The session to watch.
-            pattern: A regular expression (RE2, case-sensitive, (?i) ignores case), at most 1000 characters; fires on
-                lines that have a match.
-            idle: Seconds without output, 1 to 3600; fires once for each silence.
-            after: Fires once, so many seconds from now, 1 to 86400.
-            waiting: Fires when the process waits for input.
-            off: End all watches of this session.
-        """
-        wish = {"pattern": pattern, "idle": idle, "after": after, "waiting": waiting}
-        with answering():
-            session = await calls.sessions(ctx).get(session_id)
-            if off:
-                if any(value not in {None, False} for value in wish.values()):
-                    raise InvalidCommand("off=true ends the watches of the session; give no condition with it")
-                await watcher.off(session.id, origin_of(ctx))
-                return ToolReturn({"watch_id": None, "does": f"no watch of session {session.id} is on any more"})
-            origin = origin_of(ctx)
-            watch = await watcher.place(session, origin, pattern=pattern, idle=idle, after=after, waiting=waiting)
-        return ToolReturn(
-            {"watch_id": watch.id, "does": _does(watch, session)},
-            metadata={"session_id": session.id, "watch_id": watch.id, "kind": watch.kind},
-        )
 
-    return tools
+@ExecTool(category="process", part="blocks")
+async def process_pin(call: Invocation, session_id: str, pinned: bool) -> Result[dict[str, Any]]:
+    """Choose whether you go on being shown what a process prints and how it ends.
+
+    What a background process has printed since you last read of it is put before you by itself, from its
+    start until some minutes after its end. Unpin one that distracts you; process_poll and process_log
+    read it all the same, and its end is told.
+
+    Args:
+        session_id: The process.
+        pinned: true to be shown it, until you unpin it; false to be shown it no more.
+    """
+    session = await call.sessions.pin(session_id, pinned, call.origin)
+    known = {"session_id": session.id, "label": label_of(session.id), "pinned": pinned}
+    return Result(known, known)
+
+
+@ExecTool(category="process", part="watches")
+async def process_watch(
+    call: Invocation,
+    session_id: str,
+    pattern: str | None = None,
+    idle: float | None = None,
+    after: float | None = None,
+    waiting: bool = False,
+    off: bool = False,
+) -> Result[dict[str, Any]]:
+    """Be woken by a process that runs: when it prints a line, falls silent, waits for input, or after a time.
+
+    Use it instead of polling: end your turn, you are told when it happens ("a server prints listening"). Give
+    exactly one of pattern, idle, after, waiting; or off=true. What it printed since your last poll counts, so what
+    is there already is told at once. Matches within 15 seconds are told together; after 3 wakes without a call
+    about the process, or 8 in all, the watch goes off. The end of a process is told without a watch.
+
+    Args:
+        session_id: The session to watch.
+        pattern: A regular expression (RE2, case-sensitive, (?i) ignores case), at most 1000 characters; fires on
+            lines that have a match.
+        idle: Seconds without output, 1 to 3600; fires once for each silence.
+        after: Fires once, so many seconds from now, 1 to 86400.
+        waiting: Fires when the process waits for input.
+        off: End all watches of this session.
+    """
+    wish = {"pattern": pattern, "idle": idle, "after": after, "waiting": waiting}
+    watcher, session = call.calls.watches, await call.session()
+    if off:
+        if any(value not in {None, False} for value in wish.values()):
+            raise InvalidCommand("off=true ends the watches of the session; give no condition with it")
+        await watcher.off(session.id, call.origin)
+        return Result({"watch_id": None, "does": f"no watch of session {session.id} is on any more"})
+    watch = await watcher.place(session, call.origin, pattern=pattern, idle=idle, after=after, waiting=waiting)
+    return Result(
+        {"watch_id": watch.id, "does": _does(watch, session)},
+        {"session_id": session.id, "watch_id": watch.id, "kind": watch.kind},
+    )
 
 
 def _does(watch: Watch, session: Session) -> str:
@@ -96,70 +128,6 @@ def _does(watch: Watch, session: Session) -> str:
             return f"fires once, {watch.seconds:g} s from now, if the session runs then"
         case "input":
             return f"fires when the process waits for input, {often}"
-
-
-def pin_tools(calls: ToolCalls) -> FunctionToolset[Any]:
-    """The tool for the blocks of processes, without gate and approval."""
-    tools = FunctionToolset[Any](id="process_blocks", docstring_format="google", require_parameter_descriptions=True)
-
-    @tools.tool(metadata=PROCESS_PIN.metadata)
-    async def process_pin(ctx: RunContext[Any], session_id: str, pinned: bool) -> ToolReturn[dict[str, Any]]:  # noqa: D417 - the context is no parameter of the tool
-        """Choose whether you go on being shown what a process prints and how it ends.
-
-        What a background process has printed since you last read of it is put before you by itself, from its
-        start until some minutes after its end. Unpin one that distracts you; process_poll and process_log
-        read it all the same, and its end is told.
-
-        Args:
-            session_id: The process.
-            pinned: true to be shown it, until you unpin it; false to be shown it no more.
-        """
-        with answering():
-            session = await calls.sessions(ctx).pin(session_id, pinned, origin_of(ctx))
-        known = {"session_id": session.id, "label": label_of(session.id), "pinned": pinned}
-        return ToolReturn(known, metadata=known)
-
-    return tools
-
-
-LONGEST_S: Final = 60.0
-ANSWER_S: Final = 5.0
-"""What is left of a turn's seconds, for the agent to answer."""
-
-Until = Literal["any", "all"]
-
-
-def wait_tools(calls: ToolCalls) -> FunctionToolset[Any]:
-    """The tool that waits, without gate and approval."""
-    tools = FunctionToolset[Any](id="process_wait", docstring_format="google", require_parameter_descriptions=True)
-
-    @tools.tool(metadata=PROCESS_WAIT.metadata)
-    async def process_wait(  # noqa: D417 - the context is no parameter of the tool
-        ctx: RunContext[Any],
-        session_ids: list[str],
-        until: Until = "any",
-        timeout: float = 30.0,  # noqa: ASYNC109 - a parameter for the model
-    ) -> ToolReturn[dict[str, Any]]:
-        """Wait until processes end, and read their state and what they printed since the last poll.
-
-        Use it only if you have nothing else to do meanwhile: you are told of every end anyway. It returns early when
-        one of them waits for input. An end it tells is not told again.
-
-        Args:
-            session_ids: The sessions, 1 to 64.
-            until: any: until one has ended, at once if one already has; all: until all have.
-            timeout: Seconds to wait at most, 0 to 60.
-        """
-        with answering():
-            sessions, origin = calls.sessions(ctx), origin_of(ctx)
-            asked = await _asked(sessions, session_ids, timeout)
-            up_to = min(timeout, _left_s(ctx.deps) - ANSWER_S)
-            found = await _awaited(calls.engine, asked, until, up_to)
-            told = await _told(calls.engine, sessions, asked, origin, found)
-        value = {"why": _why(told, until), "sessions": [one.value for one in told]}
-        return ToolReturn(value, metadata={"sessions": [one.metadata for one in told]})
-
-    return tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001_schema"
+revision = "0001_tables"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -207,6 +207,7 @@ def upgrade() -> None:
         sa.Column("call_key", sa.String(64), primary_key=True),
         sa.Column("session_id", sa.String(64), nullable=False, index=True),
         sa.Column("tool", sa.String(100), nullable=False),
+        sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("outcome", sa.JSON),
         sa.Column("created_at", sa.Float, nullable=False, index=True),
     )
