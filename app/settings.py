@@ -22,16 +22,18 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from shellback.exec.backends.container import IDLE_S, IMAGE
+from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core import limits
 from shellback.exec.core.secrets import secret_paths
 from shellback.orders import DOTENV, dotenv
 from shellback.setting import Problem, SettingsError, count, default_cache, default_home, seconds, setting, shown_url
 
 _OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
-_OF_PODMAN: Final = (
+_OF_ENGINES: Final = (
     "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME",
     "DBUS_SESSION_BUS_ADDRESS", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "STORAGE_DRIVER", "STORAGE_OPTS",
 )  # fmt: skip
+_BACKENDS: Final = f"auto, {', '.join([*KINDS][:-1])} or {[*KINDS][-1]}"
 _OF_ALL: Final = ("/tmp", "/var/tmp", "/home", "/home/agent")  # noqa: S108 - sandboxes have others there
 _DATABASES: Final = {
     "sqlite": "sqlite",
@@ -56,7 +58,7 @@ class Settings(BaseModel):
     model_base_url: str = setting("", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True)
     model_timeout: float = seconds(600.0, 0.5, 3600)
     offline_seconds: float = seconds(0.0, 0, 60)
-    backend: Literal["auto", "host", "bubblewrap", "podman"] = setting("auto", "auto, host, bubblewrap or podman")
+    backend: str = setting("auto", _BACKENDS, pattern=f"^(auto|{'|'.join(KINDS)})$")
     exec_uid: int = count(65534, 1, 2**32 - 2)
     network: Literal["off", "on"] = setting("off", "off or on")
     host_write_fence: Literal["off", "on"] = setting("off", "off or on")
@@ -89,6 +91,8 @@ class Settings(BaseModel):
     podman_base_url: str = setting("", "unix:///PATH of podman's socket", pattern=r"^(\w+://\S+)?$", secret=True)
     podman_connection: str = setting("", "local, or a name of `podman system connection list`", pattern=r"^[\w.@-]*$")
     podman_identity: str = setting("", "the absolute path of a key file", pattern=r"^(/.+)?$")
+    docker_image: str = setting(IMAGE, "the name of an image", pattern=r"^[A-Za-z0-9][\w.:/@-]*$")
+    docker_host: str = setting("", "unix:///PATH of docker's socket", pattern=r"^(\w+://\S+)?$", secret=True)
     podman_idle_seconds: float = seconds(IDLE_S, 1, 604_800)
     shellback_cache: Path = Field(
         default_factory=lambda: default_cache(os.environ), description="a directory, absolute or beginning with ~"
@@ -335,8 +339,8 @@ def plain_environment() -> dict[str, str]:
 
 
 def engine_environment() -> dict[str, str]:
-    """What of our environment tells podman where its own files are: no setting, no key, no other engine."""
-    return {name: os.environ[name] for name in _OF_PODMAN if os.environ.get(name)}
+    """What of our environment tells an engine where its own files are: no setting, no key, no other engine."""
+    return {name: os.environ[name] for name in _OF_ENGINES if os.environ.get(name)}
 
 
 def plain_terminal(*, by_kind: bool = False) -> bool:

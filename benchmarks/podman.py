@@ -19,8 +19,7 @@ from benchmarks.rig import CONVERSATION, Ground, Rig, ground, rig
 from benchmarks.sandbox import took
 from shellback.exec.backends import homes
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.link.client import SupervisorClient
@@ -62,7 +61,7 @@ async def contained(where: Ground, root: str) -> AsyncGenerator[tuple[Rig, Podma
             yield made, backend
     finally:
         for home in containers.homes():
-            await asyncio.to_thread(containers.podman.remove, home.name)
+            await asyncio.to_thread(containers.engine.remove, home.name)
         shutil.rmtree(where.home / "containers", ignore_errors=True)
 
 

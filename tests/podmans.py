@@ -14,18 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from shellback.exec.backends.container import COMMANDS
+from shellback.exec.backends.container_backend import ContainerBackend
+from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.docker import Docker, DockerBackend
+from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import WORK
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.policy.commands import command_spec
 from shellback.exec.wire.protocol import ExitRecord, StartRequest
-from tests import images
+from tests import dockers, images
 from tests.supervisors import SOON
 
 _NUMBERS = itertools.count(1)
+BACKENDS: dict[str, type[ContainerBackend]] = {"podman": PodmanBackend, "docker": DockerBackend}
+
+
+def engine_of(kind: str = "podman") -> ContainerEngine:
+    """The engine of this name that tests use."""
+    return Podman() if kind == "podman" else Docker(host=dockers.host())
+
+
+def needed(kind: str) -> None:
+    """Skip, or fail where nothing may be skipped, without this engine."""
+    images.needed() if kind == "podman" else dockers.needed()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +53,9 @@ class Ended:
 class Yard:
     """A workspace that commands of containers may write, and where the containers of this place keep their state."""
 
-    def __init__(self, base: Path, **options: Any) -> None:
+    def __init__(self, base: Path, *, kind: str = "podman", **options: Any) -> None:
         self.base = base
+        self.kind = kind
         self.workspace = base / "ws"
         self.workspace.mkdir(exist_ok=True)
         if os.geteuid() == 0:
@@ -52,18 +66,21 @@ class Yard:
 
     def containers(self, **options: Any) -> Containers:
         """As another process would have them."""
-        return Containers(self.base / "state" / "containers", Podman(), **options)
+        return Containers(self.base / "state" / "containers", engine_of(self.kind), **options)
 
-    def backend(self, containers: Containers | None = None, **options: Any) -> PodmanBackend:
-        """As another process would have it."""
-        return PodmanBackend(self.workspace, containers or self.containers(), **{**self.options, **options})
+    def backend(self, containers: Containers | None = None, **options: Any) -> ContainerBackend:
+        """As another process would have it; docker has an image of what is a directory for podman."""
+        made = {**self.options, **options}
+        if self.kind == "docker" and os.path.isdir(f"{made['image']}/usr"):
+            made["image"] = dockers.image(Path(made["image"]))
+        return BACKENDS[self.kind](self.workspace, containers or self.containers(), **made)
 
     async def run(
         self,
         command: str,
         *,
         profile: str = WORK,
-        backend: PodmanBackend | None = None,
+        backend: ContainerBackend | None = None,
         scope: str = "talk",
         **more: Any,
     ) -> Ended:
@@ -110,16 +127,16 @@ class Yard:
         """Take away every container that was made here."""
         containers = self.containers()
         for home in containers.homes():
-            containers.podman.remove(home.name)
+            containers.engine.remove(home.name)
 
 
 @contextlib.contextmanager
-def yard(**options: Any) -> Generator[Yard]:
-    """A place for containers, which are gone at the end; skipped where podman does not work."""
-    images.needed()
+def yard(kind: str = "podman", **options: Any) -> Generator[Yard]:
+    """A place for containers, which are gone at the end; skipped where their engine does not work."""
+    needed(kind)
     base = Path(tempfile.mkdtemp(prefix="shellback-podman-")).resolve()
     base.chmod(0o755)
-    made = Yard(base, **options)
+    made = Yard(base, kind=kind, **options)
     try:
         yield made
     finally:

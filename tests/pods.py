@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.ports import SessionStore
 from shellback.exec.engine.engine import Engine

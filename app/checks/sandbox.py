@@ -6,20 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from shellback.checks.check import Check
-from shellback.exec.backends.bubblewrap import BubblewrapBackend
-from shellback.exec.backends.podman import PodmanBackend
 from shellback.exec.core.errors import ExecError
 from shellback.wiring.choice import Choice, a_workspace, choose
 
 if TYPE_CHECKING:
     from shellback.settings import Settings
 
-_WITHOUT_LIMITS: Final = {
-    "bubblewrap": "run the supervisor where it may make cgroups: as a unit of systemd with Delegate=yes, or in a"
-    " container of its own",
-    "podman": "podman leaves out what its cgroups cannot do: on cgroup v1 run it as root, on v2 delegate cpu, memory"
-    " and pids to the user (systemd: Delegate= of user@.service)",
-}
 _SHOWN: Final = 3
 HOST: Final = "approve with care: what you approve can do what that user can"
 
@@ -36,8 +28,8 @@ def sandbox(settings: Settings) -> list[Check]:
 def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check]:
     backend = chosen.backend
     later = f"; `chat` and `worker` will make {settings.workspace_root}" if made else ""
-    if not isinstance(backend, BubblewrapBackend | PodmanBackend) or chosen.found is None:
-        yield Check("backend", "warn", f"host: it isolates nothing. {chosen.why}{later}", HOST)
+    if backend.protected is None or chosen.found is None:
+        yield Check("backend", "warn", f"{backend.name}: it isolates nothing. {chosen.why}{later}", HOST)
         if "network" in settings.model_fields_set and settings.network == "off":
             yield Check(
                 "network",
@@ -53,19 +45,13 @@ def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check
             "limits",
             "warn",
             f"nothing bounds {' and '.join(chosen.found.unbounded)} here: {chosen.found.limits}",
-            _WITHOUT_LIMITS[backend.name],
+            backend.without_limits,
         )
     else:
         yield Check("limits", "ok", chosen.found.limits)
-    if isinstance(backend, BubblewrapBackend):
-        yield from _readable(settings)
-    elif settings.readable:
-        yield Check(
-            "readable",
-            "warn",
-            "SANDBOX_READABLE has no effect: containers have the files of their image",
-            "take an image with what is missing (PODMAN_IMAGE)",
-        )
+    useless = backend.useless(settings.readable)
+    if useless is not None:
+        yield Check("readable", "warn", *useless)
     closed = backend.protected.covers().closed
     if closed:
         some = ", ".join(closed[:_SHOWN])
@@ -76,9 +62,3 @@ def _checks(settings: Settings, chosen: Choice, *, made: bool) -> Iterator[Check
             f" are closed as a whole (read-only to commands, or out of sight in profile read_only): {some}",
             "remove what nobody needs, or give agents a smaller workspace: WORKSPACE_ROOT",
         )
-
-
-def _readable(settings: Settings) -> Iterator[Check]:
-    gone = [str(path) for path in settings.readable if not path.exists()]
-    if gone:
-        yield Check("readable", "warn", f"SANDBOX_READABLE names what is not there: {', '.join(gone)}", "correct it")

@@ -33,6 +33,7 @@ from shellback.cli.shared import (
 )
 from shellback.cli.terminal.screen import confirmed
 from shellback.cli.watching import watch, watch_option
+from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
 from shellback.work.approvals import approvals as requests
 from shellback.work.approvals.approvals import Request, Scope
@@ -298,8 +299,9 @@ class Approving:
         if digest not in {None, request.digest}:
             raise Refused(f"approval request {request.id} has changed since you saw it; look at it again")
         display = request.display
+        kind = KINDS.get(str(display.get("backend")))
         surroundings = around(
-            self.where.settings, Path(str(display.get("cwd"))), sandboxed=display.get("backend") != "host"
+            self.where.settings, Path(str(display.get("cwd"))), sandboxed=kind is None or kind.isolates
         )
         facts = Facts(
             command=str(display.get("command")),

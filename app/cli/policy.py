@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 import click
 
 from shellback.cli.shared import load_settings, print_json
+from shellback.exec.backends.kinds import KINDS
 
 if TYPE_CHECKING:
     from shellback.exec.policy.classify.model import Judgement, Surroundings
@@ -123,7 +124,7 @@ def _judged(profile: str, cwd: str | None) -> Judged:
             place = place_of(Path(directory or cwd or ".").absolute())
         except (OSError, RuntimeError) as error:  # a loop of symlinks, or a name that is too long
             return Judgement(verdict="deny", tier=Tier.ADMIN, reason=f"the directory cannot be found: {error}")
-        facts = known(command, "bubblewrap" if sandboxed else "host", place.cwd)
+        facts = known(command, next(kind.name for kind in KINDS.values() if kind.isolates is sandboxed), place.cwd)
         judgement = judged(command, place)
         enforced = rules.tiers.strict_path_enforcement and judgement.verdict != "deny"
         if enforced and (why := outside(command, judgement, place)) is not None:

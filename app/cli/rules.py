@@ -11,6 +11,7 @@ import click
 
 from shellback.cli.options import conversation_option
 from shellback.cli.shared import Refused, json_option, load_settings, me, opened, show, stamp, utf8
+from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def revoke(rule_id: str, as_json: bool) -> None:
 
 @rules.command()
 @click.argument("command")
-@click.option("--backend", type=click.Choice(["bubblewrap", "host"]), default="bubblewrap", show_default=True)
+@click.option("--backend", type=click.Choice([*KINDS]), default=next(iter(KINDS)), show_default=True)
 @click.option("--cwd", metavar="DIR", help="Where it would start. Default: here.")
 @click.option("--agent", metavar="NAME", help="As this agent.")
 @conversation_option
@@ -194,7 +195,7 @@ def test(
     written = load(settings.policy)
     with opened(settings) as where:
         saved = where.database.read_now(store.live, conversation)
-    place = around(settings, Path(cwd or ".").absolute(), sandboxed=backend != "host")
+    place = around(settings, Path(cwd or ".").absolute(), sandboxed=KINDS[backend].isolates)
     judgement = judged(command, place)
     denied = judgement.verdict == "deny"
     asked = known(command, backend, place.cwd, conversation=conversation or "", agent=agent)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shlex
-import shutil
 import signal
 import sys
 from collections.abc import Generator, Sequence
@@ -16,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.shared import Refused, json_option, load_settings, print_json
+from shellback.cli.shared import json_option, load_settings, print_json
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import READ_ONLY, WORK
 
 if TYPE_CHECKING:
-    from shellback.exec.backends.bubblewrap import BubblewrapBackend
     from shellback.exec.core.base import Backend
     from shellback.settings import Settings
     from shellback.wiring.choice import Choice
@@ -62,9 +59,6 @@ def sandbox(ctx: click.Context, as_json: bool) -> None:
 
 def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
     """What there is to know about where commands run, for people and programs."""
-    from shellback.exec.backends.bubblewrap import BubblewrapBackend
-    from shellback.exec.backends.podman import PodmanBackend
-
     backend = chosen.backend
     shown: dict[str, Any] = {
         "backend": backend.name,
@@ -73,13 +67,13 @@ def facts(settings: Settings, chosen: Choice) -> dict[str, Any]:
         "profiles": sorted(backend.profiles),
         "network": "on" if backend.network else "off",
     }
-    if chosen.found is not None and isinstance(backend, BubblewrapBackend | PodmanBackend):
+    if chosen.found is not None and backend.protected is not None:
         covers = backend.protected.covers()
         shown |= {
             "in_force": list(chosen.found.in_force),
             "limits": chosen.found.limits,
             "unbounded": list(chosen.found.unbounded),
-            "readable": [str(path) for path in settings.readable] if backend.name == "bubblewrap" else [],
+            "readable": [] if backend.containers else [str(path) for path in settings.readable],
             "read_only": [path for path in covers.readonly if path.startswith(f"{backend.workspace}/")],
             "closed": list(covers.closed),
             "instance_ms": chosen.found.instance_ms,
@@ -112,8 +106,8 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
 
     One argument is a line for bash, as agents give it; several are a program and its arguments. It starts in the
     current directory if that is in the workspace, else in the workspace. It has your terminal, ends with Ctrl-C, and
-    its exit code is the command's (128 + n for signal n). With BACKEND=podman it is a container, and Ctrl-C without a
-    terminal ends all of it. Whatever it leaves running is ended, its /tmp is forgotten;
+    its exit code is the command's (128 + n for signal n). With BACKEND=podman or docker it is a container,
+    and Ctrl-C without a terminal ends all of it. Whatever it leaves running is ended, its /tmp is forgotten;
     what it changes in the workspace stays. What agents may not make there, it may: nothing stands in for it.
 
     \b
@@ -121,61 +115,28 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
       shellback sandbox run --profile read_only -- git status
       NETWORK=on shellback sandbox run curl -sS https://example.org
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.exec.backends.bubblewrap import BubblewrapBackend
-    from shellback.exec.backends.causes import Machine, cause
-    from shellback.exec.backends.podman import PodmanBackend
-    from shellback.exec.backends.podman_trial import tried_in_container
-    from shellback.exec.backends.trial import tried
+    from shellback.exec.backends.kinds import KINDS
     from shellback.exec.core.limits import Limits
     from shellback.exec.policy.commands import command_spec
-    from shellback.wiring.choice import a_workspace, bubblewrap, podman
+    from shellback.settings import plain_environment
+    from shellback.wiring.choice import a_workspace, made
 
     settings = load_settings()
     text = command[0] if len(command) == 1 else shlex.join(command)
+    kind = KINDS.get(settings.backend)
+    name = kind.name if kind is not None and kind.isolates else next(iter(KINDS))
     with a_workspace(settings) as (workspace, _), _streams() as streams:
-        backend = podman(settings, workspace) if settings.backend == "podman" else bubblewrap(settings, workspace)
+        backend = made(settings, name, workspace)
         backend.check()
         spec = command_spec(command=text, cwd=_cwd(backend), workspace=backend.workspace, limits=Limits())
-        spec = replace(spec, profile=profile)
-        if isinstance(backend, PodmanBackend):
-            terminal = None if as_json else sys.stdin.isatty() and sys.stdout.isatty()
-            report = tried_in_container(backend, spec, terminal=terminal)
-        else:
-            plan = asyncio.run(backend.plan(spec, f"run {os.getpid()}"))
-            report = tried(plan, timeout_s=0, streams=None if as_json else streams)
-    if report.stage and isinstance(backend, BubblewrapBackend):
-        raise Refused(cause(report, backend.bwrap or "bwrap", Machine()))
+        report = backend.tried(replace(spec, profile=profile), None if as_json else streams)
     if as_json:
         print_json(asdict(report))
     elif report.signal is not None:
         click.echo(f"ended by {signal.Signals(report.signal).name}", err=True)
-    if report.exit_code == NOT_FOUND and isinstance(backend, BubblewrapBackend) and (hint := missing(text, backend)):
+    if report.exit_code == NOT_FOUND and (hint := backend.missing(text, plain_environment().get("PATH"))):
         click.echo(f"shellback: {hint}", err=True)
     sys.exit(128 + report.signal if report.signal is not None else report.exit_code)
-
-
-def missing(text: str, backend: BubblewrapBackend) -> str | None:
-    """What to do about a program that the host has and the sandbox has not; None where that is not it."""
-    from shellback.settings import plain_environment
-
-    try:
-        word = next((word for word in shlex.split(text) if "=" not in word), "")
-    except ValueError:
-        return None
-    found = shutil.which(word, path=plain_environment().get("PATH"))
-    if found is None:
-        return None
-    place, real = os.path.dirname(os.path.abspath(found)), os.path.dirname(os.path.realpath(found))
-    named = [*backend.readable, *(name for name, _ in backend.links)]
-    readable = [*named, *map(Path, ("/usr", "/bin", "/sbin", "/opt", "/nix"))]
-    lacking = [path for path in dict.fromkeys((place, real)) if not any(map(Path(path).is_relative_to, readable))]
-    if not lacking:
-        return f"{word} is {found}, which is not on the PATH of commands: call it by that name"
-    also = ":".join([*map(str, named), *lacking])
-    return (
-        f"{word} is {found} on the host, and not in the sandbox: set SANDBOX_READABLE={also} (and what else the program"
-        f" needs), and call it as {found}"
-    )
 
 
 def _cwd(backend: Backend) -> str | None:

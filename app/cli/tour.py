@@ -20,6 +20,7 @@ from shellback.cli.children import WorkerChild
 from shellback.cli.send import Waiting
 from shellback.cli.shared import Refused
 from shellback.cli.terminal.screen import confirmed
+from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import READ_ONLY, Session
 from shellback.settings import Settings, plain_environment
@@ -41,10 +42,6 @@ done
 echo "2 warnings, 0 errors"
 exit 3
 """
-PLACES: Final = {
-    "bubblewrap": "in a sandbox of bubblewrap: `shellback sandbox` shows what holds it there",
-    "host": "on the host, where nothing is kept from it: `shellback sandbox` says why there is no sandbox",
-}
 CHATTER: Final = "\n".join(["!process_list {}"] * 12)
 """A message that keeps a slot busy for longer than the build takes."""
 
@@ -119,11 +116,11 @@ class Tour:
         self._say(_quoted("agent", answer))
         text = (self._root / "workspace" / "note.txt").read_text()
         facts["backend"] = self._sessions()[0].backend
-        self._say(f"   it ran {PLACES.get(facts['backend'], facts['backend'])}")
+        self._say(f"   it ran {KINDS[facts['backend']].place or facts['backend']}")
         used = self._read(approvals.get, request.id)
         facts["approval"] = {"id": request.id, "state": used.state, "used_by": used.used_by}
         facts["checks"]["exactly the approved command ran, once"] = text == "written once\n" and used.state == "used"
-        if facts["backend"] != "host":
+        if KINDS[facts["backend"]].isolates:
             self._a_look(facts)
 
     def _a_look(self, facts: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from shellback.cli.options import workspace_names
 from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, stamp, table_lines
 from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
+from shellback.exec.backends.kinds import CONTAINED
 from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ all_option = click.option("--all", "everything", is_flag=True, help="Also those 
 def workspaces(ctx: click.Context, everything: bool, as_json: bool) -> None:
     """List the containers of conversations, show one with what was done in it, or take one away.
 
-    With BACKEND=podman each conversation has a container of its own for each profile that it uses, made at its first
-    command. It is stopped when nothing has used it for PODMAN_IDLE_SECONDS, and started again by the next command.
+    With BACKEND=podman or docker each conversation has a container of its own for each profile that it uses, made at
+    its first command. It is stopped when nothing has used it for PODMAN_IDLE_SECONDS, and started again by the next
+    command.
 
     \b
       shellback workspaces
@@ -74,7 +76,7 @@ def _list(*, everything: bool, as_json: bool) -> None:
     }
     if any(one.host_id != here for one in found):
         columns["HOST"] = lambda one: None if one.host_id == here else one.host_id
-    none = ["no workspaces: with BACKEND=podman a conversation has one from its first command on"]
+    none = ["no workspaces: with BACKEND=podman or docker a conversation has one from its first command on"]
     lines = [*table_lines(found, columns), *fresh.lines()] if found else none
     show([{**asdict(one), **fresh.fact(one.host_id)} for one in found], lines, as_json=as_json)
 
@@ -178,7 +180,7 @@ def _may_go(where: Place, one: PodmanWorkspace, *, force: bool, overlay: bool) -
 
 
 def _is_overlay(where: Place, one: PodmanWorkspace) -> bool:
-    return Path(one.overlay_path).parent == where.settings.shellback_cache / "podman"
+    return Path(one.overlay_path).parent in {where.settings.shellback_cache / name for name in CONTAINED}
 
 
 def _running(where: Place, one: PodmanWorkspace) -> list[Session]:
@@ -188,7 +190,7 @@ def _running(where: Place, one: PodmanWorkspace) -> list[Session]:
     return [
         session
         for session in found
-        if (session.backend, session.profile, session.host_id) == ("podman", one.profile, one.host_id)
+        if session.backend in CONTAINED and (session.profile, session.host_id) == (one.profile, one.host_id)
     ]
 
 
@@ -200,17 +202,14 @@ def _question(wanted: list[PodmanWorkspace], *, overlay: bool) -> str:
 async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool) -> list[dict[str, Any]]:
     from shellback.wiring import wiring
 
-    containers = wiring.containers(where)
     done: list[dict[str, Any]] = []
-    try:
-        for one in wanted:
-            there = await containers.remove(one.name)
-            if overlay:
-                await asyncio.to_thread(containers.podman.remove_tree, Path(one.overlay_path))
-            facts = {"name": one.name, "scope": one.scope, "was_there": there, "overlay_path": one.overlay_path}
-            done.append({**facts, "overlay_removed": overlay})
-    finally:
-        await containers.close()
+    for one in wanted:
+        containers = wiring.containers(where, one.name)
+        there = await containers.remove(one.name)
+        if overlay:
+            await asyncio.to_thread(containers.engine.remove_tree, Path(one.overlay_path))
+        facts = {"name": one.name, "scope": one.scope, "was_there": there, "overlay_path": one.overlay_path}
+        done.append({**facts, "overlay_removed": overlay})
     return done
 
 

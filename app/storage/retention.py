@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from shellback.exec.backends.kinds import CONTAINED
 from shellback.storage.history_garbage import delete_histories
 from shellback.storage.rows import lock_name, lock_row
 from shellback.storage.tables import (
@@ -174,7 +175,7 @@ def delete_conversations(conn: sa.Connection, cut: Cut) -> int:
 
 def workspaces_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
     """Names of this host's containers that nobody has used for as long as sessions are kept, and that have none."""
-    left = sa.exists().where(sessions.c.conversation_id == workspaces.c.scope, sessions.c.backend == "podman")
+    left = sa.exists().where(sessions.c.conversation_id == workspaces.c.scope, sessions.c.backend.in_(CONTAINED))
     if planned:
         left = left.where(sa.or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= cut.sessions))
     return sa.select(workspaces.c.name).where(

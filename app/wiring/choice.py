@@ -7,21 +7,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, cast
 
+from shellback.exec.backends.kinds import KINDS, Wanted
 from shellback.exec.core.errors import BackendUnavailable
 
 if TYPE_CHECKING:
-    from shellback.exec.backends.bubblewrap import BubblewrapBackend
+    from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.backends.podman import PodmanBackend
-    from shellback.exec.backends.probe import Found
-    from shellback.exec.core.base import Backend
+    from shellback.exec.core.base import Found
     from shellback.exec.section.podman import PodmanSandboxSection
     from shellback.settings import Settings
-
-_STEP_BYTES: Final = 2**26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +29,7 @@ class Choice:
     `fallen_back`: sandboxes were wanted if possible, and cannot be had.
     """
 
-    backend: Backend
+    backend: ChosenBackend
     why: str
     found: Found | None = None
     fallen_back: bool = False
@@ -40,47 +38,61 @@ class Choice:
 def choose(settings: Settings, workspace: Path | None = None) -> Choice:
     """The backend for commands, tried for real; `workspace` instead of the one that settings name.
 
-    `auto` takes bubblewrap, else podman where its image is here, and the host only where neither can be had for a
-    reason that stays. What is in the workspace never is one: whoever writes there must not decide how commands run.
-    Blocks for some tenths of a second, with podman for a second or two.
+    `auto` takes the first of the table that it may try and that a try succeeds in, podman where its image is here, and
+    the host only where none can be had for a reason that stays. What is in the workspace never is one: whoever writes
+    there must not decide how commands run. Blocks for some tenths of a second, with containers for a second or two.
 
     Raises:
         BackendUnavailable: The named backend does not work here, or it could not be found out; with cause and remedy.
         SpawnFailed: No try could be made.
         WorkspaceUnusable: The workspace is missing, or commands could not use it.
     """
-    if settings.backend == "host":
-        return Choice(backend=_host(settings, workspace), why="BACKEND=host asks for it")
-    if settings.backend == "podman":
-        return _in_podman(settings, workspace, "BACKEND=podman asks for it")
-    from shellback.exec.backends.probe import probe
+    if settings.backend != "auto":
+        return _tried(settings, settings.backend, workspace, f"BACKEND={settings.backend} asks for it")
+    asked, reasons = "BACKEND=auto", list[str]()
+    for kind in KINDS.values():
+        if not kind.tried or not kind.isolates:
+            continue
+        try:
+            return _tried(settings, kind.name, workspace, asked)
+        except Unusable as error:
+            reasons.append(error.why if not reasons else str(error))
+            if error.passing:
+                raise BackendUnavailable(
+                    f"whether sandboxes work here could not be found out: {error.why}; start again when the machine has"
+                    " room, or name a BACKEND"
+                ) from None
+            asked = f"BACKEND=auto, {kind.name} cannot be had ({error.why})"
+    why = f"BACKEND=auto, and no sandbox can be had: {'; '.join(reasons)}"
+    return replace(_tried(settings, tuple(KINDS)[-1], workspace, why), fallen_back=True)
 
-    sandbox = bubblewrap(settings, workspace)
+
+class Unusable(BackendUnavailable):
+    """Raised when a backend that was tried cannot be used; `passing` says nothing about the next time."""
+
+    def __init__(self, name: str, why: str, *, passing: bool = False) -> None:
+        super().__init__(f"BACKEND={name} cannot be used here: {why}")
+        self.why = why
+        self.passing = passing
+
+
+def _tried(settings: Settings, name: str, workspace: Path | None, asked: str) -> Choice:
+    backend = made(settings, name, workspace)
     try:
-        found = probe(sandbox)
+        found = backend.probe()
     except BackendUnavailable as error:
-        why = str(error)
-    else:
-        if found.ok:
-            asked = "BACKEND=bubblewrap asks for it" if settings.backend == "bubblewrap" else "BACKEND=auto"
-            return Choice(backend=sandbox, why=f"{asked}, and a try in it succeeded", found=found)
-        why = found.why
-        if settings.supervisor == "external":
-            why += "; this was tried beside the worker, whose unit or container has to let it, as the supervisor's does"
-        if found.passing:
-            raise BackendUnavailable(
-                f"whether sandboxes work here could not be found out: {why}; start again when the machine has room, or"
-                " name a BACKEND"
-            )
-    if settings.backend == "bubblewrap":
-        raise BackendUnavailable(f"BACKEND=bubblewrap cannot be used here: {why}")
-    try:
-        return _in_podman(settings, workspace, f"BACKEND=auto, bubblewrap cannot be had ({why})")
-    except BackendUnavailable as error:
-        why += f"; {error}"
-    return Choice(
-        backend=_host(settings, workspace), why=f"BACKEND=auto, and no sandbox can be had: {why}", fallen_back=True
-    )
+        if not KINDS[name].isolates:
+            raise
+        raise Unusable(name, str(error)) from None
+    if found is None:
+        return Choice(backend=backend, why=asked)
+    if found.ok:
+        why = f"{asked}, and a try in {backend.attempt} succeeded{backend.caution}"
+        return Choice(backend=backend, why=why, found=found)
+    why = found.why
+    if settings.supervisor == "external" and backend.containers is None:
+        why += "; this was tried beside the worker, whose unit or container has to let it, as the supervisor's does"
+    raise Unusable(name, why, passing=found.passing)
 
 
 def check_workspace(settings: Settings) -> None:
@@ -111,71 +123,34 @@ def a_workspace(settings: Settings) -> Generator[tuple[Path, bool]]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def bubblewrap(settings: Settings, workspace: Path | None = None) -> BubblewrapBackend:
-    """The sandbox that settings describe, not tried."""
-    from shellback.exec.backends.bubblewrap import FILE_BYTES, BubblewrapBackend
-    from shellback.exec.wire.sandbox import Bounds
-    from shellback.orders import DOTENV
-
-    given = settings.sandbox_memory_bytes
-    return BubblewrapBackend(
-        workspace or settings.workspace_root,
-        exec_uid=settings.exec_uid,
-        network=settings.network == "on",
-        readable=settings.readable,
-        hidden=settings.hidden,
-        orders=(Path(DOTENV).absolute(),),
-        bounds=Bounds(
-            processes=settings.sandbox_processes,
-            file_bytes=FILE_BYTES,
-            memory_bytes=_usual_memory() if given is None else given,
-            data_bytes=given or 0,
-        ),
-        scratch_bytes=settings.sandbox_tmp_bytes,
-    )
-
-
-def _usual_memory() -> int:
-    """Half of what there is, in steps of 64 MiB: what an approval was given for is the same after a restart."""
-    from shellback.exec.supervisor.sandbox.hierarchies import memory_bytes
-
-    return max(_STEP_BYTES, memory_bytes() // 2 // _STEP_BYTES * _STEP_BYTES)
-
-
-def podman(settings: Settings, workspace: Path | None = None) -> PodmanBackend:
-    """The containers that settings describe, not tried."""
-    from shellback.exec.backends.container import ContainerLimits
-    from shellback.exec.backends.containers import Containers
-    from shellback.exec.backends.podman import PodmanBackend
-    from shellback.exec.backends.podman_cli import Podman
+def made(settings: Settings, name: str, workspace: Path | None = None) -> ChosenBackend:
+    """The backend of this name as settings describe it, not tried."""
     from shellback.orders import DOTENV
     from shellback.settings import engine_environment
 
-    engine = Podman(
-        url=settings.podman_base_url,
-        connection=settings.podman_connection,
-        identity=settings.podman_identity,
-        environ=engine_environment(),
-    )
-    containers = Containers(
-        settings.shellback_home / "containers",
-        engine,
-        idle_s=settings.podman_idle_seconds,
-        crash_dir=settings.shellback_crash_points,
-    )
-    return PodmanBackend(
-        workspace or settings.workspace_root,
-        containers,
-        image=settings.podman_image,
-        exec_uid=settings.exec_uid,
-        network=settings.network == "on",
-        hidden=settings.hidden,
-        orders=(Path(DOTENV).absolute(),),
-        limits=ContainerLimits.of(
-            memory_bytes=settings.sandbox_memory_bytes or 0,
-            processes=settings.sandbox_processes,
-            scratch_bytes=settings.sandbox_tmp_bytes,
-        ),
+    given = {field.removeprefix(f"{name}_"): getattr(settings, field) for field in type(settings).model_fields}
+    return (
+        KINDS[name]
+        .load()
+        .made(
+            Wanted(
+                workspace=workspace or settings.workspace_root,
+                state=settings.shellback_home,
+                exec_uid=settings.exec_uid,
+                network=settings.network == "on",
+                fence=settings.host_write_fence == "on",
+                readable=settings.readable,
+                hidden=settings.hidden,
+                orders=(Path(DOTENV).absolute(),),
+                memory_bytes=settings.sandbox_memory_bytes,
+                processes=settings.sandbox_processes,
+                scratch_bytes=settings.sandbox_tmp_bytes,
+                idle_s=settings.podman_idle_seconds,
+                crash_dir=settings.shellback_crash_points,
+                environ=engine_environment(),
+                options=given,
+            )
+        )
     )
 
 
@@ -183,39 +158,13 @@ def podman_sandbox(settings: Settings, *, scope: str | None = None, **more: Any)
     """A container of its own for an agent, as settings have it; `more` is for its `PodmanSandboxConfig`."""
     from shellback.exec import PodmanSandboxConfig, PodmanSandboxSection
 
-    backend = podman(settings)
+    backend = cast("PodmanBackend", made(settings, "podman"))
     config: dict[str, Any] = {
         "image": backend.image,
         "limits": backend.limits,
         "network": backend.network,
-        "podman": backend.containers.podman,
+        "podman": backend.containers.engine,
         "cache": settings.shellback_cache,
         "allowed_roots": settings.mount_roots,
     }
     return PodmanSandboxSection(PodmanSandboxConfig(**{**config, **more}), scope=scope)
-
-
-def _in_podman(settings: Settings, workspace: Path | None, asked: str) -> Choice:
-    from shellback.exec.backends.podman_probe import probe_podman
-
-    backend = podman(settings, workspace)
-    try:
-        found = probe_podman(backend)
-    except BackendUnavailable as error:
-        raise BackendUnavailable(f"BACKEND=podman cannot be used here: {error}") from None
-    if not found.ok:
-        raise BackendUnavailable(f"BACKEND=podman cannot be used here: {found.why}")
-    return Choice(backend=backend, why=f"{asked}, and a try in a container succeeded", found=found)
-
-
-def _host(settings: Settings, workspace: Path | None) -> Backend:
-    from shellback.exec.backends.host import HostBackend
-
-    backend = HostBackend(
-        workspace or settings.workspace_root,
-        exec_uid=settings.exec_uid,
-        fence=settings.host_write_fence == "on",
-        state=settings.shellback_home,
-    )
-    backend.check()
-    return backend

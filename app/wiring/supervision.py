@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 from shellback.settings import Settings
 
 if TYPE_CHECKING:
-    from shellback.exec.backends.containers import Containers
+    from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.backends.supervisors import Supervisors
-    from shellback.exec.core.base import Backend
     from shellback.exec.engine.engine import Engine
     from shellback.exec.link.client import SupervisorClient
     from shellback.storage.db import Database
@@ -36,11 +35,11 @@ def supervisor_client(settings: Settings, *, spawn: bool = True) -> SupervisorCl
     )
 
 
-def supervisors(settings: Settings, *, backend: Backend | None = None) -> Supervisors:
+def supervisors(settings: Settings, *, backend: ChosenBackend | None = None) -> Supervisors:
     """Every supervisor of this state directory; a worker of `backend` brings up what is needed, others nothing."""
     from shellback.exec.backends.supervisors import Supervisors
 
-    containers = None if backend is None else containers_of(backend)
+    containers = None if backend is None else backend.containers
     return Supervisors(
         supervisor_client(settings, spawn=backend is not None),
         settings.shellback_home,
@@ -89,10 +88,3 @@ async def cleanup(settings: Settings, database: Database, engine: Engine) -> obj
         total_bytes=settings.log_total_bytes,
         undelivered=await database.read(undelivered),
     )
-
-
-def containers_of(backend: Backend) -> Containers | None:
-    """The containers in which a backend runs commands; None where it does without."""
-    from shellback.exec.backends.podman import PodmanBackend
-
-    return backend.containers if isinstance(backend, PodmanBackend) else None

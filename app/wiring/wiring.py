@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pydantic_ai import Agent
 
     from shellback.exec.backends.containers import Containers
+    from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.backends.supervisors import Supervisors
-    from shellback.exec.core.base import Backend
     from shellback.exec.core.model import Session
     from shellback.exec.core.ports import ExitSink
     from shellback.exec.engine.engine import Engine
@@ -138,27 +138,32 @@ def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retent
         lambda name: remove_session(links, name),
         where.host_id,
         ages,
-        teardown=lambda name: containers(where).remove(name),
+        teardown=lambda name: containers(where, name).remove(name),
         expire=partial(supervision.expire_conversations, settings),
     )
 
 
-def _supervised(where: Place, backend: Backend) -> tuple[Supervisors, Containers | None]:
+def _supervised(where: Place, backend: ChosenBackend) -> tuple[Supervisors, Containers | None]:
     """All supervisors for a worker, and the containers of its backend, of which it keeps record."""
     from shellback.storage.workspaces import SqlWorkspaceStore
 
-    containers = supervision.containers_of(backend)
+    containers = backend.containers
     if containers is not None:
         containers.log = SqlWorkspaceStore(where.database, where.host_id)
     return supervision.supervisors(where.settings, backend=backend), containers
 
 
-def containers(where: Place) -> Containers:
-    """The containers of this state directory, for somebody who runs no command in them."""
+def containers(where: Place, name: str) -> Containers:
+    """Those of the engine that has this one of this state directory, for somebody who runs no command in them."""
+    from shellback.exec.backends import homes
+    from shellback.exec.backends.kinds import CONTAINED
+    from shellback.exec.log.placements import CONTAINERS
     from shellback.storage.workspaces import SqlWorkspaceStore
-    from shellback.wiring.choice import podman
+    from shellback.wiring.choice import made
 
-    found = podman(where.settings).containers
+    known = homes.known(where.home / CONTAINERS / name)
+    found = made(where.settings, known.engine if known else next(iter(CONTAINED))).containers
+    assert found is not None
     found.log = SqlWorkspaceStore(where.database, where.host_id)
     return found
 
@@ -228,7 +233,7 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
 
 
 @contextlib.contextmanager
-def worker(where: Place, backend: Backend) -> Generator[Worker]:  # noqa: PLR0915 - all of it is put together here
+def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: PLR0915 - all of it is put together here
     """A worker of this host whose commands run in `backend`, not started; holds its executor id until the end.
 
     Raises:

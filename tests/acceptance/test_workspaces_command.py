@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 from shellback.cli.main import cli
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.identity import workspace_scope
 from shellback.exec.core.model import Delivery, EndedBy, PodmanWorkspace, SessionState
@@ -203,7 +202,7 @@ async def _a_real_container(place: Stage) -> None:
             assert ended.end is not None
             assert (ended.state, ended.end.ended_by) == (SessionState.SIGNALED, EndedBy.SHUTDOWN)
             assert await asyncio.to_thread((place.workspace / "kept").read_text) == "kept\n"
-            assert await asyncio.to_thread(containers.podman.state, name) is None
+            assert await asyncio.to_thread(containers.engine.state, name) is None
             assert (await rows.list())[0].state == "removed"
 
             # The next command has a new one, also where somebody takes that away by other means.

@@ -10,7 +10,7 @@ import pytest
 
 APP = Path(__file__).parents[2] / "app"
 # Standard library only, in processes of their own: a supervisor and what it starts, and scripts for other Pythons.
-APART = ("exec/supervisor/", "exec/files/grepping.py", "exec/backends/podman_probe.py")
+APART = ("exec/supervisor/", "exec/files/grepping.py", "exec/backends/container_probe.py")
 # Bytes are what they are for: `attach`, with an allow list of its own, and the place itself, for `logs --raw`.
 DOORS = {"cli/output.py", "cli/terminal/raw_terminal.py", "cli/terminal/attached.py"}
 FORBIDDEN = {"__stdout__", "__stderr__", "buffer", "detach"}

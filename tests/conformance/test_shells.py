@@ -1,4 +1,4 @@
-"""The same promises for every shell: on the host, in bubblewrap, in podman; and the shape of the mock."""
+"""The same promises for every shell: on the host, in bubblewrap, in podman, in docker; and the shape of the mock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from shellback.exec.backends.docker import Docker
 from shellback.exec.backends.host import EXEC_UID
 from shellback.exec.shell import (
     BubblewrapShell,
+    DockerShell,
     ExecutionResult,
     HostShell,
     MockShell,
@@ -23,7 +26,7 @@ from shellback.exec.shell import (
     ShellProtocolTests,
     ShellShapeTests,
 )
-from tests import images, sandboxes
+from tests import dockers, images, sandboxes
 
 
 def a_root() -> Path:
@@ -120,6 +123,24 @@ class TestPodmanShell(_Shared):
 
     def test_it_is_a_container_without_network_that_works_in_workspace(self) -> None:
         assert what(self.shell) == ("podman", True, False, 30.0)
+        assert self.shell.env().cwd == self.shell.execute(["pwd"], cwd="/workspace").stdout.strip() == "/workspace"
+
+
+class TestDockerShell(_Shared):
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def made(cls) -> Iterator[None]:
+        dockers.needed()
+
+        class OfTests(DockerShell):
+            _engine = staticmethod(partial(Docker, host=dockers.host()))
+
+        with OfTests(a_root(), image=dockers.image(images.test_rootfs())) as shell:
+            cls.shell = shell
+            yield
+
+    def test_it_is_a_container_without_network_that_works_in_workspace(self) -> None:
+        assert what(self.shell) == ("docker", True, False, 30.0)
         assert self.shell.env().cwd == self.shell.execute(["pwd"], cwd="/workspace").stdout.strip() == "/workspace"
 
 

@@ -16,9 +16,8 @@ from typing import Any, Final, Protocol
 from shellback.exec.backends import homes
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.container import Container, ContainerLimits
+from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.podman_cli import Podman
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.base import Backend, Plan
 from shellback.exec.core.limits import Limits
@@ -30,11 +29,12 @@ from shellback.exec.link.client import SupervisorClient
 from shellback.exec.policy.commands import command_spec, proposal_for
 from shellback.exec.policy.policy import grant_by_operator
 from shellback.exec.wire.sandbox import Bounds
-from tests import images, sandboxes
+from tests import dockers, images, sandboxes
 from tests.escape.probe import Probe, Way
 from tests.escape.protected import SWAPS
 from tests.escape.scene import FILE_BYTES, PROCESSES, PYTHON, SCRATCH_BYTES, UID, Scene
 from tests.execs import end_all, origin
+from tests.podmans import BACKENDS, engine_of
 
 RUN_S: Final = 240.0
 TALK: Final = "talk"
@@ -178,22 +178,25 @@ def _wait_for_end(pid: int) -> None:
         select.select([os.pidfd_open(pid)], [], [], 60)
 
 
-class Drifting(PodmanBackend):
-    """As `Moving`: between the look at the workspace and podman's own."""
+def drifting(backend: ContainerBackend, target: str) -> None:
+    """As `Moving`: between the look at the workspace and the engine's own."""
+    plain = backend.container
 
-    target = "/"
-
-    def container(self, profile: str, scope: str) -> Container:
-        made = super().container(profile, scope)
-        move(self.workspace, self.target)
+    def container(profile: str, scope: str) -> Container:
+        made = plain(profile, scope)
+        move(backend.workspace, target)
         return made
+
+    backend.container = container  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Pods:
-    """Containers of podman, over a root file system made of this machine's programs."""
+    """Containers of an engine, over a root file system made of this machine's programs."""
 
-    name = "podman"
     python = "python3"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     OTHERWISE: Final = {
         "keep_bounding_set": "that of the container's root; without new privileges nobody gets from it",
@@ -203,12 +206,12 @@ class Pods:
     UNBOUNDED: Final = {"fork_bomb": "without root there are no bounds of cgroups of version 1, and the probe says so"}
 
     def missing(self) -> str | None:
-        return images.refusal()
+        return (images if self.name == "podman" else dockers).refusal()
 
     def lacks(self, probe: Probe) -> bool:
         unbounded = os.geteuid() != 0 and not Path("/sys/fs/cgroup/cgroup.controllers").exists()
         return (
-            probe.backend not in {"", self.name}
+            probe.backend not in {"", "podman"}
             or probe.name in self.OTHERWISE
             or (unbounded and probe.name in self.UNBOUNDED)
         )
@@ -224,7 +227,6 @@ class Pods:
 
     @contextlib.asynccontextmanager
     async def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> AsyncGenerator[Engine]:
-        kind = Drifting if way == "moved" else PodmanBackend
         limits = ContainerLimits()
         if way == "bounded":
             limits = ContainerLimits(
@@ -233,18 +235,20 @@ class Pods:
         if os.geteuid():
             for folder, _names, _files in os.walk(made.workspace):
                 os.chmod(folder, 0o775)
-        containers = Containers(made.engine_home / "containers", Podman())
-        backend = kind(
+        containers = Containers(made.engine_home / "containers", engine_of(self.name))
+        assert made.image is not None
+        image = dockers.image(made.image) if self.name == "docker" else str(made.image)
+        backend = BACKENDS[self.name](
             made.workspace,
             containers,
-            image=str(made.image),
+            image=image,
             exec_uid=UID,
             network=way == "read_only",
             hidden=hidden(made),
             limits=limits,
         )
-        if isinstance(backend, Drifting):
-            backend.target = SWAPS[probes[0].name]
+        if way == "moved":
+            drifting(backend, SWAPS[probes[0].name])
         home = SupervisorClient(made.engine_home, idle_s=0.5)
         try:
             port = Supervisors(home, made.engine_home, containers=containers, host_needed=False)
@@ -255,6 +259,8 @@ class Pods:
                 await containers.remove(one.name)
             if host := _of_host(made):  # who writes down what was never started
                 await asyncio.to_thread(_wait_for_end, host)
+            if self.name == "docker":
+                dockers.remove_image(image)
 
     async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
         if way == "moved":
@@ -266,7 +272,7 @@ class Pods:
             (late / _LATE).write_text(made.secret)
             await command(engine, "true", way)
         backend = engine.backend
-        assert isinstance(backend, PodmanBackend)
+        assert isinstance(backend, ContainerBackend)
         profile = READ_ONLY if way == "read_only" else WORK
         home = backend.containers.home(backend.container(profile, TALK))
         made.supervisor = homes.peer(home)
@@ -282,4 +288,4 @@ def _linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-GROUNDS: Final[dict[str, Ground]] = {"bubblewrap": Boxes(), "podman": Pods()}
+GROUNDS: Final[dict[str, Ground]] = {"bubblewrap": Boxes(), "podman": Pods("podman"), "docker": Pods("docker")}

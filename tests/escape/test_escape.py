@@ -16,6 +16,7 @@ from tests.escape.grounds import GROUNDS, Pods
 from tests.escape.probe import Probe
 from tests.escape.runs import WAYS, Verdict, run
 from tests.escape.table import PROBES
+from tests.podmans import needed
 from tests.sandboxes import LINGER_S, adjust
 
 
@@ -45,10 +46,12 @@ def test_nothing_gets_out_of_the_sandbox_and_most_of_it_does_where_there_is_none
 
 
 @pytest.mark.timeout(300)
-def test_nothing_gets_out_of_a_container() -> None:
-    if why := missing([GROUNDS["podman"]]):
+@pytest.mark.parametrize("kind", ["podman", "docker"])
+def test_nothing_gets_out_of_a_container(kind: str) -> None:
+    needed(kind)
+    if why := missing([GROUNDS[kind]]):
         unavailable(why)
-    _none_escaped(run(_sample("podman"), grounds=[GROUNDS["podman"]], control=False))
+    _none_escaped(run(_sample(kind), grounds=[GROUNDS[kind]], control=False))
 
 
 def test_the_samples_have_every_group_and_every_way() -> None:

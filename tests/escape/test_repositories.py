@@ -16,8 +16,7 @@ import pytest
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.inspection.inspector import Inspector, inspector_of
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.base import Backend
@@ -136,7 +135,7 @@ def contained(tmp_path: Path, *, inspected: bool) -> Generator[Ground]:
         yield made
     finally:
         for one in containers.homes():
-            containers.podman.remove(one.name)
+            containers.engine.remove(one.name)
         shutil.rmtree(made.workspace.parent, ignore_errors=True)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.supervisor.sandbox import hierarchies
 from shellback.settings import Settings, SettingsError, shown_url
 from shellback.wiring import choice
@@ -234,7 +235,9 @@ def test_the_memory_of_a_sandbox_is_half_of_the_machines_unless_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], together: int, apart: int
 ) -> None:
     monkeypatch.setattr(hierarchies, "memory_bytes", lambda: (6 << 30) + 12345)
-    bounds = choice.bubblewrap(Settings.load({"WORKSPACE_ROOT": str(tmp_path), **given})).bounds
+    backend = choice.made(Settings.load({"WORKSPACE_ROOT": str(tmp_path), **given}), "bubblewrap")
+    assert isinstance(backend, BubblewrapBackend)
+    bounds = backend.bounds
     assert (bounds.memory_bytes, bounds.data_bytes) == (together, apart)
 
 

@@ -6,32 +6,39 @@ import asyncio
 import functools
 import hashlib
 import os
+import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from shellback.exec.backends import causes, seccomp, view
+from shellback.exec.backends.kinds import ChosenBackend, Wanted
 from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.backends.shell_words import shell_argv, shell_env
-from shellback.exec.core.base import Plan
+from shellback.exec.backends.trial import tried
+from shellback.exec.core.base import Found, Plan
 from shellback.exec.core.environment import child_env, home_of
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
 from shellback.exec.core.runner import EXEC_UID, Runner, found
+from shellback.exec.supervisor.sandbox.hierarchies import memory_bytes
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
+from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire.sandbox import Bounds, Sandbox
 
 SCRATCH_BYTES: Final = 1024**3
 _BASH: Final = "/bin/bash"
 PROCESSES: Final = 1024
+_STEP_BYTES: Final = 2**26
 FILE_BYTES: Final = 16 * 1024**3
 _filter: Final = functools.cache(seccomp.program)
 """The same for every command of a profile."""
 BOUNDS: Final = Bounds(processes=PROCESSES, file_bytes=FILE_BYTES)
 
 
-class BubblewrapBackend:
+class BubblewrapBackend(ChosenBackend):
     """Runs commands in sandbox instances, one for each scope and profile.
 
     `hidden` is what no command sees; `orders` are files that Shellback obeys, which no command sees or writes.
@@ -39,6 +46,10 @@ class BubblewrapBackend:
 
     name = "bubblewrap"
     profiles = frozenset({WORK, READ_ONLY})
+    without_limits = (
+        "run the supervisor where it may make cgroups: as a unit of systemd with Delegate=yes, or in a container of its"
+        " own"
+    )
 
     def __init__(  # noqa: PLR0913 - the settings that shape a sandbox
         self,
@@ -70,6 +81,26 @@ class BubblewrapBackend:
         self.bwrap = found("bwrap")
         self.limits = ""
         self._facts: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def made(cls, wanted: Wanted) -> Self:
+        """See `ChosenBackend.made`."""
+        given = wanted.memory_bytes
+        return cls(
+            wanted.workspace,
+            exec_uid=wanted.exec_uid,
+            network=wanted.network,
+            readable=wanted.readable,
+            hidden=wanted.hidden,
+            orders=wanted.orders,
+            bounds=Bounds(
+                processes=wanted.processes,
+                file_bytes=FILE_BYTES,
+                memory_bytes=_usual_memory() if given is None else given,
+                data_bytes=given or 0,
+            ),
+            scratch_bytes=wanted.scratch_bytes,
+        )
 
     @property
     def description(self) -> str:
@@ -120,6 +151,46 @@ class BubblewrapBackend:
     def private_home(self, scope: str) -> str:  # noqa: ARG002 - each sandbox has its own at the same path
         """See `Backend.private_home`."""
         return view.HOME
+
+    def probe(self) -> Found:
+        """See `ChosenBackend.probe`."""
+        from shellback.exec.backends.probe import probe
+
+        return probe(self)
+
+    def tried(self, spec: CommandSpec, streams: Sequence[int] | None) -> Report:
+        """See `ChosenBackend.tried`."""
+        self.check()
+        report = tried(asyncio.run(self.plan(spec, f"run {os.getpid()}")), timeout_s=0, streams=streams)
+        if report.stage:
+            raise BackendUnavailable(causes.cause(report, self.bwrap or "bwrap", causes.Machine()))
+        return report
+
+    def missing(self, text: str, path: str | None) -> str | None:
+        """See `ChosenBackend.missing`."""
+        try:
+            word = next((word for word in shlex.split(text) if "=" not in word), "")
+        except ValueError:
+            return None
+        found = shutil.which(word, path=path)
+        if found is None:
+            return None
+        place, real = os.path.dirname(os.path.abspath(found)), os.path.dirname(os.path.realpath(found))
+        named = [*self.readable, *(name for name, _ in self.links)]
+        readable = [*named, *map(Path, ("/usr", "/bin", "/sbin", "/opt", "/nix"))]
+        lacking = [path for path in dict.fromkeys((place, real)) if not any(map(Path(path).is_relative_to, readable))]
+        if not lacking:
+            return f"{word} is {found}, which is not on the PATH of commands: call it by that name"
+        also = ":".join([*map(str, named), *lacking])
+        return (
+            f"{word} is {found} on the host, and not in the sandbox: set SANDBOX_READABLE={also} (and what else the"
+            f" program needs), and call it as {found}"
+        )
+
+    def useless(self, readable: Sequence[Path]) -> tuple[str, str] | None:
+        """See `ChosenBackend.useless`."""
+        gone = [str(path) for path in readable if not path.exists()]
+        return (f"SANDBOX_READABLE names what is not there: {', '.join(gone)}", "correct it") if gone else None
 
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
         """See `Backend.plan`."""
@@ -186,3 +257,8 @@ class BubblewrapBackend:
 def _sockets(covers: Covers) -> list[str]:
     """What stands in the workspace in place of files, for commands that may write it."""
     return [path for path, text in covers.placeholders if text == SOCKET and os.path.lexists(path)]
+
+
+def _usual_memory() -> int:
+    """Half of what there is, in steps of 64 MiB: what an approval was given for is the same after a restart."""
+    return max(_STEP_BYTES, memory_bytes() // 2 // _STEP_BYTES * _STEP_BYTES)

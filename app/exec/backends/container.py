@@ -1,4 +1,4 @@
-"""A container of commands: all that makes it, in one value, and the words of podman for it.
+"""A container of commands: all that makes it, in one value.
 
 Its first process is the keeper of a supervisor, both as the container's root without most of its rights; commands run
 as another user and reach neither. The keeper's state directory is a directory of the host.
@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import resource
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.wire.sandbox import CONTAINED
 
 IMAGE: Final = "docker.io/library/python:3.12-bookworm"
@@ -35,41 +31,31 @@ MEMORY_BYTES: Final = 1024**3
 PROCESSES: Final = 1024
 FILE_BYTES: Final = 16 * 1024**3
 SCRATCH_BYTES: Final = 1024**3
-_RUN_BYTES: Final = 16 * 1024**2
-_SHARED_BYTES: Final = 64 * 1024**2
-_DESCRIPTORS: Final = 20_000
-_CONSOLE_BYTES: Final = 65_536
-_NO_PINGS: Final = "net.ipv4.ping_group_range=1 0"
-"""No group may have sockets that ping; podman lets group 0 have them, which commands are in without root (icmp(7))."""
-
-_RIGHTS: Final = ("CHOWN", "KILL", "SETGID", "SETUID", "SYS_PTRACE")
-"""What a supervisor needs: to become the user of commands, give them terminals, end them and see their trees."""
-_OURS: Final = "/run/shellback"
+CONSOLE_BYTES: Final = 65_536
+OURS: Final = "/run/shellback"
 """Only the container's root may enter it."""
-CONSOLE: Final = "console.log"
-"""In the state directory: what the keeper says before its own log is open, and why it does not come up."""
 SURROUNDINGS: Final = "image.json"
 """In the state directory: what the container's first process found in its image."""
 _PYTHON: Final = (3, 11)
-_CODE: Final = (
+CODE: Final = (
     "import sys, os, json\n"
     f"if sys.version_info < {_PYTHON}: sys.exit('Python %d.%d is too old' % sys.version_info[:2])\n"
     "shell = [path for path in ('/bin/bash', '/usr/bin/bash', '/usr/local/bin/bash') if os.access(path, os.X_OK)]\n"
     "found = {'python': sys.version.split()[0], 'shell': (shell or ['/bin/sh'])[0]}\n"
     # A runtime gives them the mode of what the image has there, if it has them.
     f"for place in {SCRATCHES!r}: os.chmod(place, 0o1777)\n"
-    f"os.chmod({_OURS!r}, 0o700)\n"
+    f"os.chmod({OURS!r}, 0o700)\n"
     f"file = open(sys.argv[1] + '/{SURROUNDINGS}', 'w')\n"
     "file.write(json.dumps(found)); file.close()\n"
-    f"sys.path.append('{_OURS}/code')\n"
-    # Podman's own filter lets through what makes namespaces, types into terminals and reaches a virtual machine's host.
+    f"sys.path.append('{OURS}/code')\n"
+    # An engine's own filter lets through what makes namespaces, types into terminals, reaches a virtual machine's host.
     "from shellback.exec.backends.seccomp import program\n"
     "from shellback.exec.wire.linux import filter_calls\n"
     "filter_calls(program())\n"
     "from shellback.exec.supervisor.service.keeper import main\n"
     "main()\n"
 )
-_PACKAGE: Final = Path(__file__).resolve().parents[2]
+PACKAGE: Final = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +112,7 @@ class Container:
     user: int = COMMANDS
     group: int = COMMANDS
     env: tuple[str, ...] = ()
+    engine: str = "podman"
 
     def name(self, root: Path) -> str:
         """What it is called under this directory of homes, the same whenever it is asked for."""
@@ -153,70 +140,6 @@ class Container:
         except (TypeError, KeyError) as error:
             raise ValueError(f"no description of a container: {error}") from None
 
-    def words(self, home: Path, *, crash_dir: Path | None = None) -> list[str]:
-        """What `podman run` is told, but for the name; `home` becomes the state directory of its supervisor."""
-        limits = self.limits
-        found = [
-            "--user", "0:0", "--workdir", "/", "--hostname", "sandbox", "--pull", "never", "--read-only",
-            "--read-only-tmpfs=false", "--cap-drop", "all", "--cap-add", ",".join(_RIGHTS),
-            "--security-opt", "no-new-privileges", "--sysctl", _NO_PINGS, "--cpus", f"{limits.cpus:g}",
-            "--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes),
-            "--pids-limit", str(limits.processes), "--shm-size", str(_SHARED_BYTES), "--stop-timeout", "10",
-            "--log-driver", "k8s-file", "--log-opt", f"path={home / CONSOLE}",
-            "--log-opt", f"max-size={_CONSOLE_BYTES}", *_ulimits(limits),
-        ]  # fmt: skip
-        if os.path.exists("/sys/fs/selinux/enforce"):
-            # Else every file of the workspace would have to be labelled anew.
-            found += ["--security-opt", "label=disable"]
-        if not self.network:
-            found += ["--network", "none"]
-        for place in SCRATCHES:
-            found += ["--tmpfs", f"{place}:rw,exec,nosuid,nodev,notmpcopyup,mode=1777,size={limits.scratch_bytes}"]
-        found += ["--tmpfs", f"/run:rw,noexec,nosuid,nodev,notmpcopyup,mode=0755,size={_RUN_BYTES}"]
-        found += ["--tmpfs", f"{_OURS}:rw,noexec,nosuid,nodev,notmpcopyup,mode=0700,size=4096"]
-        found += _mounted(Mount(source=str(home), target=f"{_OURS}/home", writable=True))
-        found += _mounted(Mount(source=str(_PACKAGE), target=f"{_OURS}/code/shellback"))
-        found += _mounted(Mount(source=self.workspace, target=WORKSPACE, writable=self.writable))
-        for mount in self.mounts:
-            found += _mounted(mount)
-        for name, value in self.labels(home).items():
-            found += ["--label", f"{name}={value}"]
-        told = [f"{_OURS}/home", "--idle", "0", "--service"]
-        if crash_dir is not None:
-            found += _mounted(Mount(source=str(crash_dir), target=f"{_OURS}/crash", writable=True))
-            told += ["--crash-dir", f"{_OURS}/crash"]
-        found += ["--entrypoint", json.dumps(["python3", "-I", "-S", "-E", "-c", _CODE])]
-        image = [self.image_id or self.image] if not self.image.startswith("/") else ["--rootfs", f"{self.image}:O"]
-        return [*found, *image, *told]
-
     def labels(self, home: Path) -> dict[str, str]:
         """By what people find it: `podman ps --filter label=shellback.scope=...`."""
         return {"shellback.scope": self.scope, "shellback.profile": self.profile, "shellback.home": str(home)}
-
-
-def _ulimits(limits: ContainerLimits) -> Iterable[str]:
-    # Podman's own defaults are above ours, and who has not the right to raise them is refused.
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    most = _DESCRIPTORS if descriptors == resource.RLIM_INFINITY else min(descriptors, _DESCRIPTORS)
-    yield from ("--ulimit", f"nofile={min(1024, most)}:{most}")
-    # Of processes there is no bound for each user here, as that user has others on the machine; podman asks the kernel
-    # for no more than can be on the machine at all.
-    processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    there = int(Path("/proc/sys/kernel/pid_max").read_text())
-    processes = there if processes == resource.RLIM_INFINITY else min(processes, there)
-    yield from ("--ulimit", f"nproc={processes}:{processes}")
-    yield from ("--ulimit", f"fsize={limits.file_bytes}:{limits.file_bytes}", "--ulimit", "core=0:0")
-
-
-def _mounted(mount: Mount) -> list[str]:
-    # What is mounted below it is not made read-only with it, so that stays outside.
-    mode = "rw,nosuid,nodev" if mount.writable else "ro,bind,nosuid,nodev"
-    if ":" not in mount.source and ":" not in mount.target:
-        return ["--volume", f"{mount.source}:{mount.target}:{mode}"]
-    if "," in mount.source or "," in mount.target or '"' in mount.source or '"' in mount.target:
-        raise WorkspaceUnusable(
-            f"{mount.source} cannot be brought into a container: podman takes no path with a colon and a comma; rename"
-            " it"
-        )
-    read = "" if mount.writable else ",ro=true,bind-nonrecursive=true"
-    return ["--mount", f"type=bind,source={mount.source},destination={mount.target},nosuid,nodev{read}"]

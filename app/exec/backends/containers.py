@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import logging
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from typing import Final
 from shellback.exec.backends import container as made_of
 from shellback.exec.backends import homes
 from shellback.exec.backends.container import WORKSPACE, Container
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.stand_ins import StandIns
 from shellback.exec.core.errors import BackendUnavailable, SupervisorAbsent, SupervisorUnreachable
 from shellback.exec.core.model import WORK, PodmanWorkspace
@@ -29,12 +28,10 @@ from shellback.exec.link import launch
 from shellback.exec.link.client import SupervisorClient
 
 STOP_S: Final = 10.0
-"""What a supervisor gets to end its commands, before podman kills all of it."""
+"""What a supervisor gets to end its commands, before the engine kills all of it."""
 _UP_S: Final = 15.0
 _LOOK_S: Final = 0.5
 _TRIES: Final = 3
-
-log = logging.LoggerAdapter(logging.getLogger(__name__), {"component": "tools.podman"})
 
 
 class Containers:
@@ -47,7 +44,7 @@ class Containers:
     def __init__(
         self,
         root: Path,
-        podman: Podman,
+        engine: ContainerEngine,
         *,
         idle_s: float = made_of.IDLE_S,
         log: WorkspaceStore | None = None,
@@ -56,7 +53,8 @@ class Containers:
     ) -> None:
         self.root = root
         self.stands = stands or StandIns(root / "stand-ins")
-        self.podman = podman
+        self.engine = engine
+        self._say = engine.log
         self.idle_s = idle_s
         self.log = log
         self._crash_dir = crash_dir
@@ -67,11 +65,12 @@ class Containers:
         return self.root / want.name(self.root)
 
     def homes(self) -> list[Path]:
-        """The homes of all containers that were made and not forgotten. Blocks for some microseconds each."""
+        """The homes of this engine's containers that were made and not forgotten. Blocks for some microseconds each."""
         try:
-            return sorted(path.parent for path in self.root.glob(f"*/{homes.DESCRIPTION}"))
+            found = sorted(path.parent for path in self.root.glob(f"*/{homes.DESCRIPTION}"))
         except OSError:
             return []
+        return [home for home in found if (known := self.known(home)) is None or known.engine == self.engine.name]
 
     def known(self, home: Path) -> Container | None:
         """What the container of a home was made of; None where that cannot be read."""
@@ -100,7 +99,9 @@ class Containers:
                 return home
             await self._up(home, want)
         await asyncio.to_thread(check_mounts, homes.peer(home), want)
-        raise BackendUnavailable(f"the container {home.name} comes up and goes: see `podman logs {home.name}`")
+        raise BackendUnavailable(
+            f"the container {home.name} comes up and goes: see `{self.engine.name} logs {home.name}`"
+        )
 
     async def revive(self, home: Path) -> None:
         """Have the container of a home run again, made anew if it is gone; returns when its supervisor listens.
@@ -111,6 +112,8 @@ class Containers:
         want = await asyncio.to_thread(self.known, home)
         if want is None:
             raise BackendUnavailable(f"nobody knows what the container of {home} was made of; its commands are lost")
+        if want.engine != self.engine.name:
+            raise BackendUnavailable(f"the container of {home} is one of {want.engine}: BACKEND={want.engine} has it")
         await self._up(home, want)
 
     async def touch(self, scope: str, profile: str = WORK) -> None:
@@ -132,24 +135,24 @@ class Containers:
             try:
                 what = await asyncio.to_thread(self._put_away, home)
             except BackendUnavailable as error:
-                log.warning("an idle container could not be stopped: %s", error)
+                self._say.warning("an idle container could not be stopped: %s", error)
                 continue
             if what == "stopped":
                 stopped.append(home)
                 await self._tell_stopped(home)
             elif what == "removed" and self.log is not None:
                 await self.log.removed(home.name, time.time())
-        await asyncio.to_thread(self.stands.tidy, self.podman.state)
+        await asyncio.to_thread(self.stands.tidy, self.engine.state)
         return stopped
 
     async def stop(self, home: Path) -> None:
         """End the commands of a container, and its processes; it can be started again.
 
         Raises:
-            BackendUnavailable: Podman does not do it.
+            BackendUnavailable: The engine does not do it.
         """
         await asyncio.to_thread(self._stop, home)
-        await asyncio.to_thread(self.stands.tidy, self.podman.state)
+        await asyncio.to_thread(self.stands.tidy, self.engine.state)
         await self._tell_stopped(home)
 
     async def remove(self, name: str, *, grace_s: float = STOP_S) -> bool:
@@ -158,10 +161,10 @@ class Containers:
         Its home stays as long as there is something of a session in it.
 
         Raises:
-            BackendUnavailable: Podman does not do it.
+            BackendUnavailable: The engine does not do it.
         """
         there = await asyncio.to_thread(self._remove, self.root / name, grace_s)
-        await asyncio.to_thread(self.stands.tidy, self.podman.state)
+        await asyncio.to_thread(self.stands.tidy, self.engine.state)
         if self.log is not None:
             await self.log.removed(name, time.time())
         return there
@@ -191,7 +194,7 @@ class Containers:
             await self._used(home)
             return
         await self._checked(home, want)
-        log.info("container %s of %s (%s) %s", home.name, want.scope or "nobody", want.profile, how)
+        self._say.info("container %s of %s (%s) %s", home.name, want.scope or "nobody", want.profile, how)
         if self.log is not None and how == "made":
             await self.log.made(_row(home, want, identity))
         elif self.log is not None:
@@ -205,24 +208,25 @@ class Containers:
                 return "", "found"
             os.close(launch.folder(home))
             homes.describe(home, want)
-            state = self.podman.state(home.name)
+            state = self.engine.state(home.name)
             if state is not None and state[0] == "running":
                 return state[1], "found"  # its supervisor is just being replaced
             if state is not None and state[0] == "paused":
-                raise BackendUnavailable(f"the container {home.name} is paused: `podman unpause {home.name}`")
+                raise BackendUnavailable(
+                    f"the container {home.name} is paused: `{self.engine.name} unpause {home.name}`"
+                )
             self.stands.make(home, want)
             if state is not None:
                 try:
-                    self.podman.start(home.name)
+                    self.engine.start(home.name)
                 except BackendUnavailable as error:
-                    log.info("container %s does not start again, so it is made anew: %s", home.name, error)
-                    self.podman.remove(home.name)
+                    self._say.info("container %s does not start again, so it is made anew: %s", home.name, error)
+                    self.engine.remove(home.name)
                 else:
                     return state[1], "started"
-            with contextlib.suppress(FileNotFoundError):
-                (home / made_of.CONSOLE).unlink()
+            self.engine.forgotten(home)
             try:
-                return self.podman.run(home.name, want.words(home, crash_dir=self._crash_dir)), "made"
+                return self.engine.run(home.name, self.engine.words(want, home, crash_dir=self._crash_dir)), "made"
             except BackendUnavailable as error:
                 raise BackendUnavailable(f"no container of {want.image}: {error}") from None
 
@@ -241,19 +245,24 @@ class Containers:
         except SupervisorUnreachable as error:
             if not ours:
                 raise BackendUnavailable(
-                    f"the container {home.name} runs, and its supervisor does not answer ({error}); see `podman top"
-                    f" {home.name}`; `shellback workspaces rm {home.name}` ends what runs in it"
+                    f"the container {home.name} runs, and its supervisor does not answer ({error}); see"
+                    f" `{self.engine.name} top {home.name}`; `shellback workspaces rm {home.name}` ends what runs in it"
                 ) from None
-            said = await asyncio.to_thread(homes.said, home)
-            await asyncio.to_thread(self.podman.remove, home.name)
+            lines = await asyncio.to_thread(self.engine.console, home)
+            said = " ".join(line for line in lines[-3:] if line != "ready").strip()[-500:]
+            await asyncio.to_thread(self.engine.remove, home.name)
             raise BackendUnavailable(
-                f"the container {home.name} does not come up: {said or error}{_why(said)}"
+                f"the container {home.name} does not come up: {said or error}{self._why(said)}"
             ) from None
         finally:
             await client.close()
 
+    def _why(self, said: str) -> str:
+        image = f"{self.engine.name.upper()}_IMAGE"
+        return f"; take an image with Python 3.11 or newer ({image})" if "too old" in said else ""
+
     async def _runs(self, home: Path) -> bool:
-        state = await asyncio.to_thread(self.podman.state, home.name)
+        state = await asyncio.to_thread(self.engine.state, home.name)
         return state is not None and state[0] == "running"
 
     async def _holds(self, home: Path, pid: int, want: Container) -> bool:
@@ -269,7 +278,7 @@ class Containers:
         except BackendUnavailable as error:
             if not await self._at_rest(home):
                 raise BackendUnavailable(f"{error}; or `shellback workspaces rm {home.name}` ends what runs") from None
-            await asyncio.to_thread(self.podman.remove, home.name)
+            await asyncio.to_thread(self.engine.remove, home.name)
             return False
         return True
 
@@ -277,7 +286,7 @@ class Containers:
         try:
             await asyncio.to_thread(check_mounts, homes.peer(home), want)
         except BackendUnavailable:
-            await asyncio.to_thread(self.podman.remove, home.name)
+            await asyncio.to_thread(self.engine.remove, home.name)
             raise
 
     async def _replace(self, home: Path, want: Container) -> None:
@@ -325,28 +334,28 @@ class Containers:
             if homes.listens(home):
                 if idle_s < self.idle_s:
                     return ""
-                self.podman.stop(home.name, grace_s=STOP_S)
-                log.info("container %s stopped: not used for %.0f s", home.name, idle_s)
+                self.engine.stop(home.name, grace_s=STOP_S)
+                self._say.info("container %s stopped: not used for %.0f s", home.name, idle_s)
                 return "stopped"
             # It has no files of its own, so nothing is lost with what has nothing of any session.
             if idle_s < 2 * self.idle_s or not homes.emptied(home):
                 return ""
-            self.podman.remove(home.name)
+            self.engine.remove(home.name)
             shutil.rmtree(home, ignore_errors=True)
-            log.info("container %s removed: nothing is left of what ran in it", home.name)
+            self._say.info("container %s removed: nothing is left of what ran in it", home.name)
             return "removed"
 
     def _stop(self, home: Path) -> None:
         with self._locked(home):
-            self.podman.stop(home.name, grace_s=STOP_S)
+            self.engine.stop(home.name, grace_s=STOP_S)
 
     def _remove(self, home: Path, grace_s: float) -> bool:
         with self._locked(home):
-            there = self.podman.state(home.name) is not None
+            there = self.engine.state(home.name) is not None
             if there:
-                self.podman.stop(home.name, grace_s=grace_s)
-                self.podman.remove(home.name)
-                log.info("container %s removed", home.name)
+                self.engine.stop(home.name, grace_s=grace_s)
+                self.engine.remove(home.name)
+                self._say.info("container %s removed", home.name)
             if homes.emptied(home):
                 shutil.rmtree(home, ignore_errors=True)
         return there
@@ -356,7 +365,7 @@ class Containers:
 
     @contextlib.contextmanager
     def _locked(self, home: Path) -> Generator[None]:
-        """Against other processes of ours, and other threads: podman does not bear two at the same container."""
+        """Against other processes of ours, and other threads: an engine does not bear two at the same container."""
         self._make_root()
         fd = os.open(self.root / f"{home.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -396,10 +405,6 @@ def _row(home: Path, want: Container, identity: str) -> PodmanWorkspace:
     )
 
 
-def _why(said: str) -> str:
-    return "; take an image with Python 3.11 or newer (PODMAN_IMAGE)" if "too old" in said else ""
-
-
 class Unseen(BackendUnavailable):
     """Raised when the mounts of a process cannot be seen; one that is about to end has none."""
 
@@ -407,7 +412,7 @@ class Unseen(BackendUnavailable):
 def check_mounts(pid: int, want: Container) -> None:
     """Compare the mounts that the process `pid` sees with those of `want`.
 
-    Podman goes by names, and names in a workspace are in the hands of its commands: one that becomes a symlink at the
+    Engines go by names, and names in a workspace are in the hands of its commands: one that becomes a symlink at the
     right moment would bring something of the host into a container, or leave open what was to be covered.
 
     Raises:

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
-from shellback.exec.backends.container import CONSOLE, SURROUNDINGS, Container
+from shellback.exec.backends.container import SURROUNDINGS, Container
 from shellback.exec.link import launch
 from shellback.exec.wire import layout, linux
 
@@ -77,16 +77,6 @@ def kept(home: Path) -> bool:
         return launch.kept(fd)
     finally:
         os.close(fd)
-
-
-def said(home: Path) -> str:
-    """What the container's first process printed last, without podman's marks."""
-    try:
-        text = (home / CONSOLE).read_text("utf-8", "replace")
-    except OSError:
-        return ""
-    lines = [line.split(" ", 3)[-1] for line in text.splitlines()]
-    return " ".join(line for line in lines[-3:] if line != "ready").strip()[-500:]
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from shellback.exec.backends.kinds import ChosenBackend, Wanted
 from shellback.exec.backends.private_homes import PrivateHomes
 from shellback.exec.backends.shell_words import shell_argv, shell_env
 from shellback.exec.core.base import Plan
@@ -21,7 +22,7 @@ _BASH: Final = "/bin/bash"
 _SCRATCH: Final = "/tmp"  # noqa: S108 - what programs take for scratch
 
 
-class HostBackend:
+class HostBackend(ChosenBackend):
     """Runs commands on the host, as ourselves, or as an unprivileged user where we are root.
 
     With `fence` they write nothing but the workspace, /tmp and their home; all else is as without it. `state` is the
@@ -31,6 +32,11 @@ class HostBackend:
     name = "host"
     profiles = frozenset({WORK})
     network = True
+
+    @classmethod
+    def made(cls, wanted: Wanted) -> Self:
+        """See `ChosenBackend.made`."""
+        return cls(wanted.workspace, exec_uid=wanted.exec_uid, fence=wanted.fence, state=wanted.state)
 
     def __init__(
         self,

@@ -1,299 +1,250 @@
-"""Commands in containers of podman: an image's programs, the workspace at /workspace, and little else."""
+"""Podman: the engine by its command line, and the backend whose commands run in its containers."""
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import hashlib
+import contextlib
 import json
 import os
-import stat
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
 
-from shellback.exec.backends import homes
-from shellback.exec.backends.container import (
-    COMMANDS,
-    HOME,
-    IMAGE,
-    PRIVATE,
-    SCRATCHES,
-    WORKSPACE,
-    Container,
-    ContainerLimits,
-    Mount,
-)
-from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.protected import Covers, Protected
-from shellback.exec.backends.shell_words import shell_argv, shell_env
-from shellback.exec.core.base import Plan
-from shellback.exec.core.environment import CHILD_PATH, child_env, home_of
+from shellback.exec.backends.container import CONSOLE_BYTES, Container, Mount
+from shellback.exec.backends.container_backend import ContainerBackend
+from shellback.exec.backends.container_engine import ContainerEngine, Done
+from shellback.exec.backends.kinds import Wanted
+from shellback.exec.backends.mounts.hydration import forget
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
-from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
-from shellback.exec.core.runner import EXEC_UID, Runner
-from shellback.exec.supervisor.sandbox.stubs import SOCKET
+from shellback.exec.core.runner import found
 
-_BASH: Final = "/bin/bash"
-_TRIES: Final = 3
-"""How often a container is wanted, where the workspace changes while it is made."""
+NEEDED: Final = (4, 3)
+LOCAL: Final = "local"
+"""The name of no connection at all: podman itself, on this machine."""
+MISSING: Final = (
+    "podman is not installed; install it: `apt install podman` (Debian, Ubuntu) or `dnf install podman` (Fedora,"
+    f" RHEL), version {NEEDED[0]}.{NEEDED[1]} or newer"
+)
+_RUNTIMES: Final = ("crun", "runc")
+_CONSOLE: Final = "console.log"
+"""In the state directory: what the keeper says before its own log is open, and why it does not come up."""
+_URL: Final = "PODMAN_BASE_URL"
+_TRIED: Final[dict[tuple[str, ...], str]] = {}
+"""The runtime that worked, for each way to call podman: found once in a process."""
+_SUBIDS: Final = (
+    "rootless podman needs the package `uidmap` and 65536 subordinate ids of yours: `usermod --add-subuids"
+    " 100000-165535 --add-subgids 100000-165535 $USER`, then `podman system migrate`"
+)
 
 
-class PodmanBackend:
-    """Runs commands in containers, one for each scope and profile.
-
-    `image` is the name of one that is here, or the absolute path of a directory with a root file system. `hidden` is
-    what no command sees of the workspace; `orders` are files that Shellback obeys, hidden too. `env` is added to that
-    of the image; no command line and no record has its values.
-    """
+class Podman(ContainerEngine):
+    """Calls of podman; its own, or the one that a socket or a connection on this machine leads to."""
 
     name = "podman"
-    profiles = frozenset({WORK, READ_ONLY})
-    inner = WORKSPACE
+    title = "Podman"
+    images = " or to a directory with a root file system"
+    scratch = ",notmpcopyup"
+    remedies = (
+        (
+            r"netavark|slirp4netns|pasta|cni|iptables|nftables",
+            "podman has no network here: install `iptables` and `netavark` (as root) or `slirp4netns` or `passt` (as"
+            " another user), or set NETWORK=off",
+        ),
+        (r"subuid|subgid|newuidmap|newgidmap|cannot set up namespace", _SUBIDS),
+        (
+            r"graph driver|storage|overlay|database|boltdb|libpod",
+            "see what `podman info` says; podman's storage may be damaged or of another version (`podman system reset`"
+            " makes it anew, without its images and containers)",
+        ),
+        (r"cgroup", "install `runc`, which knows other cgroups than `crun`"),
+    )
 
-    def __init__(  # noqa: PLR0913 - the settings that shape a container
-        self,
-        workspace: str | Path,
-        containers: Containers,
-        *,
-        image: str = IMAGE,
-        exec_uid: int = EXEC_UID,
-        euid: Callable[[], int] = os.geteuid,
-        network: bool = False,
-        hidden: Sequence[Path] = (),
-        orders: Sequence[Path] = (),
-        limits: ContainerLimits | None = None,
-        env: Mapping[str, str] | None = None,
+    def __init__(
+        self, *, url: str = "", connection: str = "", identity: str = "", environ: Mapping[str, str] | None = None
     ) -> None:
-        self._given = Path(workspace)
-        self.workspace = self._given.resolve()
-        self.containers = containers
-        self.image = image
-        self.network = network
-        self.limits = limits or ContainerLimits()
-        orders = [path for path in orders if path.is_relative_to(self.workspace)]
-        self.hidden = tuple(path for path in (*hidden, *orders) if path.is_relative_to(self.workspace))
-        self.protected = Protected(self.workspace, orders=orders, hidden=self.hidden)
-        self.rootless = euid() != 0
-        self.runner = Runner(exec_uid=exec_uid, euid=euid)
-        # Rootless, a container's first group is ours: by it, both may write what the other has made.
-        self.user, self.group = (COMMANDS, 0) if self.rootless else (exec_uid, self.runner.gid)
-        self.uid = exec_uid
-        self.shell = _BASH
-        self.unbounded: tuple[str, ...] = ()
-        self._image_id: str | None = None
-        self._env: Mapping[str, str] = {}
-        self._more_env = dict(env or {})
-
-    @property
-    def description(self) -> str:
-        """What a container is and holds, for the model; the probe finds out which bounds are in force."""
-        network = "podman's network" if self.network else "no network but its own loopback"
-        return (
-            f"Commands run in {os.path.basename(self.shell)} in a container of the image {self.image}, as user"
-            f" {self._name}, with {network}. The workspace is {WORKSPACE} there; of the machine's other files there is"
-            f" nothing. Files go into {WORKSPACE}, {', '.join(SCRATCHES)} only; all but the workspace is private, at"
-            f" most {self.limits.scratch_bytes >> 20} MiB each, and emptied when nothing has run for a while."
-            f" Commands of this conversation share the container. Version control hooks and configuration, editor,"
-            f" agent and shell configuration that the workspace has are read-only.{self._bounds()}"
-        )
-
-    def facts(self, profile: str) -> dict[str, Any]:
-        """See `Backend.facts`; `view` stands for the image, whose programs are all that is readable."""
-        seen = json.dumps([self.image, self._image_id, self.network and profile == WORK, self.user, self.group])
-        return {
-            "shell": self.shell,
-            "mounts": {
-                "readable": [f"image {self.image}"],
-                "writable": [str(self.workspace)] if profile == WORK else [],
-                "private": [*PRIVATE],
-                "view": hashlib.sha256(seen.encode("utf-8", "surrogateescape")).hexdigest(),
-            },
-            "limits": asdict(self.limits),
-        }
+        super().__init__(found("podman"), MISSING, environ)
+        self._url = url
+        self._connection = connection
+        self._remote = ["--url", url] if url else []
+        if url and identity:
+            self._remote += ["--identity", identity]
 
     def check(self) -> None:
-        """See `Backend.check`; no container is made."""
-        podman = self.containers.podman
-        podman.check()
-        if self.rootless:
-            self.uid = podman.outer(self.user)
-        elif self.user == 0:
+        """Find out whether there is a podman on this machine that is new enough; its engine has to be here too."""
+        if self._url:
+            # Before anything is asked of it: it may be far away, and not even answer.
+            self._refuse_remote(_URL, self._url)
+        if self._program is None:
+            raise BackendUnavailable(MISSING)
+        text = self._must("version", "--format", "{{.Client.Version}}")
+        version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+        if version < NEEDED:
             raise BackendUnavailable(
-                "commands would run as root; set EXEC_UID to an unprivileged user id (65534 by default)"
+                f"podman {text.strip()} is too old: {NEEDED[0]}.{NEEDED[1]} or newer is needed; update it"
             )
-        self._check_workspace()
-        self.protected.covers()
-        if not self.image.startswith("/"):
-            image = podman.image(self.image)
-            self._image_id, self._env = image.id, {**image.env, **self._more_env}
-        elif not os.path.isdir(f"{self.image}/usr"):
-            raise BackendUnavailable(
-                f"{self.image} is no root file system (it has no usr); set PODMAN_IMAGE to a directory that is one, or"
-                " to the name of an image"
-            )
-        else:
-            place = os.stat(self.image)
-            self._image_id, self._env = f"{place.st_dev}:{place.st_ino}:{place.st_mtime_ns}", self._more_env
+        self._check_local()
 
-    def _check_workspace(self) -> None:
-        if not self.workspace.is_dir():
-            raise WorkspaceUnusable(
-                f"workspace {self._given} is missing or not a directory; create it or set WORKSPACE_ROOT"
-            )
-        if self.workspace == Path("/") or any(
-            self.workspace.is_relative_to(path) for path in ("/proc", "/sys", "/dev")
-        ):
-            raise WorkspaceUnusable(f"{self.workspace} is too much of the machine for a workspace; set WORKSPACE_ROOT")
-        found = self.workspace.stat()
-        mode = stat.S_IMODE(found.st_mode)
-        if self.rootless:
-            if not (mode & 0o007 == 0o007 or (found.st_gid == os.getegid() and mode & 0o070 == 0o070)):
-                raise WorkspaceUnusable(
-                    f"workspace {self._given} cannot be written by commands, which have your group and another user id"
-                    f" (rootless podman): `chgrp {os.getegid()} {self._given}; chmod g+rwxs {self._given}`, and a umask"
-                    " of 002 for what you make in it yourself"
+    def _check_local(self) -> None:
+        if self._url:
+            ours = self._must("info", "--format", "{{.Host.Security.Rootless}}").strip() == "true"
+            if ours != bool(os.geteuid()):
+                raise BackendUnavailable(
+                    f"the podman behind PODMAN_BASE_URL={self._url} runs as another user than Shellback, so neither"
+                    " could use what the other makes; start `podman system service` as the same user, or unset"
+                    " PODMAN_BASE_URL"
                 )
             return
-        for owner, shift in ((found.st_uid == self.user, 6), (found.st_gid == self.group, 3), (True, 0)):
-            if owner:
-                if mode >> shift & 0o3 != 0o3:
-                    raise WorkspaceUnusable(
-                        f"workspace {self._given} cannot be used by user id {self.user}, which runs commands: no write"
-                        f" permission; give it one that this user may write (`install -d -o {self.user} DIR`)"
-                    )
-                return
-
-    def private_home(self, scope: str) -> str:  # noqa: ARG002 - each container has its own at the same path
-        """See `Backend.private_home`."""
-        return HOME
-
-    async def plan(self, spec: CommandSpec, scope: str) -> Plan:
-        """See `Backend.plan`: the container of this scope and profile runs when this returns.
-
-        Raises:
-            BackendUnavailable: It cannot be had.
-            WorkspaceUnusable: Something in the workspace is in the way.
-        """
-        if spec.profile not in self.profiles:
-            raise BackendUnavailable(f"there is no profile {spec.profile}")
-        home = await self._home(spec.profile, scope)
-        base = {name: value for name, value in self._env.items() if spec.env_mode == "extend"}
-        ours = {"PATH": self._env.get("PATH", CHILD_PATH), "SHELL": self.shell}
-        private = self.private_home(scope)
-        of_command = home_of(spec, workspace=WORKSPACE, private=private)
-        made = child_env(
-            {}, home=of_command, private=private, user=self._name, pty=spec.pty is not None, mode=spec.env_mode
+        if self._connection == LOCAL:
+            return
+        known: list[dict[str, Any]] = (
+            json.loads(self._must("system", "connection", "list", "--format", "json").strip() or "[]") or []
         )
-        env = {**base, **made, **{name: ours[name] for name in ours if name in made}, **spec.env, **shell_env(spec)}
-        return Plan(
-            argv=shell_argv(self.shell, spec, of_command, private),
-            cwd=self.inside(spec.cwd),
-            env=env,
-            uid=self.user,
-            gid=self.group,
-            umask=0o002 if self.rootless else 0o022,
-            home=home,
-        )
+        if self._connection:
+            named = [one for one in known if one.get("Name") == self._connection]
+            if not named:
+                names = ", ".join(sorted(str(one.get("Name")) for one in known)) or "none"
+                raise BackendUnavailable(
+                    f"podman has no connection {self._connection!r} (there is {names}); correct PODMAN_CONNECTION, or"
+                    f" set PODMAN_CONNECTION={LOCAL} for the podman of this machine"
+                )
+            self._refuse_remote(f"PODMAN_CONNECTION={self._connection}", str(named[0].get("URI", "")))
+            self._remote = ["--connection", self._connection]
+            return
+        for one in known:
+            if one.get("Default") is True:
+                self._refuse_remote(f"podman's default connection {one.get('Name')}", str(one.get("URI", "")))
 
-    def inside(self, path: str) -> str:
-        """A path of the workspace as commands see it; one that is the container's own already is."""
-        if not Path(path).is_relative_to(self.workspace):
-            return path
-        relative = os.path.relpath(path, self.workspace)
-        return WORKSPACE if relative == "." else f"{WORKSPACE}/{relative}"
-
-    def apart(self, containers: Containers) -> PodmanBackend:
-        """The same backend with other containers: what it finds out, this one does not know."""
-        made = copy.copy(self)
-        made.containers = containers
-        return made
-
-    async def _home(self, profile: str, scope: str) -> Path:
-        if self._image_id is None:
-            await asyncio.to_thread(self.check)
-        for left in reversed(range(_TRIES)):
-            want = await asyncio.to_thread(self.container, profile, scope)
-            home, failed = None, None
-            try:
-                home = await self.containers.ensure(want)
-            except BackendUnavailable as error:
-                failed = error
-            # What is to be covered may have changed while a container was made, which takes its time.
-            same = await asyncio.to_thread(self.container, profile, scope) == want
-            if home is not None and same:
-                self.shell = homes.surroundings(home).get("shell", self.shell)
-                return home
-            if failed is not None and (same or not left):
-                raise failed
+    @staticmethod
+    def _refuse_remote(what: str, uri: str) -> None:
+        parts = urlsplit(uri)
+        if parts.scheme == "unix":
+            return
+        shown = f"{parts.scheme}://{parts.hostname or ''}" if parts.scheme else "no address"
         raise BackendUnavailable(
-            "what has to be covered in the workspace changes faster than a container is made that covers it; try again"
-            " when the workspace is at rest"
+            f"{what} leads to a remote engine ({shown}), and a remote one cannot be used: the socket by which a"
+            " container is spoken to is a file of this machine and cannot be mounted there. Run Shellback on that"
+            f" machine, or {f'unset {_URL}' if what == _URL else f'set PODMAN_CONNECTION={LOCAL}'} for the podman of"
+            " this one"
         )
 
-    def container(self, profile: str, scope: str) -> Container:
-        """What the commands of this profile and scope run in, as the workspace is now. Blocks for microseconds.
+    def run(self, name: str, words: Sequence[str]) -> str:
+        """Start a container with these words of `podman run`, in the background; its id. Leaves none that failed."""
+        first: Done | None = None
+        for runtime in self._runtimes():
+            done = self._call([*(("--runtime", runtime) if runtime else ()), "run", "-d", "--name", name, *words])
+            if done.code == 0:
+                if first is not None:
+                    self.log.info("podman runs containers by %s, not by its default runtime: %s", runtime, first.why)
+                _TRIED[self._key] = runtime
+                return done.out.strip().splitlines()[-1]
+            self.remove(name)
+            if not _of_runtime(done.err):
+                raise self._failure("run", done)
+            first = first or done
+        assert first is not None
+        raise self._failure("run", first)
+
+    def stop(self, name: str, *, grace_s: float) -> None:
+        """Have what runs in a container end; after `grace_s` seconds it is killed. One that is not there is stopped."""
+        done = self._call(["stop", "--ignore", "--time", str(max(1, round(grace_s))), name], grace_s)
+        if done.code:
+            raise self._failure("stop", done)
+
+    def remove(self, name: str) -> None:
+        """Kill a container and take it away, if it is there."""
+        self._must("rm", "--force", "--ignore", "--time", "0", "--volumes", name)
+
+    def console(self, home: Path) -> list[str]:
+        """See `ContainerEngine.console`: podman marks each line with time and stream."""
+        try:
+            text = (home / _CONSOLE).read_text("utf-8", "replace")
+        except OSError:
+            return []
+        return [line.split(" ", 3)[-1] for line in text.splitlines()]
+
+    def own(self, home: Path) -> Iterable[str]:
+        """See `ContainerEngine.own`."""
+        log = ("--log-opt", f"path={home / _CONSOLE}", "--log-opt", f"max-size={CONSOLE_BYTES}")
+        return ("--read-only-tmpfs=false", "--log-driver", "k8s-file", *log)
+
+    def mounted(self, mount: Mount) -> list[str]:
+        """See `ContainerEngine.mounted`."""
+        # What is mounted below it is not made read-only with it, so that stays outside.
+        mode = "rw,nosuid,nodev" if mount.writable else "ro,bind,nosuid,nodev"
+        if ":" not in mount.source and ":" not in mount.target:
+            return ["--volume", f"{mount.source}:{mount.target}:{mode}"]
+        if "," in mount.source or "," in mount.target or '"' in mount.source or '"' in mount.target:
+            raise WorkspaceUnusable(
+                f"{mount.source} cannot be brought into a container: podman takes no path with a colon and a comma;"
+                " rename it"
+            )
+        read = "" if mount.writable else ",ro=true,bind-nonrecursive=true"
+        return ["--mount", f"type=bind,source={mount.source},destination={mount.target},nosuid,nodev{read}"]
+
+    def started(self, want: Container, program: Sequence[str], told: Sequence[str]) -> list[str]:
+        """See `ContainerEngine.started`."""
+        root = want.image.startswith("/")
+        image = ["--rootfs", f"{want.image}:O"] if root else [want.image_id or want.image]
+        return ["--entrypoint", json.dumps(program), *image, *told]
+
+    def forgotten(self, home: Path) -> None:
+        """See `ContainerEngine.forgotten`."""
+        with contextlib.suppress(FileNotFoundError):
+            (home / _CONSOLE).unlink()
+
+    def outer(self, uid: int) -> int:
+        """Who a user of a container is on this machine, where podman runs without root."""
+        rows = self._must("unshare", "cat", "/proc/self/uid_map").splitlines()
+        for inner, outer, count in ([int(word) for word in row.split()] for row in rows):
+            if inner <= uid < inner + count:
+                return outer + uid - inner
+        raise BackendUnavailable(f"your user has too few subordinate ids for user {uid} of a container; {_SUBIDS}")
+
+    def remove_tree(self, workspace: Path) -> None:
+        """Remove a workspace that nothing uses with all that users of containers have made in it. Blocks.
 
         Raises:
-            WorkspaceUnusable: Something in the workspace is in the way.
+            BackendUnavailable: Something of it stays.
         """
-        work = profile == WORK
-        place = os.stat(self.workspace)
-        covers = self.protected.covers()
-        missing = {**dict.fromkeys(covers.stubs), **{path: text.decode() for path, text in covers.placeholders}}
-        return Container(
-            scope=scope,
-            profile=profile,
-            image=self.image,
-            image_id=self._image_id or "",
-            workspace=str(self.workspace),
-            place=f"{place.st_dev}:{place.st_ino}",
-            writable=work,
-            mounts=tuple(self._mounts(covers, work=work)),
-            stands=tuple(sorted(missing.items())) if work else (),
-            network=self.network and work,
-            limits=self.limits,
-            user=self.user,
-            group=self.group,
-            env=tuple(sorted(self._env)),
-        )
-
-    def _mounts(self, covers: Covers, *, work: bool) -> list[Mount]:
-        file, folder = map(str, self.containers.masks())
-        found: dict[str, Mount] = {}
-        for path in covers.writable if work else ():
-            self._cover(found, path, path, writable=True)
-        for path in covers.readonly if work else ():
-            self._cover(found, path, path)
-        for path, text in (*dict.fromkeys(covers.stubs).items(), *covers.placeholders) if work else ():
-            # Whether it stands there yet, and since when, makes no other container.
-            source = file if text == SOCKET else path
-            found[self.inside(path)] = Mount(source=source, target=self.inside(path))
-        for path in (*(str(path) for path in self.hidden), *(() if work else covers.masked)):
-            self._cover(found, path, folder if os.path.isdir(path) else file)
-        return [found[path] for path in sorted(found)]
-
-    def _cover(self, found: dict[str, Mount], path: str, source: str, *, writable: bool = False) -> None:
         try:
-            now = os.lstat(path)
-        except OSError:
-            return  # podman cannot cover what is not there
-        target = self.inside(path)
-        # What is removed takes the mount on it along, and its number may soon be that of what comes in its place.
-        fixed = not writable and (source == path or stat.S_ISREG(now.st_mode))
-        identity = f"{now.st_dev}:{now.st_ino}" + (f":{now.st_ctime_ns}" if fixed else "")
-        found[target] = Mount(source=source, target=target, writable=writable, identity=identity)
+            forget(workspace)
+        except PermissionError:  # without root it belongs to users that only podman can become
+            self._must("unshare", "rm", "-rf", "--", str(workspace))
+            forget(workspace)
 
     @property
-    def _name(self) -> str:
-        return "nobody" if self.user == COMMANDS else str(self.user)
+    def _key(self) -> tuple[str, ...]:
+        return (self._program or "", *self._remote)
 
-    def _bounds(self) -> str:
-        bounds = {
-            "cpu": f"{self.limits.cpus:g} CPU",
-            "memory": f"{self.limits.memory_bytes >> 20} MiB of memory",
-            "processes": f"{self.limits.processes} processes",
-        }
-        held = [text for name, text in bounds.items() if name not in self.unbounded]
-        return f" All of them together have at most {', '.join(held)}." if held else ""
+    def _runtimes(self) -> Sequence[str]:
+        known = _TRIED.get(self._key)
+        if known is not None:
+            return (known,)
+        # Of another program's engine only that knows what it has.
+        return ("",) if self._remote else ("", *(name for name in _RUNTIMES if found(name)))
+
+
+def _of_runtime(text: str) -> bool:
+    """Whether another runtime may do better; podman's own refusals and a missing program stay as they are."""
+    lower = text.lower()
+    return bool(re.search(r"oci runtime|crun|runc|cgroup|rlimit", lower)) and "not found" not in lower
+
+
+class PodmanBackend(ContainerBackend):
+    """Runs commands in containers of podman."""
+
+    name = "podman"
+    without_limits = (
+        "podman leaves out what its cgroups cannot do: on cgroup v1 run it as root, on v2 delegate cpu, memory and pids"
+        " to the user (systemd: Delegate= of user@.service)"
+    )
+
+    @classmethod
+    def made(cls, wanted: Wanted) -> Self:
+        """See `ChosenBackend.made`."""
+        of = wanted.options
+        engine = Podman(
+            url=of["base_url"], connection=of["connection"], identity=of["identity"], environ=wanted.environ
+        )
+        return cls.over(engine, wanted)

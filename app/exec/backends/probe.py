@@ -10,7 +10,7 @@ import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -18,7 +18,7 @@ from shellback.exec.backends import view
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.causes import Machine, cause, passing
 from shellback.exec.backends.trial import tried
-from shellback.exec.core.base import Plan
+from shellback.exec.core.base import Found, Plan
 from shellback.exec.core.environment import child_env
 from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK
@@ -27,24 +27,6 @@ from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire.sandbox import Bounds
 
 TRIAL_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What the probe found. Where it is not `ok`, `why` has cause and remedy; else `in_force` is what was seen to hold.
-
-    `limits` says what holds sandboxes to their bounds, `unbounded` names the bounds that nothing holds them to.
-    `passing`: the failure says nothing about the next time. Milliseconds: of making an instance, and of a start in it.
-    """
-
-    ok: bool
-    why: str = ""
-    passing: bool = False
-    in_force: tuple[str, ...] = ()
-    limits: str = ""
-    unbounded: tuple[str, ...] = ()
-    instance_ms: float = 0.0
-    start_ms: float = 0.0
 
 
 def probe(backend: BubblewrapBackend, machine: Machine | None = None) -> Found:

@@ -59,7 +59,7 @@ class StandIns:
                     ) from None
 
     def tidy(self, state: Callable[[str], tuple[str, str] | None]) -> None:
-        """Remove what was made for containers that are gone, by what podman says that they are (`Podman.state`)."""
+        """Remove what was made for containers that are gone, by what an engine says (`ContainerEngine.state`)."""
         if not self._kept.exists():
             return
         with self._known() as known:

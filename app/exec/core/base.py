@@ -31,12 +31,35 @@ class Plan:
     home: Path | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a probe found. Where it is not `ok`, `why` has cause and remedy; else `in_force` is what was seen to hold.
+
+    `limits` says what holds sandboxes to their bounds, `unbounded` names the bounds that nothing holds them to.
+    `passing`: the failure says nothing about the next time. Milliseconds: of making an instance, and of a start in it.
+    """
+
+    ok: bool
+    why: str = ""
+    passing: bool = False
+    in_force: tuple[str, ...] = ()
+    limits: str = ""
+    unbounded: tuple[str, ...] = ()
+    instance_ms: float = 0.0
+    start_ms: float = 0.0
+
+
 class Backend(Protocol):
     """A place where commands run. A plan starts nothing; it may look at the workspace."""
 
     @property
     def name(self) -> str:
-        """`host`, `bubblewrap`, `podman` or `mock`."""
+        """By which settings and records name it."""
+        ...
+
+    @property
+    def powered_by(self) -> str:
+        """The engine of the containers that its commands run in, as people write it; "" without containers."""
         ...
 
     @property

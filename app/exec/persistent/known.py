@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from shellback.exec.backends.kinds import CONTAINED
 from shellback.exec.core.model import Session
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
@@ -133,7 +134,7 @@ def place_of(session: Session, log: OutputLog, inside: int = 0) -> str:
 
     A process of a container has another number here, so there the last mark counts, which a command could have printed.
     """
-    if session.backend == "podman":
+    if session.backend in CONTAINED:
         mark = last_mark(log, "E")
         return ended(mark).cwd if mark is not None else ""
     try:

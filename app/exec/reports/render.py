@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
+from shellback.exec.backends.kinds import CONTAINED
 from shellback.exec.core.end_text import how_it_ended, losses_text
 from shellback.exec.core.model import TURN, Session, SessionState
 from shellback.exec.engine.joining import Outcome
@@ -53,7 +54,7 @@ def err_path(session: Session) -> str:
 
 def inside(session: Session) -> dict[str, object]:
     """Where a session in a container has its directory and its log in there, as its commands name them; else {}."""
-    if session.backend != "podman":
+    if session.backend not in CONTAINED:
         return {}
     paths = {"inner_cwd": session.cwd, "inner_log_path": session.log_path}
     if session.separate_stderr:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shellback.exec.backends.container import IMAGE, ContainerLimits
 from shellback.exec.backends.mounts.mount import HostMount
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.policy import Policy

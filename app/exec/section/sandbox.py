@@ -23,11 +23,11 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 from pydantic_ai.workspaces import WorkspaceBackend
 
+from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.mounts.copying import Owner
 from shellback.exec.backends.mounts.hydration import forget, hydrated, overlay
 from shellback.exec.backends.mounts.preview import preview
-from shellback.exec.backends.podman_cli import Podman
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.base import Backend, Plan
 from shellback.exec.core.errors import BackendUnavailable, ExecError
@@ -124,8 +124,8 @@ class SandboxSection(ExecCapability):
         )
         super().__init__(tools, instructions=config.instructions, preview=shown)
         self.id = f"{kind}_sandbox"
-        podman = None if self._containers is None else self._containers.podman
-        self._rest = at_the_end(self, _forgotten, podman, self._containers, self._state)
+        engine = None if self._containers is None else self._containers.engine
+        self._rest = at_the_end(self, _forgotten, engine, self._containers, self._state)
 
     @property
     def shell(self) -> SyncShell:
@@ -278,19 +278,19 @@ class SandboxSection(ExecCapability):
         if self._containers is None:
             forget(self.overlay)
         else:
-            self._containers.podman.remove_tree(self.overlay)
+            self._containers.engine.remove_tree(self.overlay)
 
 
 def _secret(path: Path) -> bool:
     return Secrets(secret_paths((), home=Path.home(), state=Path("/nonexistent")))(path)
 
 
-def _forgotten(podman: Podman | None, containers: Containers | None, state: Path) -> None:
+def _forgotten(engine: ContainerEngine | None, containers: Containers | None, state: Path) -> None:
     """What is left of a section that nobody closed: its containers go, and its state."""
     for home in [] if containers is None else containers.homes():
         with contextlib.suppress(ExecError):
-            assert podman is not None
-            podman.remove(home.name)
+            assert engine is not None
+            engine.remove(home.name)
     shutil.rmtree(state, ignore_errors=True)
 
 

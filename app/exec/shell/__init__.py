@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         shell_of,
     )
     from shellback.exec.shell.running import Chunk, Running, ShellSession
-    from shellback.exec.shell.standalone import BubblewrapShell, HostShell, PodmanShell
+    from shellback.exec.shell.standalone import BubblewrapShell, DockerShell, HostShell, PodmanShell
     from shellback.exec.shell.suite import ShellProtocolTests, ShellShapeTests
     from shellback.exec.shell.words import DEFAULT_BLOCKED, CommandValidator
 
@@ -30,6 +30,7 @@ __all__ = (
     "BubblewrapShell",
     "Chunk",
     "CommandValidator",
+    "DockerShell",
     "EnvironmentSnapshot",
     "ExecutionResult",
     "Filesystem",
@@ -62,7 +63,7 @@ _HOMES = {
         *("WhichResult", "WorkspaceSection", "shell_of"),
     ),
     "running": ("Chunk", "Running", "ShellSession"),
-    "standalone": ("BubblewrapShell", "HostShell", "PodmanShell"),
+    "standalone": ("BubblewrapShell", "DockerShell", "HostShell", "PodmanShell"),
     "suite": ("ShellProtocolTests", "ShellShapeTests"),
     "words": ("DEFAULT_BLOCKED", "CommandValidator"),
 }

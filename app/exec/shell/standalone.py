@@ -18,10 +18,12 @@ from typing import Any, Final, NamedTuple, Self
 
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.container import IMAGE
+from shellback.exec.backends.container_backend import ContainerBackend
+from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.docker import Docker, DockerBackend
 from shellback.exec.backends.host import HostBackend
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.backends.private_homes import PrivateHomes
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.base import Backend
@@ -158,6 +160,9 @@ class PodmanShell(Standalone):
     `image` has to be here; nothing is downloaded. `close` removes the container. The rest is as for `HostShell`.
     """
 
+    _backend: type[ContainerBackend] = PodmanBackend
+    _engine: Callable[[], ContainerEngine] = staticmethod(Podman)
+
     def __init__(
         self,
         root: str | Path,
@@ -172,8 +177,8 @@ class PodmanShell(Standalone):
         **backend: Any,
     ) -> None:
         def made(state: Path, host: Any) -> Made:
-            containers = Containers(state / "containers", Podman())
-            place = PodmanBackend(root, containers, image=image, network=network, hidden=[state], **backend)
+            containers = Containers(state / "containers", self._engine())
+            place = self._backend(root, containers, image=image, network=network, hidden=[state], **backend)
             return Made(place, Supervisors(host, state, containers=containers, host_needed=False), containers)
 
         super().__init__(
@@ -184,6 +189,13 @@ class PodmanShell(Standalone):
             default_timeout=default_timeout,
             max_output_bytes=max_output_bytes,
         )
+
+
+class DockerShell(PodmanShell):
+    """The same in a container of docker, at docker's own socket; as root only."""
+
+    _backend = DockerBackend
+    _engine = staticmethod(Docker)
 
 
 LOG_BYTES: Final = 16 * 1024 * 1024

@@ -64,15 +64,16 @@ class ExecCapability(AbstractCapability[Any]):
         if not self._tools.commands:
             parts = []
         if self._tools.workspace:
-            parts.append(_of_podman(engine.backend) if engine.backend.name == "podman" else _of_others(engine.backend))
+            parts.append(_of_containers(engine.backend) if engine.backend.powered_by else _of_others(engine.backend))
         return "\n\n".join([*parts, *([self._preview] if self._preview else [])])
 
 
-def _of_podman(backend: Backend) -> str:
+def _of_containers(backend: Backend) -> str:
+    engine = backend.powered_by
     network = "The network can be reached; no" if backend.network else "No network access or"
     return (
-        "Podman Workspace\n----------------\n"
-        "You have access to an isolated Linux container powered by Podman. The `ls`, `read_file`, `write_file`, "
+        f"{engine} Workspace\n----------------\n"
+        f"You have access to an isolated Linux container powered by {engine}. The `ls`, `read_file`, `write_file`, "
         f"`edit_file`, `glob`, `grep`, and `rm` tools operate on `{backend.inner}` inside the container; a person "
         f"approves each change. The `evaluate_python` tool is a thin wrapper around `python3` (≤{PYTHON_S:g} seconds); "
         "read and edit files directly from the workspace. `shell_execute` runs short commands "

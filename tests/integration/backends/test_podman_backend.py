@@ -1,4 +1,4 @@
-"""Commands in containers of podman: what they see and may do, and what they do not."""
+"""Commands in containers, of podman and of docker: what they see and may do, and what they do not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.backends import homes, podman_probe
+from shellback.exec.backends import container_probe, homes
 from shellback.exec.backends.container import COMMANDS, Container, ContainerLimits
+from shellback.exec.backends.container_probe import probe
 from shellback.exec.backends.containers import Containers, check_mounts
-from shellback.exec.backends.podman_probe import probe_podman
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK
 from tests import images
@@ -37,9 +37,9 @@ for pid in made:
 """
 
 
-@pytest.fixture(scope="module")
-def shop() -> Generator[Yard]:
-    with yard() as made:
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def shop(request: pytest.FixtureRequest) -> Generator[Yard]:
+    with yard(request.param) as made:
         yield made
 
 
@@ -66,7 +66,7 @@ async def test_what_a_command_makes_in_the_workspace_is_there_on_the_host_and_th
     assert (shop.workspace / "from-command").read_text() == "there\n"
     assert (shop.workspace / "link").read_text() == "hello"
     made = (shop.workspace / "from-command").stat()
-    assert made.st_uid == (COMMANDS if os.geteuid() == 0 else shop.backend().containers.podman.outer(COMMANDS))
+    assert made.st_uid == (COMMANDS if os.geteuid() == 0 else shop.backend().containers.engine.outer(COMMANDS))
 
 
 async def test_commands_of_a_scope_share_a_container_and_those_of_others_have_their_own(shop: Yard) -> None:
@@ -196,7 +196,7 @@ async def test_what_is_hidden_is_not_there_for_anybody(shop: Yard) -> None:
 async def test_memory_and_processes_are_bounded_for_all_commands_together() -> None:
     limits = ContainerLimits(memory_bytes=128 * 2**20, processes=40, scratch_bytes=2**24)
     with yard(limits=limits) as small:
-        found = await asyncio.to_thread(probe_podman, small.backend())
+        found = await asyncio.to_thread(probe, small.backend())
         if found.unbounded:
             pytest.skip(f"podman bounds nothing here: {found.unbounded}")
         many = await small.run(f"python3 -c '{FORKS}'")
@@ -209,7 +209,7 @@ async def test_memory_and_processes_are_bounded_for_all_commands_together() -> N
 
 async def test_the_probe_says_what_holds_and_how_long_it_took(shop: Yard) -> None:
     backend = shop.backend()
-    found = await asyncio.to_thread(probe_podman, backend)
+    found = await asyncio.to_thread(probe, backend)
     assert found.ok, found.why
     assert "no capabilities" in found.in_force[0]
     assert found.instance_ms > 0
@@ -221,9 +221,9 @@ async def test_the_probe_says_what_holds_and_how_long_it_took(shop: Yard) -> Non
 
 def test_the_probe_tells_a_limit_that_podman_left_out(shop: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     # As with cgroup v1 and no root: podman says nothing, and the kernel has no bound.
-    monkeypatch.setattr(podman_probe, "_LIMITS", {"memory": ("none",), "processes": ("none",), "cpu": ("none",)})
+    monkeypatch.setattr(container_probe, "_LIMITS", {"memory": ("none",), "processes": ("none",), "cpu": ("none",)})
     backend = shop.backend()
-    found = probe_podman(backend)
+    found = probe(backend)
     assert found.ok
     assert found.unbounded == (
         "memory of all processes together (SANDBOX_MEMORY_BYTES)",
@@ -252,11 +252,11 @@ def test_the_probe_refuses_a_container_that_does_not_hold(
     seen = dict(_seen(shop))
 
     async def looks(_backend: object) -> list[object]:
-        look = podman_probe._Look({**seen, key: value}, 1.0, 1.0)  # pyright: ignore[reportPrivateUsage]
+        look = container_probe._Look({**seen, key: value}, 1.0, 1.0)  # pyright: ignore[reportPrivateUsage]
         return [look, look]
 
-    monkeypatch.setattr(podman_probe, "_looks", looks)
-    found = probe_podman(shop.backend())
+    monkeypatch.setattr(container_probe, "_looks", looks)
+    found = probe(shop.backend())
     assert not found.ok
     assert word in found.why
 
@@ -290,7 +290,7 @@ async def test_an_image_of_a_name_gives_its_environment_and_is_told_by_its_id(sh
 def left_of(scope: str, containers: Containers) -> list[tuple[str, str] | None]:
     """What podman says of each container that was described for this scope."""
     described = [home for home in containers.homes() if (known := containers.known(home)) and known.scope == scope]
-    return [containers.podman.state(home.name) for home in described]
+    return [containers.engine.state(home.name) for home in described]
 
 
 async def test_an_image_without_python_is_refused_by_name(shop: Yard) -> None:
@@ -305,7 +305,7 @@ async def test_an_image_without_python_is_refused_by_name(shop: Yard) -> None:
 async def test_an_image_with_an_older_python_is_refused_with_what_it_needs(
     shop: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shellback.exec.backends.container._CODE", "import sys; sys.exit('Python 3.9 is too old')")
+    monkeypatch.setattr("shellback.exec.backends.container.CODE", "import sys; sys.exit('Python 3.9 is too old')")
     backend = shop.backend()
     with pytest.raises(BackendUnavailable, match=r"Python 3\.9 is too old; take an image with Python 3\.11"):
         await shop.run("true", backend=backend, scope="old")
@@ -348,7 +348,7 @@ async def test_a_mount_that_became_another_file_is_noticed_and_nothing_runs(
     elsewhere.mkdir(exist_ok=True)
     (elsewhere / "key").write_text("secret of the host")
     backend = shop.backend()
-    run = backend.containers.podman.run
+    run = backend.containers.engine.run
 
     def swapped(name: str, words: list[str]) -> str:
         # What a command of another container could do at this very moment.
@@ -360,7 +360,7 @@ async def test_a_mount_that_became_another_file_is_noticed_and_nothing_runs(
             (shop.workspace / ".idea").unlink()
             (shop.workspace / ".idea").mkdir()
 
-    monkeypatch.setattr(backend.containers.podman, "run", swapped)
+    monkeypatch.setattr(backend.containers.engine, "run", swapped)
     with pytest.raises(BackendUnavailable):
         await shop.run("cat .idea/key", backend=backend, scope="racing")
     (shop.workspace / ".idea").rmdir()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import PodmanBackend
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.engine.memory_store import MemoryWorkspaceStore
@@ -23,9 +23,9 @@ from tests.supervisors import SOON, until
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def place() -> Generator[Yard]:
-    with yard() as made:
+@pytest.fixture(params=["podman", "docker"])
+def place(request: pytest.FixtureRequest) -> Generator[Yard]:
+    with yard(request.param) as made:
         yield made
 
 
@@ -35,19 +35,19 @@ class Counted(Containers):
     runs = 0
 
     def watch(self) -> Counted:
-        run = self.podman.run
+        run = self.engine.run
 
         def counted(name: str, words: list[str]) -> str:
             self.runs += 1
             return run(name, words)
 
-        self.podman.run = counted  # type: ignore[method-assign]
+        self.engine.run = counted  # type: ignore[method-assign]
         return self
 
 
-def counted(place: Yard, **options: object) -> tuple[Counted, PodmanBackend]:
+def counted(place: Yard, **options: object) -> tuple[Counted, ContainerBackend]:
     plain = place.containers()
-    made = Counted(plain.root, plain.podman, **options).watch()  # pyright: ignore[reportArgumentType]
+    made = Counted(plain.root, plain.engine, **options).watch()  # pyright: ignore[reportArgumentType]
     return made, place.backend(made)
 
 
@@ -102,7 +102,7 @@ async def test_a_caller_that_leaves_leaves_a_container_that_comes_up(place: Yard
 async def test_people_find_a_container_by_its_labels(place: Yard) -> None:
     backend = place.backend()
     await place.run("true", backend=backend, scope="a talk")
-    podman = backend.containers.podman
+    podman = backend.containers.engine
     found = podman._asked(  # pyright: ignore[reportPrivateUsage]
         "ps",
         "--filter",
@@ -128,7 +128,7 @@ async def test_an_idle_container_is_stopped_and_starts_again_when_it_is_wanted(p
     assert await containers.sweep() == [home]
     assert [row.state for row in await log.list()] == ["stopped"]
     assert await containers.sweep() == []
-    state = containers.podman.state(home.name)
+    state = containers.engine.state(home.name)
     assert state is not None
     assert state[0] == "exited"
     assert (await place.run("cat /tmp/gone; echo on", backend=backend)).output.endswith("on\n")
@@ -158,7 +158,7 @@ async def test_removing_ends_what_runs_and_keeps_what_sessions_left(place: Yard)
     (home,) = containers.homes()
     await begin(home, "long", "sleep 300")
     assert await containers.remove(home.name)
-    assert containers.podman.state(home.name) is None
+    assert containers.engine.state(home.name) is None
     record = (home / layout.SESSIONS / "long" / layout.EXIT).read_text()
     assert '"shutdown"' in record
     assert [row.state for row in await log.list()] == ["removed"]
@@ -183,7 +183,7 @@ async def test_a_container_that_is_gone_is_had_again_and_says_what_became_of_its
     (home,) = containers.homes()
     await begin(home, "long", "sleep 300")
     word = ("kill", "--signal", "KILL") if how == "killed" else ("rm", "--force", "--time", "0")
-    await asyncio.to_thread(containers.podman._must, *word, home.name)  # pyright: ignore[reportPrivateUsage]
+    await asyncio.to_thread(containers.engine._must, *word, home.name)  # pyright: ignore[reportPrivateUsage]
     await until(lambda: _state(containers, home) in {None, "exited"})
     await containers.revive(home)
     client = SupervisorClient(home, spawn=False, wait_s=SOON)
@@ -195,7 +195,7 @@ async def test_a_container_that_is_gone_is_had_again_and_says_what_became_of_its
 
 
 def _state(containers: Containers, home: Path) -> str | None:
-    found = containers.podman.state(home.name)
+    found = containers.engine.state(home.name)
     return None if found is None else found[0]
 
 
@@ -207,7 +207,7 @@ async def test_what_another_description_left_goes_when_nothing_runs_in_it(place:
     await place.run("true", backend=backend, profile=READ_ONLY)
     second = [home for home in containers.homes() if home != first]
     assert len(second) == 1
-    assert containers.podman.state(first.name) is None
+    assert containers.engine.state(first.name) is None
     await begin(second[0], "long", "sleep 300")
     (place.workspace / ".env.local").write_text("KEY=2")
     await place.run("true", backend=backend, profile=READ_ONLY)
@@ -223,7 +223,7 @@ async def test_the_description_is_durable_before_the_container_is_there(place: Y
     def dies(_name: str, _words: list[str]) -> str:
         raise BackendUnavailable("no room")
 
-    containers.podman.run = dies  # type: ignore[method-assign]
+    containers.engine.run = dies  # type: ignore[method-assign]
     with pytest.raises(BackendUnavailable, match="no room"):
         await containers.ensure(want)
     assert containers.known(containers.home(want)) == want
@@ -237,7 +237,7 @@ async def test_a_paused_container_is_named_and_not_ended(place: Yard) -> None:
     want = backend.container(WORK, "talk")
     home = await containers.ensure(want)
     os.rename(home / layout.SUPERVISOR / layout.SOCKET, home / layout.SUPERVISOR / "aside")
-    podman = containers.podman
+    podman = containers.engine
     state = podman.state
     podman.state = lambda name: ("paused", "id") if state(name) else None
     with pytest.raises(BackendUnavailable, match="podman unpause"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import Evidence, Session, SessionEnd, SessionState
 from shellback.exec.log.placements import Placements

@@ -27,8 +27,7 @@ from shellback.exec.supervisor.process import landlock, procfs
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.exec.wire.sandbox import Bounds, Sandbox
 from shellback.settings import Settings
-from shellback.wiring.choice import bubblewrap as bubblewrap_of_settings
-from shellback.wiring.choice import choose
+from shellback.wiring.choice import choose, made
 from tests.databases import unavailable
 from tests.execs import places
 from tests.sandboxes import needed
@@ -165,7 +164,8 @@ def test_where_nothing_holds_all_commands_to_the_usual_memory_it_says_so(
         return replace(tried(*given, **more), memory_bounded=False)
 
     monkeypatch.setattr(probe, "tried", tried_without_groups)
-    backend = bubblewrap_of_settings(Settings.load({"WORKSPACE_ROOT": str(workspace)}))
+    backend = made(Settings.load({"WORKSPACE_ROOT": str(workspace)}), "bubblewrap")
+    assert isinstance(backend, BubblewrapBackend)
     found = probe.probe(backend)
     assert found.ok, found.why
     assert "memory of all processes together (SANDBOX_MEMORY_BYTES)" in found.unbounded

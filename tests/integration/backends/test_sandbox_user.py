@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from shellback.cli.sandbox import missing
 from shellback.exec.backends import probe, trial, view
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.trial import tried
@@ -21,13 +20,20 @@ from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
 from shellback.exec.supervisor.sandbox.trial import Report
 from shellback.settings import Settings
-from shellback.wiring.choice import bubblewrap, choose
+from shellback.wiring import choice
+from shellback.wiring.choice import choose
 from tests.execs import places
 from tests.sandboxes import needed
 from tests.supervisors import UID
 
 
 @pytest.fixture
+def bubblewrap(given: Settings) -> BubblewrapBackend:
+    backend = choice.made(given, "bubblewrap")
+    assert isinstance(backend, BubblewrapBackend)
+    return backend
+
+
 def workspace(tmp_path: Path) -> Path:
     needed()
     return places(tmp_path)[0]
@@ -173,7 +179,7 @@ def test_a_readable_directory_has_the_name_that_was_given_and_hides_what_it_hide
     )
     backend = bubblewrap(given)
     assert run(backend, f"{base}/name/bin/reviewed-tool; cat {base}/name/keys/key 2>/dev/null") == "works\n"
-    hint = missing(str(base / "name" / "bin" / "reviewed-tool"), backend)
+    hint = backend.missing(str(base / "name" / "bin" / "reviewed-tool"), None)
     assert hint is not None
     assert "SANDBOX_READABLE" not in hint
 

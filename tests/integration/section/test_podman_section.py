@@ -30,7 +30,7 @@ from shellback.exec import (
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.container import ContainerLimits
 from shellback.exec.backends.host import HostBackend
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman
 from shellback.exec.core.errors import BackendUnavailable, MountUnusable
 from shellback.exec.core.model import Session
 from shellback.exec.core.ports import Unwatched

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from shellback.exec import PodmanSandboxConfig
-from shellback.exec.backends import podman_cli, podman_probe, probe
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends import container_probe, podman, probe
+from shellback.exec.backends.podman import Podman
 from shellback.exec.backends.probe import Found
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.settings import Settings
-from shellback.wiring.choice import choose, podman, podman_sandbox
+from shellback.wiring.choice import choose, made, podman_sandbox
 
 NONE = BackendUnavailable("no bubblewrap here")
 
@@ -43,7 +43,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Found | BackendUnavailab
         return answer("podman")
 
     monkeypatch.setattr(probe, "probe", of_bubblewrap)
-    monkeypatch.setattr(podman_probe, "probe_podman", of_podman)
+    monkeypatch.setattr(container_probe, "probe", of_podman)
     monkeypatch.setattr("shellback.exec.backends.host.HostBackend.check", lambda self: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return answers
 
@@ -101,9 +101,9 @@ def test_settings_name_the_engine(settings: dict[str, str], monkeypatch: pytest.
             noted.append(given)
             super().__init__(**given)
 
-    monkeypatch.setattr(podman_cli, "Podman", Noting)
+    monkeypatch.setattr(podman, "Podman", Noting)
     named = {"PODMAN_BASE_URL": "unix:///x.sock", "PODMAN_IDENTITY": "/key", "PODMAN_CONNECTION": "here"}
-    podman(Settings.load({**settings, **named}))
+    made(Settings.load({**settings, **named}), "podman")
     assert {"url": "unix:///x.sock", "identity": "/key", "connection": "here"}.items() <= noted[0].items()
 
 

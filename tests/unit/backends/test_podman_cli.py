@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shellback.exec.backends import podman_cli
-from shellback.exec.backends.podman_cli import LOCAL, MISSING, Podman
+from shellback.exec.backends import podman
+from shellback.exec.backends.podman import LOCAL, MISSING, Podman
 from shellback.exec.core.errors import BackendUnavailable
 
 Stand = Callable[[str], Path]
@@ -21,7 +21,7 @@ Stand = Callable[[str], Path]
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
     """Make a script podman, which notes its words; `$*` in it are those."""
-    monkeypatch.setattr(podman_cli, "_TRIED", {})
+    monkeypatch.setattr(podman, "_TRIED", {})
 
     def make(script: str) -> Path:
         path, words = tmp_path / "podman", tmp_path / "words"
@@ -31,7 +31,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stand:
         def found(name: str) -> str:
             return str(path) if name == "podman" else f"/usr/bin/{name}"
 
-        monkeypatch.setattr(podman_cli, "found", found)
+        monkeypatch.setattr(podman, "found", found)
         return words
 
     return make
@@ -47,7 +47,7 @@ def answering(version: str = "4.9.3", connections: object = (), more: str = "") 
 def test_without_podman_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(_name: str) -> None: ...
 
-    monkeypatch.setattr(podman_cli, "found", nothing)
+    monkeypatch.setattr(podman, "found", nothing)
     with pytest.raises(BackendUnavailable) as refused:
         Podman().check()
     assert str(refused.value) == MISSING
@@ -204,7 +204,7 @@ def test_what_podman_prints_is_bounded(stand_in: Stand) -> None:
 
 
 def test_a_podman_that_hangs_is_left_with_a_word_about_it(stand_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podman_cli, "ANSWER_S", 0.3)
+    monkeypatch.setattr(podman, "ANSWER_S", 0.3)
     stand_in("exec sleep 60")
     with pytest.raises(BackendUnavailable, match=r"`podman start` did not come back within 0\.3 s"):
         Podman().start("name")

@@ -12,6 +12,8 @@ import pytest
 from shellback.exec import PodmanSandboxConfig
 from shellback.exec.backends import container, containers
 from shellback.exec.backends.container import Container, ContainerLimits, Mount
+from shellback.exec.backends.docker import Docker
+from shellback.exec.backends.podman import Podman
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.settings import Settings
 
@@ -29,9 +31,10 @@ WANT = Container(
 
 
 def test_every_word_that_holds_a_container_is_there() -> None:
-    words = " ".join(WANT.words(Path("/state/containers/name")))
+    words = " ".join(Podman().words(WANT, Path("/state/containers/name")))
     for needed in (
-        "--cap-drop all", "--cap-add CHOWN,KILL,SETGID,SETUID,SYS_PTRACE", "no-new-privileges", "--read-only ",
+        "--cap-drop all --cap-add CHOWN --cap-add KILL --cap-add SETGID --cap-add SETUID --cap-add SYS_PTRACE",
+        "no-new-privileges", "--read-only ",
         "--sysctl net.ipv4.ping_group_range=1 0",
         "--network none", "--pull never", "--memory 1073741824 --memory-swap 1073741824", "--pids-limit 1024",
         "--cpus 1", "/srv/ws:/workspace:rw", "/srv/ws/.git/hooks:/workspace/.git/hooks:ro",
@@ -42,12 +45,27 @@ def test_every_word_that_holds_a_container_is_there() -> None:
     assert "seccomp=" not in words
 
 
+def test_docker_is_told_the_same_in_its_own_words() -> None:
+    words = " ".join(Docker().words(WANT, Path("/state/containers/name")))
+    for needed in (
+        "--cap-drop all --cap-add CHOWN --cap-add KILL --cap-add SETGID --cap-add SETUID --cap-add SYS_PTRACE",
+        "no-new-privileges", "--read-only ", "--sysctl net.ipv4.ping_group_range=1 0", "--network none", "--pull never",
+        "--memory 1073741824 --memory-swap 1073741824", "--pids-limit 1024", "--ipc private", "--cgroupns private",
+        "--mount type=bind,source=/srv/ws,destination=/workspace --mount",
+        "destination=/workspace/.git/hooks,readonly,bind-nonrecursive=true", "--tmpfs /tmp:rw", "core=0:0",
+    ):  # fmt: skip
+        assert needed in words
+    assert not {"--privileged", "--pid", "--device", "--userns", "--env", "host", "--volume"} & set(words.split())
+    odd = Docker().words(replace(WANT, workspace='/srv/a:b,"c'), Path("/state"))
+    assert 'type=bind,"source=/srv/a:b,""c",destination=/workspace' in odd
+
+
 def test_the_network_is_podman_s_own_where_it_is_asked_for() -> None:
-    assert "--network" not in replace(WANT, network=True).words(Path("/state/containers/name"))
+    assert "--network" not in Podman().words(replace(WANT, network=True), Path("/state/containers/name"))
 
 
 def test_what_cannot_be_written_has_nothing_mounted_below_it_either() -> None:
-    words = " ".join(replace(WANT, writable=False).words(Path("/state")))
+    words = " ".join(Podman().words(replace(WANT, writable=False), Path("/state")))
     assert "/srv/ws:/workspace:ro,bind" in words
 
 
@@ -76,9 +94,9 @@ def test_containers_that_differ_in_anything_have_different_names(change: dict[st
 
 def test_a_path_that_podman_would_read_otherwise_is_brought_in_another_way_or_refused() -> None:
     odd = replace(WANT, workspace="/srv/a:b")
-    assert "type=bind,source=/srv/a:b,destination=/workspace,nosuid,nodev" in odd.words(Path("/state"))
+    assert "type=bind,source=/srv/a:b,destination=/workspace,nosuid,nodev" in Podman().words(odd, Path("/state"))
     with pytest.raises(WorkspaceUnusable, match="rename it"):
-        replace(WANT, workspace="/srv/a:b,c").words(Path("/state"))
+        Podman().words(replace(WANT, workspace="/srv/a:b,c"), Path("/state"))
 
 
 def test_the_default_image_is_that_of_the_settings() -> None:

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.podman_cli import Podman
+from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.policy import binding
 from shellback.settings import Settings
 from shellback.storage.db import Database

@@ -1,6 +1,6 @@
 """Whether containers hold here what they promise: found out from inside one, made as for every command.
 
-What podman leaves out without a word (limits where it may not make cgroups, say) shows in what the kernel says in
+What an engine leaves out without a word (limits where it may not make cgroups, say) shows in what the kernel says in
 there, and nowhere else.
 """
 
@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.backends.container import SCRATCHES, WORKSPACE
+from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.backends.containers import Containers
-from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.probe import Found
-from shellback.exec.core.base import Plan
+from shellback.exec.core.base import Found, Plan
 from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
 from shellback.exec.link.client import SupervisorClient
@@ -82,14 +81,14 @@ class _Look:
     ran_ms: float
 
 
-def probe_podman(backend: PodmanBackend) -> Found:
+def probe(backend: ContainerBackend) -> Found:
     """Look around in a container of each profile and judge what was seen. Blocks for about a second.
 
     Leaves no container behind; other containers are not touched. The backend knows afterwards which shell and which
     bounds there are.
 
     Raises:
-        BackendUnavailable: No container can be had: podman, the image or a runtime is missing, say.
+        BackendUnavailable: No container can be had: its engine, the image or a runtime is missing, say.
         WorkspaceUnusable: The workspace is what is in the way.
     """
     backend.check()
@@ -117,7 +116,7 @@ def probe_podman(backend: PodmanBackend) -> Found:
         return Found(
             ok=False,
             why=f"a container was made, and does not hold what it has to: {'; '.join(dict.fromkeys(wrong))}. See that"
-            " podman and its runtime are those of your distribution",
+            f" {backend.name} and its runtime are those of your distribution",
         )
     work = found[0]
     backend.unbounded = tuple(_unbounded(backend, work.seen["limits"]))
@@ -138,9 +137,9 @@ _NAMES: Final = {
 }
 
 
-async def _looks(backend: PodmanBackend) -> list[_Look]:
+async def _looks(backend: ContainerBackend) -> list[_Look]:
     root = Path(tempfile.mkdtemp(prefix="shellback-probe-", dir="/tmp"))
-    containers = Containers(root / "containers", backend.containers.podman, stands=backend.containers.stands)
+    containers = Containers(root / "containers", backend.containers.engine, stands=backend.containers.stands)
     apart = backend.apart(containers)
     try:
         return list(await asyncio.gather(*(_look(apart, profile, root) for profile in (WORK, READ_ONLY))))
@@ -151,7 +150,7 @@ async def _looks(backend: PodmanBackend) -> list[_Look]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-async def _look(backend: PodmanBackend, profile: str, decoy: Path) -> _Look:
+async def _look(backend: ContainerBackend, profile: str, decoy: Path) -> _Look:
     began = time.perf_counter()
     spec = CommandSpec(command=":", cwd=str(backend.workspace), profile=profile)
     plan = await backend.plan(spec, f"probe {profile}")
@@ -207,7 +206,7 @@ _REACHED: Final = {
 }
 
 
-def _wrong(backend: PodmanBackend, profile: str, seen: dict[str, Any]) -> Iterator[str]:
+def _wrong(backend: ContainerBackend, profile: str, seen: dict[str, Any]) -> Iterator[str]:
     """What is not in force and has to be, in words.
 
     Raises:
@@ -240,7 +239,7 @@ def _of_rights(status: dict[str, str]) -> Iterator[str]:
         yield "it has no system call filter"
 
 
-def _of_places(backend: PodmanBackend, seen: dict[str, Any], *, work: bool) -> Iterator[str]:
+def _of_places(backend: ContainerBackend, seen: dict[str, Any], *, work: bool) -> Iterator[str]:
     place = os.stat(backend.workspace)
     if seen["cwd"] != WORKSPACE or seen["place"] != [place.st_dev, place.st_ino]:
         yield f"what it has for the workspace {backend.workspace} is another directory"
@@ -254,7 +253,7 @@ def _of_places(backend: PodmanBackend, seen: dict[str, Any], *, work: bool) -> I
     yield from (f"it cannot write {path}" for path in SCRATCHES if path not in seen["writable"])
 
 
-def _unbounded(backend: PodmanBackend, seen: dict[str, str]) -> Iterator[str]:
+def _unbounded(backend: ContainerBackend, seen: dict[str, str]) -> Iterator[str]:
     wanted = {"memory": backend.limits.memory_bytes, "processes": backend.limits.processes}
     for kind, most in wanted.items():
         value = seen[kind]
@@ -266,12 +265,12 @@ def _unbounded(backend: PodmanBackend, seen: dict[str, str]) -> Iterator[str]:
         yield "cpu"
 
 
-def _in_force(backend: PodmanBackend) -> Iterator[str]:
+def _in_force(backend: ContainerBackend) -> Iterator[str]:
     who = f"user id {backend.user} of the container"
     also = f", which is {backend.uid} here" if backend.uid != backend.user else ""
-    yield f"{who}{also}, no capabilities, no gain by set-uid programs, system call filters of podman and ours"
+    yield f"{who}{also}, no capabilities, no gain by set-uid programs, system call filters of {backend.name} and ours"
     yield "namespaces of its own: pid, ipc, uts, mnt, net" + (", user" if backend.rootless else "")
-    yield "network: podman's" if backend.network else "network: only a loopback of its own"
+    yield f"network: {backend.name}'s" if backend.network else "network: only a loopback of its own"
     yield (
         f"writable: the workspace, and {', '.join(SCRATCHES)} of its own; nothing in profile {READ_ONLY} but these"
         f" three"
@@ -280,7 +279,7 @@ def _in_force(backend: PodmanBackend) -> Iterator[str]:
     yield f"commands run in {backend.shell}"
 
 
-def _limits(backend: PodmanBackend) -> str:
+def _limits(backend: ContainerBackend) -> str:
     limits = backend.limits
     held = {
         "memory": f"{limits.memory_bytes >> 20} MiB of memory, no swap",

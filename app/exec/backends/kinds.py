@@ -1,0 +1,151 @@
+"""Which backends there are, and what each can be asked. A new one is a module, and a line in `KINDS`."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+
+from shellback.exec.core.base import Found, Plan
+from shellback.exec.core.model import CommandSpec
+
+if TYPE_CHECKING:
+    from shellback.exec.backends.containers import Containers
+    from shellback.exec.backends.protected import Protected
+    from shellback.exec.supervisor.sandbox.trial import Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is known of a backend by its name alone, as records have it.
+
+    `made_by` is MODULE:CLASS in this package. `place` ends "it ran ..."; "" says the name. `isolates`: its commands
+    are held to a profile. `contained`: they run in containers, and see the workspace elsewhere than it is. `tried` by
+    `auto`, in the order of the table; the last one stands where no other can be had.
+    """
+
+    name: str
+    made_by: str
+    place: str = ""
+    isolates: bool = True
+    contained: bool = False
+    tried: bool = True
+
+    def load(self) -> type[ChosenBackend]:
+        """Its class, imported now."""
+        module, _, name = self.made_by.partition(":")
+        return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+
+
+_SANDBOX: Final = "in a sandbox of bubblewrap: `shellback sandbox` shows what holds it there"
+_HOST: Final = "on the host, where nothing is kept from it: `shellback sandbox` says why there is no sandbox"
+_KINDS: Final = (
+    Kind(name="bubblewrap", made_by="bubblewrap:BubblewrapBackend", place=_SANDBOX),
+    Kind(name="podman", made_by="podman:PodmanBackend", contained=True),
+    Kind(name="docker", made_by="docker:DockerBackend", contained=True, tried=False),
+    Kind(name="host", made_by="host:HostBackend", place=_HOST, isolates=False),
+)
+KINDS: Final = {kind.name: kind for kind in _KINDS}
+CONTAINED: Final = {kind.name: kind for kind in _KINDS if kind.contained}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What settings say of where commands run. `options` are those settings that begin with the backend's name."""
+
+    workspace: Path
+    state: Path
+    exec_uid: int
+    network: bool
+    fence: bool
+    readable: Sequence[Path]
+    hidden: Sequence[Path]
+    orders: Sequence[Path]
+    memory_bytes: int | None
+    processes: int
+    scratch_bytes: int
+    idle_s: float
+    crash_dir: Path | None
+    environ: Mapping[str, str]
+    options: Mapping[str, Any]
+
+
+class ChosenBackend(ABC):
+    """A `Backend` that settings can choose, and what they who choose, check and show it ask of it besides."""
+
+    name: ClassVar[str]
+    powered_by: str = ""
+    profiles: frozenset[str]
+    network: bool
+    workspace: Path
+    inner: str
+    uid: int
+    containers: Containers | None = None
+    """In which it runs commands; None where it does without."""
+    protected: Protected | None = None
+    """What of the workspace it keeps from commands, None for nothing."""
+    attempt: ClassVar[str] = "it"
+    """What a try of it is made in, as `why` says it."""
+    caution: ClassVar[str] = ""
+    """Ends `why`: what somebody who has chosen it should know all the same."""
+    without_limits: ClassVar[str] = ""
+    """What to do where nothing holds its commands to their bounds."""
+
+    @classmethod
+    @abstractmethod
+    def made(cls, wanted: Wanted) -> Self:
+        """The backend that is wanted, not tried."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """See `Backend.description`."""
+
+    @abstractmethod
+    def facts(self, profile: str) -> dict[str, Any]:
+        """See `Backend.facts`."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """See `Backend.check`."""
+
+    @abstractmethod
+    def private_home(self, scope: str) -> str:
+        """See `Backend.private_home`."""
+
+    @abstractmethod
+    async def plan(self, spec: CommandSpec, scope: str) -> Plan:
+        """See `Backend.plan`."""
+
+    def probe(self) -> Found | None:
+        """Find out in it what holds; None where nothing does. Blocks for up to some seconds; leaves nothing behind.
+
+        Raises:
+            BackendUnavailable: It cannot be had, with cause and remedy.
+            WorkspaceUnusable: The workspace is what is in the way.
+        """
+        self.check()
+        return None
+
+    def tried(self, spec: CommandSpec, streams: Sequence[int] | None) -> Report:
+        """Run one command in a place made for it and gone with it, however long that takes.
+
+        It has our descriptors `streams` for 0, 1 and 2; without them it reads nothing, and the first 64 KiB of its
+        output are in the report.
+
+        Raises:
+            BackendUnavailable: It cannot be had, with cause and remedy.
+            WorkspaceUnusable: The workspace is what is in the way.
+        """
+        raise NotImplementedError
+
+    def missing(self, text: str, path: str | None) -> str | None:  # noqa: ARG002
+        """What to do about a line's program that the host has in `path` and it has not; None where that is not it."""
+        return None
+
+    def useless(self, readable: Sequence[Path]) -> tuple[str, str] | None:  # noqa: ARG002
+        """What is wrong with SANDBOX_READABLE for it, and the remedy."""
+        return None

@@ -1,0 +1,90 @@
+"""An engine of docker for tests: started when the first one asks, with a socket and a storage of its own, and ended."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from shellback.exec.backends.docker import Docker
+from shellback.exec.core.runner import found
+from tests.databases import unavailable
+
+_UP_S = 60.0
+_END_S = 60.0
+
+
+@functools.cache
+def host() -> str:
+    """The address of an engine without any network, which lasts as long as this process."""
+    place = Path(tempfile.mkdtemp(prefix="shellback-docker-"))
+    address = f"unix://{place}/sock"
+    where = ("--data-root", f"{place}/data", "--exec-root", f"{place}/run", "--pidfile", f"{place}/pid")
+    plain = ("--iptables=false", "--ip6tables=false", "--ip-forward=false", "--bridge=none")
+    with (place / "log").open("w") as log:
+        engine = subprocess.Popen(
+            [found("dockerd") or "dockerd", "--host", address, *where, *plain],
+            stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    atexit.register(_end, engine, place)
+    until = time.monotonic() + _UP_S
+    asked = [found("docker") or "docker", "--host", address, "version"]
+    while subprocess.run(asked, capture_output=True, check=False).returncode:
+        if engine.poll() is not None or time.monotonic() > until:
+            raise RuntimeError(f"dockerd does not come up: {(place / 'log').read_text()[-1000:]}")
+        time.sleep(0.1)
+    return address
+
+
+def _end(engine: subprocess.Popen[bytes], place: Path) -> None:
+    engine.terminate()
+    engine.wait(_END_S)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@functools.cache
+def refusal() -> str | None:
+    """Why no container of docker can be had on this machine, None where they can."""
+    if os.geteuid():
+        return "docker is used as root only"
+    lacking = [name for name in ("docker", "dockerd") if found(name) is None]
+    if lacking:
+        return f"{' and '.join(lacking)} is not installed"
+    try:
+        Docker(host=host()).check()
+    except (OSError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def needed() -> None:
+    """Skip without docker; fail where nothing may be skipped, unless it is for want of root."""
+    why = refusal()
+    if why is not None and os.geteuid():
+        pytest.skip(why)
+    if why is not None:
+        unavailable(why)
+
+
+@functools.cache
+def image(root: Path) -> str:
+    """An image of this root file system, by its name, in the engine's storage."""
+    name = f"shellback-test:{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
+    program = [found("docker") or "docker", "--host", host()]
+    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
+        subprocess.run([*program, "import", "-", name], stdin=tar.stdout, capture_output=True, check=True, timeout=120)
+    return name
+
+
+def remove_image(name: str) -> None:
+    """Take an image away."""
+    words = ["image", "rm", "--force", name]
+    subprocess.run([found("docker") or "docker", "--host", host(), *words], capture_output=True, check=False)
