@@ -75,12 +75,15 @@ def needed() -> None:
 
 
 @functools.cache
-def image(root: Path) -> str:
-    """An image of this root file system, by its name, in the engine's storage."""
-    name = f"shellback-test:{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}"
+def image(root: Path, env: tuple[str, ...] = ()) -> str:
+    """An image of this root file system with this environment, by its name, in the engine's storage."""
+    name = f"shellback-test:{hashlib.sha256(f'{root} {env}'.encode()).hexdigest()[:16]}"
     program = [found("docker") or "docker", "--host", host()]
     with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
-        subprocess.run([*program, "import", "-", name], stdin=tar.stdout, capture_output=True, check=True, timeout=120)
+        words = [word for value in env for word in ("--change", f"ENV {value}")]
+        subprocess.run(
+            [*program, "import", *words, "-", name], stdin=tar.stdout, capture_output=True, check=True, timeout=120
+        )
     return name
 
 

@@ -18,7 +18,7 @@ from shellback.exec.backends.kinds import ChosenBackend, Wanted
 from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.backends.shell_words import shell_argv, shell_env
 from shellback.exec.backends.trial import tried
-from shellback.exec.core.base import Found, Plan
+from shellback.exec.core.base import Plan
 from shellback.exec.core.environment import child_env, home_of
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
@@ -46,6 +46,7 @@ class BubblewrapBackend(ChosenBackend):
 
     name = "bubblewrap"
     profiles = frozenset({WORK, READ_ONLY})
+    probed_by = "probe:probe"
     without_limits = (
         "run the supervisor where it may make cgroups: as a unit of systemd with Delegate=yes, or in a container of its"
         " own"
@@ -151,12 +152,6 @@ class BubblewrapBackend(ChosenBackend):
     def private_home(self, scope: str) -> str:  # noqa: ARG002 - each sandbox has its own at the same path
         """See `Backend.private_home`."""
         return view.HOME
-
-    def probe(self) -> Found:
-        """See `ChosenBackend.probe`."""
-        from shellback.exec.backends.probe import probe
-
-        return probe(self)
 
     def tried(self, spec: CommandSpec, streams: Sequence[int] | None) -> Report:
         """See `ChosenBackend.tried`."""

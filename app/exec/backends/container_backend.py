@@ -35,7 +35,7 @@ from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.kinds import ChosenBackend, Wanted
 from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.backends.shell_words import shell_argv, shell_env
-from shellback.exec.core.base import Found, Plan
+from shellback.exec.core.base import Plan
 from shellback.exec.core.environment import CHILD_PATH, child_env, home_of
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
@@ -60,6 +60,7 @@ class ContainerBackend(ChosenBackend):
     """
 
     profiles = frozenset({WORK, READ_ONLY})
+    probed_by = "container_probe:probe"
     inner = WORKSPACE
     attempt = "a container"
 
@@ -233,12 +234,6 @@ class ContainerBackend(ChosenBackend):
             return path
         relative = os.path.relpath(path, self.workspace)
         return WORKSPACE if relative == "." else f"{WORKSPACE}/{relative}"
-
-    def probe(self) -> Found:
-        """See `ChosenBackend.probe`: looks around in a container of each profile."""
-        from shellback.exec.backends.container_probe import probe
-
-        return probe(self)
 
     def tried(self, spec: CommandSpec, streams: Sequence[int] | None) -> Report:
         """See `ChosenBackend.tried`; with `streams` it has a terminal if ours is one.

@@ -36,8 +36,12 @@ class Kind:
 
     def load(self) -> type[ChosenBackend]:
         """Its class, imported now."""
-        module, _, name = self.made_by.partition(":")
-        return getattr(importlib.import_module(f"{__package__}.{module}"), name)
+        return _named(self.made_by)
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
 
 _SANDBOX: Final = "in a sandbox of bubblewrap: `shellback sandbox` shows what holds it there"
@@ -87,6 +91,8 @@ class ChosenBackend(ABC):
     """In which it runs commands; None where it does without."""
     protected: Protected | None = None
     """What of the workspace it keeps from commands, None for nothing."""
+    probed_by: ClassVar[str] = ""
+    """MODULE:FUNCTION in this package, which is given the backend and looks around in it; "" where nothing holds."""
     attempt: ClassVar[str] = "it"
     """What a try of it is made in, as `why` says it."""
     caution: ClassVar[str] = ""
@@ -127,6 +133,9 @@ class ChosenBackend(ABC):
             BackendUnavailable: It cannot be had, with cause and remedy.
             WorkspaceUnusable: The workspace is what is in the way.
         """
+        if self.probed_by:
+            found: Found = _named(self.probed_by)(self)
+            return found
         self.check()
         return None
 

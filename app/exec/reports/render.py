@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Final
 
-from shellback.exec.backends.kinds import CONTAINED
+from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.end_text import how_it_ended, losses_text
 from shellback.exec.core.model import TURN, Session, SessionState
 from shellback.exec.engine.joining import Outcome
@@ -54,7 +54,8 @@ def err_path(session: Session) -> str:
 
 def inside(session: Session) -> dict[str, object]:
     """Where a session in a container has its directory and its log in there, as its commands name them; else {}."""
-    if session.backend not in CONTAINED:
+    kind = KINDS.get(session.backend)
+    if kind is None or not kind.contained:
         return {}
     paths = {"inner_cwd": session.cwd, "inner_log_path": session.log_path}
     if session.separate_stderr:

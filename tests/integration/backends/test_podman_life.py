@@ -102,8 +102,8 @@ async def test_a_caller_that_leaves_leaves_a_container_that_comes_up(place: Yard
 async def test_people_find_a_container_by_its_labels(place: Yard) -> None:
     backend = place.backend()
     await place.run("true", backend=backend, scope="a talk")
-    podman = backend.containers.engine
-    found = podman._asked(  # pyright: ignore[reportPrivateUsage]
+    engine = backend.containers.engine
+    found = engine._must(  # pyright: ignore[reportPrivateUsage]
         "ps",
         "--filter",
         "label=shellback.scope=a talk",
@@ -182,7 +182,7 @@ async def test_a_container_that_is_gone_is_had_again_and_says_what_became_of_its
     await place.run("true", backend=backend)
     (home,) = containers.homes()
     await begin(home, "long", "sleep 300")
-    word = ("kill", "--signal", "KILL") if how == "killed" else ("rm", "--force", "--time", "0")
+    word = ("kill", "--signal", "KILL") if how == "killed" else ("rm", "--force")
     await asyncio.to_thread(containers.engine._must, *word, home.name)  # pyright: ignore[reportPrivateUsage]
     await until(lambda: _state(containers, home) in {None, "exited"})
     await containers.revive(home)
@@ -237,10 +237,10 @@ async def test_a_paused_container_is_named_and_not_ended(place: Yard) -> None:
     want = backend.container(WORK, "talk")
     home = await containers.ensure(want)
     os.rename(home / layout.SUPERVISOR / layout.SOCKET, home / layout.SUPERVISOR / "aside")
-    podman = containers.engine
-    state = podman.state
-    podman.state = lambda name: ("paused", "id") if state(name) else None
-    with pytest.raises(BackendUnavailable, match="podman unpause"):
+    engine = containers.engine
+    state = engine.state
+    engine.state = lambda name: ("paused", "id") if state(name) else None
+    with pytest.raises(BackendUnavailable, match=f"{place.kind} unpause"):
         await containers.ensure(want)
-    podman.state = state
+    engine.state = state
     assert _state(containers, home) == "running"
