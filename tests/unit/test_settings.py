@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from shellback.exec.backends import bubblewrap
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.supervisor.sandbox import hierarchies
 from shellback.settings import Settings, SettingsError, shown_url
@@ -81,7 +82,7 @@ def test_postgres_is_spoken_to_through_psycopg(url: str) -> None:
         ("SESSION_TOOLS", "some", "on or off"),
         ("SHELL_TOOL", "yes", "off or on"),
         ("SHELL_IDLE_SECONDS", "0", "from 1 to 604800"),
-        ("BACKEND", "docker", "auto, host, bubblewrap or podman"),
+        ("BACKEND", "containerd", "auto, bubblewrap, podman, docker or host"),
         ("PODMAN_IMAGE", "-v/:/host", "the name of an image"),
         ("PODMAN_IMAGE", "/srv/root:O", "without a colon"),
         ("PODMAN_BASE_URL", "podman.sock", "unix:///PATH"),
@@ -234,7 +235,7 @@ def test_the_example_names_every_setting_with_its_default() -> None:
 def test_the_memory_of_a_sandbox_is_half_of_the_machines_unless_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], together: int, apart: int
 ) -> None:
-    monkeypatch.setattr(hierarchies, "memory_bytes", lambda: (6 << 30) + 12345)
+    monkeypatch.setattr(bubblewrap, "memory_bytes", lambda: (6 << 30) + 12345)
     backend = choice.made(Settings.load({"WORKSPACE_ROOT": str(tmp_path), **given}), "bubblewrap")
     assert isinstance(backend, BubblewrapBackend)
     bounds = backend.bounds

@@ -193,8 +193,10 @@ def test_a_person_is_shown_all_that_is_written_and_what_it_takes_the_place_of() 
         assert change["content"] == "all of it"
 
 
-def told(*, name: str = "podman", network: bool = False, preview: str = "", **more: Any) -> str | None:
-    backend = SimpleNamespace(name=name, inner="/workspace", network=network, description="Commands run somewhere.")
+def told(*, powered_by: str = "Podman", network: bool = False, preview: str = "", **more: Any) -> str | None:
+    backend = SimpleNamespace(
+        powered_by=powered_by, inner="/workspace", network=network, description="Commands run somewhere."
+    )
     engine = SimpleNamespace(backend=backend, limits=Limits())
     instructions = more.pop("instructions", None)
     there = {"commands": True, "workspace": True, "sessions": False, "watches": False, "blocks": False, **more}
@@ -213,8 +215,9 @@ def test_instructions_are_true_of_where_commands_run() -> None:
         "directly from the workspace. `shell_execute` runs short commands (≤120 seconds) in the shared environment. "
         "No network access or privileged operations are available. Do not assume files outside `/workspace` exist."
     )
+    assert told(powered_by="Docker") == podman.replace("Podman", "Docker")
     assert "No network" not in (told(network=True) or "")
-    elsewhere = told(name="bubblewrap") or ""
+    elsewhere = told(powered_by="") or ""
     assert "Podman" not in elsewhere
     assert "evaluate_python runs Python for at most 5 s" in elsewhere
     assert "evaluate_python" not in (told(workspace=False) or "")
