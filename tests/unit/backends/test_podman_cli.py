@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shellback.exec.backends import podman
+from shellback.exec.backends import container_engine, podman
 from shellback.exec.backends.podman import LOCAL, MISSING, Podman
 from shellback.exec.core.errors import BackendUnavailable
 
@@ -204,7 +204,7 @@ def test_what_podman_prints_is_bounded(stand_in: Stand) -> None:
 
 
 def test_a_podman_that_hangs_is_left_with_a_word_about_it(stand_in: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(podman, "ANSWER_S", 0.3)
+    monkeypatch.setattr(container_engine, "ANSWER_S", 0.3)
     stand_in("exec sleep 60")
     with pytest.raises(BackendUnavailable, match=r"`podman start` did not come back within 0\.3 s"):
         Podman().start("name")
