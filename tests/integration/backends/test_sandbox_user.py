@@ -27,13 +27,13 @@ from tests.sandboxes import needed
 from tests.supervisors import UID
 
 
-@pytest.fixture
 def bubblewrap(given: Settings) -> BubblewrapBackend:
     backend = choice.made(given, "bubblewrap")
     assert isinstance(backend, BubblewrapBackend)
     return backend
 
 
+@pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     needed()
     return places(tmp_path)[0]
