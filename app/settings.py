@@ -33,7 +33,7 @@ _OF_ENGINES: Final = (
     "PATH", "HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME",
     "DBUS_SESSION_BUS_ADDRESS", "CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF", "STORAGE_DRIVER", "STORAGE_OPTS",
 )  # fmt: skip
-_BACKENDS: Final = f"auto, {', '.join([*KINDS][:-1])} or {[*KINDS][-1]}"
+_BACKENDS: Final = ("auto", [*KINDS][-1], *[*KINDS][:-1])
 _OF_ALL: Final = ("/tmp", "/var/tmp", "/home", "/home/agent")  # noqa: S108 - sandboxes have others there
 _DATABASES: Final = {
     "sqlite": "sqlite",
@@ -58,7 +58,9 @@ class Settings(BaseModel):
     model_base_url: str = setting("", "http:// or https:// and an address", pattern=r"^(https?://\S+)?$", secret=True)
     model_timeout: float = seconds(600.0, 0.5, 3600)
     offline_seconds: float = seconds(0.0, 0, 60)
-    backend: str = setting("auto", _BACKENDS, pattern=f"^(auto|{'|'.join(KINDS)})$")
+    backend: str = setting(
+        "auto", f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}", pattern=f"^({'|'.join(_BACKENDS)})$"
+    )
     exec_uid: int = count(65534, 1, 2**32 - 2)
     network: Literal["off", "on"] = setting("off", "off or on")
     host_write_fence: Literal["off", "on"] = setting("off", "off or on")

@@ -11,7 +11,7 @@ import click
 
 from shellback.cli.options import conversation_option
 from shellback.cli.shared import Refused, json_option, load_settings, me, opened, show, stamp, utf8
-from shellback.exec.backends.kinds import KINDS
+from shellback.exec.backends.kinds import CONTAINED, KINDS
 from shellback.exec.core.display import shown_line
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DAY_S: Final = 86_400.0
 DAYS: Final = 30
 NOTE_CHARS: Final = 500
+_PLACES: Final = [name for name in KINDS if name not in CONTAINED]
 
 
 @click.group()
@@ -177,7 +178,7 @@ def revoke(rule_id: str, as_json: bool) -> None:
 
 @rules.command()
 @click.argument("command")
-@click.option("--backend", type=click.Choice([*KINDS]), default=next(iter(KINDS)), show_default=True)
+@click.option("--backend", type=click.Choice(_PLACES), default=_PLACES[0], show_default=True)
 @click.option("--cwd", metavar="DIR", help="Where it would start. Default: here.")
 @click.option("--agent", metavar="NAME", help="As this agent.")
 @conversation_option

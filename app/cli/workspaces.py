@@ -76,7 +76,8 @@ def _list(*, everything: bool, as_json: bool) -> None:
     }
     if any(one.host_id != here for one in found):
         columns["HOST"] = lambda one: None if one.host_id == here else one.host_id
-    none = ["no workspaces: with BACKEND=podman or docker a conversation has one from its first command on"]
+    kind = where.settings.backend if where.settings.backend in CONTAINED else next(iter(CONTAINED))
+    none = [f"no workspaces: with BACKEND={kind} a conversation has one from its first command on"]
     lines = [*table_lines(found, columns), *fresh.lines()] if found else none
     show([{**asdict(one), **fresh.fact(one.host_id)} for one in found], lines, as_json=as_json)
 

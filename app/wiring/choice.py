@@ -57,23 +57,17 @@ def choose(settings: Settings, workspace: Path | None = None) -> Choice:
             return _tried(settings, kind.name, workspace, asked)
         except Unusable as error:
             reasons.append(error.why if not reasons else str(error))
-            if error.passing:
-                raise BackendUnavailable(
-                    f"whether sandboxes work here could not be found out: {error.why}; start again when the machine has"
-                    " room, or name a BACKEND"
-                ) from None
             asked = f"BACKEND=auto, {kind.name} cannot be had ({error.why})"
     why = f"BACKEND=auto, and no sandbox can be had: {'; '.join(reasons)}"
     return replace(_tried(settings, tuple(KINDS)[-1], workspace, why), fallen_back=True)
 
 
 class Unusable(BackendUnavailable):
-    """Raised when a backend that was tried cannot be used; `passing` says nothing about the next time."""
+    """Raised when a backend that was tried cannot be used, for a reason that stays."""
 
-    def __init__(self, name: str, why: str, *, passing: bool = False) -> None:
+    def __init__(self, name: str, why: str) -> None:
         super().__init__(f"BACKEND={name} cannot be used here: {why}")
         self.why = why
-        self.passing = passing
 
 
 def _tried(settings: Settings, name: str, workspace: Path | None, asked: str) -> Choice:
@@ -92,7 +86,12 @@ def _tried(settings: Settings, name: str, workspace: Path | None, asked: str) ->
     why = found.why
     if settings.supervisor == "external" and backend.containers is None:
         why += "; this was tried beside the worker, whose unit or container has to let it, as the supervisor's does"
-    raise Unusable(name, why, passing=found.passing)
+    if found.passing:
+        raise BackendUnavailable(
+            f"whether sandboxes work here could not be found out: {why}; start again when the machine has room, or name"
+            " a BACKEND"
+        )
+    raise Unusable(name, why)
 
 
 def check_workspace(settings: Settings) -> None:

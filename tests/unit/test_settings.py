@@ -82,7 +82,7 @@ def test_postgres_is_spoken_to_through_psycopg(url: str) -> None:
         ("SESSION_TOOLS", "some", "on or off"),
         ("SHELL_TOOL", "yes", "off or on"),
         ("SHELL_IDLE_SECONDS", "0", "from 1 to 604800"),
-        ("BACKEND", "containerd", "auto, bubblewrap, podman, docker or host"),
+        ("BACKEND", "containerd", "auto, host, bubblewrap, podman or docker"),
         ("PODMAN_IMAGE", "-v/:/host", "the name of an image"),
         ("PODMAN_IMAGE", "/srv/root:O", "without a colon"),
         ("PODMAN_BASE_URL", "podman.sock", "unix:///PATH"),
