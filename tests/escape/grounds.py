@@ -187,7 +187,7 @@ def drifting(backend: ContainerBackend, target: str) -> None:
         move(backend.workspace, target)
         return made
 
-    backend.container = container  # pyright: ignore[reportAttributeAccessIssue]
+    backend.container = container
 
 
 class Pods:

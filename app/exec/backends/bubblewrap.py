@@ -78,7 +78,10 @@ class BubblewrapBackend(ChosenBackend):
         self.bounds = bounds
         # What is in a scratch counts as memory of the group, and nobody who could be killed has it.
         self.scratch_bytes = min(scratch_bytes, bounds.memory_bytes // 4 or scratch_bytes)
-        self.protected = Protected(self.workspace, orders=orders, hidden=self.hidden)
+        # Only set here: nobody puts None in its place.
+        self.protected: Protected = Protected(  # pyright: ignore[reportIncompatibleVariableOverride]
+            self.workspace, orders=orders, hidden=self.hidden
+        )
         self.bwrap = found("bwrap")
         self.limits = ""
         self._facts: dict[str, dict[str, Any]] = {}

@@ -80,14 +80,17 @@ class ContainerBackend(ChosenBackend):
     ) -> None:
         self._given = Path(workspace)
         self.workspace = self._given.resolve()
-        self.containers: Containers = containers
+        # Only set here: nobody puts None in its place.
+        self.containers: Containers = containers  # pyright: ignore[reportIncompatibleVariableOverride]
         self.powered_by = containers.engine.title
         self.image = image
         self.network = network
         self.limits = limits or ContainerLimits()
         orders = [path for path in orders if path.is_relative_to(self.workspace)]
         self.hidden = tuple(path for path in (*hidden, *orders) if path.is_relative_to(self.workspace))
-        self.protected = Protected(self.workspace, orders=orders, hidden=self.hidden)
+        self.protected: Protected = Protected(  # pyright: ignore[reportIncompatibleVariableOverride] - as above
+            self.workspace, orders=orders, hidden=self.hidden
+        )
         self.rootless = euid() != 0
         self.runner = Runner(exec_uid=exec_uid, euid=euid)
         # Rootless, a container's first group is ours: by it, both may write what the other has made.

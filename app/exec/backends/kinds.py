@@ -80,7 +80,7 @@ class Wanted:
 class ChosenBackend(ABC):
     """A `Backend` that settings can choose, and what they who choose, check and show it ask of it besides."""
 
-    name: ClassVar[str]
+    name: str
     powered_by: str = ""
     profiles: frozenset[str]
     network: bool

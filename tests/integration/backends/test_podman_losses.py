@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.backends import homes
-from shellback.exec.backends.podman import PodmanBackend
+from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.wire import layout
@@ -38,7 +38,9 @@ def by_backup(path: Path) -> None:
     path.write_text("KEY=new\n")
 
 
-async def begun(backend: PodmanBackend, profile: str, name: str) -> tuple[SupervisorClient, asyncio.Future[ExitRecord]]:
+async def begun(
+    backend: ContainerBackend, profile: str, name: str
+) -> tuple[SupervisorClient, asyncio.Future[ExitRecord]]:
     """A command that runs, and its end."""
     home = await backend.containers.ensure(await asyncio.to_thread(backend.container, profile, "talk"))
     ended: asyncio.Future[ExitRecord] = asyncio.get_running_loop().create_future()
