@@ -40,7 +40,16 @@ class WorkerChild:
         self._path = where.home / "worker.log"
         self._stop_s = where.settings.drain_seconds + STOP_S
         self._log: IO[bytes] = _log_file(self._path)
-        self.process = subprocess.Popen(
+        self.process = self._begin(argv, environ)
+        self._ready = threading.Event()
+        self._listens = False
+        self.on_the_host = ""
+        self._tail: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _begin(self, argv: Sequence[str], environ: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,  # its end, however we end, is what the child is told by
             stdout=self._log,
@@ -48,12 +57,6 @@ class WorkerChild:
             env=None if environ is None else dict(environ),
             start_new_session=True,
         )
-        self._ready = threading.Event()
-        self._listens = False
-        self.on_the_host = ""
-        self._tail: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None

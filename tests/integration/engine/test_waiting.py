@@ -134,8 +134,8 @@ async def test_a_foreground_command_without_a_terminal_is_never_looked_at(
 ) -> None:
     async with running_engine(tmp_path) as engine:
         looked: list[Any] = []
-        monkeypatch.setattr(engine.supervised, "look", looked.append)
-        monkeypatch.setattr(engine.supervised, "grown", looked.append)
+        monkeypatch.setattr(engine.supervised.port, "look", looked.append)
+        monkeypatch.setattr(engine.supervised.port, "grown", looked.append)
         (answer,) = await converse(engine, Script(("execute", {"command": "cat; sleep 0.7; echo over"})))
     assert answer.content.startswith("over\n[exit code 0")
     assert looked == []
