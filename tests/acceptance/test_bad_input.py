@@ -45,12 +45,12 @@ def test_an_unknown_command_or_option_is_answered_with_the_way_to_help(place: St
 
 
 def test_every_wrong_setting_is_named_with_its_value_and_what_is_allowed(place: Stage) -> None:
-    wrong = shellback(place, "ps", TURN_SLOTS="999", ENABLE_EXECUTE="perhaps", BACKEND="docker")
+    wrong = shellback(place, "ps", TURN_SLOTS="999", ENABLE_EXECUTE="perhaps", BACKEND="containers")
     assert_refused(
         wrong,
         "TURN_SLOTS='999' cannot be used; allowed is a whole number from 1 to 64",
         "ENABLE_EXECUTE='perhaps' cannot be used; allowed is true or false",
-        "BACKEND='docker' cannot be used; allowed is auto, host, bubblewrap or podman",
+        "BACKEND='containers' cannot be used; allowed is auto, host, bubblewrap, podman or docker",
     )
 
 

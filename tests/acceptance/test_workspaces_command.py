@@ -107,7 +107,9 @@ def test_it_shows_what_tools_did_there(place: Stage) -> None:
     ]
     for number, (tool, outcome) in enumerate(changes):
         call = {"call_key": f"k{number}", "session_id": workspace_scope("build"), "tool": tool, "outcome": outcome}
-        place.write(note, {**call, "created_at": float(number)})
+        place.write(
+            note, {**call, "kind": "typed" if tool == "process_write" else "changed", "created_at": float(number)}
+        )
     ran = a_session(1, conversation_id="build", command=PYTHON, backend="podman", delivery=Delivery.SETTLED)
     place.write(sessions.claim, ran)
     place.write(sessions.finish, ran.id, EXITED)

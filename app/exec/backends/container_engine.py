@@ -74,6 +74,8 @@ class ContainerEngine(ABC):
     """What else than the name of an image may be taken, as a remedy says it."""
     remedies: ClassVar[Sequence[tuple[str, str]]] = ()
     """Patterns of what it prints, and what to do then."""
+    home_label: ClassVar[str] = '{{.Label "shellback.home"}}'
+    """What `ps --format` takes for the state directory of a container."""
     scratch: ClassVar[str] = ""
     """What a file system in memory is mounted with besides."""
 
@@ -162,7 +164,7 @@ class ContainerEngine(ABC):
 
     def made(self) -> list[tuple[str, str]]:
         """Every container that any Shellback of this user has made: its name, and where its home was."""
-        told = '{{.Names}}\t{{.Label "shellback.home"}}'
+        told = f"{{{{.Names}}}}\t{self.home_label}"
         text = self._must("ps", "--all", "--filter", "label=shellback.home", "--format", told)
         rows = (line.partition("\t") for line in text.splitlines() if "\t" in line)
         return sorted((name, home) for name, _, home in rows)

@@ -44,6 +44,7 @@ class Podman(ContainerEngine):
     name = "podman"
     title = "Podman"
     images = " or to a directory with a root file system"
+    home_label = '{{index .Labels "shellback.home"}}'
     scratch = ",notmpcopyup"
     remedies = (
         (
