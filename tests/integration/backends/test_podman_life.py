@@ -182,7 +182,8 @@ async def test_a_container_that_is_gone_is_had_again_and_says_what_became_of_its
     await place.run("true", backend=backend)
     (home,) = containers.homes()
     await begin(home, "long", "sleep 300")
-    word = ("kill", "--signal", "KILL") if how == "killed" else ("rm", "--force")
+    at_once = ("--time", "0") if containers.engine.name == "podman" else ()  # docker gives no time
+    word = ("kill", "--signal", "KILL") if how == "killed" else ("rm", "--force", *at_once)
     await asyncio.to_thread(containers.engine._must, *word, home.name)  # pyright: ignore[reportPrivateUsage]
     await until(lambda: _state(containers, home) in {None, "exited"})
     await containers.revive(home)
