@@ -36,21 +36,20 @@ def classify(command: str, around: Surroundings) -> Judgement:
     parsed = parse(command)
     if isinstance(parsed, Unparsable):
         return Judgement(verdict="deny", tier=Tier.ADMIN, reason=f"{parsed.reason} (at character {parsed.at})")
-    segments = _Line(parsed, around).segments()
+    line = _Line(parsed, around)
+    segments = tuple(line.segment(simple) for simple in parsed.commands)
     tier = max((segment.tier for segment in segments), default=Tier.READ_ONLY)
+    verdict = "needs_approval"
     if parsed.outside:
-        first = parsed.outside[0]
-        reason = f"{first.reason} (at character {first.start})"
-        return Judgement(
-            verdict="needs_approval", tier=max(tier, Tier.READ_WRITE), reason=reason, segments=tuple(segments)
-        )
-    if not segments:
-        return Judgement(verdict="needs_approval", tier=tier, reason="there is nothing in it to run")
-    if tier is Tier.READ_ONLY:
-        reason = "every command in it only reads"
-        return Judgement(verdict="read_only", tier=tier, reason=reason, segments=tuple(segments))
-    worst = next(segment for segment in segments if segment.tier is not Tier.READ_ONLY)
-    return Judgement(verdict="needs_approval", tier=tier, reason=worst.reason, segments=tuple(segments))
+        tier = max(tier, Tier.READ_WRITE)
+        reason = f"{parsed.outside[0].reason} (at character {parsed.outside[0].start})"
+    elif not segments:
+        reason = "there is nothing in it to run"
+    elif tier is Tier.READ_ONLY:
+        verdict, reason = "read_only", "every command in it only reads"
+    else:
+        reason = next(segment.reason for segment in segments if segment.tier is not Tier.READ_ONLY)
+    return Judgement(verdict=verdict, tier=tier, reason=reason, segments=segments)
 
 
 class _Line:
@@ -67,11 +66,8 @@ class _Line:
         self.looked: Looked = {}
         self.outputs: dict[tuple[int, Path], list[Pieces]] = {}
 
-    def segments(self) -> list[Segment]:
-        """Each command, judged."""
-        return [self._segment(simple) for simple in self.parsed.commands]
-
-    def _segment(self, simple: Simple) -> Segment:
+    def segment(self, simple: Simple) -> Segment:
+        """A command, judged; the next one in the line each time."""
         self.places.reach(simple)
         words: set[tuple[str, ...]] = set()
         looked: list[Files] = []

@@ -33,8 +33,9 @@ def git(call: Call) -> None:
     Raises:
         Asks: It may write, run a program, use the network, or read what lies outside.
     """
-    waiting = _known(call)
-    files = call.files
+    if any(argument.open is not None for argument in call.arguments):
+        raise Asks("git is given what is known only when it runs")
+    waiting, files = list(call.arguments), call.files
     while waiting and waiting[0].text.startswith("-"):
         option = _plain(waiting.pop(0))
         if option in _ALONE and not waiting:
@@ -62,12 +63,6 @@ def git(call: Call) -> None:
         reason = running(around.cwd, files.sight) if around.sandboxed else objection(around.cwd, around.home)
         if reason is not None:
             raise Asks(reason)
-
-
-def _known(call: Call) -> list[Argument]:
-    if any(argument.open is not None for argument in call.arguments):
-        raise Asks("git is given what is known only when it runs")
-    return list(call.arguments)
 
 
 def _plain(argument: Argument) -> str:
@@ -108,12 +103,12 @@ def _formats(found: Invocation) -> None:
             raise Asks("the format prints what an object holds")
 
 
-_FILTERING: Final = "--contains --no-contains --merged --no-merged --points-at"
+_FILTERING: Final = words("-l --list --contains --no-contains --merged --no-merged --points-at")
 
 
 def _branch(found: Invocation) -> None:
     """A name without `--list` or a condition makes a branch."""
-    if found.operands and not found.given("-l", "--list", *_FILTERING.split()):
+    if found.operands and not found.given(*_FILTERING):
         raise Asks(f"git {found.name} with a name makes one")
     _formats(found)
 
@@ -137,12 +132,9 @@ _HARMLESS_KEYS: Final = words("""
 def _config(found: Invocation) -> None:
     """One key that is no secret; all of them may hold one, and two operands set a key."""
     keys = [key.lower() for key in found.operands]
-    if len(keys) != 1 or not (keys[0] in _HARMLESS_KEYS or _is_upstream(keys[0])):
+    upstream = keys and keys[0].startswith(("branch.", "remote.")) and keys[0].endswith((".remote", ".merge", ".url"))
+    if len(keys) != 1 or not (upstream or keys[0] in _HARMLESS_KEYS):
         raise Asks("git config sets keys, or shows what may be a secret")
-
-
-def _is_upstream(key: str) -> bool:
-    return key.startswith(("branch.", "remote.")) and key.endswith((".remote", ".merge", ".url"))
 
 
 _FIRST: Final = {
@@ -164,14 +156,7 @@ def _first(found: Invocation) -> None:
 
 GIT: Final[Mapping[str, Program]] = table(
     "git.toml",
-    {
-        "formats": _formats,
-        "branch": _branch,
-        "first": _first,
-        "remote": _remote,
-        "symbolic_ref": _symbolic_ref,
-        "config": _config,
-    },
+    {check.__name__[1:]: check for check in (_formats, _branch, _first, _remote, _symbolic_ref, _config)},
     operands="text",
 )
 """The subcommands that only ask."""

@@ -19,10 +19,6 @@ _COMPARES_NUMBERS: Final = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 _COMPARES_FILES: Final = frozenset({"-nt", "-ot", "-ef"})
 
 
-def _anything(call: Call) -> None:
-    """Whatever it is given is only shown."""
-
-
 def _printf(call: Call) -> None:
     """Not `-v`, which evaluates subscripts; nor `%n`, which sets a variable."""
     arguments = call.arguments[1:] if call.arguments[:1] == (Argument("--"),) else call.arguments
@@ -129,16 +125,15 @@ def _ulimit(call: Call) -> None:
         raise Asks("ulimit would change a limit")
 
 
-_NAMES: Final = Kind.TEXT
 BUILTINS: Final[Mapping[str, Program | Judge]] = {
-    **dict.fromkeys(("echo", "true", "false", ":"), _anything),
+    **dict.fromkeys(("echo", "true", "false", ":"), lambda _: None),  # whatever they are given is only shown
     "printf": _printf,
     "test": _test,
     "[": _test,
     "[[": _test,
     "pwd": program("-LP", most=0),
     "command": _command,
-    "type": program("-afptP", operands=_NAMES),
+    "type": program("-afptP", operands=Kind.TEXT),
     "cd": _cd,
     "set": _set,
     **dict.fromkeys(("umask", "jobs", "times", "wait", "dirs"), _nothing),

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from shellback.exec.policy.classify import languages
 from shellback.exec.policy.classify.model import Asks, Tier
-from shellback.exec.policy.classify.options import HOLE, Invocation, is_number, words
+from shellback.exec.policy.classify.options import HOLE, Check, Invocation, is_number, words
 
 
-def no_response_file(found: Invocation) -> None:
-    """Programs of binutils take `@file` for options that are in the file."""
-    if any(operand.startswith("@") for operand in found.operands):
-        raise Asks(f"{found.name} takes options from a file")
+def _all(form: str, reason: str, *options: str, tier: Tier = Tier.READ_WRITE) -> Check:
+    """Every operand, or value of these options, has this form."""
+
+    def check(found: Invocation) -> None:
+        if not all(
+            re.fullmatch(form, one, re.DOTALL) for one in (found.values(*options) if options else found.operands)
+        ):
+            raise Asks(reason.format(found.name), tier)
+
+    return check
 
 
 def diff(found: Invocation) -> None:
@@ -23,24 +30,6 @@ def diff(found: Invocation) -> None:
             raise Asks("directories that are compared are known only when it runs")
         if found.files.is_directory(operand):
             found.files.descend(operand, follows=True, reads=True)
-
-
-def count_and_range(found: Invocation) -> None:
-    for value in found.values("-i", "--input-range"):
-        first, _, last = value.partition("-")
-        if not (first.isdecimal() and last.isdecimal()):
-            raise Asks("a range is two numbers")
-
-
-def iconv(found: Invocation) -> None:
-    for value in found.values("-f", "-t", "--from-code", "--to-code"):
-        if not re.fullmatch(r"[\w.:+-]+(//[A-Z]*)*", value):
-            raise Asks("iconv takes a character set from a file")
-
-
-def seq(found: Invocation) -> None:
-    if not all(re.fullmatch(r"[-+]?[0-9.]+", operand) for operand in found.operands):
-        raise Asks("seq may never end")
 
 
 def ls(found: Invocation) -> None:
@@ -53,11 +42,6 @@ def ls(found: Invocation) -> None:
 def stat(found: Invocation) -> None:
     if found.given("-L", "--dereference", "-f", "--file-system"):
         found.each(found.files.look)
-
-
-def zgrep(found: Invocation) -> None:
-    if any(operand.startswith("-") for operand in found.operands):
-        raise Asks("zgrep is a script, and takes what begins with a dash for an option")
 
 
 def sed(found: Invocation) -> None:
@@ -90,19 +74,11 @@ def to_output(found: Invocation) -> None:
         raise Asks(f"{found.name} would replace the file")
 
 
-def date(found: Invocation) -> None:
-    for operand in found.operands:
-        if not operand.startswith("+"):
-            raise Asks("date would set the clock", Tier.ADMIN)
-
-
 _SS_WORDS: Final = words("""
     state exclude connected synchronized bucket big all established syn-sent syn-recv fin-wait-1 fin-wait-2 time-wait
     closed close-wait last-ack listening listen closing sport dport src dst and or not ( ) ! & | = == != eq neq gt lt ge
     le > < >= <=
     """)
-
-
 _SS_ADDRESS: Final = re.compile(
     r"[0-9.]+(/[0-9]+)?(:[a-z0-9*]+)?|:[a-z0-9*]+|\[[0-9a-fA-F:]+\](/[0-9]+)?(:[a-z0-9*]+)?"
 )
@@ -122,15 +98,8 @@ def tput(found: Invocation) -> None:
 
 
 def netstat(found: Invocation) -> None:
-    if not found.given("-n", "--numeric", "-r", "-i", "--route", "--interfaces") or not found.given("-n", "--numeric"):
+    if not found.given("-n", "--numeric"):
         raise Asks("netstat without -n asks name servers")
-
-
-def sysctl(found: Invocation) -> None:
-    for operand in found.operands:
-        # Dots and slashes lead down in /proc/sys, and two of them up.
-        if not re.fullmatch(r"[\w-]+([./][\w-]+)*[./]?", operand):
-            raise Asks("sysctl would change the kernel, or read another file", Tier.ADMIN)
 
 
 def counted(found: Invocation) -> None:
@@ -138,26 +107,19 @@ def counted(found: Invocation) -> None:
         raise Asks(f"{found.name} with a delay and no count never ends")
 
 
-CHECKS: Final = {
-    check.__name__: check
-    for check in (
-        no_response_file,
-        diff,
-        count_and_range,
-        iconv,
-        seq,
-        ls,
-        stat,
-        zgrep,
-        sed,
-        awk,
-        unzip,
-        to_output,
-        date,
-        ss,
-        tput,
-        netstat,
-        sysctl,
-        counted,
-    )
+CHECKS: Final[Mapping[str, Check]] = {
+    # Programs of binutils take `@file` for options that are in the file.
+    "no_response_file": _all(r"(?!@).*", "{} takes options from a file"),
+    "count_and_range": _all(r"\d+-\d+", "a range is two numbers", "-i", "--input-range"),
+    "iconv": _all(
+        r"[\w.:+-]+(//[A-Z]*)*", "iconv takes a character set from a file", "-f", "-t", "--from-code", "--to-code"
+    ),
+    "seq": _all(r"[-+]?[0-9.]+", "seq may never end"),
+    "zgrep": _all(r"(?!-).*", "zgrep is a script, and takes what begins with a dash for an option"),
+    "date": _all(r"\+.*", "date would set the clock", tier=Tier.ADMIN),
+    # Dots and slashes lead down in /proc/sys, and two of them up.
+    "sysctl": _all(
+        r"[\w-]+([./][\w-]+)*[./]?", "sysctl would change the kernel, or read another file", tier=Tier.ADMIN
+    ),
+    **{check.__name__: check for check in (diff, ls, stat, sed, awk, unzip, to_output, ss, tput, netstat, counted)},
 }

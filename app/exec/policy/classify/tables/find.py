@@ -41,7 +41,7 @@ class _Expression:
     """What has been read of the arguments."""
 
     call: Call
-    waiting: list[Argument]
+    waiting: list[Argument] = field(init=False)
     tops: list[str] = field(default_factory=list[str])
     follows: bool = False
     chooses: bool = False
@@ -52,8 +52,8 @@ class _Expression:
     prints: list[Below] = field(default_factory=list[Below])
     tells: bool = False
 
-    def read(self) -> None:
-        waiting = self.waiting
+    def __post_init__(self) -> None:
+        self.waiting = waiting = list(reversed(self.call.arguments))
         self.chooses = any(argument.text in _CHOICES for argument in waiting)
         while waiting and re.fullmatch(r"-[HLP]|-O[0-3]", waiting[-1].text):
             self.follows |= self._exact() in {"-H", "-L"}
@@ -151,18 +151,12 @@ def _filled(word: str, files: list[Argument]) -> list[Argument]:
 
 def find(call: Call) -> None:
     """Tests and what prints; not what deletes or writes files, nor names from a file. What runs has to only read."""
-    _read(call).judge()
+    _Expression(call).judge()
 
 
 def found(call: Call) -> list[Argument] | None:
     """The files that an accepted call prints the names of; None where it may print other things."""
-    expression = _read(call)
+    expression = _Expression(call)
     if expression.runs or expression.tells or expression.follows or len(expression.prints) > 1:
         return None
     return expression.of(expression.prints[0] if expression.prints else expression.below(), many=True)
-
-
-def _read(call: Call) -> _Expression:
-    expression = _Expression(call, list(reversed(call.arguments)))
-    expression.read()
-    return expression

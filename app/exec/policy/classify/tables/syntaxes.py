@@ -12,14 +12,12 @@ from typing import Final
 from shellback.exec.policy.classify import languages
 from shellback.exec.policy.classify.arguments import match
 from shellback.exec.policy.classify.model import Asks, Tier
-from shellback.exec.policy.classify.options import ALWAYS, Call, Invocation, Judge, Kind, program, words
+from shellback.exec.policy.classify.options import ALWAYS, Argument, Call, Invocation, Judge, Kind, program, words
 
 _PS_LONG: Final = frozenset(
     {"--forest", "--no-headers", "--no-heading", "--headers", "--deselect", "--help", "--version"}
 )
 _PS_LISTS: Final = re.compile(r"(--(pid|ppid|sid|sort|quick-pid)|-[pqs])=?([\w,+%-]*)")
-
-
 _PS_FIELDS: Final = words("""
     pid ppid user uid group gid comm args cmd command etime etimes time stat state s %cpu %mem pcpu pmem rss rssize vsz
     vsize nice ni pri priority tty tt tname start start_time lstart bsdstart bsdtime nlwp thcount wchan psr pgid pgrp
@@ -40,16 +38,16 @@ def _ps(call: Call) -> None:
             continue
         listed = _PS_LISTS.fullmatch(text)
         if listed:
-            value = listed[3] if "=" in text or listed[3] else _value(waiting, "ps", text)
+            value = listed[3] if "=" in text or listed[3] else _next(waiting, f"ps {text} lacks its value")
             if re.fullmatch(r"[\w,+%-]+", value):
                 continue
         fields = re.fullmatch(r"(?:-[eAaf]*o|[axf]*o|--format)=?([\w,=%]*)", text)
         if fields:
-            value = fields[1] or _value(waiting, "ps", text)
+            value = fields[1] or _next(waiting, f"ps {text} lacks its value")
             if all(field.partition("=")[0] in _PS_FIELDS for field in re.split(r"[, ]", value)):
                 continue
         if text in {"-C", "-u", "-U"} and re.fullmatch(
-            r"root|[0-9]+" if text != "-C" else r"[\w.-]+", _value(waiting, "ps", text)
+            r"root|[0-9]+" if text != "-C" else r"[\w.-]+", _next(waiting, f"ps {text} lacks its value")
         ):
             continue
         raise Asks(f"ps {text} is not known to only read")
@@ -69,12 +67,6 @@ def _no_conflict(texts: tuple[str, ...]) -> None:
     )
     if (formats and letters & set("fFljyHMZ")) or len(threads) > 1 or old:
         raise Asks("ps takes -e for an option that shows environments if other options conflict")
-
-
-def _value(waiting: list[str], program_name: str, option: str) -> str:
-    if not waiting:
-        raise Asks(f"{program_name} {option} lacks its value")
-    return waiting.pop()
 
 
 def _ip(call: Call) -> None:
@@ -134,11 +126,7 @@ def _tree(call: Call) -> None:
 _TAR_ALONE: Final = words(
     "--list --verbose --gzip --bzip2 --xz --zstd --lzip --auto-compress --wildcards --numeric-owner --utc --full-time"
 )
-
-
 _TAR_LETTERS: Final = re.compile(r"-([tvzjJa]*)(?:f(.*))?", re.DOTALL)
-
-
 _TAR_FILE: Final = re.compile(r"--file(?:=(.*))?", re.DOTALL)
 
 
@@ -162,10 +150,10 @@ def _tar_word(call: Call, text: str, waiting: list[str]) -> bool:
         return text == "--list"
     if letters := _TAR_LETTERS.fullmatch(text):
         if letters[2] is not None:
-            _tar_archive(call, letters[2] or _next(waiting))
+            _tar_archive(call, letters[2] or _next(waiting, "tar -f lacks its file"))
         return "t" in letters[1]
     if file := _TAR_FILE.fullmatch(text):
-        _tar_archive(call, file[1] if file[1] is not None else _next(waiting))
+        _tar_archive(call, file[1] if file[1] is not None else _next(waiting, "tar -f lacks its file"))
     elif text.startswith("-") and not text.startswith("--exclude="):
         raise Asks(f"tar {text} is not known to only read")
     return False
@@ -177,9 +165,9 @@ def _tar_archive(call: Call, file: str) -> None:
     call.files.read(file)
 
 
-def _next(waiting: list[str]) -> str:
+def _next(waiting: list[str], reason: str) -> str:
     if not waiting:
-        raise Asks("tar -f lacks its file")
+        raise Asks(reason)
     return waiting.pop()
 
 
@@ -187,9 +175,7 @@ def _filter(found: Invocation) -> None:
     languages.jq(found.operands[0] if found.operands else ".")
 
 
-_JQ_NAMED: Final = {"--arg": 2, "--argjson": 2}
-
-
+_JQ_NAMED: Final = frozenset({"--arg", "--argjson"})
 # Not -f, -L, --slurpfile, --rawfile, --args, --jsonargs.
 _JQ: Final = program(
     "-rjacnsSeRCMb --raw-output --join-output --ascii-output --compact-output --null-input --slurp --sort-keys"
@@ -207,31 +193,24 @@ def _jq(call: Call) -> None:
     if not around.sandboxed and os.path.lexists(around.home / ".jq"):
         raise Asks("jq takes definitions from .jq in HOME")
     texts = [argument.text for argument in call.arguments]
-    if "--" in texts and not _JQ_NAMED.keys().isdisjoint(texts):
+    if "--" in texts and not _JQ_NAMED.isdisjoint(texts):
         raise Asks("jq takes --arg behind -- for a file")
-    kept: list[int] = []
-    index = 0
-    while index < len(call.arguments):
-        skipped = _JQ_NAMED.get(call.arguments[index].text)
-        if skipped is None:
-            kept.append(index)
-            index += 1
-            continue
-        named = call.arguments[index + 1 : index + 1 + skipped]
-        if len(named) < skipped or any(argument.matched or argument.text.startswith("-") for argument in named):
-            raise Asks("jq --arg lacks its name or value")
-        index += 1 + skipped
-    match(_JQ, replace(call, arguments=tuple(call.arguments[index] for index in kept)))
+    kept: list[Argument] = []
+    waiting = list(reversed(call.arguments))
+    while waiting:
+        kept.append(waiting.pop())
+        if kept[-1].text in _JQ_NAMED:
+            del kept[-1]
+            named = [waiting.pop() for _ in waiting[-2:]]
+            if len(named) < 2 or any(argument.matched or argument.text.startswith("-") for argument in named):
+                raise Asks("jq --arg lacks its name or value")
+    match(_JQ, replace(call, arguments=tuple(kept)))
 
 
 _XXD_ALONE: Final = re.compile(
     r"-(a|autoskip|b|bits|C|capitalize|d|e|E|EBCDIC|i|include|p|ps|plain|postscript|u|upper)"
 )
-
-
 _XXD_NUMBER: Final = re.compile(r"-(c|cols|g|groupsize|l|len|o|offset|s|seek)")
-
-
 _XXD_ATTACHED: Final = re.compile(r"-[cglos][-+]?[0-9]+")
 
 
@@ -266,8 +245,6 @@ _ASKED: Final[Mapping[str, frozenset[str]]] = {
     "-version": words("ffmpeg"),
     "--help": words("python python3 pip pip3 node curl wget"),
 }
-
-
 _READ_HOME: Final = words("curl wget sqlite3 gdb npm")
 """They read a start-up file in HOME before they say anything; on the host that is the workspace."""
 

@@ -46,12 +46,6 @@ def harmless(name: str, value: str) -> bool:
     return pattern is not None and pattern.fullmatch(value) is not None
 
 
-def _apart(table: Program, call: Call) -> tuple[Invocation, tuple[Argument, ...]]:
-    """The wrapper's own options, and what stands behind them."""
-    found = match(table, call)
-    return found, call.arguments[len(call.arguments) - len(found.operands) :]
-
-
 _TIMEOUT: Final = program(
     "-v --foreground --preserve-status --verbose", text="-ks --signal --kill-after", operands=Kind.TEXT, permutes=False
 )
@@ -66,18 +60,18 @@ _PLAIN: Final[Mapping[str, Program]] = {
 
 
 def _timeout(call: Call) -> None:
-    rest = _apart(_TIMEOUT, call)[1]
+    rest = match(_TIMEOUT, call).taken
     if not rest or rest[0].matched or not re.fullmatch(r"[0-9.]+[smhd]?", rest[0].text):
         raise Asks("timeout lacks its time")
     call.run(rest[1:], fed=True)
 
 
 def _plain(call: Call) -> None:
-    call.run(_apart(_PLAIN[call.name], call)[1], fed=True)
+    call.run(match(_PLAIN[call.name], call).taken, fed=True)
 
 
 def _env(call: Call) -> None:
-    rest = _apart(_PLAIN["env"], call)[1]
+    rest = match(_PLAIN["env"], call).taken
     while rest and not rest[0].matched and "=" in rest[0].text:
         name, _, value = rest[0].text.partition("=")
         if not harmless(name, value):
@@ -101,8 +95,8 @@ _AS_THEY_COME: Final = frozenset({"-r", "--no-run-if-empty", "-t", "--verbose"})
 
 
 def _xargs(call: Call) -> None:
-    own, rest = _apart(_XARGS, call)
-    command = rest or (Argument("echo"),)
+    own = match(_XARGS, call)
+    command = own.taken or (Argument("echo"),)
     places = own.values("-I")
     if places and own.given("-n", "-L", "--max-args", "--max-lines"):
         raise Asks("xargs -I with another way to take its input is not read")
