@@ -33,9 +33,7 @@ def git(call: Call) -> None:
     Raises:
         Asks: It may write, run a program, use the network, or read what lies outside.
     """
-    if any(argument.open is not None for argument in call.arguments):
-        raise Asks("git is given what is known only when it runs")
-    waiting, files = list(call.arguments), call.files
+    waiting, files = _known(call), call.files
     while waiting and waiting[0].text.startswith("-"):
         option = _plain(waiting.pop(0))
         if option in _ALONE and not waiting:
@@ -63,6 +61,12 @@ def git(call: Call) -> None:
         reason = running(around.cwd, files.sight) if around.sandboxed else objection(around.cwd, around.home)
         if reason is not None:
             raise Asks(reason)
+
+
+def _known(call: Call) -> list[Argument]:
+    if any(argument.open is not None for argument in call.arguments):
+        raise Asks("git is given what is known only when it runs")
+    return list(call.arguments)
 
 
 def _plain(argument: Argument) -> str:

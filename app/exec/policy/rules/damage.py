@@ -98,7 +98,7 @@ class Where:
         return next((place for place in self.places(words) if place in _FILES or place.startswith("/boot/")), None)
 
     def only_files(self, words: Sequence[str], skip: int = 0) -> bool:
-        """Whether the operands of a command, but for so many, are plain files and directories of the workspace.
+        """Whether the operands behind a program, but for so many, are plain files and directories of the workspace.
 
         They may be missing. Nothing else of the command may lead anywhere either.
         """
@@ -106,8 +106,8 @@ class Where:
         return (
             self.plain
             and bool(places)
-            and all(map(_PLAIN.fullmatch, words[1:]))
-            and self.device([word.partition("=")[2] for word in words[1:] if "=" in word]) is None
+            and all(map(_PLAIN.fullmatch, words))
+            and self.device([word.partition("=")[2] for word in words if "=" in word]) is None
             and all(map(self._is_file, (*self.cwds, *places)))
         )
 
@@ -167,10 +167,10 @@ def damage(words: Sequence[str], where: Where) -> str | None:
     name = name_of(words[0])
     if name == "mkfs" or name.startswith(("mkfs.", "mke2fs", "newfs")):
         asked = words[1:] and set(words[1:]) <= _HELP
-        on_files = name.startswith(("mkfs", "mke2fs")) and where.only_files(words)
+        on_files = name.startswith(("mkfs", "mke2fs")) and where.only_files(words[1:])
         return None if asked or on_files else f"{name} formats a file system"
     check = _CHECKS.get(name)
-    return check(words, where) if check is not None else None
+    return None if check is None else check(_Command(name, words[1:], where, *_taken_apart(words[1:])))
 
 
 def redirected(operator: str, target: str, where: Where) -> str | None:
@@ -187,50 +187,58 @@ def _over(words: Sequence[str], where: Where, *, keeps: bool = False) -> str | N
 
 
 def _taken_apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options and operands."""
     options: list[str] = []
     operands: list[str] = []
-    for at, word in enumerate(words[1:], 1):
+    for at, word in enumerate(words):
         if word == "--":
             return options, [*operands, *words[at + 1 :]]
         (options if word.startswith("-") and len(word) > 1 else operands).append(word)
     return options, operands
 
 
-def _has(options: Sequence[str], letters: str, long: str) -> bool:
-    """Whether one of these letters is among the short options, or the long one, abbreviated or not."""
-    return any(
-        (long.startswith(option.partition("=")[0]) and len(option) > 3)
-        if option.startswith("--")
-        else any(letter in option[1:] for letter in letters)
-        for option in options
-    )
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """One that a check is about; `words` are those behind its program."""
+
+    name: str
+    words: Sequence[str]
+    where: Where
+    options: Sequence[str]
+    operands: Sequence[str]
+
+    def has(self, letters: str, long: str = "") -> bool:
+        """Whether one of these letters is among the short options, or the long one, abbreviated or not."""
+        return any(
+            (long.startswith(option.partition("=")[0]) and len(option) > 3)
+            if option.startswith("--")
+            else any(letter in option[1:] for letter in letters)
+            for option in self.options
+        )
 
 
-def _rm(words: Sequence[str], where: Where) -> str | None:
-    options, operands = _taken_apart(words)
-    if _has(options, "", "--no-preserve-root"):
+def _rm(command: _Command) -> str | None:
+    if command.has("", "--no-preserve-root"):
         return "--no-preserve-root is for removing everything"
-    found = where.tree(operands)
-    if found and _has(options, "rR", "--recursive"):
+    found = command.where.tree(command.operands)
+    if found and command.has("rR", "--recursive"):
         return f"it would remove {found} with all that is in it"
-    gone = where.file(operands) or where.device(operands)
+    gone = command.where.file(command.operands) or command.where.device(command.operands)
     return f"it would remove {gone}" if gone else None
 
 
-def _modes(words: Sequence[str], where: Where) -> str | None:
-    options, operands = _taken_apart(words)
-    if _has(options, "", "--no-preserve-root"):
+def _modes(command: _Command) -> str | None:
+    if command.has("", "--no-preserve-root"):
         return "--no-preserve-root is for changing everything"
-    found = where.tree(operands)
-    if found and _has(options, "R", "--recursive"):
-        return f"it would change owner or mode of {found} with all that is in it"
-    return None
+    found = command.where.tree(command.operands) if command.has("R", "--recursive") else None
+    return f"it would change owner or mode of {found} with all that is in it" if found else None
 
 
-def _find(words: Sequence[str], where: Where) -> str | None:
-    start = next((at for at, word in enumerate(words) if at and word.startswith(("-", "(", "!"))), len(words))
-    rest = list(words[start:])
-    found = where.tree(words[1:start] or ["."])
+def _find(command: _Command) -> str | None:
+    words = list(command.words)
+    start = next((at for at, word in enumerate(words) if word.startswith(("-", "(", "!"))), len(words))
+    rest = words[start:]
+    found = command.where.tree(words[:start] or ["."])
     action = next((at for at, word in enumerate(rest) if word in ("-delete", "-exec", "-execdir", "-ok")), None)
     if found is None or action is None:
         return None
@@ -240,65 +248,38 @@ def _find(words: Sequence[str], where: Where) -> str | None:
     return f"it would remove or change everything in {found}" if removes and not choosy else None
 
 
-def _moves(words: Sequence[str], where: Where) -> str | None:
-    options, operands = _taken_apart(words)
-    aside = _has(options, "t", "--target-directory")
-    found = where.tree(operands if aside else operands[:-1])
-    return f"it would move {found} away" if found else _last(words, where)
+def _moves(command: _Command) -> str | None:
+    aside = command.has("t", "--target-directory")
+    found = command.where.tree(command.operands if aside else command.operands[:-1])
+    return f"it would move {found} away" if found else _last(command)
 
 
-def _last(words: Sequence[str], where: Where) -> str | None:
-    _, operands = _taken_apart(words)
-    return _over(operands[-1:], where, keeps=len(operands) < 2)
+def _last(command: _Command) -> str | None:
+    return _over(command.operands[-1:], command.where, keeps=len(command.operands) < 2)
 
 
-def _any_device(words: Sequence[str], where: Where) -> str | None:
-    return _over([word.rpartition("=")[2] for word in words[1:]], where)
+def _any_device(command: _Command) -> str | None:
+    return _over([word.rpartition("=")[2] for word in command.words], command.where)
 
 
-def _tee(words: Sequence[str], where: Where) -> str | None:
-    options, operands = _taken_apart(words)
-    return _over(operands, where, keeps=_has(options, "a", "--append"))
-
-
-def _dd(words: Sequence[str], where: Where) -> str | None:
-    given = {name: value for name, _, value in (word.partition("=") for word in words[1:])}
-    if over := _over([given.get("of", "")], where):
+def _dd(command: _Command) -> str | None:
+    given = {name: value for name, _, value in (word.partition("=") for word in command.words)}
+    if over := _over([given.get("of", "")], command.where):
         return over
     if given.get("if") in _ENDLESS and "count" not in given and given.get("of") != "/dev/null":
         return "it would write without end (dd from a device that never ends needs count=)"
     return None
 
 
-def _partitions(words: Sequence[str], where: Where) -> str | None:
+def _partitions(command: _Command) -> str | None:
     reads = {"-l", "--list", "print", "-p", "--print", "-d", "--dump", "-v", "--verify", "-J", "--json", *_HELP}
-    return None if set(words[1:]) & reads else _any_device(words, where)
+    return None if set(command.words) & reads else _any_device(command)
 
 
-def _wipefs(words: Sequence[str], where: Where) -> str | None:
-    options, _ = _taken_apart(words)
-    wipes = _has(options, "ao", "--all") or _has(options, "", "--offset")
-    harmless = set(options) & {"-n", "--no-act"} or where.only_files(words)
+def _wipefs(command: _Command) -> str | None:
+    wipes = command.has("ao", "--all") or command.has("", "--offset")
+    harmless = set(command.options) & {"-n", "--no-act"} or command.where.only_files(command.words)
     return "wipefs erases a file system's signature" if wipes and not harmless else None
-
-
-def _badblocks(words: Sequence[str], where: Where) -> str | None:
-    return _any_device(words, where) if _has(_taken_apart(words)[0], "w", "") else None
-
-
-def _hdparm(words: Sequence[str], where: Where) -> str | None:
-    erases = any("erase" in word or "trim" in word or "repair" in word or "make-bad" in word for word in words[1:])
-    return _any_device(words, where) if erases else None
-
-
-def _power(words: Sequence[str], _: Where) -> str | None:
-    if set(words[1:]) & {"--help", "--version", "-c", "--show"}:
-        return None
-    return f"{name_of(words[0])} stops the machine"
-
-
-def _init(words: Sequence[str], _: Where) -> str | None:
-    return "it stops the machine" if set(words[1:]) & names("0 1 6 s S") else None
 
 
 _STOPS: Final = names(
@@ -306,41 +287,34 @@ _STOPS: Final = names(
 )
 
 
-def _systemctl(words: Sequence[str], _: Where) -> str | None:
-    verb = next((word for word in words[1:] if not word.startswith("-")), "")
+def _systemctl(command: _Command) -> str | None:
+    verb = next((word for word in command.words if not word.startswith("-")), "")
     if verb == "isolate":
         return "it changes what the machine runs"
     return f"{verb} stops the machine" if verb in _STOPS else None
 
 
-def _rsync(words: Sequence[str], where: Where) -> str | None:
-    options, operands = _taken_apart(words)
-    found = where.tree(operands[-1:])
-    deletes = any(option.startswith("--del") for option in options)
+def _rsync(command: _Command) -> str | None:
+    found = command.where.tree(command.operands[-1:])
+    deletes = any(option.startswith("--del") for option in command.options)
     return f"it would remove what is in {found}" if found and deletes else None
 
 
-def _cryptsetup(words: Sequence[str], where: Where) -> str | None:
-    active = any(word.startswith("--active-name") for word in words)
-    if name_of(words[0]) == "cryptsetup" and not active and where.only_files(words, skip=1):
+def _cryptsetup(command: _Command) -> str | None:
+    active = any(word.startswith("--active-name") for word in command.words)
+    if command.name == "cryptsetup" and not active and command.where.only_files(command.words, skip=1):
         return None
     wipes = {"luksFormat", "erase", "luksErase", "format", "sanitize", "reencrypt", "--zero-superblock"}
-    return f"{name_of(words[0])} {' '.join(set(words) & wipes)} erases a device" if set(words) & wipes else None
+    found = set(command.words) & wipes
+    return f"{command.name} {' '.join(found)} erases a device" if found else None
 
 
-def _removes_volumes(words: Sequence[str], _: Where) -> str | None:
-    return None if set(words[1:]) <= _HELP and words[1:] else f"{name_of(words[0])} removes volumes"
+def _if(tells: Callable[[_Command], object], reason: str) -> Check:
+    """A check that refuses what this tells, with the name of the program in the reason."""
+    return lambda command: reason.format(command.name) if tells(command) else None
 
 
-def _zfs(words: Sequence[str], _: Where) -> str | None:
-    return f"{name_of(words[0])} destroy removes volumes" if "destroy" in words[1:3] else None
-
-
-def _kexec(words: Sequence[str], _: Where) -> str | None:
-    return "kexec starts another kernel" if _has(_taken_apart(words)[0], "e", "--exec") else None
-
-
-Check = Callable[[Sequence[str], Where], str | None]
+Check = Callable[[_Command], str | None]
 _CHECKS: Final[dict[str, Check]] = {
     **dict.fromkeys(("rm", "srm", "wipe", "rmtree", "trash", "grm", "unlink"), _rm),
     **dict.fromkeys(("chmod", "chown", "chgrp", "setfacl", "chattr", "chcon"), _modes),
@@ -349,20 +323,28 @@ _CHECKS: Final[dict[str, Check]] = {
     **dict.fromkeys(("cp", "install", "ln", "sponge", "link", "pv"), _last),
     **dict.fromkeys(("shred", "truncate", "blkdiscard", "mkswap", "ddrescue", "zerofree", "flashcp"), _any_device),
     **dict.fromkeys(("sg_format", "sg_sanitize", "flash_erase"), _any_device),
-    "badblocks": _badblocks,
-    "hdparm": _hdparm,
-    "tee": _tee,
+    "badblocks": lambda command: _any_device(command) if command.has("w") else None,
+    "hdparm": lambda command: (
+        _any_device(command) if re.search("erase|trim|repair|make-bad", "\n".join(command.words)) else None
+    ),
+    "tee": lambda command: _over(command.operands, command.where, keeps=command.has("a", "--append")),
     **dict.fromkeys(("dd", "dcfldd", "dc3dd", "gdd"), _dd),
     **dict.fromkeys(("fdisk", "sfdisk", "cfdisk", "gdisk", "sgdisk", "cgdisk", "parted"), _partitions),
     "wipefs": _wipefs,
-    **dict.fromkeys(("shutdown", "reboot", "halt", "poweroff"), _power),
-    **dict.fromkeys(("init", "telinit"), _init),
+    **dict.fromkeys(
+        ("shutdown", "reboot", "halt", "poweroff"),
+        _if(lambda one: not set(one.words) & {"--help", "--version", "-c", "--show"}, "{} stops the machine"),
+    ),
+    **dict.fromkeys(("init", "telinit"), _if(lambda one: set(one.words) & names("0 1 6 s S"), "it stops the machine")),
     **dict.fromkeys(("systemctl", "loginctl"), _systemctl),
     "rsync": _rsync,
     **dict.fromkeys(("cryptsetup", "nvme", "mdadm"), _cryptsetup),
-    **dict.fromkeys(("lvremove", "vgremove", "pvremove"), _removes_volumes),
-    **dict.fromkeys(("zfs", "zpool"), _zfs),
-    "kexec": _kexec,
+    **dict.fromkeys(
+        ("lvremove", "vgremove", "pvremove"),
+        _if(lambda one: not one.words or set(one.words) - _HELP, "{} removes volumes"),
+    ),
+    **dict.fromkeys(("zfs", "zpool"), _if(lambda one: "destroy" in one.words[:2], "{} destroy removes volumes")),
+    "kexec": _if(lambda one: one.has("e", "--exec"), "kexec starts another kernel"),
 }
 NAMES: Final = frozenset(_CHECKS)
 """Every program that something is known against, but those of file systems, which have many."""
