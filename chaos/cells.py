@@ -36,7 +36,7 @@ import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from shellback.exec.wire import crashpoints
+from tests.supervisors import crash_points
 
 Victim = Literal["worker", "supervisor", "keeper", "database", "machine", "container", "podman"]
 Backend = Literal["host", "bubblewrap", "podman"]
@@ -51,7 +51,7 @@ OF_CONTAINERS: Final = ("start.placed",)
 """Only a start in a container reaches it."""
 POINTS: Final = tuple(
     point
-    for point in crashpoints.POINTS
+    for point in crash_points()
     if point not in {*OF_SANDBOXES, *OF_CONTAINERS, *OF_WATCHES} and not point.startswith(KEPT_BY_TESTS)
 )
 _OF_OTHERS: Final = ("supervisor.", "keeper.")

@@ -31,6 +31,7 @@ from shellback.wiring import supervision, wiring
 from shellback.work.approvals import approvals, sending
 from shellback.work.approvals.approvals import Request
 from shellback.work.turn import stopping
+from tests import supervisors
 from tests.nursery import ForkedWorker
 
 T = TypeVar("T")
@@ -137,7 +138,7 @@ class Stage:
         return worker
 
     def arm(self, point: str, order: str = "kill self") -> None:
-        (self.points / point).write_text(order)
+        supervisors.arm(self.points, point, order)
 
     def fired(self, point: str) -> bool:
         return not (self.points / point).exists()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
+import re
 import select
 import shutil
 import signal
@@ -21,6 +23,21 @@ from shellback.exec.wire.protocol import ExitRecord, StartRequest
 BOOT = linux.boot_id()
 UID = 65534 if os.geteuid() == 0 else None
 SOON = 60.0
+CALLS = re.compile(r"\breach\((.*)\)")
+
+
+@functools.cache
+def crash_points() -> list[str]:
+    """Every crash point that the code reaches, in alphabetical order."""
+    app = Path(__file__).resolve().parents[1] / "app"
+    calls = [call for path in app.rglob("*.py") for call in CALLS.findall(path.read_text(encoding="utf-8"))]
+    return sorted({point for call in calls for point in re.findall(r'"([a-z_]+\.[a-z_]+)"', call)})
+
+
+def arm(folder: Path, point: str, orders: str) -> None:
+    """Have whoever reaches a crash point first carry out these orders. One that nobody reaches would test nothing."""
+    assert point in crash_points() or point.startswith("podman."), "nobody reaches it"
+    (folder / point).write_text(orders)
 
 
 class Rig:
@@ -99,7 +116,7 @@ class Rig:
         return pid
 
     def arm(self, point: str, orders: str = "kill self") -> None:
-        (self.crash / point).write_text(orders)
+        arm(self.crash, point, orders)
 
     async def finish(self) -> None:
         """Kill what still runs, and see both processes end."""

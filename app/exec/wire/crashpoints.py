@@ -13,66 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Final
-
-POINTS: Final = (
-    # worker side, in the order of a background session's life
-    "turn.entered",
-    "turn.begun",
-    "approval.recorded",
-    "claim.before",
-    "claim.committed",
-    "start.sent",
-    "start.placed",
-    "start.answered",
-    "started.recorded",
-    "file.begun",
-    "file.acted",
-    "tool.returned",
-    "turn.closing",
-    "turn.closed",
-    # supervisor side
-    "supervisor.request",
-    "supervisor.marked",
-    "supervisor.held",
-    "supervisor.sandboxed",
-    "supervisor.orphaned",
-    "supervisor.forked",
-    "supervisor.recorded_pid",
-    "supervisor.output",
-    "supervisor.asked",
-    "supervisor.answered",
-    "supervisor.exit_seen",
-    "supervisor.record_written",
-    "supervisor.record_renamed",
-    "supervisor.rung",
-    "supervisor.reaped",
-    "supervisor.killing",
-    "keeper.held",
-    "keeper.reaped",
-    # worker side again
-    "exit.received",
-    "exit.finishing",
-    "exit.committed",
-    "exit.acked",
-    "wake.entered",
-    "watch.placed",
-    "watch.found",
-    "watch.told",
-    "kill.sent",
-    "shell.typed",
-    "shell.asked",
-    "shell.given",
-    "shell.told",
-    "sweep.scanning",
-    # between the steps of pruning, in their order
-    "retention.rows",
-    "retention.workflows",
-    "retention.turns",
-    "retention.removed",
-    "retention.sessions",
-    "retention.callbacks",
-)
 
 _directory: str | None = None
 

@@ -42,10 +42,11 @@ from shellback.work.worker.retention import DAY_S, Ages, Retention
 from shellback.work.worker.worker import Worker, WorkerConfig
 from tests.sessions import EXITED, a_session
 from tests.stage import stage
+from tests.supervisors import crash_points
 
 HOST = "host1"
 PAYLOADS = ("workflow_input", "workflow_output", "operation_outputs")
-POINTS = [point for point in crashpoints.POINTS if point.startswith("retention.")]
+POINTS = [point for point in crash_points() if point.startswith("retention.")]
 numbers = itertools.count(1)
 pytestmark = pytest.mark.anyio
 
