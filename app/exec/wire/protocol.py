@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, NotRequired, TypedDict, cast
 
 from shellback.exec.wire.fields import (
@@ -133,29 +133,10 @@ class StartRequest:
 
     def to_wire(self) -> Message:
         return {
-            "session_id": self.session_id,
-            "argv": self.argv,
-            "env": self.env,
-            "cwd": self.cwd,
-            "boot_id": self.boot_id,
-            "uid": self.uid,
-            "gid": self.gid,
-            "groups": self.groups,
+            **{one.name: getattr(self, one.name) for one in fields(self)},
             "pty": None if self.pty is None else {"rows": self.pty[0], "cols": self.pty[1]},
             "stdin": None if self.stdin is None else base64.b64encode(self.stdin).decode(),
-            "keep_stdin_open": self.keep_stdin_open,
-            "separate_stderr": self.separate_stderr,
-            "timeout_s": self.timeout_s,
-            "grace_s": self.grace_s,
-            "log_cap": self.log_cap,
-            "background": self.background,
-            "umask": self.umask,
             "sandbox": None if self.sandbox is None else self.sandbox.to_wire(),
-            "fence": self.fence,
-            "place": self.place,
-            "lifetime": self.lifetime,
-            "owner": self.owner,
-            "scope": self.scope,
         }
 
     @classmethod
@@ -176,33 +157,29 @@ class StartRequest:
         if not encodes(cwd):
             raise Refused("bad_request", "cwd is not a path")
         groups = cast("list[object]", field_of(message, "groups", list))
-        stdin = message.get("stdin")
-        pty = message.get("pty")
-        sandbox = message.get("sandbox")
+        stdin, pty, sandbox = message.get("stdin"), message.get("pty"), message.get("sandbox")
+        plain: Message = {
+            **{name: field_of(message, name, str) for name in ("boot_id", "lifetime", "owner", "scope")},
+            **{name: bool(message.get(name)) for name in ("keep_stdin_open", "separate_stderr", "background")},
+        }
         return cls(
             session_id=session_id(message),
             argv=words,
             env=cast("dict[str, str]", env),
             cwd=cwd,
-            boot_id=field_of(message, "boot_id", str),
             uid=optional_id(message, "uid"),
             gid=optional_id(message, "gid"),
-            groups=tuple(id_of(group) for group in groups),
+            groups=tuple(map(id_of, groups)),
             pty=None if pty is None else size_of(pty),
             stdin=None if stdin is None else bytes_of(stdin),
-            keep_stdin_open=bool(message.get("keep_stdin_open")),
-            separate_stderr=bool(message.get("separate_stderr")),
             timeout_s=number_of(message, "timeout_s", 0.0),
             grace_s=number_of(message, "grace_s", 1.0),
             log_cap=int(number_of(message, "log_cap", 0)),
-            background=bool(message.get("background")),
             umask=int(number_of(message, "umask", 0o022)) & 0o777,
             sandbox=None if sandbox is None else Sandbox.from_wire(sandbox),
             fence=None if message.get("fence") is None else words_of(message, "fence"),
             place=place_of(message.get("place")),
-            lifetime=field_of(message, "lifetime", str),
-            owner=field_of(message, "owner", str),
-            scope=field_of(message, "scope", str),
+            **plain,
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Final, cast
 
 from shellback.exec.wire.fields import SESSION_ID, Message, Refused, bytes_of, field_of, number_of, words_of
@@ -35,7 +35,7 @@ READ_ONLY: Final = "readonly"
 STUB: Final = "stub"
 MASKED: Final = "masked"
 
-_BOUNDS: Final = ("processes", "file_bytes", "memory_bytes", "data_bytes")
+_PATHS: Final = ("view", "wrap", "fixed", "readonly", "masked", "stubs", "pinned", "hidden")
 
 
 def _above(path: str) -> Iterator[str]:
@@ -122,25 +122,18 @@ class Sandbox:
         places = words_of(message, "placeholders")
         if len(places) % 2:
             raise Refused("bad_request", "a placeholder of a sandbox has no content")
-        held = words_of({"held": [], **message}, "held")
+        held = words_of(message, "held")
         if len(held) % 3:
             raise Refused("bad_request", "a file that is held in a sandbox has no path or no content")
         bounds = cast("Message", field_of(message, "bounds", dict))
         return cls(
             bwrap=field_of(message, "bwrap", str),
             key=key,
-            view=words_of(message, "view"),
-            wrap=words_of(message, "wrap"),
             seccomp=bytes_of(message.get("seccomp")),
             workspace=field_of(message, "workspace", str),
-            fixed=words_of(message, "fixed"),
-            readonly=words_of(message, "readonly"),
-            masked=words_of(message, "masked"),
-            stubs=words_of(message, "stubs"),
             placeholders=tuple(zip(places[::2], places[1::2], strict=True)),
-            pinned=words_of({"pinned": [], **message}, "pinned"),
-            hidden=words_of({"hidden": [], **message}, "hidden"),
             held=tuple(zip(held[::3], held[1::3], held[2::3], strict=True)),
             private_net=bool(message.get("private_net")),
-            bounds=Bounds(**{name: int(number_of(bounds, name, 0)) for name in _BOUNDS}),
+            bounds=Bounds(**{one.name: int(number_of(bounds, one.name, 0)) for one in fields(Bounds)}),
+            **{name: words_of(message, name) for name in _PATHS},
         )

@@ -19,7 +19,7 @@ from shellback.exec.core.model import READ_ONLY
 from shellback.exec.supervisor.loop import Loop
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import cgroups, hierarchies, namespaces
-from shellback.exec.supervisor.sandbox.cgroups import Cgroups, Found
+from shellback.exec.supervisor.sandbox.cgroups import Cgroups
 from shellback.exec.wire import layout
 from shellback.exec.wire.sandbox import Bounds, Sandbox
 from tests.escape.scene import PYTHON
@@ -555,8 +555,8 @@ async def test_names_of_mounts_are_not_lines(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_where_groups_limit_no_command_starts_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(*_all: object) -> Found:
-        return Found(memory=True, processes=True, says="")
+    def probe(tried: Cgroups, _ours: object) -> None:
+        tried.memory = tried.processes = True
 
     def make(*_all: object, **_limits: Any) -> None:
         return None

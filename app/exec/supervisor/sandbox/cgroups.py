@@ -16,7 +16,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from shellback.exec.supervisor.loop import Loop
@@ -34,22 +34,12 @@ _ALONE: Final = "file size by rlimit, processes by rlimit for each instance"
 _TOGETHER: Final = "file size by rlimit, processes not at all: this kernel would count those of the whole user"
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What can be limited here, and one sentence of it for who reads the outcome."""
-
-    memory: bool
-    processes: bool
-    says: str
-
-
 class Group:
     """The limits of one instance. Holds a descriptor for each hierarchy until it is removed."""
 
-    def __init__(self, folders: list[str], doors: list[int], says: str) -> None:
+    def __init__(self, folders: list[str], doors: list[int]) -> None:
         self._folders = folders
         self._doors = doors
-        self._says = says
 
     def join(self) -> None:
         """Put the calling process under these limits, with all that it will fork. For a forked child that is still us.
@@ -59,9 +49,6 @@ class Group:
         """
         for fd in self._doors:
             os.write(fd, b"0")
-
-    def describe(self) -> str:
-        return self._says
 
     def remove(self) -> bool:
         """Remove it, and say whether it is gone: it is not while a process of it is left, to be tried again then."""
@@ -78,8 +65,11 @@ class Cgroups:
         self._prefix = f"{PREFIX}.{owner}."
         self._note = note
         self._hierarchies: list[Hierarchy] = []
+        self.memory = self.processes = False
+        self.says = ""
+        """What can be limited here, and one sentence of it for who reads the outcome."""
 
-    def probe(self, ours: Collection[int] = ()) -> Found:
+    def probe(self, ours: Collection[int] = ()) -> None:
         """Find what can be limited, by making a group and joining it. To be called once, before any other method.
 
         `ours` are pids beside this one that may be moved into a group of their own, which cgroup v2 needs in a
@@ -97,8 +87,8 @@ class Cgroups:
                 reasons.append(f"cgroup v{tried.version} ({' and '.join(kinds)}): {error.strerror}")
             else:
                 self._hierarchies.append(tried)
-        memory, processes = (self._limiting(kind) is not None for kind in KINDS)
-        return Found(memory, processes, self._sentence(reasons))
+        self.memory, self.processes = (self._limiting(kind) is not None for kind in KINDS)
+        self.says = self._sentence(reasons)
 
     def make(self, name: str, *, memory_bytes: int, processes: int) -> Group | None:
         """The group of that name, made or found, under these limits (0 is none); None where nothing can be limited."""
@@ -111,16 +101,10 @@ class Cgroups:
                     folders.append(os.path.join(hierarchy.folder, self._prefix + name))
                     doors.append(_made(hierarchy, folders[-1], limits))
         except OSError as error:
-            Group(folders, doors, "").remove()
+            Group(folders, doors).remove()
             self._note(f"no limits for sandbox {name}: {error.filename}: {error.strerror}")
             return None
-        if not folders:
-            return None
-        words = (
-            f"{memory_bytes >> 20} MiB of memory" if memory_bytes and self._limiting(MEMORY) else "",
-            f"{processes} processes" if processes and self._limiting(PIDS) else "",
-        )
-        return Group(folders, doors, " and ".join(word for word in words if word) + ", all commands together")
+        return Group(folders, doors) if folders else None
 
     def leftovers(self, keep: Collection[str] = ()) -> int:
         """Remove groups of this state directory that nobody is in, but those of the names in `keep`; how many stay.
@@ -139,7 +123,7 @@ class Cgroups:
     def _try(self, hierarchy: Hierarchy) -> None:
         folder = os.path.join(hierarchy.folder, f"{self._prefix}{_TRIED}")
         door = _made(hierarchy, folder, {MEMORY: 64 << 20, PIDS: 16})
-        group = Group([folder], [door], "")
+        group = Group([folder], [door])
         try:
             child = os.fork()
             if child == 0:
@@ -210,23 +194,19 @@ class Groups:
         self._keeper = keeper
         self._note = note
         self._cgroups: Cgroups | None = None
-        self._memory = False
-        self._processes = False
         self._groups: dict[str, Group] = {}
         self.kept: list[str] = []
         """Instances of the last supervisor, whose groups are still needed; what else it left is removed."""
         self._alone: dict[tuple[int, int] | None, bool] = {}
-        self._says = ""
 
     def says(self, who: tuple[int, int] | None) -> str:
         """What limits a sandbox of this user here, in one sentence."""
-        self._tried()
-        return f"{self._says}; {_ALONE if self._counted_alone(who) else _TOGETHER}"
+        return f"{self._tried().says}; {_ALONE if self._counted_alone(who) else _TOGETHER}"
 
     def together(self, who: tuple[int, int] | None) -> tuple[bool, bool]:
         """Whether memory, and whether processes, are bounded for all commands of a sandbox together."""
-        self._tried()
-        return self._memory, self._processes or self._counted_alone(who)
+        found = self._tried()
+        return found.memory, found.processes or self._counted_alone(who)
 
     def join(self, key: str, bounds: Bounds) -> Callable[[], object] | None:
         """What a forked child of an instance does to be held to its bounds, None where no group can do that.
@@ -240,7 +220,7 @@ class Groups:
         if key not in self._groups:
             made = cgroups.make(key, memory_bytes=bounds.memory_bytes, processes=bounds.processes)
             if made is None:
-                if (bounds.memory_bytes and self._memory) or (bounds.processes and self._processes):
+                if (bounds.memory_bytes and cgroups.memory) or (bounds.processes and cgroups.processes):
                     raise OSError(errno.EAGAIN, f"no group for sandbox {key}")
                 return None
             self._groups[key] = made
@@ -248,11 +228,10 @@ class Groups:
 
     def for_each(self, bounds: Bounds, who: tuple[int, int] | None) -> Bounds:
         """The bounds that each process has to be given beside the group."""
-        self._tried()
         return replace(
             bounds,
             processes=bounds.processes if self._counted_alone(who) else 0,
-            data_bytes=0 if self._memory else bounds.data_bytes,
+            data_bytes=0 if self._tried().memory else bounds.data_bytes,
         )
 
     def drop(self, key: str) -> None:
@@ -271,8 +250,7 @@ class Groups:
     def _tried(self) -> Cgroups:
         if self._cgroups is None:
             self._cgroups = Cgroups(procfs.mark("").lstrip("@"), self._note)
-            found = self._cgroups.probe({pid for pid in (self._keeper(),) if pid is not None})
-            self._memory, self._processes, self._says = found.memory, found.processes, found.says
+            self._cgroups.probe({pid for pid in (self._keeper(),) if pid is not None})
             self._cgroups.leftovers(keep=self.kept)
         return self._cgroups
 

@@ -73,33 +73,37 @@ def _lines(path: str) -> list[str]:
     return [line for line in read(path).split("\n") if line]
 
 
+def _mounts() -> Iterator[tuple[str, list[str], str, str]]:
+    """Each cgroup file system: its kind, its options, and which part of the hierarchy is seen where."""
+    for left, _, right in (line.partition(" - ") for line in _lines("/proc/self/mountinfo")):
+        kind, _, options = right.split(" ", 2)
+        if kind in {"cgroup2", "cgroup"}:
+            root, mount = left.split(" ")[3:5]
+            yield kind, options.rpartition(" ")[2].split(","), root, mount
+
+
 def hierarchies(reasons: list[str], leaf: str, ours: set[int]) -> Iterator[Hierarchy]:
     """Cgroups that we are in and what may be limited below them, v2 first; why not goes to `reasons`."""
     try:
         own = [line.split(":", 2)[1:] for line in _lines("/proc/self/cgroup")]
-        mounts = [line.partition(" - ") for line in _lines("/proc/self/mountinfo")]
+        mounts = sorted(_mounts(), key=lambda mount: mount[0], reverse=True)
     except OSError as error:
         reasons.append(f"/proc: {error.strerror}")
         return
     paths = {name: path for names, path in own for name in names.split(",")}
-    for wanted in ("cgroup2", "cgroup"):
-        for left, _, right in mounts:
-            kind, _, options = right.split(" ", 2)
-            root, mount = left.split(" ")[3:5]
-            if kind != wanted:
-                continue
-            names = [name for name in KINDS if name in options.rpartition(" ")[2].split(",")]
-            path = paths.get("" if wanted == "cgroup2" else names[0] if names else "-", "")
-            folder = _below(mount, root, path)
-            if folder is None:
-                continue
-            if wanted == "cgroup":
-                yield Hierarchy(1, folder, tuple(names))
-                continue
-            try:
-                yield _delegated(folder, path, leaf, ours)
-            except OSError as error:
-                reasons.append(f"cgroup v2: {error.strerror}")
+    for kind, options, root, mount in mounts:
+        names = tuple(name for name in KINDS if name in options)
+        path = paths.get("" if kind == "cgroup2" else names[0] if names else "-", "")
+        folder = _below(mount, root, path)
+        if folder is None:
+            continue
+        if kind == "cgroup":
+            yield Hierarchy(1, folder, names)
+            continue
+        try:
+            yield _delegated(folder, path, leaf, ours)
+        except OSError as error:
+            reasons.append(f"cgroup v2: {error.strerror}")
 
 
 def memory_bytes() -> int:
@@ -107,14 +111,11 @@ def memory_bytes() -> int:
     found = [int(line.split()[1]) << 10 for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
     with contextlib.suppress(OSError, ValueError):
         own = [line.split(":", 2) for line in _lines("/proc/self/cgroup")]
-        for left, _, right in (line.partition(" - ") for line in _lines("/proc/self/mountinfo")):
-            kind, _, options = right.split(" ", 2)
-            root, mount = left.split(" ")[3:5]
-            name = {"cgroup2": "", "cgroup": MEMORY}.get(kind)
-            if name is None or name not in ("", *options.rpartition(" ")[2].split(",")):
-                continue
-            for folder in (_below(mount, root, path) for _, names, path in own if name in names.split(",")):
-                found += _limits_of(folder, mount)
+        for kind, options, root, mount in _mounts():
+            wanted = "" if kind == "cgroup2" else MEMORY
+            for _, names, path in own if wanted in ("", *options) else ():
+                if wanted in names.split(","):
+                    found += _limits_of(_below(mount, root, path), mount)
     return min(found)
 
 

@@ -35,11 +35,11 @@ Later = Callable[[float, Callable[[], None]], object]
 class Stubs:
     """Counts who needs which; `files` are paths with their content.
 
-    With `later` they stay for a moment after the last one, as the next command will want the same. What is there is
-    listed in `kept`, so that whoever comes after us removes it.
+    They stay for a moment after the last one, as the next command will want the same. What is there is listed in
+    `kept`, so that whoever comes after us removes it.
     """
 
-    def __init__(self, kept: str = "", later: Later | None = None) -> None:
+    def __init__(self, kept: str, later: Later) -> None:
         self._needed: Counter[str] = Counter()
         self._kept = kept
         self._later = later
@@ -63,25 +63,20 @@ class Stubs:
                 make(path, text.encode(), owner)
 
     def let_go(self, paths: Iterable[str]) -> None:
-        """Remove those that nobody needs any more, now or in a moment."""
+        """Remove those that nobody needs any more, in a moment."""
         self._needed.subtract(paths)
         self._needed = +self._needed
         self.tidy_later()
 
     def tidy_later(self) -> None:
         """Remove what nobody needs once it has not been needed for a moment."""
-        if self._later is None:
-            self.tidy()
-        elif not self._waiting and self._made.keys() - self._needed.keys():
+        if not self._waiting and self._made.keys() - self._needed.keys():
             self._waiting = True
-            self._later(LINGER_S, self._tidy_now)
-
-    def _tidy_now(self) -> None:
-        self._waiting = False
-        self.tidy()
+            self._later(LINGER_S, self.tidy)
 
     def tidy(self) -> None:
         """Remove what nobody needs."""
+        self._waiting = False
         unneeded = self._made.keys() - self._needed.keys()
         for path in unneeded:
             text = self._made.pop(path)
@@ -91,12 +86,11 @@ class Stubs:
             self._list()
 
     def _list(self) -> None:
-        if self._kept:
-            # Without room for it some of them may stay for ever, empty.
-            with contextlib.suppress(OSError):
-                with open(f"{self._kept}.new", "w", encoding="utf-8") as file:
-                    json.dump(self._made, file)
-                os.rename(f"{self._kept}.new", self._kept)
+        # Without room for it some of them may stay for ever, empty.
+        with contextlib.suppress(OSError):
+            with open(f"{self._kept}.new", "w", encoding="utf-8") as file:
+                json.dump(self._made, file)
+            os.rename(f"{self._kept}.new", self._kept)
 
 
 def _listed(kept: str) -> dict[str, str | None]:
