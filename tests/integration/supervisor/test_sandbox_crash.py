@@ -83,7 +83,7 @@ async def test_a_kill_of_both_at_each_point_of_a_start(box: Boxes, point: str) -
 
 NEVER_TOLD = (
     "told = adjusted.Launch._orphaned; adjusted.Launch._orphaned = "
-    "lambda self, *rest: self._request.session_id == 'waits' or told(self, *rest)"
+    "lambda self, *rest: self.request.session_id == 'waits' or told(self, *rest)"
 )
 
 

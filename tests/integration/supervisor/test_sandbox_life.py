@@ -197,7 +197,7 @@ async def test_the_first_process_of_a_namespace_killed_is_a_kill_of_the_command(
 async def test_an_instance_that_nobody_uses_ends_and_what_was_in_its_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "sandbox.instances", "adjusted.Instances.__init__.__kwdefaults__['idle_s'] = 0.3")
+    adjust(monkeypatch, "sandbox.instances", "adjusted.IDLE_S = 0.3")
     async with boxes(tmp_path) as box:
         await box.run("a", "echo kept > /tmp/file")
         async with asyncio.timeout(30):
@@ -491,7 +491,7 @@ def test_names_of_files_say_nothing_to_the_supervisor() -> None:
 async def test_a_start_that_fails_early_does_not_end_the_instance_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adjust(monkeypatch, "sandbox.instances", "adjusted.Instances.__init__.__kwdefaults__['idle_s'] = 0.05")
+    adjust(monkeypatch, "sandbox.instances", "adjusted.IDLE_S = 0.05")
     async with boxes(tmp_path) as box:
         await box.start("long", "echo here > /tmp/x; echo ready; exec sleep 600")
         await box.until_log("long", b"ready")

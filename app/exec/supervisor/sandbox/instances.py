@@ -57,12 +57,11 @@ class Instance:
 class Instances:
     """All of its methods run on the loop's thread."""
 
-    def __init__(self, loop: Loop, keeper: link.Line, diary: Diary, losses: Losses, *, idle_s: float = IDLE_S) -> None:
+    def __init__(self, loop: Loop, keeper: link.Line, diary: Diary, losses: Losses) -> None:
         self._loop = loop
         self._losses = losses
         self._keeper = keeper
         self._diary = diary
-        self._idle_s = idle_s
         self._all: dict[str, Instance] = {}
         self.ahead = Ahead(loop)
         self.groups = Groups(loop, lambda: keeper.pid, lambda why: diary.note("supervisor", why))
@@ -218,7 +217,7 @@ class Instances:
         if instance.used:
             return
         if instance.namespaces:
-            instance.idle = self._loop.after(self._idle_s, lambda: self._end(key))
+            instance.idle = self._loop.after(IDLE_S, lambda: self._end(key))
         else:
             del self._all[key]
 

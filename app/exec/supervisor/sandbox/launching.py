@@ -10,9 +10,9 @@ import errno
 import os
 import re
 import signal
-import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, NoReturn
 
@@ -68,36 +68,38 @@ class Launched(NamedTuple):
     init: tuple[int, int]
 
 
+@dataclass(slots=True, kw_only=True)
 class Launch:
-    """One command on its way; ends in `started` or `failed`. The streams stay the caller's."""
+    """One command on its way; ends in `started` or `failed`. The streams stay the caller's.
 
-    def __init__(
-        self, loop: Loop, request: StartRequest, streams: list[int], orphans: Orphans, pinned: tuple[str, ...] = ()
-    ) -> None:
-        assert request.sandbox is not None
-        self._pinned = pinned
-        self.started: Callable[[Launched], None] = lambda _launched: None
-        self.failed: Failed = lambda _errno, _text: None
-        self.standing: Callable[[int], None] = lambda _pid: None
-        """Gets the process before it is told to go; may raise OSError, and then it is not."""
-        self._instances: Instances | None = None
-        self._elsewhere: list[dict[str, int]] = []
-        self._loop = loop
-        self._request = request
-        self._sandbox: Sandbox = request.sandbox
-        self._streams = streams
-        self._orphans = orphans
+    `standing` gets the process before it is told to go; may raise OSError, and then it is not.
+    """
 
-    def begin(self, instances: Instances) -> None:
+    loop: Loop
+    request: StartRequest
+    sandbox: Sandbox
+    streams: list[int]
+    orphans: Orphans
+    instances: Instances
+    started: Callable[[Launched], None]
+    failed: Failed
+    standing: Callable[[int], None]
+    pinned: tuple[str, ...] = ()
+    _elsewhere: Sequence[dict[str, int]] = ()
+    _go: int = -1
+    _init: tuple[int, int, int] | None = None
+    _main: Launched | None = None
+
+    def begin(self) -> None:
         """Start once the instance is there; its user has entered it.
 
         Raises:
             Refused: There is no room for another instance.
             OSError: The kernel has no room.
         """
-        self._instances = instances
-        self._elsewhere = instances.beside(self._sandbox.key) if self._sandbox.pinned else []
-        instances.make(self._sandbox, spawn.owner(self._request), self._fork)
+        if self.sandbox.pinned:
+            self._elsewhere = self.instances.beside(self.sandbox.key)
+        self.instances.make(self.sandbox, spawn.owner(self.request), self._fork)
 
     def _fork(self, found: dict[str, int] | None, number: int, text: str) -> None:
         if found is None:
@@ -109,8 +111,7 @@ class Launch:
             self.failed(error.errno or errno.EIO, "")
 
     def _forked(self, found: dict[str, int]) -> None:
-        request, sandbox = self._request, self._sandbox
-        assert self._instances is not None
+        request, sandbox = self.request, self.sandbox
         opened: list[int] = []
 
         def kept(*fds: int) -> tuple[int, ...]:
@@ -125,8 +126,9 @@ class Launch:
             kept(wait)
             (options,) = kept(namespaces.options_in_memory("wrap", _options(request, sandbox)))
             (filters,) = kept(namespaces.text_in_memory("seccomp", sandbox.seccomp))
-            fds = (filters, options, wait, *self._streams)
-            ready = None if self._pinned or sandbox.pinned or sandbox.held else self._ahead()
+            fds = (filters, options, wait, *self.streams)
+            alone = self.pinned or sandbox.pinned or sandbox.held
+            ready = None if alone else self.instances.ahead.take(sandbox, spawn.owner(request))
             if ready is not None:
                 pid, order = ready
                 with order:
@@ -135,32 +137,27 @@ class Launch:
                 work = partial(self._become, self._prepare(), found, say, fds, (go, said))
                 pid = namespaces.in_child(work, say)
             crashpoints.reach("supervisor.sandboxed")
-            talk = Said(self._loop, said, pid, LAUNCH_S)
+            talk = Said(self.loop, said, pid, LAUNCH_S)
         except BaseException:
             give_up(pid, go, said)
             raise
         finally:
             for fd in opened:
                 os.close(fd)
-        talk.then = partial(self._stands, talk, go)
+        self._go = go
+        talk.then = partial(self._stands, talk)
 
     def _prepare(self) -> Callable[[], None]:
-        sandbox, who = self._sandbox, spawn.owner(self._request)
-        assert self._instances is not None
-        groups = self._instances.groups
+        sandbox, who, groups = self.sandbox, spawn.owner(self.request), self.instances.groups
         join = groups.join(sandbox.key, sandbox.bounds)
         prepare = partial(namespaces.prepare, who, groups.for_each(sandbox.bounds, who), join)
-        self._instances.ahead.want(sandbox, who, prepare)
+        self.instances.ahead.want(sandbox, who, prepare)
         return prepare
 
-    def _ahead(self) -> tuple[int, socket.socket] | None:
-        assert self._instances is not None
-        return self._instances.ahead.take(self._sandbox, spawn.owner(self._request))
-
     def _words(self) -> list[str]:
-        request = self._request
+        request = self.request
         terminal = ["setsid", "--ctty"] if request.pty is not None else []
-        return [self._sandbox.bwrap, _init_mark(request), *terminal, *request.argv]
+        return [self.sandbox.bwrap, procfs.mark(layout.FIRST + request.session_id), *terminal, *request.argv]
 
     def _become(
         self,
@@ -170,100 +167,61 @@ class Launch:
         fds: tuple[int, ...],
         others: tuple[int, ...],
     ) -> NoReturn:
-        request, sandbox = self._request, self._sandbox
+        request, sandbox = self.request, self.sandbox
         for fd in others:
             os.close(fd)
         prepare()
         pins.lay_elsewhere(self._elsewhere, sandbox.workspace, sandbox.pinned)
-        stands = building.enter(found, sandbox, say, self._pinned)
+        stands = building.enter(found, sandbox, say, self.pinned)
         covers.over_workspace(sandbox)
         os.write(say, covers.over_scripts(sandbox))
         os.umask(request.umask)
         building.finish(stands)
         building.become(stands, self._words(), say, fds)
 
-    def _stands(self, talk: Said, go: int) -> None:
-        """The sandbox stands, or never will."""
-        ends = _Ends(go)
+    def _stands(self, talk: Said) -> None:
+        """The sandbox stands, or never will: take hold of both processes while bubblewrap, their parent, is there."""
         number = talk.errno
         try:
-            ends.hold(talk, self._orphans)
+            found = _INIT.search(talk.text)
+            if found is not None:
+                self._init = _held(int(found[1]), talk.pid)
+            if not talk.ready or self._init is None:
+                raise ValueError("the sandbox does not stand")  # noqa: TRY301 - as where one of them cannot be held
+            pid, start, pidfd = _held(child_of(talk.text), talk.pid)
+            self._main = Launched(pid, start, pidfd, self._init[:2])
+            self.orphans.expect(pid)
         except (OSError, ValueError) as error:
             number = number or getattr(error, "errno", 0) or errno.EIO
-        talk.gone = partial(self._orphaned, ends, number, talk.text)
+        talk.gone = partial(self._orphaned, number, talk.text)
         talk.end()
 
-    def _orphaned(self, ends: _Ends, number: int, text: str) -> None:
+    def _orphaned(self, number: int, text: str) -> None:
         """Bubblewrap has gone, and what it forked is ours: say go, or let all of it end."""
         crashpoints.reach("supervisor.orphaned")
-        request = self._request
-        if not number:
+        request, main = self.request, self._main
+        if main is not None and not number:
             try:
-                ends.check(request, text)
-                self.standing(ends.pid)
-                os.write(ends.go, f"{layout.MARKER}={procfs.mark(request.session_id)}\n".encode())
+                # Its directory cannot change for it any more.
+                covers.check_held(main.pid, request, text)
+                self.standing(main.pid)
+                os.write(self._go, f"{layout.MARKER}={procfs.mark(request.session_id)}\n".encode())
             except OSError as error:
                 number = error.errno or errno.EIO
                 text += namespaces.where(error)
-        launched = ends.close(self._orphans, go=not number)
-        if launched is not None:
-            crashpoints.reach("supervisor.forked")
-            self.started(launched)
-        else:
-            self.failed(number or errno.EIO, text)
-
-
-class _Ends:
-    """What we hold of a command that waits: a pipe, and from the moment they are known, both its processes."""
-
-    def __init__(self, go: int) -> None:
-        self.go = go
-        self._main: Launched | None = None
-        self._init: tuple[int, int, int] | None = None
-
-    @property
-    def pid(self) -> int:
-        """The process that waits to be the command."""
-        assert self._main is not None
-        return self._main.pid
-
-    def hold(self, talk: Said, orphans: Orphans) -> None:
-        """Take hold of both processes while bubblewrap, their parent, has not been reaped.
-
-        Raises:
-            ValueError: There is none.
-            OSError: The kernel has no room for a descriptor.
-        """
-        found = _INIT.search(talk.text)
-        if found is not None:
-            self._init = _held(int(found[1]), talk.pid)
-        if not talk.ready or self._init is None:
-            raise ValueError("the sandbox does not stand")
-        pid, start, pidfd = _held(child_of(talk.text), talk.pid)
-        self._main = Launched(pid, start, pidfd, self._init[:2])
-        orphans.expect(pid)
-
-    def check(self, request: StartRequest, text: str) -> None:
-        """Look whether the command would find what was approved; its directory cannot change for it any more.
-
-        Raises:
-            OSError: It would not, or there is no telling.
-        """
-        assert self._main is not None
-        covers.check_held(self._main.pid, request, text)
-
-    def close(self, orphans: Orphans, *, go: bool) -> Launched | None:
-        """Let go of what waits; the command's process, or None after seeing to it that nothing of it is left."""
-        os.close(self.go)
+        os.close(self._go)
         if self._init is not None:
-            if not go:
+            if number:
                 procfs.send(self._init[2], signal.SIGKILL)
             os.close(self._init[2])
-        if go or self._main is None:
-            return self._main
-        orphans.reaped(self._main.pid)
-        os.close(self._main.pidfd)
-        return None
+        if main is not None and not number:
+            crashpoints.reach("supervisor.forked")
+            self.started(main)
+            return
+        if main is not None:
+            self.orphans.reaped(main.pid)
+            os.close(main.pidfd)
+        self.failed(number or errno.EIO, text)
 
 
 def _held(pid: int, parent: int) -> tuple[int, int, int]:
@@ -273,10 +231,6 @@ def _held(pid: int, parent: int) -> tuple[int, int, int]:
     except BaseException:
         os.close(fd)
         raise
-
-
-def _init_mark(request: StartRequest) -> str:
-    return procfs.mark(layout.FIRST + request.session_id)
 
 
 def _options(request: StartRequest, sandbox: Sandbox) -> list[str]:

@@ -62,16 +62,17 @@ class Sandboxes:
         failed: Callable[[int], None],
     ) -> None:
         """Start the job's command; `started` or `failed` is called once, later or at once. Closes `streams`."""
-        assert request.sandbox is not None
+        sandbox = request.sandbox
+        assert sandbox is not None
         job.launching = []
         # Not told to the keeper, as the rest was before: there may be many.
-        job.notes[STUBS] = self._stubs.ours(request.sandbox.stubs)
-        files = dict(request.sandbox.placeholders)
+        job.notes[STUBS] = self._stubs.ours(sandbox.stubs)
+        files = dict(sandbox.placeholders)
         job.notes[PLACEHOLDERS] = [(path, files[path]) for path in self._stubs.ours(files)]
-        job.notes[PINNED] = [request.sandbox.workspace, *request.sandbox.pinned]
-        job.notes[COVERED] = request.sandbox.covered()
+        job.notes[PINNED] = [sandbox.workspace, *sandbox.pinned]
+        job.notes[COVERED] = sandbox.covered()
         job.notes[WHO] = spawn.owner(request)
-        launch = Launch(self._loop, request, streams, self._orphans, self._pins.all())
+        pinned = self._pins.all()
 
         def over() -> None:
             for fd in set(streams):
@@ -91,8 +92,6 @@ class Sandboxes:
             over()
             failed(number)
 
-        launch.started, launch.failed = gone_well, gone_wrong
-        launch.standing = lambda pid: self._standing(job, pid)
         try:
             # Before anything of it is there: else nobody would take it out again after us.
             self._note(job)
@@ -102,7 +101,18 @@ class Sandboxes:
             return
         try:
             self.adopt(job, spawn.owner(request))
-            launch.begin(self.instances)
+            Launch(
+                loop=self._loop,
+                request=request,
+                sandbox=sandbox,
+                streams=streams,
+                orphans=self._orphans,
+                instances=self.instances,
+                started=gone_well,
+                failed=gone_wrong,
+                standing=lambda pid: self._standing(job, pid),
+                pinned=pinned,
+            ).begin()
         except Refused as refusal:
             gone_wrong(errno.EAGAIN, f"{refusal}\n")
         except OSError as error:

@@ -66,7 +66,6 @@ class Trial:
         self._request = request
         self._sandbox = request.sandbox
         self._loop = Loop()
-        self._orphans = Orphans()
         self._most = most
         self._kept = bytearray()
         self._since = now()
@@ -118,11 +117,19 @@ class Trial:
         if found is None:
             self._failed(INSTANCE, number, text)
             return
-        launch = Launch(self._loop, self._request, self._streams, self._orphans)
-        launch.started, launch.standing = self._started, self._standing
-        launch.failed = lambda number, text: self._failed(COMMAND, number, text)
+        launch = Launch(
+            loop=self._loop,
+            request=self._request,
+            sandbox=self._sandbox,
+            streams=self._streams,
+            orphans=Orphans(),
+            instances=self._instances,
+            started=self._started,
+            failed=lambda number, text: self._failed(COMMAND, number, text),
+            standing=self._standing,
+        )
         try:
-            launch.begin(self._instances)
+            launch.begin()
         except (Refused, OSError) as error:
             self._failed(COMMAND, getattr(error, "errno", 0) or 5, str(error))
 
