@@ -126,7 +126,7 @@ def test_a_tree_is_ended_although_looking_fails_at_first(monkeypatch: pytest.Mon
         loop.stop()
 
     loop.after(10, loop.stop)
-    Killer(loop, set).kill(Target("a", child.pid, found.start, found.start), 0, lambda: None, done)
+    Killer(loop, set).kill(Target("a", child.pid, found.start, found.start), 0, done)
     loop.run()
     assert (told, child.wait()) == ([[]], -9)
 

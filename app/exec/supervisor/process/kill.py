@@ -8,6 +8,7 @@ start time was compared. Looking happens in a thread; one look serves every tree
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from shellback.exec.supervisor.loop import IN, Loop, Timer, now
 from shellback.exec.supervisor.process import procfs
@@ -96,8 +97,7 @@ class _Ladder:
     timer: Timer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
+class _Order(NamedTuple):
     """A signal for a whole tree, once."""
 
     target: Target
@@ -105,13 +105,13 @@ class _Order:
     done: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Wanted:
     """What one look is for: trees that are being ended, signals, and who asks which sessions there are."""
 
-    names: set[str]
-    orders: list[_Order]
-    censuses: list[Callable[[set[str]], None]]
+    names: set[str] = field(default_factory=set[str])
+    orders: list[_Order] = field(default_factory=list[_Order])
+    censuses: list[Callable[[set[str]], None]] = field(default_factory=list[Callable[[set[str]], None]])
 
 
 class Killer:
@@ -122,15 +122,13 @@ class Killer:
         self._spare = spare
         self._ladders: dict[str, _Ladder] = {}
         self._looking = False
-        self._wanted: set[str] = set()
-        self._orders: list[_Order] = []
-        self._censuses: list[Callable[[set[str]], None]] = []
+        self._wanted = _Wanted()
         self._markers: dict[tuple[int, int], str | None] = {}
         self._todo: queue.SimpleQueue[tuple[_Wanted, int]] = queue.SimpleQueue()
         # Started now: there may be no room for a thread when a tree has to be ended for that.
         threading.Thread(target=self._run, name="look", daemon=True).start()
 
-    def kill(self, target: Target, grace_s: float, first: Callable[[], None], done: Done) -> None:
+    def kill(self, target: Target, grace_s: float, done: Done, first: Callable[[], None] = lambda: None) -> None:
         """End a tree; `first()` is called before the first signal, which may never be sent.
 
         A second call for the same tree joins the first and can only make it faster.
@@ -153,12 +151,12 @@ class Killer:
 
     def signal(self, target: Target, number: int, done: Callable[[], None]) -> None:
         """Signal every process of a tree that one look finds, then `done()`."""
-        self._orders.append(_Order(target, number, done))
+        self._wanted.orders.append(_Order(target, number, done))
         self._ask()
 
     def bearers(self, done: Callable[[set[str]], None]) -> None:
         """Tell the sessions whose marker some process bears."""
-        self._censuses.append(done)
+        self._wanted.censuses.append(done)
         self._ask()
 
     def _set_timer(self, ladder: _Ladder, when: float, call: Callable[[], None]) -> None:
@@ -174,16 +172,15 @@ class Killer:
         self._look(ladder)
 
     def _look(self, ladder: _Ladder) -> None:
-        self._wanted.add(ladder.target.session_id)
+        self._wanted.names.add(ladder.target.session_id)
         self._ask()
 
     def _ask(self) -> None:
-        self._wanted &= self._ladders.keys()
-        if self._looking or not (self._wanted or self._orders or self._censuses):
+        wanted = self._wanted
+        wanted.names &= self._ladders.keys()
+        if self._looking or wanted == _Wanted():
             return
-        self._looking = True
-        wanted = _Wanted(self._wanted, self._orders, self._censuses)
-        self._wanted, self._orders, self._censuses = set(), [], []
+        self._looking, self._wanted = True, _Wanted()
         targets = [self._ladders[name].target for name in wanted.names] + [order.target for order in wanted.orders]
         self._todo.put((wanted, 0 if wanted.censuses else min(target.since for target in targets)))
 
@@ -222,7 +219,8 @@ class Killer:
         found = {proc.pid: proc for proc in procs}
         for order in wanted.orders:
             for pid in members(order.target, procs, markers, spare):
-                _send(pid, found[pid].start, order.number)
+                with contextlib.suppress(OSError):
+                    procfs.signal_exactly(pid, found[pid].start, order.number)
             order.done()
         for census in wanted.censuses:
             census({mark for mark in markers.values() if mark})
@@ -294,7 +292,7 @@ class Killer:
     def _finish(self, ladder: _Ladder, survivors: list[int]) -> None:
         del self._ladders[ladder.target.session_id]
         # Asked for while the last look was on its way.
-        self._wanted.discard(ladder.target.session_id)
+        self._wanted.names.discard(ladder.target.session_id)
         if ladder.timer is not None:
             ladder.timer.cancel()
         for fd in ladder.waiting.values():
@@ -302,18 +300,3 @@ class Killer:
             os.close(fd)
         for done in ladder.done:
             done(survivors)
-
-
-def _send(pid: int, start: int, number: int) -> None:
-    """Signal exactly this process, if it is still there and ours."""
-    try:
-        fd = procfs.open_pidfd(pid, start)
-    except OSError:
-        return
-    if fd is not None:
-        try:
-            procfs.send(fd, number)
-        except PermissionError:
-            pass
-        finally:
-            os.close(fd)

@@ -77,6 +77,6 @@ class Lifetimes:
             record = self._ended(name) if mine(notes) else None
             if record is not None and record.get("starttime") is not None:
                 self._left.pop(name, None)
-                self._killer.kill(target_of(record), GRACE_S, lambda: None, lambda _: None)
+                self._killer.kill(target_of(record), GRACE_S, lambda _: None)
                 found.append(name)
         return found

@@ -195,6 +195,15 @@ def open_pidfd(pid: int, start: int) -> int | None:
     return fd if same else None
 
 
+def signal_exactly(pid: int, start: int, number: int) -> None:
+    """Signal this process and no other; one that has gone is fine."""
+    if (fd := open_pidfd(pid, start)) is not None:
+        try:
+            send(fd, number)
+        finally:
+            os.close(fd)
+
+
 def send(pidfd: int, number: int) -> None:
     """Signal through the descriptor; a process that has gone meanwhile is fine."""
     with contextlib.suppress(ProcessLookupError):

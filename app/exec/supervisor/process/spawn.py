@@ -42,11 +42,10 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-def lower_descriptor_limit() -> int:
-    """Have the limit of a command, and return the hard one. No descriptor above it can be made any more."""
+def lower_descriptor_limit() -> None:
+    """Have the limit of a command. No descriptor above it can be made any more."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT, hard), hard))
-    return hard
 
 
 @contextlib.contextmanager
@@ -75,12 +74,6 @@ def be_expendable() -> int:
 def _score(value: int) -> None:
     with open(_SCORE, "wb", buffering=0) as file:
         file.write(b"%d" % value)
-
-
-def plain_child() -> None:
-    """In a forked child: have the descriptor limit of a command, and no signal ignored or blocked."""
-    lower_descriptor_limit()
-    plain_signals()
 
 
 def plain_signals() -> None:
@@ -115,7 +108,8 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
             # As the command's user: what that one may not enter is no place to run in.
             stack.enter_context(_placed(request, command))
             # Lowered only here, where no new descriptor is made: what is open stays open.
-            stack.enter_context(_child_limits())
+            stack.callback(raise_descriptor_limit)
+            lower_descriptor_limit()
             pid = command.fork_exec((stdin, stdout, stderr), (failed_out, failed_in), who)
         os.close(failed_in)
         failed_in = -1
@@ -128,15 +122,6 @@ def spawn(request: StartRequest, stdin: int, stdout: int, stderr: int) -> int:
         os.waitpid(pid, 0)
         raise ExecFailed(int(report.split(b":", 2)[1], 16))
     return pid
-
-
-@contextlib.contextmanager
-def _child_limits() -> Generator[None]:
-    hard = lower_descriptor_limit()
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextlib.contextmanager
@@ -235,7 +220,8 @@ def _exec_in_child(request: StartRequest, command: _Command, streams: list[int],
             os.setsid()
             for target, fd in enumerate(streams):
                 os.dup2(fd, target)
-        plain_child()
+        lower_descriptor_limit()
+        plain_signals()
         who = owner(request)
         if who is not None:
             os.setgroups(request.groups)

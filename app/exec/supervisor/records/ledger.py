@@ -19,6 +19,8 @@ from shellback.exec.wire import crashpoints, layout
 from shellback.exec.wire.protocol import ExitRecord, Message
 
 _RETRY_S: Final = 1.0
+_GATHER_S: Final = 0.05
+"""Most records are acknowledged within this time, and then the worker's database has them."""
 
 
 class Ledger:
@@ -29,9 +31,11 @@ class Ledger:
         self._records = records
         self._diary = diary
         self._written_late = written_late
-        self._syncer = Syncer(records, lambda why: diary.note("supervisor", f"sync failed: {why}"))
+        self._unsynced: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._unwritten: set[str] = set()
         self.ended: dict[str, ExitRecord] = {}
+        # A thread of its own, so that the loop never waits for a disk.
+        threading.Thread(target=self._sync, name="sync", daemon=True).start()
 
     @property
     def behind(self) -> bool:
@@ -67,7 +71,7 @@ class Ledger:
             # Where somebody removed the session's directory there is nothing to try again.
             return isinstance(error, FileNotFoundError)
         crashpoints.reach("supervisor.record_renamed")
-        self._syncer.add(name)
+        self._unsynced.put(name)
         return True
 
     def _retry(self) -> None:
@@ -110,34 +114,14 @@ class Ledger:
             return {"state": "unknown"}
         return {"state": "abandoned"} if claim == ABANDONED else None
 
-
-_GATHER_S: Final = 0.05
-"""Most records are acknowledged within this time, and then the worker's database has them."""
-
-
-class Syncer:
-    """Syncs the records it is told about, in order.
-
-    It has a thread of its own, so that the loop never waits for a disk.
-    """
-
-    def __init__(self, records: Records, failed: Callable[[str], None]) -> None:
-        self._records = records
-        self._failed = failed
-        self._todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="sync", daemon=True).start()
-
-    def add(self, session_id: str) -> None:
-        self._todo.put(session_id)
-
-    def _run(self) -> None:
+    def _sync(self) -> None:
         while True:
-            sessions = [self._todo.get()]
+            sessions = [self._unsynced.get()]
             time.sleep(_GATHER_S)
-            while not self._todo.empty():
-                sessions.append(self._todo.get())
+            while not self._unsynced.empty():
+                sessions.append(self._unsynced.get())
             for session_id in sessions:
                 try:
                     self._records.sync(session_id, layout.EXIT)
                 except OSError as error:
-                    self._failed(f"{session_id}: {error.strerror}")
+                    self._diary.note("supervisor", f"sync failed: {session_id}: {error.strerror}")

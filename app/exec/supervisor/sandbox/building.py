@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, NoReturn
 from shellback.exec.supervisor.loop import IN, Loop, Timer
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import covers, namespaces, pins
-from shellback.exec.wire.sandbox import Bounds, Sandbox
+from shellback.exec.wire.sandbox import Sandbox
 
 MOST: Final = 4
 IDLE_S: Final = 10.0
@@ -95,7 +95,10 @@ class _Wanted:
     prepare: Callable[[], None]
 
     def fits(self, sandbox: Sandbox, who: Who) -> bool:
-        return (self.who, *_same(self.sandbox)) == (who, *_same(sandbox))
+        ours = self.sandbox
+        return (self.who, ours.bwrap, ours.bounds, ours.workspace) == (
+            who, sandbox.bwrap, sandbox.bounds, sandbox.workspace,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -157,7 +160,7 @@ class Ahead:
             return
         finally:
             theirs.close()
-        timer = self._loop.after(IDLE_S, lambda: self._end(key))
+        timer = self._loop.after(IDLE_S, lambda: self.discard(key))
         self._ready[key] = _Ready(wanted, pid, pidfd, ours, timer)
 
     def take(self, sandbox: Sandbox, who: Who) -> tuple[int, socket.socket] | None:
@@ -166,7 +169,7 @@ class Ahead:
         if ready is None:
             return None
         if not (ready.wanted.fits(sandbox, who) and ready.usable()):
-            self._end(sandbox.key)
+            self.discard(sandbox.key)
             return None
         del self._ready[sandbox.key]
         self._forget(ready)
@@ -179,19 +182,16 @@ class Ahead:
 
     def discard(self, key: str) -> None:
         """What was made is of no use any more: it has mounts of its own, and the instance's have changed."""
-        self._end(key)
-
-    def close(self) -> None:
-        """End all, and wait for it; to be called at the end."""
-        for key in list(self._ready):
-            self._end(key)
-            self._ended(key)
-
-    def _end(self, key: str) -> None:
         ready = self._ready.get(key)
         if ready is not None:
             ready.over = True
             procfs.send(ready.pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End all, and wait for it; to be called at the end."""
+        for key in list(self._ready):
+            self.discard(key)
+            self._ended(key)
 
     def _ended(self, key: str) -> None:
         ready = self._ready.pop(key)
@@ -215,10 +215,6 @@ def send_order(
         socket.send_fds(link, [b"go"], [order, said, *fds])
     finally:
         os.close(order)
-
-
-def _same(sandbox: Sandbox) -> tuple[str, Bounds, str]:
-    return sandbox.bwrap, sandbox.bounds, sandbox.workspace
 
 
 def _stand_by(wanted: _Wanted, found: Mapping[str, int], link: socket.socket) -> NoReturn:

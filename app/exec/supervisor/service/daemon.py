@@ -70,12 +70,12 @@ def main(config: Config, legacy: link.Legacy, ready: int) -> int:
         try:
             supervisor = Supervisor(config.home, legacy, diary, orphans)
             recovery.recover(supervisor, legacy)
-            requests = Requests(supervisor, folder, config.idle_s)
+            Requests(supervisor, folder, config.idle_s)
             if ready >= 0:
                 os.write(ready, b"ready\n")
                 os.close(ready)
             diary.note("supervisor", "ready")
-            requests.serve()
+            supervisor.loop.run()
             supervisor.sandboxes.close()
             status = 0
         except BaseException as error:  # noqa: BLE001 - the last line of this process

@@ -41,7 +41,8 @@ def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
     supervisor.sandboxes.instances.adopt(legacy.held)
     recovery = _Recovery(supervisor, legacy)
     for name in supervisor.records.sessions():
-        recovery.settle(name)
+        with recovery.contained(name):
+            recovery.settle(name)
     recovery.settle_pending()
     recovery.close_rest()
     recovery.keep_laid()
@@ -67,10 +68,6 @@ class _Recovery:
 
     def settle(self, name: str) -> None:
         """Settle what is on record; what is only claimed is left to `settle_pending`."""
-        with self._contained(name):
-            self._settle_recorded(name)
-
-    def _settle_recorded(self, name: str) -> None:
         files = self._records.names(name)
         if layout.LAID in files:
             with contextlib.suppress(Unreadable):
@@ -220,7 +217,7 @@ class _Recovery:
         self._markers = {proc.pid: procfs.marker(proc.pid) for proc in self._procs if proc.alive}
         # First those of which there is something: it is not to be had for another's then.
         for name in sorted(self._pending, key=lambda name: self._find(name) is None):
-            with self._contained(name):
+            with self.contained(name):
                 self._settle_claimed(name)
         for dead in late:
             self._sup.told(dead)
@@ -239,7 +236,7 @@ class _Recovery:
             self._lose(job, self._evidence(name))
 
     @contextlib.contextmanager
-    def _contained(self, name: str) -> Generator[None]:
+    def contained(self, name: str) -> Generator[None]:
         """One damaged session does not stop the others; whoever asks for it hears that it is lost.
 
         Where there is no room to look, nothing is known of any: this supervisor fails, and the next one looks again.
@@ -262,10 +259,7 @@ class _Recovery:
             procs = procfs.snapshot()
         for proc in self._unborn(procs):
             # Held up by a file system: it must not run after it was told that it never began.
-            pidfd = procfs.open_pidfd(proc.pid, proc.start)
-            if pidfd is not None:
-                procfs.send(pidfd, signal.SIGKILL)
-                os.close(pidfd)
+            procfs.signal_exactly(proc.pid, proc.start, signal.SIGKILL)
         return procs
 
     def _unborn(self, procs: list[procfs.Proc]) -> list[procfs.Proc]:

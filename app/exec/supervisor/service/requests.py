@@ -25,7 +25,7 @@ from shellback.exec.supervisor.records.records import ABANDONED
 from shellback.exec.supervisor.service.starts import Starts
 from shellback.exec.supervisor.service.supervisor import Supervisor
 from shellback.exec.wire.fields import Message, Refused, bytes_of, field_of, number_of, session_id, size_of
-from shellback.exec.wire.protocol import KILLERS, VERSION, ExitRecord
+from shellback.exec.wire.protocol import KILLERS, VERSION
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _GONE: Final = "the state directory was removed; nothing starts before what runs there has ended"
@@ -38,7 +38,7 @@ _END_S: Final = 12.0
 
 
 class Requests:
-    """The listening socket and everybody connected to it; `idle_s` 0 never ends by itself."""
+    """The listening socket and everybody connected to it, until nobody needs us; `idle_s` 0 never ends by itself."""
 
     def __init__(self, supervisor: Supervisor, folder_fd: int, idle_s: float) -> None:
         self._sup = supervisor
@@ -53,7 +53,7 @@ class Requests:
         self._ops: dict[str, Callable[[Peer, Message], Message | None]] = {
             "hello": self._hello,
             "info": lambda _peer, _message: self._info(),
-            "start": self._start,
+            "start": lambda peer, message: self._starts.start(message, _telling(peer, message)),
             "status": lambda _peer, message: supervisor.status(session_id(message)),
             "list": lambda _peer, _message: self._list(),
             "write": self._write,
@@ -68,20 +68,13 @@ class Requests:
             "expire": self._expire,
             "withdraw": self._withdraw,
         }
-        supervisor.ended = self._ring
+        supervisor.ended = lambda record: self._tell({"event": "exit", "record": record})
         supervisor.uncovering = lambda job: self._tell(_losses(job))
         supervisor.changed = self._rest
         supervisor.keeper.ordered = self._ordered
         self._listener: socket.socket = peers.listen(folder_fd)
         self._loop.watch(self._listener.fileno(), self._accept, IN)
         self._rest()
-
-    def serve(self) -> None:
-        """Serve until nobody needs us, or we are told to stop."""
-        self._loop.run()
-
-    def _ring(self, record: ExitRecord) -> None:
-        self._tell({"event": "exit", "record": record})
 
     def _tell(self, event: Message) -> None:
         for peer in list(self._peers):
@@ -171,9 +164,6 @@ class Requests:
             "sandboxes": len(self._sup.sandboxes.instances),
         }
 
-    def _start(self, peer: Peer, message: Message) -> Message | None:
-        return self._starts.start(message, _telling(peer, message))
-
     def _kill(self, peer: Peer, message: Message) -> Message | None:
         name, tell = session_id(message), _telling(peer, message)
         grace = number_of(message, "grace_s", 2.0)
@@ -184,7 +174,7 @@ class Requests:
 
         def done(survivors: list[int]) -> None:
             if job is not None:
-                self._sup.notice(job)
+                self._sup.exited(job)
             tell({"killed": not survivors, "survivors": survivors})
 
         if job is not None:
@@ -196,7 +186,7 @@ class Requests:
             raise Refused("not_found", f"no session {name}")
         if record["boot_id"] != self._sup.boot_id or record.get("starttime") is None:
             return {"killed": True, "survivors": []}
-        self._sup.kill_rest(target_of(record), grace, done)
+        self._sup.killer.kill(target_of(record), grace, done)
         return None
 
     def _expire(self, peer: Peer, message: Message) -> Message | None:

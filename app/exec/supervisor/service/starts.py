@@ -18,6 +18,8 @@ from shellback.exec.wire import crashpoints, layout, linux
 from shellback.exec.wire.protocol import Message, Refused, StartRequest
 
 _UNWATCHED_S: Final = 0.05
+_NOTED: Final = ("grace_s", "log_cap", "background", "separate_stderr", "pty", "lifetime", "owner", "scope")
+"""Of a request, what a later supervisor has to know."""
 
 
 class Starts:
@@ -76,14 +78,7 @@ class Starts:
                 "began": began,
                 "started_at": time.time(),
                 "deadline": began + request.timeout_s if request.timeout_s else None,
-                "grace_s": request.grace_s,
-                "log_cap": request.log_cap,
-                "background": request.background,
-                "separate_stderr": request.separate_stderr,
-                "pty": request.pty,
-                "lifetime": request.lifetime,
-                "owner": request.owner,
-                "scope": request.scope,
+                **{name: getattr(request, name) for name in _NOTED},
             },
         )
         if request.sandbox is not None:

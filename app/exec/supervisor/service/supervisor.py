@@ -12,7 +12,7 @@ from shellback.exec.supervisor.process import channels, link, procfs, spawn
 from shellback.exec.supervisor.process.growth import Growth
 from shellback.exec.supervisor.process.inputs import Input
 from shellback.exec.supervisor.process.job import COVERED, ITSELF, LOSSES, TIMEOUT, Job
-from shellback.exec.supervisor.process.kill import Killer, Target
+from shellback.exec.supervisor.process.kill import Killer
 from shellback.exec.supervisor.process.lifetimes import GRACE_S, WHO, Lifetimes
 from shellback.exec.supervisor.process.queries import Queries
 from shellback.exec.supervisor.process.streams import Pipe, Screen
@@ -55,12 +55,12 @@ class Supervisor:
         self.sandboxes = Sandboxes(self.loop, home, self.records, self.keeper, diary, orphans)
         self.sandboxes.lost, self.sandboxes.uncovered = self.lost, self.end_uncovered
         self.descriptors = spawn.raise_descriptor_limit()
-        self._killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
+        self.killer = Killer(self.loop, lambda: {os.getpid(), self.keeper.pid or 0, 1, 0})
         self.lifetimes = Lifetimes(
             self.jobs,
             self.records,
-            self._killer,
-            lambda job: self.kill(job, GRACE_S, WHO, lambda _: self.notice(job)),
+            self.killer,
+            lambda job: self.kill(job, GRACE_S, WHO, lambda _: self.exited(job)),
             lambda name: self.status(name).get("record"),
         )
         self.claim = f"{self.boot_id} {self.container_id} {self.keeper.pid}:{self.keeper.start}\n".encode()
@@ -81,7 +81,9 @@ class Supervisor:
             names.append((layout.ERR, layout.ERR_HOLES))
         for pair in names:
             job.logs.append(LogFile(self.records, job.session_id, pair, cap))
-            job.logs[-1].losing = lambda number: self._losing(job, number)
+            job.logs[-1].losing = lambda number: self.diary.note(
+                "supervisor", f"{job.session_id}: output is dropped: {os.strerror(number)}"
+            )
             if resumed:
                 job.logs[-1].resume()
         if channels.MASTER in ours:
@@ -105,9 +107,6 @@ class Supervisor:
             if screen is not None:
                 Queries(self.loop, self.keeper, job.session_id, screen, job.input).attend()
 
-    def _losing(self, job: Job, number: int) -> None:
-        self.diary.note("supervisor", f"{job.session_id}: output is dropped: {os.strerror(number)}")
-
     def follow(self, job: Job) -> None:
         """Watch the job's process, streams and deadline."""
         if job.pidfd >= 0:
@@ -130,13 +129,9 @@ class Supervisor:
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def notice(self, job: Job) -> None:
-        """Record the end of a job now if it has ended."""
-        if job.record is None and job.pidfd >= 0:
-            self.exited(job)
-
     def exited(self, job: Job) -> None:
-        if job.record is not None:
+        """Record the end of a job now if it has ended."""
+        if job.record is not None or job.pidfd < 0:
             return
         if job.adopted:
             if not procfs.alive(job.pid, job.start):
@@ -290,13 +285,12 @@ class Supervisor:
 
     def end_uncovered(self, job: Job) -> None:
         """End the whole tree of a job at once: a cover that it has lost cannot be laid again."""
-        self.notice(job)
+        self.exited(job)
         if job.record is None:
             job.ended_by = PROTECTION
-        if job.init is not None and (fd := procfs.open_pidfd(*job.init)) is not None:
-            procfs.send(fd, signal.SIGKILL)
-            os.close(fd)
-        self._killer.kill(job.target, 0.0, lambda: self._first_signal(job, job.ended_by), lambda _: self.notice(job))
+        if job.init is not None:
+            procfs.signal_exactly(*job.init, signal.SIGKILL)
+        self.killer.kill(job.target, 0.0, lambda _: self.exited(job), lambda: self._first_signal(job, job.ended_by))
 
     def watch_container(self) -> None:
         """Where we are in a container: see to it that nothing runs in it once one of its covers is lost.
@@ -324,29 +318,24 @@ class Supervisor:
     # -- killing ---------------------------------------------------------------------------------
 
     def _expired(self, job: Job) -> None:
-        self.kill(job, float(job.notes["grace_s"]), TIMEOUT, lambda survivors: self._expiry_done(job, survivors))
+        def done(survivors: list[int]) -> None:
+            if survivors:
+                self.diary.note("supervisor", f"{job.session_id}: {len(survivors)} processes outlived the timeout")
 
-    def _expiry_done(self, job: Job, survivors: list[int]) -> None:
-        if survivors:
-            self.diary.note("supervisor", f"{job.session_id}: {len(survivors)} processes outlived the timeout")
+        self.kill(job, float(job.notes["grace_s"]), TIMEOUT, done)
 
     def kill(self, job: Job, grace_s: float, who: str, done: Callable[[list[int]], None]) -> None:
         """End the job's whole tree and record who did it."""
-        if job.when_launched(lambda: self.kill(job, grace_s, who, done)):
-            return
-        self._killer.kill(job.target, grace_s, lambda: self._first_signal(job, who), done)
+        if not job.when_launched(lambda: self.kill(job, grace_s, who, done)):
+            self.killer.kill(job.target, grace_s, done, lambda: self._first_signal(job, who))
 
     def signal(self, job: Job, number: int, done: Callable[[], None]) -> None:
         """Send a signal to the job's whole tree."""
         if not job.when_launched(lambda: self.signal(job, number, done)):
-            self._killer.signal(job.target, number, done)
-
-    def kill_rest(self, target: Target, grace_s: float, done: Callable[[list[int]], None]) -> None:
-        """End what is left of a tree whose session has ended."""
-        self._killer.kill(target, grace_s, lambda: None, done)
+            self.killer.signal(job.target, number, done)
 
     def _first_signal(self, job: Job, who: str) -> None:
-        self.notice(job)
+        self.exited(job)
         if job.record is None:
             job.ended_by = who
             if job.pidfd >= 0 or job.adopted:
