@@ -21,7 +21,7 @@ from shellback.exec.backends import homes
 from shellback.exec.backends.container import WORKSPACE, Container
 from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.stand_ins import StandIns
-from shellback.exec.core.errors import BackendUnavailable, SupervisorAbsent, SupervisorUnreachable
+from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable
 from shellback.exec.core.model import WORK, PodmanWorkspace
 from shellback.exec.core.ports import WorkspaceStore
 from shellback.exec.link import launch
@@ -29,7 +29,8 @@ from shellback.exec.link.client import SupervisorClient
 
 STOP_S: Final = 10.0
 """What a supervisor gets to end its commands, before the engine kills all of it."""
-_UP_S: Final = 15.0
+_UP_S: Final = 120.0
+"""What the supervisor of a container that runs gets to answer: a busy machine takes its time to start it."""
 _LOOK_S: Final = 0.5
 _TRIES: Final = 3
 
@@ -232,11 +233,11 @@ class Containers:
 
     async def _answers(self, home: Path, *, ours: bool) -> None:
         """Wait until the supervisor says hello; where one of our making does not, nothing is left of the container."""
-        client = SupervisorClient(home, spawn=False)
-        hello = asyncio.ensure_future(_heard(client))
+        client = _Starting(home, spawn=False, wait_s=_UP_S)
+        hello = asyncio.ensure_future(client.connect())
         try:
             while not hello.done():
-                # It tells nobody that it has ended, and is seldom asked: it comes up within tenths of a second.
+                # It tells nobody that it has ended, and is seldom asked: most come up within tenths of a second.
                 await asyncio.wait([hello], timeout=_LOOK_S)
                 if not hello.done() and not await self._runs(home):
                     hello.cancel()
@@ -375,16 +376,14 @@ class Containers:
             os.close(fd)
 
 
-async def _heard(client: SupervisorClient) -> None:
-    began = time.monotonic()
-    while True:
-        try:
-            await client.connect()
-        except SupervisorAbsent:
-            if time.monotonic() - began > _UP_S:
-                raise
-        else:
-            return
+class _Starting(SupervisorClient):
+    """Waits `wait_s` seconds for a supervisor that is coming up in a container."""
+
+    async def _await_another(self, waited: float) -> None:
+        if waited > self._wait_s:
+            raise SupervisorUnreachable(
+                f"it runs, and no supervisor answered in {self._home} within {self._wait_s:g} s"
+            )
         # A socket that does not exist yet tells nobody when it does.
         await asyncio.sleep(0.01)
 

@@ -140,3 +140,31 @@ def test_a_container_without_its_workspace_is_not_as_it_was_to_be() -> None:
 def test_mounts_that_cannot_be_seen_are_no_mounts() -> None:
     with pytest.raises(BackendUnavailable, match="cannot be seen"):
         containers.check_mounts(2**22 + 1, WANT)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("state", "bound_s", "said"),
+    [("running", 0.05, "it runs, and no supervisor answered in .* within 0.05 s"), ("exited", 600.0, "it ended")],
+)
+async def test_one_that_runs_gets_its_time_to_answer_and_one_that_has_ended_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, bound_s: float, said: str
+) -> None:
+    class Made(Podman):
+        ran = False
+
+        def state(self, name: str) -> tuple[str, str] | None:
+            return (state, name) if self.ran else None
+
+        def run(self, name: str, words: object) -> str:
+            self.ran = True
+            return name
+
+        def remove(self, name: str) -> None:
+            self.ran = False
+
+    monkeypatch.setattr(containers, "_UP_S", bound_s)
+    engine = Made()
+    with pytest.raises(BackendUnavailable, match=f"does not come up: {said}"):
+        await containers.Containers(tmp_path, engine).ensure(WANT)
+    assert not engine.ran
