@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shellback.exec.backends import dormant, homes
 from shellback.exec.core import answers
@@ -36,70 +35,8 @@ from shellback.exec.wire import linux
 from shellback.exec.wire.crashpoints import reach
 from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
 
-
-class Forwarding(SupervisorPort):
-    """A port that finds the port to ask."""
-
-    @abstractmethod
-    async def _live(self, session_id: str) -> SupervisorPort:
-        """Who has the process of a session.
-
-        Raises:
-            TaskCompleted: It has ended with its container.
-            SessionNotFound: It was never started there.
-        """
-
-    @abstractmethod
-    async def _teller(self, session_id: str) -> SupervisorPort:
-        """The same for a question that starts nobody. Raises what `_live` does."""
-
-    async def write(
-        self,
-        session_id: str,
-        data: bytes,
-        *,
-        eof: bool = False,
-        key: str = "",
-        beyond: int | None = None,
-        timeout_s: float = 0.0,
-    ) -> Written:
-        """See `SupervisorPort.write`."""
-        port = await self._live(session_id)
-        return await port.write(session_id, data, eof=eof, key=key, beyond=beyond, timeout_s=timeout_s)
-
-    async def written(self, session_id: str, key: str) -> Written | None:
-        """See `SupervisorPort.written`."""
-        return await (await self._live(session_id)).written(session_id, key)
-
-    async def resize(self, session_id: str, rows: int, cols: int) -> None:
-        """See `SupervisorPort.resize`."""
-        await (await self._live(session_id)).resize(session_id, rows, cols)
-
-    async def signal(self, session_id: str, number: int) -> None:
-        """See `SupervisorPort.signal`."""
-        await (await self._live(session_id)).signal(session_id, number)
-
-    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
-        """See `SupervisorPort.kill`."""
-        return await (await self._live(session_id)).kill(session_id, grace_s=grace_s, ended_by=ended_by)
-
-    async def grown(
-        self,
-        session_id: str,
-        beyond: int,
-        *,
-        err_beyond: int | None = None,
-        rest_s: float = 0.0,
-        timeout_s: float = 30.0,
-    ) -> Grown:
-        """See `SupervisorPort.grown`."""
-        port = await self._teller(session_id)
-        return await port.grown(session_id, beyond, err_beyond=err_beyond, rest_s=rest_s, timeout_s=timeout_s)
-
-    async def look(self, session_id: str) -> Look | None:
-        """See `SupervisorPort.look`."""
-        return await (await self._teller(session_id)).look(session_id)
-
+if TYPE_CHECKING:
+    from shellback.exec.backends.containers import Containers
 
 log = logging.getLogger(__name__)
 
@@ -116,19 +53,7 @@ _AGAIN_S: Final = 5.0
 """A container that could not be brought up is not tried again before that."""
 
 
-class Revival(Protocol):
-    """Who makes containers run."""
-
-    async def revive(self, home: Path) -> None:
-        """Make the container of a home run again, and return when its supervisor listens."""
-        ...
-
-    async def close(self) -> None:
-        """Let go of them; they run on."""
-        ...
-
-
-class Supervisors(Forwarding):
+class Supervisors(SupervisorPort):
     """One client for each home, made when it is needed.
 
     Without `containers`, as for the command line and a worker of another backend, one that does not run stays down, and
@@ -141,7 +66,7 @@ class Supervisors(Forwarding):
         host: SupervisorPort,
         state: Path,
         *,
-        containers: Revival | None = None,
+        containers: Containers | None = None,
         host_needed: bool = True,
         clients: int = CLIENTS,
     ) -> None:
@@ -165,8 +90,8 @@ class Supervisors(Forwarding):
 
     async def connect(self) -> Message:
         """See `SupervisorPort.connect`; reaches each container that owes an end, and waits for none that cannot be."""
-        self._host.on_exit, self._host.on_reconnect = self.on_exit, self.on_reconnect
-        self._host.on_losses = self.on_losses
+        host = self._host
+        host.on_exit, host.on_reconnect, host.on_losses = self.on_exit, self.on_reconnect, self.on_losses
         hello: Message = {"boot_id": linux.boot_id()}
         if self._hosting or await asyncio.to_thread(self._placements.host_owes):
             try:
@@ -201,13 +126,8 @@ class Supervisors(Forwarding):
         async with self._room:
             if home not in self._clients:
                 await self._make_room()
-                self._clients[home] = ContainedClient(
-                    home,
-                    lambda: self._bring(home),
-                    on_exit=None if self.on_exit is None else self._exited,
-                    on_reconnect=self._reconnected,
-                )
-                self._clients[home].on_losses = self.on_losses
+                self._clients[home] = made = ContainedClient(home, lambda: self._bring(home))
+                made.on_exit, made.on_reconnect, made.on_losses = self.on_exit, self.on_reconnect, self.on_losses
             return self._clients[home]
 
     async def _make_room(self) -> None:
@@ -222,14 +142,6 @@ class Supervisors(Forwarding):
             raise LimitReached(
                 f"commands run in {self._bound} containers, which is the most; let one of them end first"
             )
-
-    def _exited(self, record: ExitRecord) -> None:
-        if self.on_exit is not None:
-            self.on_exit(record)
-
-    def _reconnected(self) -> None:
-        if self.on_reconnect is not None:
-            self.on_reconnect()
 
     # -- containers that do not run --------------------------------------------------------------
 
@@ -248,7 +160,7 @@ class Supervisors(Forwarding):
             task.add_done_callback(lambda _: self._reviving.pop(home, None))
         await asyncio.shield(task)
 
-    async def _revived(self, home: Path, containers: Revival) -> None:
+    async def _revived(self, home: Path, containers: Containers) -> None:
         try:
             async with self._few:
                 await containers.revive(home)
@@ -399,7 +311,36 @@ class Supervisors(Forwarding):
         """See `SupervisorPort.expire`: of everybody who can be reached."""
         return [name for names in await self._everybody(lambda port: port.expire(lifetime, owner)) for name in names]
 
+    async def write(self, session_id: str, data: bytes, **how: Any) -> Written:
+        """See `SupervisorPort.write`."""
+        return await (await self._live(session_id)).write(session_id, data, **how)
+
+    async def written(self, session_id: str, key: str) -> Written | None:
+        """See `SupervisorPort.written`."""
+        return await (await self._live(session_id)).written(session_id, key)
+
+    async def resize(self, session_id: str, rows: int, cols: int) -> None:
+        """See `SupervisorPort.resize`."""
+        await (await self._live(session_id)).resize(session_id, rows, cols)
+
+    async def signal(self, session_id: str, number: int) -> None:
+        """See `SupervisorPort.signal`."""
+        await (await self._live(session_id)).signal(session_id, number)
+
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+        """See `SupervisorPort.kill`."""
+        return await (await self._live(session_id)).kill(session_id, grace_s=grace_s, ended_by=ended_by)
+
+    async def grown(self, session_id: str, beyond: int, **how: Any) -> Grown:
+        """See `SupervisorPort.grown`."""
+        return await (await self._teller(session_id)).grown(session_id, beyond, **how)
+
+    async def look(self, session_id: str) -> Look | None:
+        """See `SupervisorPort.look`."""
+        return await (await self._teller(session_id)).look(session_id)
+
     async def _teller(self, session_id: str) -> SupervisorPort:
+        """`_live` for a question that starts nobody."""
         # A session that is nowhere yet does not need the host's.
         if session_id not in self._here and not self._hosting:
             home = await asyncio.to_thread(self._placements.home_of, session_id)
@@ -408,6 +349,12 @@ class Supervisors(Forwarding):
         return await self._live(session_id)
 
     async def _live(self, session_id: str) -> SupervisorPort:
+        """Who has the process of a session.
+
+        Raises:
+            TaskCompleted: It has ended with its container.
+            SessionNotFound: It was never started there.
+        """
         if session_id in self._here:
             return self._host
         home = await asyncio.to_thread(self._placements.home_of, session_id)

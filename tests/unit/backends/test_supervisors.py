@@ -51,7 +51,8 @@ class Town:
         """A router as a worker has one; without `revive` as the command line does."""
         host = SupervisorClient(self.state, spawn=revive, idle_s=1.0)
         more = {"host_needed": False, **more}
-        made = Supervisors(host, self.state, containers=_Containers(self) if revive else None, **more)
+        containers: Any = _Containers(self) if revive else None
+        made = Supervisors(host, self.state, containers=containers, **more)
         if watch:
             made.on_exit, made.on_reconnect = self.told.append, self._reconnected
         self.routers.append(made)
