@@ -88,7 +88,6 @@ class BubblewrapBackend(ChosenBackend):
 
     @classmethod
     def made(cls, wanted: Wanted) -> Self:
-        """See `ChosenBackend.made`."""
         given = wanted.memory_bytes
         return cls(
             wanted.workspace,
@@ -142,7 +141,6 @@ class BubblewrapBackend(ChosenBackend):
         }
 
     def check(self) -> None:
-        """See `Backend.check`."""
         if self.bwrap is None:
             raise BackendUnavailable(causes.MISSING)
         seccomp.program()
@@ -157,7 +155,6 @@ class BubblewrapBackend(ChosenBackend):
         return view.HOME
 
     def tried(self, spec: CommandSpec, streams: Sequence[int] | None) -> Report:
-        """See `ChosenBackend.tried`."""
         self.check()
         report = tried(asyncio.run(self.plan(spec, f"run {os.getpid()}")), timeout_s=0, streams=streams)
         if report.stage:
@@ -165,7 +162,6 @@ class BubblewrapBackend(ChosenBackend):
         return report
 
     def missing(self, text: str, path: str | None) -> str | None:
-        """See `ChosenBackend.missing`."""
         try:
             word = next((word for word in shlex.split(text) if "=" not in word), "")
         except ValueError:
@@ -186,12 +182,10 @@ class BubblewrapBackend(ChosenBackend):
         )
 
     def useless(self, readable: Sequence[Path]) -> tuple[str, str] | None:
-        """See `ChosenBackend.useless`."""
         gone = [str(path) for path in readable if not path.exists()]
         return (f"SANDBOX_READABLE names what is not there: {', '.join(gone)}", "correct it") if gone else None
 
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
-        """See `Backend.plan`."""
         if spec.profile not in self.profiles:
             raise BackendUnavailable(f"there is no profile {spec.profile}")
         covers = await asyncio.to_thread(self.protected.covers)

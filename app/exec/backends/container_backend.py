@@ -283,7 +283,6 @@ class ContainerBackend(ChosenBackend):
             shutil.rmtree(root, ignore_errors=True)
 
     def useless(self, readable: Sequence[Path]) -> tuple[str, str] | None:
-        """See `ChosenBackend.useless`."""
         if not readable:
             return None
         return (

@@ -79,7 +79,6 @@ class Docker(ContainerEngine):
             )
 
     def run(self, name: str, words: Sequence[str]) -> str:
-        """See `ContainerEngine.run`."""
         done = self._call(["run", "-d", "--name", name, *words])
         if done.code:
             self.remove(name)
@@ -87,11 +86,9 @@ class Docker(ContainerEngine):
         return done.out.strip().splitlines()[-1]
 
     def stop(self, name: str, *, grace_s: float) -> None:
-        """See `ContainerEngine.stop`."""
         self._unless_gone(["stop", "-t", str(max(1, round(grace_s))), name], grace_s)
 
     def remove(self, name: str) -> None:
-        """See `ContainerEngine.remove`."""
         self._unless_gone(["rm", "--force", "--volumes", name])
 
     def _unless_gone(self, words: Sequence[str], longer_s: float = 0.0) -> None:
@@ -100,12 +97,10 @@ class Docker(ContainerEngine):
             raise self._failure(words[0], done)
 
     def console(self, home: Path) -> list[str]:
-        """See `ContainerEngine.console`."""
         done = self._call(["logs", "--tail", "3", home.name])
         return [] if done.code else [*done.out.splitlines(), *done.err.splitlines()]
 
     def own(self, home: Path) -> Iterable[str]:  # noqa: ARG002 - docker keeps what is printed itself
-        """See `ContainerEngine.own`."""
         # What an operator may have made the default of all containers is not ours: one namespace for several, say.
         return (
             "--log-driver", "json-file", "--log-opt", f"max-size={CONSOLE_BYTES}", "--log-opt", "max-file=1",
@@ -126,7 +121,6 @@ class Docker(ContainerEngine):
         return ["--mount", line.getvalue()]
 
     def started(self, want: Container, program: Sequence[str], told: Sequence[str]) -> list[str]:
-        """See `ContainerEngine.started`."""
         return ["--entrypoint", program[0], want.image_id or want.image, *program[1:], *told]
 
 
@@ -139,5 +133,4 @@ class DockerBackend(ContainerBackend):
 
     @classmethod
     def made(cls, wanted: Wanted) -> Self:
-        """See `ChosenBackend.made`."""
         return cls.over(Docker(host=wanted.options["host"], environ=wanted.environ), wanted)

@@ -35,7 +35,6 @@ class HostBackend(ChosenBackend):
 
     @classmethod
     def made(cls, wanted: Wanted) -> Self:
-        """See `ChosenBackend.made`."""
         return cls(wanted.workspace, exec_uid=wanted.exec_uid, fence=wanted.fence, state=wanted.state)
 
     def __init__(
@@ -66,7 +65,6 @@ class HostBackend(ChosenBackend):
         )
 
     def facts(self, profile: str) -> dict[str, Any]:  # noqa: ARG002 - there is one
-        """See `Backend.facts`."""
         writable = ["/"] if self._fence is None else [*self._fence]
         return {
             "shell": self._bash or _BASH,
@@ -75,7 +73,6 @@ class HostBackend(ChosenBackend):
         }
 
     def check(self) -> None:
-        """See `Backend.check`."""
         if self._bash is None:
             raise BackendUnavailable(f"no bash in {CHILD_PATH}; install bash")
         self._runner.check(self.workspace, given=self._given)
@@ -90,7 +87,6 @@ class HostBackend(ChosenBackend):
         return str(self.homes.path(scope))
 
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
-        """See `Backend.plan`."""
         if spec.profile not in self.profiles:
             raise BackendUnavailable(f"the host backend isolates nothing, so it has no profile {spec.profile}")
         uid, gid = self._runner.dropped

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
-from shellback.exec.core.base import Found, Plan
+from shellback.exec.core.base import Backend, Found
 from shellback.exec.core.model import CommandSpec
 
 if TYPE_CHECKING:
@@ -77,16 +77,9 @@ class Wanted:
     options: Mapping[str, Any]
 
 
-class ChosenBackend(ABC):
+class ChosenBackend(Backend):
     """A `Backend` that settings can choose, and what they who choose, check and show it ask of it besides."""
 
-    name: str
-    powered_by: str = ""
-    profiles: frozenset[str]
-    network: bool
-    workspace: Path
-    inner: str
-    uid: int
     containers: Containers | None = None
     """In which it runs commands; None where it does without."""
     protected: Protected | None = None
@@ -104,27 +97,6 @@ class ChosenBackend(ABC):
     @abstractmethod
     def made(cls, wanted: Wanted) -> Self:
         """The backend that is wanted, not tried."""
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """See `Backend.description`."""
-
-    @abstractmethod
-    def facts(self, profile: str) -> dict[str, Any]:
-        """See `Backend.facts`."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """See `Backend.check`."""
-
-    @abstractmethod
-    def private_home(self, scope: str) -> str:
-        """See `Backend.private_home`."""
-
-    @abstractmethod
-    async def plan(self, spec: CommandSpec, scope: str) -> Plan:
-        """See `Backend.plan`."""
 
     def probe(self) -> Found | None:
         """Find out in it what holds; None where nothing does. Blocks for up to some seconds; leaves nothing behind.

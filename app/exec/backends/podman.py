@@ -165,12 +165,10 @@ class Podman(ContainerEngine):
         return [line.split(" ", 3)[-1] for line in text.splitlines()]
 
     def own(self, home: Path) -> Iterable[str]:
-        """See `ContainerEngine.own`."""
         log = ("--log-opt", f"path={home / _CONSOLE}", "--log-opt", f"max-size={CONSOLE_BYTES}")
         return ("--read-only-tmpfs=false", "--log-driver", "k8s-file", *log)
 
     def mounted(self, mount: Mount) -> list[str]:
-        """See `ContainerEngine.mounted`."""
         # What is mounted below it is not made read-only with it, so that stays outside.
         mode = "rw,nosuid,nodev" if mount.writable else "ro,bind,nosuid,nodev"
         if ":" not in mount.source and ":" not in mount.target:
@@ -184,13 +182,11 @@ class Podman(ContainerEngine):
         return ["--mount", f"type=bind,source={mount.source},destination={mount.target},nosuid,nodev{read}"]
 
     def started(self, want: Container, program: Sequence[str], told: Sequence[str]) -> list[str]:
-        """See `ContainerEngine.started`."""
         root = want.image.startswith("/")
         image = ["--rootfs", f"{want.image}:O"] if root else [want.image_id or want.image]
         return ["--entrypoint", json.dumps(program), *image, *told]
 
     def forgotten(self, home: Path) -> None:
-        """See `ContainerEngine.forgotten`."""
         with contextlib.suppress(FileNotFoundError):
             (home / _CONSOLE).unlink()
 
@@ -243,7 +239,6 @@ class PodmanBackend(ContainerBackend):
 
     @classmethod
     def made(cls, wanted: Wanted) -> Self:
-        """See `ChosenBackend.made`."""
         of = wanted.options
         engine = Podman(
             url=of["base_url"], connection=of["connection"], identity=of["identity"], environ=wanted.environ

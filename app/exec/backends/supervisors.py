@@ -109,7 +109,6 @@ class Supervisors(SupervisorPort):
         return running and not self._placements.host_owes()
 
     async def close(self) -> None:
-        """See `SupervisorPort.close`."""
         for task in self._reviving.values():
             task.cancel()
         await asyncio.gather(*self._reviving.values(), return_exceptions=True)
@@ -280,7 +279,6 @@ class Supervisors(SupervisorPort):
         return told
 
     async def abandon(self, session_id: str) -> Message:
-        """See `SupervisorPort.abandon`."""
         home = await asyncio.to_thread(self._placements.home_of, session_id)
         if home is None:
             self._hosting = True
@@ -295,7 +293,6 @@ class Supervisors(SupervisorPort):
         return await self.status(session_id)
 
     async def ack(self, session_id: str) -> bool:
-        """See `SupervisorPort.ack`."""
         home = await asyncio.to_thread(self._placements.home_of, session_id)
         if home is None:
             return (self._hosting or await asyncio.to_thread(self._placements.at_host, session_id)) and (
@@ -312,31 +309,24 @@ class Supervisors(SupervisorPort):
         return [name for names in await self._everybody(lambda port: port.expire(lifetime, owner)) for name in names]
 
     async def write(self, session_id: str, data: bytes, **how: Any) -> Written:
-        """See `SupervisorPort.write`."""
         return await (await self._live(session_id)).write(session_id, data, **how)
 
     async def written(self, session_id: str, key: str) -> Written | None:
-        """See `SupervisorPort.written`."""
         return await (await self._live(session_id)).written(session_id, key)
 
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
-        """See `SupervisorPort.resize`."""
         await (await self._live(session_id)).resize(session_id, rows, cols)
 
     async def signal(self, session_id: str, number: int) -> None:
-        """See `SupervisorPort.signal`."""
         await (await self._live(session_id)).signal(session_id, number)
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
-        """See `SupervisorPort.kill`."""
         return await (await self._live(session_id)).kill(session_id, grace_s=grace_s, ended_by=ended_by)
 
     async def grown(self, session_id: str, beyond: int, **how: Any) -> Grown:
-        """See `SupervisorPort.grown`."""
         return await (await self._teller(session_id)).grown(session_id, beyond, **how)
 
     async def look(self, session_id: str) -> Look | None:
-        """See `SupervisorPort.look`."""
         return await (await self._teller(session_id)).look(session_id)
 
     async def _teller(self, session_id: str) -> SupervisorPort:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from shellback.exec.core.model import CommandSpec
 from shellback.exec.wire.sandbox import Sandbox
@@ -49,57 +50,38 @@ class Found:
     start_ms: float = 0.0
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """A place where commands run. A plan starts nothing; it may look at the workspace."""
 
-    @property
-    def name(self) -> str:
-        """By which settings and records name it."""
-        ...
+    name: str
+    """By which settings and records name it."""
+    powered_by: str = ""
+    """The engine of the containers that its commands run in, as people write it; "" without containers."""
+    profiles: frozenset[str]
+    """What it can hold commands to; commands of different profiles share nothing."""
+    network: bool
+    """Whether its commands reach the network; those of `read_only` never do."""
+    workspace: Path
+    """The directory its commands work in, without symlinks."""
+    inner: str
+    """The path of the workspace as its commands see it."""
+    uid: int
+    """Whom its commands run as, as this machine numbers users."""
 
     @property
-    def powered_by(self) -> str:
-        """The engine of the containers that its commands run in, as people write it; "" without containers."""
-        ...
-
-    @property
-    def profiles(self) -> frozenset[str]:
-        """What it can hold commands to; commands of different profiles share nothing."""
-        ...
-
-    @property
-    def network(self) -> bool:
-        """Whether its commands reach the network; those of `read_only` never do."""
-        ...
-
-    @property
-    def workspace(self) -> Path:
-        """The directory its commands work in, without symlinks."""
-        ...
-
-    @property
-    def inner(self) -> str:
-        """The path of the workspace as its commands see it."""
-        ...
-
-    @property
-    def uid(self) -> int:
-        """Whom its commands run as, as this machine numbers users."""
-        ...
-
-    @property
+    @abstractmethod
     def description(self) -> str:
         """One true sentence about where commands run, for the model."""
-        ...
 
+    @abstractmethod
     def facts(self, profile: str) -> dict[str, Any]:
         """What commands of this profile are held to, as portable JSON that differs where any of it does.
 
         `shell` runs their text; `mounts` has what is `readable`, `writable` and `private` to them; `limits`, 0 for
         none, in bytes and counts.
         """
-        ...
 
+    @abstractmethod
     def check(self) -> None:
         """Find out whether commands can run here.
 
@@ -107,12 +89,12 @@ class Backend(Protocol):
             BackendUnavailable: They cannot; the message has cause and remedy.
             WorkspaceUnusable: The workspace is missing, or its commands could not write it.
         """
-        ...
 
+    @abstractmethod
     def private_home(self, scope: str) -> str:
         """The home of commands of this scope that have none of their own, as they see it; `plan` makes it."""
-        ...
 
+    @abstractmethod
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
         """Say what to spawn for the command; commands of one `scope` and profile share a sandbox.
 
@@ -120,4 +102,3 @@ class Backend(Protocol):
             BackendUnavailable: The profile is none of `profiles`.
             WorkspaceUnusable: Something in the workspace is in the way.
         """
-        ...
