@@ -16,10 +16,9 @@ from typing import Any, Final, Self
 from shellback.exec.backends import causes, seccomp, view
 from shellback.exec.backends.kinds import ChosenBackend, Wanted
 from shellback.exec.backends.protected import Covers, Protected
-from shellback.exec.backends.shell_words import shell_argv, shell_env
+from shellback.exec.backends.shell_words import shell_words
 from shellback.exec.backends.trial import tried
 from shellback.exec.core.base import Plan
-from shellback.exec.core.environment import child_env, home_of
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
 from shellback.exec.core.runner import EXEC_UID, Runner, found
@@ -190,20 +189,11 @@ class BubblewrapBackend(ChosenBackend):
             raise BackendUnavailable(f"there is no profile {spec.profile}")
         covers = await asyncio.to_thread(self.protected.covers)
         uid, gid = self.runner.dropped
-        private = self.private_home(scope)
-        home = home_of(spec, workspace=self.inner, private=private)
-        env = child_env(
-            spec.env,
-            home=home,
-            private=private,
-            user=self.runner.user,
-            pty=spec.pty is not None,
-            mode=spec.env_mode,
-        )
+        argv, env = shell_words(_BASH, spec, workspace=self.inner, private=view.HOME, user=self.runner.user)
         return Plan(
-            argv=shell_argv(_BASH, spec, home, private),
+            argv=argv,
             cwd=spec.cwd,
-            env={**env, **shell_env(spec)},
+            env=env,
             uid=uid,
             gid=gid,
             sandbox=self.sandbox(spec.profile, scope, covers),

@@ -34,9 +34,9 @@ from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.kinds import ChosenBackend, Wanted
 from shellback.exec.backends.protected import Covers, Protected
-from shellback.exec.backends.shell_words import shell_argv, shell_env
+from shellback.exec.backends.shell_words import shell_words
 from shellback.exec.core.base import Plan
-from shellback.exec.core.environment import CHILD_PATH, child_env, home_of
+from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
 from shellback.exec.core.runner import EXEC_UID, Runner
@@ -215,16 +215,12 @@ class ContainerBackend(ChosenBackend):
         home = await self._home(spec.profile, scope)
         base = {name: value for name, value in self._env.items() if spec.env_mode == "extend"}
         ours = {"PATH": self._env.get("PATH", CHILD_PATH), "SHELL": self.shell}
-        private = self.private_home(scope)
-        of_command = home_of(spec, workspace=WORKSPACE, private=private)
-        made = child_env(
-            {}, home=of_command, private=private, user=self._name, pty=spec.pty is not None, mode=spec.env_mode
-        )
-        env = {**base, **made, **{name: ours[name] for name in ours if name in made}, **spec.env, **shell_env(spec)}
+        argv, env = shell_words(self.shell, spec, workspace=WORKSPACE, private=HOME, user=self._name)
+        given = {name: ours[name] for name in ours.keys() & env.keys() - spec.env.keys()}
         return Plan(
-            argv=shell_argv(self.shell, spec, of_command, private),
+            argv=argv,
             cwd=self.inside(spec.cwd),
-            env=env,
+            env={**base, **env, **given},
             uid=self.user,
             gid=self.group,
             umask=0o002 if self.rootless else 0o022,

@@ -10,9 +10,9 @@ from typing import Any, Final, Self
 
 from shellback.exec.backends.kinds import ChosenBackend, Wanted
 from shellback.exec.backends.private_homes import PrivateHomes
-from shellback.exec.backends.shell_words import shell_argv, shell_env
+from shellback.exec.backends.shell_words import shell_words
 from shellback.exec.core.base import Plan
-from shellback.exec.core.environment import CHILD_PATH, child_env, home_of
+from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.core.model import WORK, CommandSpec
 from shellback.exec.core.runner import EXEC_UID, Runner, found
@@ -91,19 +91,13 @@ class HostBackend(ChosenBackend):
             raise BackendUnavailable(f"the host backend isolates nothing, so it has no profile {spec.profile}")
         uid, gid = self._runner.dropped
         private = str(await asyncio.to_thread(self.homes.make, scope))
-        home = home_of(spec, workspace=self.inner, private=private)
-        env = child_env(
-            spec.env,
-            home=home,
-            private=private,
-            user=self._runner.user,
-            pty=spec.pty is not None,
-            mode=spec.env_mode,
+        argv, env = shell_words(
+            self._bash or _BASH, spec, workspace=self.inner, private=private, user=self._runner.user
         )
         return Plan(
-            argv=shell_argv(self._bash or _BASH, spec, home, private),
+            argv=argv,
             cwd=spec.cwd,
-            env={**env, **shell_env(spec)},
+            env=env,
             uid=uid,
             gid=gid,
             fence=None if self._fence is None else (*self._fence, private),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from shellback.exec.core.environment import child_env, home_of
 from shellback.exec.core.model import READ_ONLY, CommandSpec
 
 _NO_HOME: Final = "/proc"
@@ -22,21 +23,20 @@ _LOGIN: Final = f'{_HAVE} HOME=$2; shift 2; unset BASH_ENV ENV; exec "$@"'
 _APART: Final = f'{_HAVE} shift 2; exec "$@"'
 
 
-def shell_argv(shell: str, spec: CommandSpec, home: str, private: str) -> tuple[str, ...]:
-    """The words that let `shell` run the command, whose HOME is `home`; `private` is that of its conversation."""
+def shell_words(
+    shell: str, spec: CommandSpec, *, workspace: str, private: str, user: str
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The words that let `shell` run the command as this user, and their environment.
+
+    `private` is the home of its conversation, and `workspace` the workspace, as the command sees them.
+    """
+    home = home_of(spec, workspace=workspace, private=private)
+    env = child_env(spec.env, home=home, private=private, user=user, pty=spec.pty is not None, mode=spec.env_mode)
+    logs_in = spec.login and spec.profile != READ_ONLY
+    env |= {"HOME": _NO_HOME} if logs_in else {}
     plain = ("--noprofile", "--norc") if shell.endswith("/bash") else ()
     words = (shell, *plain, "-c", "--", spec.command)
     if home == private or spec.profile == READ_ONLY:
-        return words
-    if _logs_in(spec):
-        return (shell, "-lc", _LOGIN, shell, private, home, *words)
-    return (shell, *plain, "-c", _APART, shell, private, home, *words)
-
-
-def shell_env(spec: CommandSpec) -> dict[str, str]:
-    """What its environment has that no command could be given."""
-    return {"HOME": _NO_HOME} if _logs_in(spec) else {}
-
-
-def _logs_in(spec: CommandSpec) -> bool:
-    return spec.login and spec.profile != READ_ONLY
+        return words, env
+    before = ("-lc", _LOGIN) if logs_in else (*plain, "-c", _APART)
+    return (shell, *before, shell, private, home, *words), env

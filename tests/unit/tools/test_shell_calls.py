@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from shellback.exec.backends.shell_words import shell_argv, shell_env
+from shellback.exec.backends.shell_words import shell_words
 from shellback.exec.core.environment import home_of
 from shellback.exec.core.errors import (
     CommandDenied,
@@ -116,20 +116,24 @@ def test_errors_of_shell_are_those_of_its_specification() -> None:
     assert tool_named("shell_session").worded(CommandDenied("it ruins")) == "it ruins"
 
 
+IN_A_HOME = {"workspace": "/ws", "private": "/home/agent", "user": "nobody"}
+
+
 def test_a_login_shell_reads_no_file_of_a_home_and_becomes_one_that_reads_none() -> None:
     spec = CommandSpec(command="ls", cwd="/ws", login=True)
-    argv = shell_argv("/bin/bash", spec, "/ws", "/home/agent")
+    argv, env = shell_words("/bin/bash", spec, **IN_A_HOME)
     assert argv[:2] == ("/bin/bash", "-lc")
     assert argv[3:] == ("/bin/bash", "/home/agent", "/ws", "/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
-    assert shell_env(spec) == {"HOME": "/proc"}
-    sh = shell_argv("/bin/sh", spec, "/ws", "/home/agent")
+    assert env["HOME"] == "/proc"
+    sh, _ = shell_words("/bin/sh", spec, **IN_A_HOME)
     assert sh[3:] == ("/bin/sh", "/home/agent", "/ws", "/bin/sh", "-c", "--", "ls")
 
 
 def test_what_only_reads_is_run_without_any_start_up_file() -> None:
     spec = CommandSpec(command="ls", cwd="/ws", login=True, profile=READ_ONLY)
-    assert shell_argv("/bin/bash", spec, "/ws", "/ws") == ("/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
-    assert shell_env(spec) == {}
+    argv, env = shell_words("/bin/bash", spec, **IN_A_HOME)
+    assert argv == ("/bin/bash", "--noprofile", "--norc", "-c", "--", "ls")
+    assert env["HOME"] == "/ws"
 
 
 def test_the_home_of_shells_and_login_shells_is_the_workspace() -> None:
