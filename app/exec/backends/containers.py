@@ -26,6 +26,7 @@ from shellback.exec.core.model import WORK, PodmanWorkspace
 from shellback.exec.core.ports import WorkspaceStore
 from shellback.exec.link import launch
 from shellback.exec.link.client import SupervisorClient
+from shellback.exec.wire import linux
 
 STOP_S: Final = 10.0
 """What a supervisor gets to end its commands, before the engine kills all of it."""
@@ -368,12 +369,9 @@ class Containers:
     def _locked(self, home: Path) -> Generator[None]:
         """Against other processes of ours, and other threads: an engine does not bear two at the same container."""
         self._make_root()
-        fd = os.open(self.root / f"{home.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with linux.opened(self.root / f"{home.name}.lock", os.O_RDWR | os.O_CREAT) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(fd)
 
 
 class _Starting(SupervisorClient):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.backends.container import SURROUNDINGS, Container
+from shellback.exec.core.sight.place import closing
 from shellback.exec.link import launch
 from shellback.exec.wire import layout, linux
 
 DESCRIPTION: Final = layout.CONTAINER
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def known(home: Path) -> Container | None:
@@ -26,7 +29,11 @@ def known(home: Path) -> Container | None:
 
 def describe(home: Path, want: Container) -> None:
     """Have it on disk what the container of a home is made of."""
-    _write(home / DESCRIPTION, want.to_json())
+    aside = home / f"{DESCRIPTION}.new"
+    with linux.opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        linux.write_all(fd, want.to_json().encode())
+        os.fsync(fd)
+    aside.replace(home / DESCRIPTION)
 
 
 def surroundings(home: Path) -> dict[str, Any]:
@@ -52,39 +59,22 @@ def listens(home: Path) -> bool:
 
 def peer(home: Path) -> int:
     """The process that listens there, as this machine numbers them; 0 where there is none."""
-    try:
-        folder = os.open(home / layout.SUPERVISOR, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
-            connection.connect(f"/proc/self/fd/{folder}/{layout.SOCKET}")
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            return int(struct.unpack("3i", credentials)[0])
-    except OSError:
-        return 0
-    finally:
-        os.close(folder)
+    with (
+        contextlib.suppress(OSError),
+        linux.opened(home / layout.SUPERVISOR, _FOLDER) as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection,
+    ):
+        connection.connect(f"/proc/self/fd/{folder}/{layout.SOCKET}")
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[0])
+    return 0
 
 
 def kept(home: Path) -> bool:
     """Whether a keeper holds this home. It is the first process of its container: without it nothing runs there."""
     try:
-        fd = os.open(home / layout.SUPERVISOR, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(home / layout.SUPERVISOR, _FOLDER)
     except OSError:
         return False
-    try:
-        return launch.kept(fd)
-    finally:
-        os.close(fd)
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_suffix(".new")
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        linux.write_all(fd, text.encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    aside.replace(path)
+    with closing(folder):
+        return launch.kept(folder)

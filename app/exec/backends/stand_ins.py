@@ -18,6 +18,7 @@ from shellback.exec.backends import homes
 from shellback.exec.backends.container import Container
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.supervisor.sandbox import stubs
+from shellback.exec.wire import linux
 
 _MADE: Final = "made"
 _FOR: Final = "for"
@@ -74,12 +75,9 @@ class StandIns:
     @contextlib.contextmanager
     def _known(self) -> Generator[dict[str, dict[str, Any]]]:
         self._kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(f"{self._kept}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with linux.opened(f"{self._kept}.lock", os.O_RDWR | os.O_CREAT) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield self._read()
-        finally:
-            os.close(fd)
 
     def _read(self) -> dict[str, dict[str, Any]]:
         try:
@@ -90,8 +88,7 @@ class StandIns:
 
     def _write(self, known: dict[str, dict[str, Any]]) -> None:
         aside = self._kept.with_suffix(".new")
-        with open(aside, "w", encoding="utf-8") as file:
-            json.dump(known, file)
+        aside.write_text(json.dumps(known), "utf-8")
         aside.replace(self._kept)
 
 

@@ -13,7 +13,10 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
+
+from shellback.exec.core.sight.place import closing
 
 _SETTLED_NS: Final = 20_000_000
 """Longer than a tick of any kernel: a change within one tick of the last need not move the ctime."""
@@ -21,6 +24,7 @@ _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 
 
+@dataclass(slots=True, eq=False)
 class Directory:
     """One directory: what its names were when it was last read.
 
@@ -29,17 +33,14 @@ class Directory:
     than there was room for. `need` is how many it has, at least: all of them are in `children` where it is `whole`.
     """
 
-    __slots__ = ("children", "closed", "marks", "need", "path", "settled", "stamp", "whole")
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.stamp: tuple[int, int] | None = None
-        self.settled = False
-        self.closed = False
-        self.marks: dict[str, str] = {}
-        self.children: dict[str, Directory] = {}
-        self.need = 0
-        self.whole = False
+    path: str
+    stamp: tuple[int, int] | None = None
+    settled: bool = False
+    closed: bool = False
+    marks: dict[str, str] = field(default_factory=dict[str, str])
+    children: dict[str, Directory] = field(default_factory=dict[str, "Directory"])
+    need: int = 0
+    whole: bool = False
 
 
 class Tree:
@@ -105,8 +106,7 @@ class Tree:
         return True
 
     def _read(self, directory: Directory, room: int) -> bool:
-        descriptor = os.open(directory.path, _OPEN)
-        try:
+        with closing(os.open(directory.path, _OPEN)) as descriptor:
             if os.readlink(f"/proc/self/fd/{descriptor}") != directory.path:
                 return False  # a symlink on the way, put there after the look at its parent
             now = time.time_ns()
@@ -114,8 +114,6 @@ class Tree:
             if status.st_dev != self._device:
                 return False
             self._take(directory, descriptor, room)
-        finally:
-            os.close(descriptor)
         directory.stamp = (status.st_ino, status.st_ctime_ns)
         directory.settled = now - status.st_ctime_ns > _SETTLED_NS
         directory.closed = directory.need > room

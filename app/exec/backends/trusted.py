@@ -41,6 +41,19 @@ class Rule:
 DOT_GIT: Final = Rule("root", ".git", "a repository of a command's making has hooks and configuration of its making")
 HEAD: Final = Rule("root", "HEAD", "without a .git, HEAD, objects and refs would make the root itself a repository")
 
+
+def _root(why: str, *names: str, missing: bytes | None = None, rare: bool = False) -> tuple[Rule, ...]:
+    """The same rule for several names in the root."""
+    return tuple(Rule("root", name, why, missing, rare) for name in names)
+
+
+_LEFTHOOK: Final = [
+    f"{dot}lefthook{local}.{kind}"
+    for dot in ("", ".")
+    for local in ("", "-local")
+    for kind in ("yml", "yaml", "toml", "json", "jsonc")
+]
+
 PROTECTED: Final[tuple[Rule, ...]] = (
     DOT_GIT,
     HEAD,
@@ -50,83 +63,67 @@ PROTECTED: Final[tuple[Rule, ...]] = (
     Rule("repository", "commondir", "tells git to take hooks and config from another directory", b".\n"),
     Rule("worktree", "commondir", "tells git to take hooks and config from another directory", b""),
     Rule("worktree", "config.worktree", "the same as config, where worktreeConfig is on", b""),
-    Rule("root", ".husky", "git hooks, by core.hooksPath"),
-    Rule("root", ".githooks", "git hooks, by core.hooksPath"),
-    Rule("root", ".pre-commit-config.yaml", "programs of git hooks, where pre-commit or prek is installed", rare=True),
-    Rule("root", "prek.toml", "programs of git hooks, where prek is installed", rare=True),
-    *(
-        Rule("root", f"{dot}lefthook{local}.{kind}", "programs of git hooks, where Lefthook is installed", rare=True)
-        for dot in ("", ".")
-        for local in ("", "-local")
-        for kind in ("yml", "yaml", "toml", "json", "jsonc")
-    ),
-    Rule("root", ".overcommit.yml", "programs of git hooks, where Overcommit is installed", rare=True),
-    Rule("root", "hk.pkl", "programs of git hooks, where hk is installed", rare=True),
-    Rule("root", ".trunk", "programs of git hooks, where Trunk is installed", rare=True),
-    Rule(
-        "root",
-        ".gitconfig",
+    *_root("git hooks, by core.hooksPath", ".husky", ".githooks"),
+    *_root("programs of git hooks, where pre-commit or prek is installed", ".pre-commit-config.yaml", rare=True),
+    *_root("programs of git hooks, where prek is installed", "prek.toml", rare=True),
+    *_root("programs of git hooks, where Lefthook is installed", *_LEFTHOOK, rare=True),
+    *_root("programs of git hooks, where Overcommit is installed", ".overcommit.yml", rare=True),
+    *_root("programs of git hooks, where hk is installed", "hk.pkl", rare=True),
+    *_root("programs of git hooks, where Trunk is installed", ".trunk", rare=True),
+    *_root(
         "configuration of git where the workspace is a home; often included by a repository's",
-        SOCKET,
+        ".gitconfig",
+        missing=SOCKET,
     ),
-    Rule("root", ".shellback", "configuration of Shellback"),
-    Rule("root", ".vscode", "tasks that run when the folder is opened; paths of interpreters and tools"),
-    Rule("root", ".idea", "run configurations and start-up tasks"),
-    Rule("root", ".zed", "tasks, and paths of language servers", rare=True),
-    Rule("root", ".helix", "programs that Helix starts as language servers", rare=True),
-    Rule("root", ".fleet", "run configurations", rare=True),
-    Rule("root", ".devcontainer", "commands that run on the machine before the container starts"),
-    Rule("root", ".devcontainer.json", "commands that run on the machine before the container starts", SOCKET),
-    Rule("root", ".exrc", "commands that vi runs when it starts here", rare=True),
-    Rule("root", ".vimrc", "commands that Vim runs when it starts, with exrc on or in a home", rare=True),
-    Rule("root", ".nvimrc", "commands that Neovim runs when it starts here", rare=True),
-    Rule("root", ".nvim.lua", "code that Neovim runs when it starts here", rare=True),
-    Rule("root", ".dir-locals.el", "code that Emacs runs when a file is opened", rare=True),
-    Rule("root", ".dir-locals-2.el", "the same as .dir-locals.el", rare=True),
-    Rule("root", ".gdbinit", "commands that GDB runs when it starts here, where auto-load allows it", rare=True),
-    Rule("root", ".lldbinit", "commands that LLDB runs when it starts here, where that is switched on", rare=True),
-    Rule("root", ".mcp.json", "programs that agents start as servers", SOCKET),
-    Rule("root", ".claude", "hooks, permissions and servers of an agent"),
-    Rule("root", ".codex", "permissions and servers of an agent"),
-    Rule("root", ".gemini", "permissions and servers of an agent"),
-    Rule("root", ".cursor", "servers and hooks of an agent"),
-    Rule("root", ".windsurf", "servers and workflows of an agent", rare=True),
-    Rule("root", ".kiro", "servers and hooks of an agent", rare=True),
-    Rule("root", ".qwen", "permissions and servers of an agent", rare=True),
-    Rule("root", ".opencode", "plugins that an agent loads", rare=True),
-    Rule("root", "opencode.json", "permissions and servers of an agent", rare=True),
-    Rule("root", "opencode.jsonc", "permissions and servers of an agent", rare=True),
-    *(
-        Rule("root", name, "servers of an agent, also of languages", rare=True)
-        for name in ("crush.json", ".crush.json")
+    *_root("configuration of Shellback", ".shellback"),
+    *_root("tasks that run when the folder is opened; paths of interpreters and tools", ".vscode"),
+    *_root("run configurations and start-up tasks", ".idea"),
+    *_root("tasks, and paths of language servers", ".zed", rare=True),
+    *_root("programs that Helix starts as language servers", ".helix", rare=True),
+    *_root("run configurations", ".fleet", rare=True),
+    *_root("commands that run on the machine before the container starts", ".devcontainer"),
+    *_root("commands that run on the machine before the container starts", ".devcontainer.json", missing=SOCKET),
+    *_root("commands that vi runs when it starts here", ".exrc", rare=True),
+    *_root("commands that Vim runs when it starts, with exrc on or in a home", ".vimrc", rare=True),
+    *_root("commands that Neovim runs when it starts here", ".nvimrc", rare=True),
+    *_root("code that Neovim runs when it starts here", ".nvim.lua", rare=True),
+    *_root("code that Emacs runs when a file is opened", ".dir-locals.el", rare=True),
+    *_root("the same as .dir-locals.el", ".dir-locals-2.el", rare=True),
+    *_root("commands that GDB runs when it starts here, where auto-load allows it", ".gdbinit", rare=True),
+    *_root("commands that LLDB runs when it starts here, where that is switched on", ".lldbinit", rare=True),
+    *_root("programs that agents start as servers", ".mcp.json", missing=SOCKET),
+    *_root("hooks, permissions and servers of an agent", ".claude"),
+    *_root("permissions and servers of an agent", ".codex", ".gemini"),
+    *_root("servers and hooks of an agent", ".cursor"),
+    *_root("servers and workflows of an agent", ".windsurf", rare=True),
+    *_root("servers and hooks of an agent", ".kiro", rare=True),
+    *_root("permissions and servers of an agent", ".qwen", "opencode.json", "opencode.jsonc", rare=True),
+    *_root("plugins that an agent loads", ".opencode", rare=True),
+    *_root("servers of an agent, also of languages", "crush.json", ".crush.json", rare=True),
+    *_root("servers of an agent", ".amazonq", ".factory", ".junie", ".trae", ".continue", ".roo", rare=True),
+    *_root("commands that an agent runs after each edit", ".aider.conf.yml", rare=True),
+    *_root("shell code that direnv runs on entering the directory", ".envrc", missing=SOCKET),
+    *_root("shell code that direnv loads from its cache without asking", ".direnv", rare=True),
+    *_root(
+        "hooks of mise, which trusts a path and not what stands there",
+        "mise.toml", ".mise.toml", "mise.local.toml", ".mise.local.toml", ".mise", rare=True,
     ),
-    *(Rule("root", name, "servers of an agent", rare=True) for name in (".amazonq", ".factory", ".junie", ".trae")),
-    Rule("root", ".continue", "servers of an agent", rare=True),
-    Rule("root", ".roo", "servers of an agent", rare=True),
-    Rule("root", ".aider.conf.yml", "commands that an agent runs after each edit", rare=True),
-    Rule("root", ".envrc", "shell code that direnv runs on entering the directory", SOCKET),
-    Rule("root", ".direnv", "shell code that direnv loads from its cache without asking", rare=True),
-    *(
-        Rule("root", name, "hooks of mise, which trusts a path and not what stands there", rare=True)
-        for name in ("mise.toml", ".mise.toml", "mise.local.toml", ".mise.local.toml", ".mise")
+    *_root("shell code that an autoenv plugin runs on entering the directory", ".autoenv.zsh", rare=True),
+    *_root(
+        "runs when a shell starts, where the workspace is a home",
+        ".bashrc", ".bash_aliases", ".zshrc", ".zshenv", missing=SOCKET,
     ),
-    Rule("root", ".autoenv.zsh", "shell code that an autoenv plugin runs on entering the directory", rare=True),
-    Rule("root", ".bashrc", "runs when a shell starts, where the workspace is a home", SOCKET),
-    Rule("root", ".bash_profile", "runs at login, where the workspace is a home", SOCKET),
-    Rule("root", ".bash_login", "runs at login, where the workspace is a home", SOCKET),
-    Rule("root", ".bash_logout", "runs at logout, where the workspace is a home", rare=True),
-    Rule("root", ".bash_aliases", "runs when a shell starts, where the workspace is a home", SOCKET),
-    Rule("root", ".profile", "runs at login, where the workspace is a home", SOCKET),
-    Rule("root", ".zshrc", "runs when a shell starts, where the workspace is a home", SOCKET),
-    Rule("root", ".zshenv", "runs when a shell starts, where the workspace is a home", SOCKET),
-    Rule("root", ".zprofile", "runs at login, where the workspace is a home", SOCKET),
-    Rule("root", ".zlogin", "runs at login, where the workspace is a home", rare=True),
-    Rule("root", ".zlogout", "runs at logout, where the workspace is a home", rare=True),
-    Rule("root", ".inputrc", "keys bound to commands, where the workspace is a home", rare=True),
-    Rule("root", ".ripgreprc", "names a program that rg runs (--pre), where the workspace is a home", rare=True),
-    Rule("root", ".tmux.conf", "commands that tmux runs when it starts, where the workspace is a home", rare=True),
-    Rule("root", ".screenrc", "commands that screen runs when it starts, where the workspace is a home", rare=True),
-    Rule("root", ".ssh", "keys that let somebody in, where the workspace is a home"),
-)
+    *_root(
+        "runs at login, where the workspace is a home",
+        ".bash_profile", ".bash_login", ".profile", ".zprofile", missing=SOCKET,
+    ),
+    *_root("runs at logout, where the workspace is a home", ".bash_logout", ".zlogout", rare=True),
+    *_root("runs at login, where the workspace is a home", ".zlogin", rare=True),
+    *_root("keys bound to commands, where the workspace is a home", ".inputrc", rare=True),
+    *_root("names a program that rg runs (--pre), where the workspace is a home", ".ripgreprc", rare=True),
+    *_root("commands that tmux runs when it starts, where the workspace is a home", ".tmux.conf", rare=True),
+    *_root("commands that screen runs when it starts, where the workspace is a home", ".screenrc", rare=True),
+    *_root("keys that let somebody in, where the workspace is a home", ".ssh"),
+)  # fmt: skip
 """In `.git` directories and files, bare repositories, submodules' directories (`repository`) and linked worktrees'
 (`worktree`), wherever they are in the workspace; all else in its root only."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Hashable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 from shellback.exec.core.errors import CommandDenied, ExecError, InvalidCommand
 from shellback.exec.core.sight.place import Names, Place, Root
@@ -281,7 +281,8 @@ class Files:
             InvalidCommand: The pattern or a bound is not acceptable.
         """
         search = Glob(self._root, pattern, path, limit, seconds)
-        return await self._seen(path, search.run, search.stop, seconds + LOOK_S)
+        with _said(path):
+            return await self._threads.run(search.run, search.stop, seconds=seconds + LOOK_S)
 
     async def grep(
         self,
@@ -304,10 +305,7 @@ class Files:
             InvalidCommand: `pattern` is no regular expression, or it or a bound is not acceptable.
         """
         become = self._threads.identity
-        search = Grep(
-            self._root, pattern, path, glob, ignore_case=ignore_case, limit=limit, seconds=seconds, become=become,
-            withheld=withheld,
-        )  # fmt: skip
+        search = Grep(self._root, pattern, path, glob, ignore_case, limit, seconds, become, withheld)
         await self.stat(path)
         with _said(path):
             return await self._searches.run(search.run, search.stop)
@@ -316,15 +314,12 @@ class Files:
         """What `work`, which changes nothing, returns in a thread; CheckTimedOut after `CHECK_S`."""
         return await self._threads.run(work, seconds=CHECK_S)
 
-    async def _run(self, path: str, work: Callable[[], T], stop: Callable[[], object] | None = None) -> T:
+    async def _run(self, path: str, work: Callable[[], T], *, seconds: float | None = None) -> T:
         with _said(path):
-            return await self._threads.run(work, stop)
+            return await self._threads.run(work, seconds=seconds)
 
-    async def _seen(
-        self, path: str, work: Callable[[], T], stop: Callable[[], object] | None = None, seconds: float = LOOK_S
-    ) -> T:
-        with _said(path):
-            return await self._threads.run(work, stop, seconds=seconds)
+    async def _seen(self, path: str, work: Callable[[], T]) -> T:
+        return await self._run(path, work, seconds=LOOK_S)
 
     async def _looked(self, path: str, look: Callable[[Place], T], *, follow: bool = True, locked: bool = False) -> T:
         def work() -> T:
@@ -389,30 +384,14 @@ def _bare(path: str) -> str:
     return path
 
 
-@dataclass(slots=True)
-class _Lock:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    users: int = 0
-
-
 class Locks:
     """Locks for threads, each there as long as somebody has it or waits for it."""
 
     def __init__(self) -> None:
         self._mine = threading.Lock()
-        self._locks: dict[Hashable, _Lock] = {}
+        self._locks: WeakValueDictionary[Hashable, threading.Lock] = WeakValueDictionary()
 
-    @contextlib.contextmanager
-    def held(self, name: Hashable) -> Generator[None]:
-        """Have the lock of `name`. Blocks until it is free."""
+    def held(self, name: Hashable) -> threading.Lock:
+        """The lock of `name`, to be had for a block."""
         with self._mine:
-            one = self._locks.setdefault(name, _Lock())
-            one.users += 1
-        try:
-            with one.lock:
-                yield
-        finally:
-            with self._mine:
-                one.users -= 1
-                if one.users == 0:
-                    del self._locks[name]
+            return self._locks.setdefault(name, threading.Lock())

@@ -23,6 +23,7 @@ PATTERN_MOST: Final = 1000
 BYTES_MOST: Final = 262_144
 """Of what is found, as it comes from the process that searches."""
 _GRACE_S: Final = 2.0
+_TOLD: Final = ("pattern", "path", "glob", "ignore_case", "limit", "seconds", "become")
 _ASKS: Final = b'{"ask"'
 _ROOT: Final = str(Path(__file__).resolve().parents[3])
 _CODE: Final = f"import sys; sys.path.append({_ROOT!r}); from shellback.exec.files.grepping import main; main()"
@@ -45,21 +46,22 @@ class Hits:
     """What was found in files, in the order of their paths, and what was not looked at."""
 
     hits: tuple[Hit, ...]
-    files: int
+    files: int = 0
     """Files that were searched."""
-    binary: int
-    large: int
-    unreadable: int
-    slow: tuple[str, ...]
+    binary: int = 0
+    large: int = 0
+    unreadable: int = 0
+    slow: tuple[str, ...] = ()
     """Files whose search was given up, because the pattern took too long there; the first of them."""
-    stopped: str
+    stopped: str = ""
     """Why there may be more; "" where this is all."""
-    skipped: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
     """Directories that were not searched, below where the search began; the first of them."""
-    withheld: int
+    withheld: int = 0
     """Files that were not searched because they are withheld, whatever is in them."""
 
 
+@dataclass
 class Grep:
     """One search for lines with `pattern`; `become` is the user and group to search as, None as ourselves.
 
@@ -69,38 +71,23 @@ class Grep:
         InvalidCommand: The pattern or a bound is not acceptable.
     """
 
-    def __init__(  # noqa: PLR0913 - what a search is
-        self,
-        root: Root,
-        pattern: str,
-        path: str,
-        glob: str | None,
-        *,
-        ignore_case: bool,
-        limit: int,
-        seconds: float,
-        become: tuple[int, int] | None,
-        withheld: Callable[[str], bool] | None = None,
-    ) -> None:
-        bounded(limit, HITS_MOST, seconds)
-        if not 0 < len(pattern) <= PATTERN_MOST:
-            raise InvalidCommand(f"a regular expression has 1 to {PATTERN_MOST} characters, not {len(pattern)}")
-        self._seconds = seconds
+    root: Root
+    pattern: str
+    path: str
+    glob: str | None
+    ignore_case: bool
+    limit: int
+    seconds: float
+    become: tuple[int, int] | None
+    withheld: Callable[[str], bool] | None = None
+
+    def __post_init__(self) -> None:
+        """Check pattern and bounds."""
+        bounded(self.limit, HITS_MOST, self.seconds)
+        if not 0 < len(self.pattern) <= PATTERN_MOST:
+            raise InvalidCommand(f"a regular expression has 1 to {PATTERN_MOST} characters, not {len(self.pattern)}")
         self._stopped = False
-        self._withheld = withheld
         self._child: subprocess.Popen[bytes] | None = None
-        self._request = {
-            "workspace": root.workspace,
-            "inner": root.inner,
-            "pattern": pattern,
-            "path": path,
-            "glob": glob,
-            "ignore_case": ignore_case,
-            "limit": limit,
-            "seconds": seconds,
-            "become": become,
-            "asks": withheld is not None,
-        }
 
     def stop(self) -> None:
         """Come to an end now."""
@@ -131,23 +118,31 @@ class Grep:
 
     def _answer(self, child: subprocess.Popen[bytes]) -> tuple[bytes, str]:
         assert child.stdout is not None
-        _tell(child, self._request)
-        ends = time.monotonic() + self._seconds + _GRACE_S
+        _tell(
+            child,
+            {
+                "workspace": self.root.workspace,
+                "inner": self.root.inner,
+                "asks": self.withheld is not None,
+                **{name: getattr(self, name) for name in _TOLD},
+            },
+        )
+        ends = time.monotonic() + self.seconds + _GRACE_S
         descriptor = child.stdout.fileno()
         output, rest = bytearray(), b""
         waiting = select.poll()
         waiting.register(descriptor, select.POLLIN)
         while len(output) <= BYTES_MOST:
             if not waiting.poll(max(0.0, ends - time.monotonic()) * 1000):
-                return bytes(output), f"stopped after {self._seconds:g} s"
+                return bytes(output), f"stopped after {self.seconds:g} s"
             part = os.read(descriptor, 65_536)
             if not part:
                 return bytes(output), ""
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 if line.startswith(_ASKS):
-                    assert self._withheld is not None
-                    _tell(child, [self._withheld(path) for path in json.loads(line)["ask"]])
+                    assert self.withheld is not None
+                    _tell(child, [self.withheld(path) for path in json.loads(line)["ask"]])
                 else:
                     output += line + b"\n"
         return bytes(output), f"stopped after {BYTES_MOST} bytes of matches; give a narrower pattern or path"
@@ -166,7 +161,7 @@ def _hits(output: bytes, why: str) -> Hits:
     for line in output.split(b"\n")[:-1]:
         said = json.loads(line)
         if "line" in said:
-            hits.append(Hit(said["path"], said["line"], said["text"], said["cut"]))
+            hits.append(Hit(**said))
         else:
             summary = said
     if "bad" in summary:
@@ -176,14 +171,6 @@ def _hits(output: bytes, why: str) -> Hits:
         raise OSError(number, os.strerror(number))
     if not summary:
         why = why or "stopped: the search ended early"
-    return Hits(
-        hits=tuple(hits),
-        files=summary.get("files", 0),
-        binary=summary.get("binary", 0),
-        large=summary.get("large", 0),
-        unreadable=summary.get("unreadable", 0),
-        slow=tuple(summary.get("slow", ())),
-        stopped=summary.get("stopped", "") or why,
-        skipped=tuple(summary.get("skipped", ())),
-        withheld=summary.get("withheld", 0),
-    )
+    summary |= {name: tuple(summary.get(name, ())) for name in ("slow", "skipped")}
+    told: dict[str, Any] = {**summary, "stopped": summary.get("stopped") or why}
+    return Hits(hits=tuple(hits), **told)

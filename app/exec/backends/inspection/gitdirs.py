@@ -7,6 +7,7 @@ regular one, and read within a bound. What cannot be looked at so is a problem i
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 from collections.abc import Collection, Generator, Iterator
@@ -15,7 +16,7 @@ from typing import Final
 
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.sight.place import Place, Root
-from shellback.exec.wire import gitconfig
+from shellback.exec.wire import gitconfig, linux
 
 POINTER_BYTES: Final = 4096
 HOOKS: Final = 64
@@ -133,16 +134,12 @@ def content(root: Root, path: str, most: int) -> bytes | None:
 def listed(root: Root, path: str, most: int) -> list[str]:
     """At most so many names of a directory; none where it cannot be read."""
     try:
-        with reached(root, path) as place, contextlib.ExitStack() as stack:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(place.name, flags, dir_fd=place.directory)
-            stack.callback(os.close, descriptor)
-            found: list[str] = []
-            with os.scandir(descriptor) as entries:
-                for entry in entries:
-                    found.append(entry.name)
-                    if len(found) >= most:
-                        break
-            return found
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        with (
+            reached(root, path) as place,
+            linux.opened(place.name, flags, dir_fd=place.directory) as descriptor,
+            os.scandir(descriptor) as entries,
+        ):
+            return [entry.name for entry in itertools.islice(entries, most)]
     except (OSError, ExecError):
         return []

@@ -7,12 +7,11 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
 from shellback.exec.backends.inspection.gitdirs import reached
-from shellback.exec.core.sight.place import Root, opened
+from shellback.exec.core.sight.place import Root, closing, opened
 from shellback.exec.wire import linux
 
 MOST_BYTES: Final = 4 * 1024 * 1024
@@ -68,18 +67,16 @@ class Quarantine:
         Raises:
             OSError, ExecError: It could not be done, or it is longer than `MOST_BYTES`; nothing has changed.
         """
-        with reached(self._root, path) as place, _opened(place.name, place.directory) as source:
+        with reached(self._root, path) as place, closing(opened(place.name, place.directory)) as source:
             status = os.fstat(source)
             aside = f".shellback-copy-{secrets.token_hex(8)}"
             copy = os.open(aside, _MAKE, 0o600, dir_fd=place.directory)
             try:
-                try:
+                with closing(copy):
                     _bytes(source, copy)
                     with contextlib.suppress(PermissionError):
                         os.fchown(copy, status.st_uid, status.st_gid)
                     os.fchmod(copy, stat.S_IMODE(status.st_mode) & 0o777)
-                finally:
-                    os.close(copy)
                 os.rename(aside, place.name, src_dir_fd=place.directory, dst_dir_fd=place.directory)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -104,26 +101,14 @@ def other_name(workspace: str, status: os.stat_result, path: str, *, entries: in
     return None
 
 
-@contextlib.contextmanager
-def _opened(name: str, directory: int) -> Generator[int]:
-    descriptor = opened(name, directory)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def _copy(directory: int, name: str, kept: Path) -> None:
     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    target = os.open(kept, _MAKE, 0o600)
-    try:
+    with closing(os.open(kept, _MAKE, 0o600)) as target:
         if stat.S_ISLNK(status.st_mode):
             os.write(target, os.fsencode(os.readlink(name, dir_fd=directory)))
             return
-        with _opened(name, directory) as source:
+        with closing(opened(name, directory)) as source:
             _bytes(source, target)
-    finally:
-        os.close(target)
 
 
 def _bytes(source: int, target: int) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from shellback.exec.backends.mounts.mount import Roots
 from shellback.exec.backends.mounts.tree import Entry, signature
 from shellback.exec.core.errors import MountUnusable
+from shellback.exec.core.sight.place import closing
 
 log = logging.getLogger(__name__)
 
@@ -56,40 +57,32 @@ class Hydrated:
     skipped: bool = False
 
 
+@dataclass
 class Copying:
-    """One copying of entries into a staging directory that nobody else looks at."""
+    """One copying of `wanted` into a staging directory that nobody else looks at."""
 
-    def __init__(
-        self,
-        wanted: Sequence[Entry],
-        budget: int,
-        roots: Roots,
-        staging: Path,
-        owner: Owner,
-        progress: Callable[[Progress], None],
-        stop: Callable[[], bool],
-    ) -> None:
-        self._wanted = wanted
-        self._budget = budget
-        self._roots = roots
-        self._staging = staging
-        self._owner = owner
-        self._progress = progress
-        self._stop = stop
+    wanted: Sequence[Entry]
+    budget: int
+    roots: Roots
+    staging: Path
+    owner: Owner
+    progress: Callable[[Progress], None]
+    stop: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        """Begin to count."""
         self._files = self._bytes = 0
-        self._files_total = sum(not entry.is_directory for entry in wanted)
-        self._bytes_total = sum(entry.size for entry in wanted)
         self._changed: list[str] = []
-        self._made = {staging}
+        self._made = {self.staging}
         self._told = time.monotonic()
 
     def run(self) -> Hydrated:
         """Copy everything, durably."""
-        self._staging.mkdir(mode=0o700)
-        directories = [(self._staging, 0o755)]
-        for entry in self._wanted:
-            to = self._staging / entry.path
-            if to != self._staging:
+        self.staging.mkdir(mode=0o700)
+        directories = [(self.staging, 0o755)]
+        for entry in self.wanted:
+            to = self.staging / entry.path
+            if to != self.staging:
                 directories += [(above, 0o755) for above in self._missing(to)]
             if entry.is_directory:
                 to.mkdir(mode=0o700, exist_ok=True)
@@ -103,7 +96,7 @@ class Copying:
             self._tell(at_end=False)
         for path, mode in reversed(directories):  # a directory that may not be written takes its files before
             self._own(path, mode)
-        _sync(self._staging)
+        _sync(self.staging)
         self._tell(at_end=True)
         if self._changed:
             log.warning(
@@ -126,19 +119,17 @@ class Copying:
         changed = False
         for _ in range(ATTEMPTS):
             try:
-                fd = self._roots.open(entry.source)
+                fd = self.roots.open(entry.source)
             except OSError as error:
                 raise self._refused(f"{entry.source} went away while it was copied ({error.strerror})") from None
-            try:
+            with closing(fd):
                 before = os.fstat(fd)
                 if not stat.S_ISREG(before.st_mode):
                     raise self._refused(f"{entry.source} became another kind of file")
-                if self._bytes + before.st_size > self._budget:
-                    raise self._refused(f"{entry.source} and others grew beyond {self._budget:,} bytes (max_bytes)")
+                if self._bytes + before.st_size > self.budget:
+                    raise self._refused(f"{entry.source} and others grew beyond {self.budget:,} bytes (max_bytes)")
                 number = self._bytes_of(fd, before.st_size, to)
                 same = signature(os.fstat(fd)) == signature(before) and number == before.st_size
-            finally:
-                os.close(fd)
             changed = changed or not same or signature(before) != entry.seen
             if same:
                 break
@@ -159,40 +150,37 @@ class Copying:
         number = 0
         with open(to, "wb") as target:
             while number <= size and (block := os.read(source, BLOCK)):
-                if self._stop():
+                if self.stop():
                     raise InterruptedError("the copying of host mounts was given up")
                 target.write(block)
                 number += len(block)
         return number
 
     def _own(self, path: Path, mode: int | None) -> None:
-        if self._owner.uid is not None and self._owner.gid is not None:
-            os.chown(path, self._owner.uid, self._owner.gid, follow_symlinks=False)
+        if self.owner.uid is not None and self.owner.gid is not None:
+            os.chown(path, self.owner.uid, self.owner.gid, follow_symlinks=False)
         if mode is not None:
             kept = mode & 0o777  # neither set-id nor sticky bits
-            os.chmod(path, kept | (kept & 0o700) >> 3 if self._owner.group else kept)
+            os.chmod(path, kept | (kept & 0o700) >> 3 if self.owner.group else kept)
 
     def _tell(self, *, at_end: bool) -> None:
-        if self._stop():
+        if self.stop():
             raise InterruptedError("the copying of host mounts was given up")
         now = time.monotonic()
         if at_end or now - self._told > TOLD_S:
             self._told = now
-            self._progress(
+            self.progress(
                 Progress(
                     files=self._files,
                     bytes=self._bytes,
-                    files_total=self._files_total,
-                    bytes_total=self._bytes_total,
+                    files_total=sum(not entry.is_directory for entry in self.wanted),
+                    bytes_total=sum(entry.size for entry in self.wanted),
                 )
             )
 
 
 def _sync(path: Path) -> None:
     """Make all that was written to the file system of `path` durable: one sync for each file would take minutes."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as fd:
         if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    finally:
-        os.close(fd)

@@ -26,6 +26,7 @@ from shellback.exec.backends.mounts.copying import TOLD_S, Copying, Hydrated, Ow
 from shellback.exec.backends.mounts.mount import HostMount, Roots
 from shellback.exec.backends.mounts.tree import MOUNT_BYTES, plan
 from shellback.exec.core.errors import MountUnusable, WorkspaceUnusable
+from shellback.exec.core.sight.place import closing
 
 log = logging.getLogger(__name__)
 
@@ -134,11 +135,9 @@ def _first(workspace: Path, parents: int) -> Generator[int]:
         raise WorkspaceUnusable(
             f"{error.filename}, where workspaces are kept, cannot be written: {error.strerror}; set SHELLBACK_CACHE"
         ) from None
-    try:
+    with closing(fd):
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _logged() -> Callable[[Progress], None]:

@@ -12,6 +12,7 @@ from typing import Final
 
 from shellback.exec.backends.mounts.mount import HostMount, Roots
 from shellback.exec.core.errors import MountUnusable
+from shellback.exec.core.sight.place import closing
 
 ENTRIES: Final = 200_000
 """Directories, files and symlinks that one mount is looked through for."""
@@ -44,15 +45,6 @@ class Entry:
         return stat.S_ISDIR(self.mode)
 
 
-def entries(mount: HostMount, roots: Roots) -> list[Entry]:
-    """All that a mount brings, each directory before what is in it.
-
-    Raises:
-        MountUnusable: It is missing, outside the roots, too large, or has something in it that cannot be copied.
-    """
-    return _Walk(mount, roots).entries()
-
-
 def plan(mounts: Sequence[HostMount], roots: Roots) -> list[Entry]:
     """Everything that the mounts bring together.
 
@@ -61,7 +53,7 @@ def plan(mounts: Sequence[HostMount], roots: Roots) -> list[Entry]:
     """
     found: dict[str, tuple[HostMount, Entry]] = {}
     for mount in mounts:
-        for entry in entries(mount, roots):
+        for entry in _Walk(mount, roots).entries():
             other = found.get(entry.path)
             if other is not None and not (other[1].is_directory and entry.is_directory):
                 raise MountUnusable(
@@ -91,12 +83,10 @@ class _Walk:
         self._bytes = 0
 
     def entries(self) -> list[Entry]:
+        """All that a mount brings, each directory before what is in it."""
         found = list(self._at(self._start, "", ()))
         if self._mount.include_glob:  # directories only where a file needs them
-            needed: set[str] = set()
-            for entry in found:
-                if not entry.is_directory:
-                    needed.update(above_of(entry.path))
+            needed = {above for entry in found if not entry.is_directory for above in above_of(entry.path)}
             found = [entry for entry in found if not entry.is_directory or entry.path in needed]
         return found
 
@@ -118,8 +108,7 @@ class _Walk:
 
     def _directory(self, source: str, path: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
         self._no_secret(source)
-        fd = self._roots.open(source)
-        try:
+        with closing(self._roots.open(source)) as fd:
             status = os.fstat(fd)
             here = status.st_dev, status.st_ino
             if here in above:
@@ -127,8 +116,6 @@ class _Walk:
             if len(above) == DEPTH:
                 raise self._refused(f"{source} is more than {DEPTH} directories deep")
             names = sorted(os.listdir(fd))
-        finally:
-            os.close(fd)
         yield Entry(path=self._target(path), source=source, mode=status.st_mode)
         for name in names:
             self._looked_at += 1
@@ -142,11 +129,8 @@ class _Walk:
         if not self._mount.takes(path or os.path.basename(source)):
             return
         self._no_secret(source)
-        fd = self._roots.open(source)  # what cannot be read is told before anything is copied
-        try:
+        with closing(self._roots.open(source)) as fd:  # what cannot be read is told before anything is copied
             status = os.fstat(fd)
-        finally:
-            os.close(fd)
         if not stat.S_ISREG(status.st_mode):
             raise self._refused(f"{source} is another kind of file each time it is looked at")
         bound = self._mount.max_bytes or MOUNT_BYTES
