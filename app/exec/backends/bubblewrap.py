@@ -8,7 +8,7 @@ import hashlib
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Self
@@ -51,12 +51,11 @@ class BubblewrapBackend(ChosenBackend):
         " own"
     )
 
-    def __init__(  # noqa: PLR0913 - the settings that shape a sandbox
+    def __init__(
         self,
         workspace: str | Path,
         *,
         exec_uid: int = EXEC_UID,
-        euid: Callable[[], int] = os.geteuid,
         network: bool = False,
         readable: Sequence[Path] = (),
         hidden: Sequence[Path] = (),
@@ -68,7 +67,7 @@ class BubblewrapBackend(ChosenBackend):
         self.workspace = self._given.resolve()
         self.inner = str(self.workspace)
         self.network = network
-        self.runner = Runner(exec_uid=exec_uid, euid=euid)
+        self.runner = Runner(exec_uid=exec_uid)
         self.uid = self.runner.uid
         self.readable = tuple(path.resolve() for path in readable)
         self.links = tuple(pair for pair in zip(readable, self.readable, strict=True) if pair[0] != pair[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import hashlib
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Self
@@ -71,7 +72,6 @@ class ContainerBackend(ChosenBackend):
         *,
         image: str = IMAGE,
         exec_uid: int = EXEC_UID,
-        euid: Callable[[], int] = os.geteuid,
         network: bool = False,
         hidden: Sequence[Path] = (),
         orders: Sequence[Path] = (),
@@ -91,8 +91,8 @@ class ContainerBackend(ChosenBackend):
         self.protected: Protected = Protected(  # pyright: ignore[reportIncompatibleVariableOverride] - as above
             self.workspace, orders=orders, hidden=self.hidden
         )
-        self.rootless = euid() != 0
-        self.runner = Runner(exec_uid=exec_uid, euid=euid)
+        self.rootless = os.geteuid() != 0
+        self.runner = Runner(exec_uid=exec_uid)
         # Rootless, a container's first group is ours: by it, both may write what the other has made.
         self.user, self.group = (COMMANDS, 0) if self.rootless else (exec_uid, self.runner.gid)
         self.uid = exec_uid
@@ -242,10 +242,8 @@ class ContainerBackend(ChosenBackend):
             WorkspaceUnusable: The workspace is what is in the way.
         """
         self.check()
-        root = Path(tempfile.mkdtemp(prefix="shellback-trial-", dir="/tmp"))
-        engine = self.containers.engine
-        apart = self.apart(Containers(root / CONTAINERS, engine, stands=self.containers.stands))
-        try:
+        with self.apart("trial") as apart:
+            engine = apart.containers.engine
             began = time.perf_counter()
             plan = asyncio.run(apart.plan(spec, "trial"))
             assert plan.home is not None
@@ -263,20 +261,16 @@ class ContainerBackend(ChosenBackend):
                 stderr=subprocess.STDOUT if streams is None else None,
                 check=False,
             )
-            output, code = done.stdout or b"", done.returncode
-            return Report(
-                exit_code=code if code <= _SIGNALLED else None,
-                signal=code - _SIGNALLED if code > _SIGNALLED else None,
-                output=output[:OUTPUT_BYTES].decode("utf-8", "replace"),
-                output_bytes=len(output),
-                instance_ms=round((made - began) * 1000, 1),
-                run_ms=round((time.perf_counter() - made) * 1000, 1),
-            )
-        finally:
-            for home in apart.containers.homes():
-                engine.remove(home.name)
-            apart.containers.stands.tidy(engine.state)
-            shutil.rmtree(root, ignore_errors=True)
+            ended = time.perf_counter()
+        output, code = done.stdout or b"", done.returncode
+        return Report(
+            exit_code=code if code <= _SIGNALLED else None,
+            signal=code - _SIGNALLED if code > _SIGNALLED else None,
+            output=output[:OUTPUT_BYTES].decode("utf-8", "replace"),
+            output_bytes=len(output),
+            instance_ms=round((made - began) * 1000, 1),
+            run_ms=round((ended - made) * 1000, 1),
+        )
 
     def useless(self, readable: Sequence[Path]) -> tuple[str, str] | None:
         if not readable:
@@ -286,11 +280,19 @@ class ContainerBackend(ChosenBackend):
             f"take an image with what is missing ({self.name.upper()}_IMAGE)",
         )
 
-    def apart(self, containers: Containers) -> Self:
-        """The same backend with other containers: what it finds out, this one does not know."""
-        made = copy.copy(self)
-        made.containers = containers
-        return made
+    @contextlib.contextmanager
+    def apart(self, purpose: str) -> Generator[Self]:
+        """The same backend with containers of its own, gone at the end; what it finds out, this one does not know."""
+        root = Path(tempfile.mkdtemp(prefix=f"shellback-{purpose}-", dir="/tmp"))
+        made, engine, stands = copy.copy(self), self.containers.engine, self.containers.stands
+        made.containers = Containers(root / CONTAINERS, engine, stands=stands)
+        try:
+            yield made
+        finally:
+            for home in made.containers.homes():
+                engine.remove(home.name)
+            stands.tidy(engine.state)
+            shutil.rmtree(root, ignore_errors=True)
 
     async def _home(self, profile: str, scope: str) -> Path:
         if self._image_id is None:

@@ -10,8 +10,6 @@ import asyncio
 import json
 import os
 import secrets
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +19,6 @@ from typing import Any, Final
 
 from shellback.exec.backends.container import SCRATCHES, WORKSPACE
 from shellback.exec.backends.container_backend import ContainerBackend
-from shellback.exec.backends.containers import Containers
 from shellback.exec.core.base import Found, Plan
 from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable, WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec
@@ -138,16 +135,12 @@ _NAMES: Final = {
 
 
 async def _looks(backend: ContainerBackend) -> list[_Look]:
-    root = Path(tempfile.mkdtemp(prefix="shellback-probe-", dir="/tmp"))
-    containers = Containers(root / "containers", backend.containers.engine, stands=backend.containers.stands)
-    apart = backend.apart(containers)
-    try:
-        return list(await asyncio.gather(*(_look(apart, profile, root) for profile in (WORK, READ_ONLY))))
-    finally:
-        backend.shell = apart.shell
-        for home in containers.homes():
-            await containers.remove(home.name, grace_s=1.0)
-        shutil.rmtree(root, ignore_errors=True)
+    with backend.apart("probe") as apart:
+        decoy = apart.containers.root.parent
+        try:
+            return list(await asyncio.gather(*(_look(apart, profile, decoy) for profile in (WORK, READ_ONLY))))
+        finally:
+            backend.shell = apart.shell
 
 
 async def _look(backend: ContainerBackend, profile: str, decoy: Path) -> _Look:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -42,14 +41,13 @@ class HostBackend(ChosenBackend):
         workspace: str | Path,
         *,
         exec_uid: int = EXEC_UID,
-        euid: Callable[[], int] = os.geteuid,
         fence: bool = False,
         state: Path | None = None,
     ) -> None:
         self._given = Path(workspace)
         self.workspace = self._given.resolve()
         self.inner = str(self.workspace)
-        self._runner = Runner(exec_uid=exec_uid, euid=euid)
+        self._runner = Runner(exec_uid=exec_uid)
         self.uid = self._runner.uid
         self._bash = found("bash")
         self.homes = PrivateHomes(state, uid=self.uid)

@@ -6,7 +6,7 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +20,9 @@ EXEC_UID: Final = 65534
 class Runner:
     """The user whom commands run as: ourselves, or an unprivileged one where we are root."""
 
-    def __init__(self, *, exec_uid: int = EXEC_UID, euid: Callable[[], int] = os.geteuid) -> None:
-        self.drops = euid() == 0
-        self.uid = exec_uid if self.drops else euid()
+    def __init__(self, *, exec_uid: int = EXEC_UID) -> None:
+        self.drops = os.geteuid() == 0
+        self.uid = exec_uid if self.drops else os.geteuid()
         try:
             entry = pwd.getpwuid(self.uid)
             self.user, self.gid = entry.pw_name, entry.pw_gid

@@ -27,7 +27,7 @@ from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.mounts.copying import Owner
 from shellback.exec.backends.mounts.hydration import forget, hydrated, overlay
-from shellback.exec.backends.mounts.preview import preview
+from shellback.exec.backends.mounts.tree import preview
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.base import Backend, Plan
 from shellback.exec.core.errors import BackendUnavailable, ExecError

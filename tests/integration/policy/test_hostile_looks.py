@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import pytest
 
 from shellback.exec.backends.mounts.mount import HostMount
-from shellback.exec.backends.mounts.preview import preview
+from shellback.exec.backends.mounts.tree import preview
 from shellback.exec.backends.protected import Protected
 from shellback.exec.core.display import visible
 from shellback.exec.core.errors import CheckTimedOut, ExecError, WorkspaceUnusable

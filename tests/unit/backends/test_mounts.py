@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from shellback.exec.backends.mounts import copying, tree
-from shellback.exec.backends.mounts.copying import Hydrated, Owner, Progress
+from shellback.exec.backends.mounts.copying import Hydrated, Owner
 from shellback.exec.backends.mounts.hydration import forget, hydrate
 from shellback.exec.backends.mounts.mount import HostMount
-from shellback.exec.backends.mounts.preview import CHARS, PATHS, preview
+from shellback.exec.backends.mounts.tree import CHARS, PATHS, preview
 from shellback.exec.core.errors import MountUnusable, WorkspaceUnusable
 
 BINARY = bytes(range(256)) * 5
@@ -291,13 +291,16 @@ def test_a_failure_while_copying_leaves_nothing(root: Path, workspace: Path, mon
     assert nothing_is_left(workspace)
 
 
-def test_it_can_be_given_up_and_tells_how_far_it_is(root: Path, workspace: Path) -> None:
+def test_it_can_be_given_up_and_tells_how_far_it_is(
+    root: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(InterruptedError):
         filled(HostMount("project"), workspace, root, stop=lambda: True)
     assert nothing_is_left(workspace)
-    told: list[Progress] = []
-    filled(HostMount("project"), workspace, root, progress=told.append)
-    assert str(told[-1]) == "4 of 4 files, 1,293 of 1,293 bytes"
+    monkeypatch.setattr(copying, "TOLD_S", -1.0)
+    with caplog.at_level("INFO"):
+        filled(HostMount("project"), workspace, root)
+    assert caplog.messages[-1] == "copying host mounts: 4 of 4 files, 1,293 of 1,293 bytes"
 
 
 def writing_while_read(monkeypatch: pytest.MonkeyPatch, path: Path, times: int) -> None:

@@ -233,9 +233,10 @@ def test_a_directory_that_has_gone_is_an_answer(tmp_path: Path) -> None:
         proposal_for(spec, HostBackend(tmp_path))
 
 
-def test_who_runs_it_is_in_the_digest(tmp_path: Path) -> None:
-    mine = HostBackend(tmp_path, exec_uid=65534, euid=lambda: 0)
-    other = HostBackend(tmp_path, exec_uid=1000, euid=lambda: 0)
+def test_who_runs_it_is_in_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    mine = HostBackend(tmp_path, exec_uid=65534)
+    other = HostBackend(tmp_path, exec_uid=1000)
     assert proposal_for(made(tmp_path), mine).digest != proposal_for(made(tmp_path), other).digest
 
 
@@ -308,11 +309,12 @@ def test_every_fact_is_bound(ws: Path) -> None:
         assert replace(plain, facts=rest).digest != plain.digest, name
 
 
-def test_where_it_runs_is_bound(ws: Path) -> None:
+def test_where_it_runs_is_bound(ws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     others: dict[str, Any] = {
         "backend": HostBackend(ws),
         "network": BubblewrapBackend(ws, network=True),
-        "uid": BubblewrapBackend(ws, exec_uid=1234, euid=lambda: 0),
+        "uid": BubblewrapBackend(ws, exec_uid=1234),
         "readable": BubblewrapBackend(ws, readable=[Path("/srv")]),
         "hidden": BubblewrapBackend(ws, hidden=[ws / "sub"]),
         "memory": BubblewrapBackend(ws, bounds=Bounds(memory_bytes=1 << 30)),

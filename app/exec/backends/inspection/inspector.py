@@ -146,12 +146,16 @@ class Inspector:
 
         Raises nothing. Saying so again records nothing.
         """
-        try:
-            new = await self._sink.found(found)
-        except Exception as error:  # noqa: BLE001 - whatever keeps the sink from it, the end tells it again
-            log.warning("findings are not recorded yet: %s", error)
-        else:
+        if (new := await self._recorded(found)) is not None:
             self._note(new, told=told)
+
+    async def _recorded(self, found: Sequence[Finding]) -> Sequence[Finding] | None:
+        """What of it is new; None where it could not be recorded."""
+        try:
+            return await self._sink.found(found)
+        except Exception as error:  # noqa: BLE001 - whatever keeps the sink from it, it is told again
+            log.warning("findings are not recorded yet: %s", error)
+            return None
 
     def _inspect(self) -> list[str]:
         """Look; whoever had ended by then, with all that it had left running."""
@@ -176,13 +180,10 @@ class Inspector:
         met = [self._met.popleft() for _ in range(len(self._met))]
         if not met:
             return
-        try:
-            new = await self._sink.found(met)
-        except Exception as error:  # noqa: BLE001 - whatever keeps the sink from it, the next call tries again
-            log.warning("findings are not recorded yet: %s", error)
+        new = await self._recorded(met)
+        if new is None:
             self._met.extendleft(reversed(met))
-            new = met
-        self._note(new)
+        self._note(met if new is None else new)
 
     def _note(self, new: Sequence[Finding], *, told: bool = False) -> None:
         for one in new:

@@ -26,19 +26,6 @@ TOLD_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """How far the copying is; files and bytes."""
-
-    files: int
-    bytes: int
-    files_total: int
-    bytes_total: int
-
-    def __str__(self) -> str:
-        return f"{self.files:,} of {self.files_total:,} files, {self.bytes:,} of {self.bytes_total:,} bytes"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """Whom the copies belong to: `uid` and `gid` None is ourselves. `group` gives the group what the owner may do."""
 
@@ -66,7 +53,6 @@ class Copying:
     roots: Roots
     staging: Path
     owner: Owner
-    progress: Callable[[Progress], None]
     stop: Callable[[], bool]
 
     def __post_init__(self) -> None:
@@ -74,7 +60,7 @@ class Copying:
         self._files = self._bytes = 0
         self._changed: list[str] = []
         self._made = {self.staging}
-        self._told = time.monotonic()
+        self._began = self._told = time.monotonic()
 
     def run(self) -> Hydrated:
         """Copy everything, durably."""
@@ -167,15 +153,14 @@ class Copying:
         if self.stop():
             raise InterruptedError("the copying of host mounts was given up")
         now = time.monotonic()
-        if at_end or now - self._told > TOLD_S:
+        if now - self._began > TOLD_S and (at_end or now - self._told > TOLD_S):
             self._told = now
-            self.progress(
-                Progress(
-                    files=self._files,
-                    bytes=self._bytes,
-                    files_total=sum(not entry.is_directory for entry in self.wanted),
-                    bytes_total=sum(entry.size for entry in self.wanted),
-                )
+            log.info(
+                "copying host mounts: %s of %s files, %s of %s bytes",
+                f"{self._files:,}",
+                f"{sum(not entry.is_directory for entry in self.wanted):,}",
+                f"{self._bytes:,}",
+                f"{sum(entry.size for entry in self.wanted):,}",
             )
 
 

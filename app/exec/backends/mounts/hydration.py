@@ -11,24 +11,20 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import logging
 import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from shellback.exec.backends.mounts.copying import TOLD_S, Copying, Hydrated, Owner, Progress
+from shellback.exec.backends.mounts.copying import Copying, Hydrated, Owner
 from shellback.exec.backends.mounts.mount import HostMount, Roots
 from shellback.exec.backends.mounts.tree import MOUNT_BYTES, plan
 from shellback.exec.core.errors import MountUnusable, WorkspaceUnusable
 from shellback.exec.core.sight.place import closing
-
-log = logging.getLogger(__name__)
 
 _ROOM: Final = {errno.ENOSPC: "make room", errno.EDQUOT: "make room in the quota"}
 
@@ -41,7 +37,6 @@ def hydrate(
     secret: Callable[[Path], bool] = lambda _: False,
     owner: Owner | None = None,
     parents: int = 0o700,
-    progress: Callable[[Progress], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Hydrated:
     """Make the workspace with what the mounts bring, all of it or nothing. Blocks.
@@ -53,7 +48,6 @@ def hydrate(
         secret: Whether a real path is a secret, which no mount brings.
         owner: Whom the copies belong to.
         parents: The mode of the directories above it that have to be made.
-        progress: Told about once a second, and at the end.
         stop: Asked while copying; once it says True, nothing is left and `InterruptedError` is raised.
 
     Raises:
@@ -71,7 +65,7 @@ def hydrate(
         with Roots(roots if mounts else (), secret) as opened:
             wanted = plan(mounts, opened)
             budget = sum(mount.max_bytes or MOUNT_BYTES for mount in mounts)
-            copying = Copying(wanted, budget, opened, staging, owner, progress or _logged(), stop)
+            copying = Copying(wanted, budget, opened, staging, owner, stop)
             try:
                 done = copying.run()
                 staging.rename(workspace)
@@ -138,13 +132,3 @@ def _first(workspace: Path, parents: int) -> Generator[int]:
     with closing(fd):
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield fd
-
-
-def _logged() -> Callable[[Progress], None]:
-    began = time.monotonic()
-
-    def tell(progress: Progress) -> None:
-        if time.monotonic() - began > TOLD_S:
-            log.info("copying host mounts: %s", progress)
-
-    return tell

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import posixpath
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from shellback.exec.backends.mounts.mount import HostMount, Roots
+from shellback.exec.backends.mounts.mount import WORKDIR, HostMount, Roots
+from shellback.exec.core.display import shown_line
 from shellback.exec.core.errors import MountUnusable
 from shellback.exec.core.sight.place import closing
 
@@ -19,6 +20,10 @@ ENTRIES: Final = 200_000
 MOUNT_BYTES: Final = 2**30
 """Bytes of one mount that names no bound of its own."""
 DEPTH: Final = 100
+PATHS: Final = 20
+"""Files of one mount that a preview names."""
+CHARS: Final = 4_000
+"""Of a whole preview."""
 
 _KINDS: Final = {
     stat.S_IFIFO: "a FIFO",
@@ -67,6 +72,34 @@ def plan(mounts: Sequence[HostMount], roots: Roots) -> list[Entry]:
                     f"the mount of {mount.shown} needs the directory {above}, which is a file of another mount"
                 )
     return [entry for _, (_, entry) in sorted(found.items())]
+
+
+def preview(
+    mounts: Sequence[HostMount],
+    *,
+    roots: Sequence[str | os.PathLike[str]],
+    secret: Callable[[Path], bool] = lambda _: False,
+    workdir: str = WORKDIR,
+) -> str:
+    """What mounts bring, in a few lines for people and models: each with its first files; "" for none. Blocks.
+
+    Raises:
+        MountUnusable: One cannot be copied.
+    """
+    if not mounts:
+        return ""
+    lines = ["Copied from the host when the workspace was made; what changes there since does not change here:"]
+    with Roots(roots, secret) as opened:
+        for mount in mounts:
+            files = [entry for entry in plan([mount], opened) if not entry.is_directory]
+            size = sum(entry.size for entry in files)
+            where = f"{workdir}/{mount.target}".rstrip("/")
+            lines.append(f"- {shown_line(where)}: {len(files):,} files, {size:,} bytes, from {shown_line(mount.shown)}")
+            lines += [f"    {shown_line(entry.path)} ({entry.size:,} bytes)" for entry in files[:PATHS]]
+            if len(files) > PATHS:
+                lines.append(f"    and {len(files) - PATHS:,} more")
+    text = "\n".join(lines)
+    return text if len(text) <= CHARS else text[: CHARS - 2].rpartition("\n")[0] + "\n…"
 
 
 def signature(status: os.stat_result) -> tuple[int, ...]:
