@@ -42,8 +42,8 @@ from shellback.exec.engine.waiting import Waiting, takes_input, waiting
 from shellback.exec.link.supervised import Supervised
 from shellback.exec.log.links import LogLinks, SoonLinked
 from shellback.exec.log.output import OutputLog
-from shellback.exec.policy.commands import CHANGED, fixed, proposed
-from shellback.exec.policy.policy import Grant, Proposal
+from shellback.exec.policy.commands import CHANGED, fixed
+from shellback.exec.policy.policy import Grant
 from shellback.exec.wire import layout
 from shellback.exec.wire.crashpoints import reach
 from shellback.log import about
@@ -54,7 +54,7 @@ GIVE_UP_S: Final = 15.0
 """How long after its timeout the end of a foreground command is still waited for."""
 SHORT_S: Final = 0.1
 """A foreground command that ends sooner is never recorded as running: that would be a commit for nobody."""
-_Wanted = tuple[CommandSpec, Proposal]
+_Wanted = tuple[CommandSpec, Grant]
 
 
 class Engine:
@@ -239,27 +239,19 @@ class Engine:
     ) -> tuple[Session, _Wanted | None]:
         if not self.started:
             await self.start()
-        try:
-            proposal = await proposed(spec, self.backend)
-            if not grant.covers(proposal):
-                raise CommandDenied("what would run is not what was granted; nothing was started")
-        except ExecError:
-            # A repeat is told what its call did, whatever would be said of the command by now: nobody else tells it.
-            before = await self.store.get(session_id_of(origin))
-            if before is None or before.state is SessionState.CLAIMED:
-                raise
-            return _of_call(before, spec), None
+        if grant.proposal.spec != spec:
+            raise CommandDenied("what would run is not what was granted; nothing was started")
         wanted = self._session(spec, origin, grant, delivery)
         reach("claim.before")
         session = _of_call(await self.store.claim(wanted), spec)
         reach("claim.committed")
         self.registry.add(session)
-        if session.state is SessionState.CLAIMED and session.digest != proposal.digest:
+        if session.state is SessionState.CLAIMED and session.digest != grant.digest:
             # Nothing else than what the claim says, and in no other profile, is started with it.
             if (started := await self.settled(session)) is None:
                 raise CommandDenied(CHANGED)
             return started, None
-        return session, (spec, proposal)
+        return session, (spec, grant)
 
     def _session(self, spec: CommandSpec, origin: CallOrigin, grant: Grant, delivery: Delivery) -> Session:
         return Session(

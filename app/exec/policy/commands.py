@@ -18,7 +18,7 @@ from shellback.exec.core.model import CONVERSATION, LIFETIMES, ON_EXIT, READ_ONL
 from shellback.exec.core.sight.sight import sandbox_cwd
 from shellback.exec.core.threads import CHECK_S, checking
 from shellback.exec.policy import binding
-from shellback.exec.policy.policy import Proposal
+from shellback.exec.policy.policy import Grant, Proposal
 
 CHANGED: Final = (
     "what was about to start when the worker died is not what would start now (directory, scripts, rules or settings "
@@ -160,6 +160,7 @@ def proposal_for(spec: CommandSpec, backend: Backend, files: binding.Binding | N
             **({"on_exit": spec.on_exit} if spec.on_exit != ON_EXIT[0] else {}),
             **({"kind": spec.kind} if spec.kind else {}),
         },
+        spec=spec,
     )
 
 
@@ -185,18 +186,18 @@ def _place(cwd: str, places: Sequence[str], workspace: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-async def fixed(plan: Plan, spec: CommandSpec, proposal: Proposal, backend: Backend) -> Plan:
-    """The plan of a granted proposal, held to the directory and the scripts of it: the supervisor looks at them again.
+async def fixed(plan: Plan, spec: CommandSpec, grant: Grant, backend: Backend) -> Plan:
+    """The plan of a granted command, held to the directory and the scripts of it: the supervisor looks at them again.
 
     Raises:
-        CommandDenied: What would run is not what it was when the grant was used.
+        CommandDenied: What would run is not what it was when the grant was made.
         InvalidCommand: The directory has gone.
     """
     now = await proposed(spec, backend)
-    if now.digest != proposal.digest:
+    if not grant.covers(now):
         raise CommandDenied(
-            f"changed since it was approved: {binding.changed(proposal.facts, now.facts)}; nothing was started and the "
-            "approval is used up, propose the call again"
+            f"changed since it was approved: {binding.changed(grant.proposal.facts, now.facts)}; nothing was started and"
+            " the approval is used up, propose the call again"
         )
     facts: Mapping[str, Any] = now.facts
     plan = replace(plan, place=(facts["cwd_device"], facts["cwd_inode"]) if facts["cwd_inode"] else None)

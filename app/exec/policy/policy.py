@@ -25,10 +25,14 @@ TABLE: Final = "table"
 @final
 @dataclass(frozen=True)
 class Proposal:
-    """What one call would do. `facts` holds all that decides what runs, as portable JSON."""
+    """What one call would do. `facts` holds all that decides what runs, as portable JSON.
+
+    `spec` is the command that they are of, where the engine is to start it.
+    """
 
     tool: str
     facts: Mapping[str, object]
+    spec: CommandSpec | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -146,16 +150,21 @@ _MAKER: Final = object()
 class Grant:
     """Proof that policy lets one proposal run. There is no public constructor."""
 
-    __slots__ = ("approval_id", "by", "digest", "reason", "rule_ids")
+    __slots__ = ("approval_id", "by", "proposal", "reason", "rule_ids")
 
-    def __init__(self, maker: object, digest: str, reason: str, by: str, allowed: Verdict | None = None) -> None:
+    def __init__(self, maker: object, proposal: Proposal, reason: str, by: str, allowed: Verdict | None = None) -> None:
         if maker is not _MAKER:
             raise TypeError("only policy makes a Grant; use grant() or grant_by_operator()")
-        self.digest = digest
+        self.proposal = proposal
         self.reason = reason
         self.by = by
         self.approval_id = allowed.approval_id if allowed else None
         self.rule_ids = allowed.rule_ids if allowed else ()
+
+    @property
+    def digest(self) -> str:
+        """Names what may run."""
+        return self.proposal.digest
 
     def covers(self, proposal: Proposal) -> bool:
         """Whether it was made for exactly this proposal."""
@@ -173,21 +182,21 @@ def grant(proposal: Proposal, verdict: Verdict, approval: Approval | None) -> Gr
     if approval is None:
         if verdict.decision == "ask":
             return None
-        return Grant(_MAKER, proposal.digest, verdict.reason, verdict.by, verdict)
+        return Grant(_MAKER, proposal, verdict.reason, verdict.by, verdict)
     if approval.digest is not None and approval.digest != proposal.digest:
         raise CommandDenied(
             "what would run now is not what was approved (directory, scripts, settings or version changed meanwhile); "
             "nothing was started, propose the call again"
         )
     yes = Verdict(decision="allow", reason="approved", by="approval", approval_id=approval.id)
-    return Grant(_MAKER, proposal.digest, yes.reason, yes.by, yes)
+    return Grant(_MAKER, proposal, yes.reason, yes.by, yes)
 
 
 def grant_again(proposal: Proposal, before: str) -> Grant | None:
     """The grant of a call that has claimed its session already: what `before` was granted for, and nothing else."""
-    return Grant(_MAKER, proposal.digest, "granted before", "before") if proposal.digest == before else None
+    return Grant(_MAKER, proposal, "granted before", "before") if proposal.digest == before else None
 
 
 def grant_by_operator(proposal: Proposal, reason: str) -> Grant:
     """Grant what the operator's own code or command line asks for; never for what a model proposed."""
-    return Grant(_MAKER, proposal.digest, f"operator: {reason}", "operator")
+    return Grant(_MAKER, proposal, f"operator: {reason}", "operator")

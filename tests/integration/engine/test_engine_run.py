@@ -212,14 +212,12 @@ async def test_a_repeat_of_a_call_is_told_the_end_whatever_would_be_said_of_the_
         made, who = spec(engine, "echo $$ >> nonce; exit 3"), origin()
         grant = granted(engine, made)
         first = await engine.run(made, who, grant)
-        other = grant_by_operator(Proposal(tool="execute", facts={}), "something else")
-        assert (await engine.run(made, who, other)).session == first.session
-        monkeypatch.setattr("shellback.exec.engine.engine.proposed", hangs)
+        monkeypatch.setattr("shellback.exec.policy.commands.proposed", hangs)
         assert (await engine.run(made, who, grant)).session == first.session
         with pytest.raises(CheckTimedOut):
             await engine.run(made, origin(), grant)
         with pytest.raises(InvalidCommand, match="make one call at a time"):
-            await engine.run(spec(engine, "echo two"), who, grant)
+            await engine.run(two := spec(engine, "echo two"), who, granted(engine, two))
 
 
 async def test_an_end_that_comes_while_the_answer_to_the_start_is_lost_is_told(

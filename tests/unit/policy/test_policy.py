@@ -69,7 +69,7 @@ def test_all_else_asks(tool: str) -> None:
 
 def test_a_grant_cannot_be_constructed() -> None:
     with pytest.raises(TypeError, match="only policy makes a Grant"):
-        Grant(object(), PROPOSAL.digest, "because", "nobody")
+        Grant(object(), PROPOSAL, "because", "nobody")
 
 
 @pytest.mark.parametrize(
