@@ -196,8 +196,8 @@ async def fixed(plan: Plan, spec: CommandSpec, grant: Grant, backend: Backend) -
     now = await proposed(spec, backend)
     if not grant.covers(now):
         raise CommandDenied(
-            f"changed since it was approved: {binding.changed(grant.proposal.facts, now.facts)}; nothing was started and"
-            " the approval is used up, propose the call again"
+            f"changed since it was approved: {binding.changed(grant.proposal.facts, now.facts)}; nothing was started "
+            "and the approval is used up, propose the call again"
         )
     facts: Mapping[str, Any] = now.facts
     plan = replace(plan, place=(facts["cwd_device"], facts["cwd_inode"]) if facts["cwd_inode"] else None)

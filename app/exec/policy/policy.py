@@ -166,6 +166,12 @@ class Grant:
         """Names what may run."""
         return self.proposal.digest
 
+    @property
+    def spec(self) -> CommandSpec:
+        """The command that may be started."""
+        assert self.proposal.spec is not None
+        return self.proposal.spec
+
     def covers(self, proposal: Proposal) -> bool:
         """Whether it was made for exactly this proposal."""
         return self.digest == proposal.digest

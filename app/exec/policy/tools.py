@@ -33,11 +33,6 @@ class Tool:
         return self.approval != "pass"
 
     @property
-    def asks_always(self) -> bool:
-        """Whether it does whatever the call is; the body of the others asks once it has been judged."""
-        return self.approval == "ask"
-
-    @property
     def metadata(self) -> dict[str, str]:
         """What observers and other toolsets are told."""
         return {"category": self.category}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.core.identity import call_key
@@ -28,14 +28,6 @@ _LATE_S: Final = 30.0
 """How much longer than its timeout a command may take to be told of."""
 _OWN: Final = "shell:"
 """What the tool call id of a shell that `shell` has started begins with; the call's key follows."""
-
-
-class Line(NamedTuple):
-    """A command for a shell that stays, as policy reads it and a person approves it; `shell` None is a new one."""
-
-    spec: CommandSpec
-    proposal: Proposal
-    shell: Session | None
 
 
 def check_timeout(_: Engine, args: Args) -> None:
@@ -78,18 +70,12 @@ class ShellCalls:
         self.shells = shells
         self._engine = engine
 
-    async def checked(self, conversation_id: str, session_id: str, *, live: bool) -> Session:
-        """The shell with this id, one that runs where it has to be `live`.
+    async def line(
+        self, shell: Session | None, args: Args, *, tool: str, conversation_id: str
+    ) -> tuple[CommandSpec, Proposal, Proposal | None]:
+        """The command of a call for a shell as policy reads it, and as a person approves it.
 
-        Raises:
-            InvalidCommand: It is a session, but no shell.
-            TaskCompleted: It has ended.
-            SessionNotFound: There is none here.
-        """
-        return await self.shells.get(session_id, conversation_id, ended=not live)
-
-    async def line(self, shell: Session | None, args: Args, *, tool: str, conversation_id: str) -> Line:
-        """What running the command of a call in a shell would do; without one, in the shell that is started for it.
+        Without a shell, also the one that is started for it.
 
         Raises:
             InvalidCommand: The command is not acceptable.
@@ -104,12 +90,12 @@ class ShellCalls:
             **files.facts(),
             "timeout_s": args.get("timeout") or TIMEOUT_S,
         }
-        if shell is None:
-            around = (await proposed(start_spec(self._engine, {}), self._engine.backend)).facts
-            facts = {**around, **facts, "starts": around["command"]}
-        else:
+        if shell is not None:
             facts |= {"session_id": shell.id, "cwd": place}
-        return Line(spec, Proposal(tool=tool, facts=facts), shell)
+            return spec, Proposal(tool=tool, facts=facts), None
+        starts = await proposed(start_spec(self._engine, {}), self._engine.backend)
+        facts = {**starts.facts, **facts, "starts": starts.facts["command"]}
+        return spec, Proposal(tool=tool, facts=facts), starts
 
     async def exec(self, session_id: str, args: Args, origin: CallOrigin, grant: Grant | None) -> Executed:
         """Have a shell run the command of a call, as `PersistentShells.exec`.
@@ -167,7 +153,7 @@ async def shell_of(shells: ShellCalls, conversation_id: str, args: Args, key: st
         InvalidCommand: It is a session, but no shell.
         SessionNotFound: There is no such session.
     """
-    return await shells.checked(conversation_id, args["session_id"], live=False)
+    return await shells.shells.get(args["session_id"], conversation_id, ended=True)
 
 
 async def shell_of_conversation(shells: ShellCalls, conversation_id: str, args: Args, key: str) -> Session | None:  # noqa: ARG001 - they name no shell

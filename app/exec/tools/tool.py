@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shellback.exec.policy.policy import Withheld
     from shellback.exec.tools.file_tools.looks import Look, Looks
     from shellback.exec.tools.file_tools.marks import Mark
-    from shellback.exec.tools.file_tools.reads import Reads, Told
+    from shellback.exec.tools.file_tools.reads import Reads
     from shellback.exec.tools.shell_calls import ShellCalls
     from shellback.exec.tools.tool_calls import ToolCalls
 
@@ -152,7 +152,7 @@ class FileTool(ExecTool):
     category: Literal["exec", "process", "workspace"] = "workspace"
     part: Part = "workspace"
     look: Callable[[Looks, str, Args, Withheld], Awaitable[Look]]
-    tell: Callable[[Reads, Args, Look, Withheld], Awaitable[Told]] = _unmade
+    tell: Callable[[Reads, Args, Look, Withheld], Awaitable[Result[str]]] = _unmade
     wanted: Callable[[Args, Mark], bool] = lambda _, __: False
     follow: bool = True
 

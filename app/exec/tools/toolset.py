@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from pydantic import ValidationError
 from pydantic_ai import FunctionToolset, RunContext
+from pydantic_ai.exceptions import ApprovalRequired
 from pydantic_ai.messages import ToolReturn
 from pydantic_ai.tools import ToolDefinition
-from pydantic_ai.toolsets import AbstractToolset, ApprovalRequiredToolset, ToolsetTool
+from pydantic_ai.toolsets import AbstractToolset
 
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.secrets import Secrets, secret_paths
@@ -30,24 +29,7 @@ from shellback.exec.tools.tool import ExecTool, Invocation, Part
 from shellback.exec.tools.tool_calls import ToolCalls, answering
 from shellback.exec.watching.watcher import Watcher
 
-log = logging.getLogger(__name__)
-
 _HIDDEN = {"cwd_device", "cwd_inode"}
-
-
-@dataclass
-class AskFirst(ApprovalRequiredToolset[Any]):
-    """Asks as the table says; a call that could not run anyway is answered at once, nobody is asked."""
-
-    check: Callable[[RunContext[Any], str, dict[str, Any]], Awaitable[None]] | None = None
-
-    async def call_tool(
-        self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
-    ) -> Any:
-        """Check before asking."""
-        if self.check is not None and not ctx.tool_call_approved:
-            await self.check(ctx, name, tool_args)
-        return await super().call_tool(name, tool_args, ctx, tool)
 
 
 class ExecTools:
@@ -83,7 +65,7 @@ class ExecTools:
         self.watches = watcher is not None
         self.blocks = blocks
         self.workspace = workspace
-        on_files = FileCalls(files or files_of(engine.backend), engine.store, touched=touched)
+        on_files = FileCalls(files or files_of(engine.backend), engine.store, touched)
         on_shells = ShellCalls(engine, shells or PersistentShells(engine))
         self._calls = ToolCalls(engine, policy or plain_judge(engine), on_files, on_shells, watcher)
         parts: dict[Part, bool] = {
@@ -110,8 +92,8 @@ class ExecTools:
         return recorded if isinstance(recorded, bool) else self._enabled
 
     def toolset(self) -> AbstractToolset[Any]:
-        """Tools, then gate, then approval."""
-        return AskFirst(self._tools.prepared(self._visible), _needs_approval, check=self._check)
+        """The tools, behind the gate; a call of one waits for a person where it has to."""
+        return self._tools.prepared(self._visible)
 
     async def propose(self, conversation_id: str, tool: str, args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """The digest that an approval of this call binds, and what the person is shown.
@@ -137,26 +119,20 @@ class ExecTools:
     async def _visible(self, ctx: RunContext[Any], definitions: list[ToolDefinition]) -> list[ToolDefinition]:
         return definitions if self.gate(ctx) else []
 
-    async def _check(self, ctx: RunContext[Any], name: str, args: dict[str, Any]) -> None:
-        call = Invocation(self._calls, ctx, tool_named(name), args)
-        with answering(call.tool.worded):
-            await self._calls.ready(call)
-        await self._heed(args)
-
-    async def _heed(self, args: dict[str, Any]) -> None:
-        """Note which sessions a call is about: their watches have not fired in vain."""
-        if (watcher := self._calls.watcher) is not None:
-            named = (args.get("session_id"), args.get("task_id"), *(args.get("session_ids") or ()))
-            for session_id in filter(None, named):
-                await watcher.heed(session_id)
-
 
 def _function(tool: ExecTool, calls: ToolCalls) -> Callable[..., Awaitable[ToolReturn[Any]]]:
     """The function that the agent framework is given for a tool: its body with the context of a run."""
 
     async def function(ctx: RunContext[Any], **args: Any) -> ToolReturn[Any]:
+        call = Invocation(calls, ctx, tool, args)
         with answering(tool.worded):
-            done = await tool.run(Invocation(calls, ctx, tool, args), **args)
+            if not call.approved:
+                # A call that could not run anyway is answered at once, nobody is asked.
+                await calls.ready(call)
+                await calls.heed(args)
+                if tool.approval == "ask":
+                    raise ApprovalRequired
+            done = await calls.run(call)
         return ToolReturn(done.value, metadata=done.metadata)
 
     first, *parameters = inspect.signature(tool.run).parameters.values()
@@ -187,7 +163,3 @@ def exec_toolset(
 ) -> AbstractToolset[Any]:
     """The exec tools for any Pydantic AI agent, with approval, for an engine that the caller starts and stops."""
     return ExecTools(engine, policy=policy, enabled=enabled, watcher=watcher).toolset()
-
-
-def _needs_approval(_ctx: RunContext[Any], definition: ToolDefinition, _args: dict[str, Any]) -> bool:
-    return tool_named(definition.name).asks_always

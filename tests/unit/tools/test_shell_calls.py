@@ -92,8 +92,8 @@ def test_every_action_asks_and_types_as_the_tool_does_that_does_no_more() -> Non
 
 
 def test_what_is_not_known_always_asks() -> None:
-    assert tool_named("shell_session").act({"action": "something"}).asks_always
-    assert tool_named("something").asks_always
+    assert tool_named("shell_session").act({"action": "something"}).approval == "ask"
+    assert tool_named("something").approval == "ask"
     execute = tool_named("execute")
     assert execute.act({"action": "read"}) is execute
 

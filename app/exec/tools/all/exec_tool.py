@@ -7,7 +7,9 @@ from typing import Literal
 
 from shellback.exec.core.model import CommandSpec
 from shellback.exec.engine.engine import Engine
+from shellback.exec.engine.waiting import shown
 from shellback.exec.policy.commands import check_yield_after, command_spec
+from shellback.exec.reports.render import facts, measured, outcome_text
 from shellback.exec.tools.tool import Args, ExecTool, Invocation, Result
 
 OnExit = Literal["always", "failure", "never"]
@@ -59,7 +61,7 @@ async def execute(
         lifetime: How long it may run: to the end of your turn (then it is stopped and does not wake you), of this
             conversation, or detached, which nothing but a kill or its timeout ends.
     """
-    return await call.calls.run(call)
+    return await _told(call)
 
 
 @ExecTool(approval="judge", check=_check, spec=partial(_spec, pty=True))
@@ -94,4 +96,13 @@ async def execute_pty(
         lifetime: How long it may run: to the end of your turn (then it is stopped and does not wake you), of this
             conversation, or detached, which nothing but a kill or its timeout ends.
     """
-    return await call.calls.run(call)
+    return await _told(call)
+
+
+async def _told(call: Invocation) -> Result[str]:
+    """How the call of a tool that starts something came out."""
+    outcome = await call.calls.outcome(call)
+    metadata = {**facts(outcome.session), **measured(outcome.output, outcome.err), "handed_over": outcome.handed_over}
+    if outcome.waiting is not None:
+        metadata["waiting_for_input"] = shown(outcome.waiting, outcome.session)
+    return Result(outcome_text(outcome), metadata)

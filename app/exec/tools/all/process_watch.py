@@ -98,7 +98,8 @@ async def process_watch(
         off: End all watches of this session.
     """
     wish = {"pattern": pattern, "idle": idle, "after": after, "waiting": waiting}
-    watcher, session = call.calls.watches, await call.session()
+    watcher, session = call.calls.watcher, await call.session()
+    assert watcher is not None
     if off:
         if any(value not in {None, False} for value in wish.values()):
             raise InvalidCommand("off=true ends the watches of the session; give no condition with it")

@@ -62,7 +62,7 @@ def _check_size(_: Engine, args: Args) -> None:
 async def _shell(call: Invocation) -> Session:
     """The shell of a call; what was done before the shell ended is told again."""
     live = call.act.asks and not await call.made_before()
-    return await call.calls.shells.checked(call.conversation_id, call.args["session_id"], live=live)
+    return await call.calls.shells.shells.get(call.args["session_id"], call.conversation_id, ended=not live)
 
 
 async def _ready_to_run(call: Invocation) -> None:
@@ -84,7 +84,7 @@ async def start(call: Invocation) -> _Returned:
     found = await call.calls.startable(call)
     if isinstance(found, Session):  # it is there, and what it was started with is not any more
         return Result({"session_id": found.id, "output": ""}, facts(found))
-    started = await call.calls.shells.shells.start(found.command, call.origin, found.grant)
+    started = await call.calls.shells.shells.start(found.spec, call.origin, found)
     return Result({"session_id": started.session.id, "output": started.output}, facts(started.session))
 
 

@@ -24,12 +24,12 @@ from shellback.exec.core.errors import (
 from shellback.exec.core.model import SHELL, CommandSpec, SessionState
 from shellback.exec.engine.engine import Engine
 from shellback.exec.persistent import ShellBusy
-from shellback.exec.policy.commands import command_spec, proposed
-from shellback.exec.policy.policy import Grant, Verdict, grant
+from shellback.exec.policy.commands import command_spec
+from shellback.exec.policy.policy import Grant, Proposal, Verdict, grant
 from shellback.exec.reports.blocks import block_of, label_of
 from shellback.exec.reports.render import facts, measured
 from shellback.exec.shell.permit import APPROVED
-from shellback.exec.tools.shell_calls import check_timeout, noted, own_shell, shell_of_conversation, start_spec
+from shellback.exec.tools.shell_calls import check_timeout, noted, own_shell, shell_of_conversation
 from shellback.exec.tools.tool import Action, Args, ExecTool, Invocation, Result, act, by_name
 
 _Op = Literal["execute", "spawn", "kill", "status", "output"]
@@ -70,11 +70,11 @@ def _process(engine: Engine, args: Args) -> CommandSpec:
 async def execute(call: Invocation) -> _Returned:
     """Run a command in the conversation's shell."""
     made: Grant | None = None
-    session_id: str | None = await call.engine.store.acted_on(call.key)
+    session_id = await call.engine.store.acted_on(call.key)
     if session_id is None:
         # Only in the shell that it was approved for: that may have ended, or another been started, since.
-        allowed = await call.calls.granted(call)
-        made, session_id = allowed.grant, allowed.session_id or await _started(call, allowed.grant)
+        made, weighed = await call.calls.granted(call)
+        session_id = weighed.asked.args["session_id"] or await _started(call, made, weighed.starts)
     try:
         done = await call.calls.shells.exec(session_id, call.args, call.origin, made)
     except ShellBusy:
@@ -87,14 +87,13 @@ async def execute(call: Invocation) -> _Returned:
     return Result(value | noted(note, done.slice), {**facts(done.session), **measured(done.slice)})
 
 
-async def _started(call: Invocation, made: Grant) -> str:
+async def _started(call: Invocation, made: Grant, proposal: Proposal | None) -> str:
     """Start the conversation's shell, as part of the call that needs it first."""
-    spec = start_spec(call.engine, {})
-    proposal = await proposed(spec, call.engine.backend)
+    assert proposal is not None
     yes = Verdict(decision="allow", reason="its call was approved", by=APPROVED, approval_id=made.approval_id)
     allowed = grant(proposal, yes, None)
     assert allowed is not None
-    return (await call.calls.shells.shells.start(spec, own_shell(call.origin), allowed)).session.id
+    return (await call.calls.shells.shells.start(allowed.spec, own_shell(call.origin), allowed)).session.id
 
 
 @Action(approval="judge", needs=("command",), spec=_process)

@@ -23,9 +23,9 @@ from shellback.exec.policy.policy import Grant, Withheld
 from shellback.exec.tools.file_tools.checks import EDIT_BYTES, told
 from shellback.exec.tools.file_tools.looks import Look, Looks
 from shellback.exec.tools.file_tools.marks import Mark, marked
-from shellback.exec.tools.file_tools.reads import Reads, Told, nothing_withheld
+from shellback.exec.tools.file_tools.reads import Reads, nothing_withheld
 from shellback.exec.tools.file_tools.shown import many
-from shellback.exec.tools.tool import FileTool
+from shellback.exec.tools.tool import FileTool, Result
 from shellback.exec.wire.crashpoints import reach
 
 _PARTLY: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -40,14 +40,12 @@ class FileCalls:
     `touched` is told of each use of the workspace by a conversation.
     """
 
-    def __init__(
-        self, files: Files, store: SessionStore, *, touched: Callable[[str], Awaitable[object]] | None = None
-    ) -> None:
+    def __init__(self, files: Files, store: SessionStore, touched: Callable[[str], Awaitable[object]] | None) -> None:
         self.files = files
         self._looks = Looks(files)
         self._reads = Reads(self._looks)
         self._store = store
-        self._touched = touched
+        self.touched = touched or _untold
 
     async def look(self, tool: FileTool, args: Mapping[str, Any], withheld: Withheld) -> Look:
         """What a call would do.
@@ -64,7 +62,7 @@ class FileCalls:
 
     async def read(
         self, tool: FileTool, args: Mapping[str, Any], look: Look, withheld: Withheld, *, approved: bool
-    ) -> Told:
+    ) -> Result[str]:
         """What a call finds; a search leaves out what is withheld, whatever is in it, and says so.
 
         Raises:
@@ -85,7 +83,7 @@ class FileCalls:
         if await self._begun(tool, origin, grant) is None:
             await self._store.end_call(call_key(origin), {"did": "read", **_named(tool, args, origin)})
 
-    async def recalled(self, tool: FileTool, args: Mapping[str, Any], origin: CallOrigin) -> Told | None:
+    async def recalled(self, tool: FileTool, args: Mapping[str, Any], origin: CallOrigin) -> Result[str] | None:
         """What an earlier execution of this call did, or what can be told of it; None where there was none.
 
         Raises:
@@ -98,7 +96,7 @@ class FileCalls:
 
     async def change(
         self, tool: FileTool, args: Mapping[str, Any], look: Look, origin: CallOrigin, grant: Grant
-    ) -> Told:
+    ) -> Result[str]:
         """Do what was looked at, once. Cancelling may leave it done.
 
         Raises:
@@ -117,7 +115,7 @@ class FileCalls:
             await self._store.end_call(key, {"refused": str(error), **_named(tool, args, origin)})
             raise
         reach("file.acted")
-        await self._recorded(key, {**_named(tool, args, origin), **done.metadata, "text": done.text})
+        await self._recorded(key, {**_named(tool, args, origin), **(done.metadata or {}), "text": done.value})
         return done
 
     async def _begun(self, tool: FileTool, origin: CallOrigin, grant: Grant) -> dict[str, object] | None:
@@ -133,16 +131,11 @@ class FileCalls:
             )
         )
 
-    async def touch(self, conversation_id: str) -> None:
-        """Say that a conversation uses its workspace."""
-        if self._touched is not None:
-            await self._touched(conversation_id)
-
     async def _recorded(self, key: CallKey, outcome: dict[str, object]) -> None:
         # What has been done is recorded, whoever stops waiting for it.
         await asyncio.shield(asyncio.ensure_future(self._store.end_call(key, outcome)))
 
-    async def _changed(self, look: Look) -> Told:
+    async def _changed(self, look: Look) -> Result[str]:
         check_ = _same(look)
         if look.did == "removed":
             removed = await self.files.remove(look.path, check=check_)
@@ -150,7 +143,7 @@ class FileCalls:
             text = (
                 f"[removed {self._looks.short(look.path)}: {what}, {removed:,} in all, {many(look.was.size, 'byte')}]"
             )
-            return Told(text, _facts(self._looks.short, look, size=look.was.size, sha256=None) | {"entries": removed})
+            return Result(text, _facts(self._looks.short, look, size=look.was.size, sha256=None) | {"entries": removed})
         append = look.did == "appended"
         mode = "append" if append else "create" if look.did == "created" else "overwrite"
         try:
@@ -168,9 +161,9 @@ class FileCalls:
         where = f" in {look.count}" if look.count else ""
         added = f", {len(look.data):,} of them new" if append else ""
         text = f"[{look.did} {self._looks.short(look.path)}{where}: {many(size, 'byte')}{added}]"
-        return Told(text, _facts(self._looks.short, look, size=size, sha256=sha256))
+        return Result(text, _facts(self._looks.short, look, size=size, sha256=sha256))
 
-    async def _interrupted(self, tool: FileTool, args: Mapping[str, Any]) -> Told:
+    async def _interrupted(self, tool: FileTool, args: Mapping[str, Any]) -> Result[str]:
         """What can be told of a call that was begun and has no outcome: the worker died in it. It is not done again."""
         path = args["path"]
         with told(path):
@@ -178,21 +171,25 @@ class FileCalls:
             _, _, now = await self._looks.at(path, whole, follow=tool.follow)
         if tool.wanted(args, now):
             text = f"[{path} is as this call was to leave it; the worker died before it could record that]"
-            return Told(text, {"path": path, "did": "unknown", "bytes": now.size, "sha256": _sha256(now)})
+            return Result(text, {"path": path, "did": "unknown", "bytes": now.size, "sha256": _sha256(now)})
         raise InvalidCommand(
             f"not known whether this call has changed {path}: the worker died in the middle of it. It is not done a "
             f"second time; look at {path} before you call again"
         )
 
 
-def _again(tool: FileTool, args: Mapping[str, Any], before: Mapping[str, object]) -> Told:
+async def _untold(_: str) -> None:
+    """Nobody wants to know."""
+
+
+def _again(tool: FileTool, args: Mapping[str, Any], before: Mapping[str, object]) -> Result[str]:
     """What was recorded of an earlier execution of the call."""
     if before.get("args") != _digest(tool, args):
         raise InvalidCommand("another call of the same response has the same id and has run; make one call at a time")
     if "refused" in before:
         raise InvalidCommand(str(before["refused"]))
     facts = {name: before[name] for name in ("path", "did", "bytes", "sha256", "entries") if name in before}
-    return Told(str(before["text"]), facts)
+    return Result(str(before["text"]), facts)
 
 
 def _named(tool: FileTool, args: Mapping[str, Any], origin: CallOrigin) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from shellback.exec.core import limits as bounds
 from shellback.exec.core.display import visible
@@ -13,16 +13,10 @@ from shellback.exec.files.entries import Entry
 from shellback.exec.files.text import Text
 from shellback.exec.policy.policy import Withheld
 from shellback.exec.tools.file_tools.looks import Look, Looks
+from shellback.exec.tools.tool import Result
 
 HITS: Final = 200
 NAMES: Final = 1_000
-
-
-class Told(NamedTuple):
-    """What a call tells: the text for the model, facts for programs."""
-
-    text: str
-    metadata: dict[str, Any]
 
 
 class Reads:
@@ -32,16 +26,16 @@ class Reads:
         self._files = looks.files
         self._short = looks.short
 
-    async def entries(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:  # noqa: ARG002 - a name in a directory is no secret
+    async def entries(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Result[str]:  # noqa: ARG002 - a name in a directory is no secret
         """The entries of a directory."""
         entries = await self._files.list_dir(look.path)
         lines = [_listed(entry) for entry in entries]
         shown, text = _page(lines)
         text = text or "(empty)"
         notes = [f"{shown:,} of {len(lines):,} entries shown; glob finds by pattern"] if shown < len(lines) else []
-        return Told(_with(text, notes), {"path": self._short(look.path), "total": len(lines), "shown": shown})
+        return Result(_with(text, notes), {"path": self._short(look.path), "total": len(lines), "shown": shown})
 
-    async def text(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:  # noqa: ARG002 - policy has judged the one file
+    async def text(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Result[str]:  # noqa: ARG002 - policy has judged the one file
         """Lines of a file.
 
         Raises:
@@ -52,9 +46,9 @@ class Reads:
         if found.path != look.path:
             raise CommandDenied(f"{path} leads to {found.path} by now, which nobody asked for; call again")
         facts = {"path": path, "bytes": found.size, "first": found.first, "lines": found.lines, "total": found.total}
-        return Told(_read(path, offset, found), facts)
+        return Result(_read(path, offset, found), facts)
 
-    async def names(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
+    async def names(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Result[str]:
         """Files by their names, without those that are withheld."""
         found = await self._files.glob(args["pattern"], path=look.path, limit=NAMES)
         hidden = await self._hidden({entry.path for entry in found.entries if not entry.is_dir}, withheld)
@@ -62,7 +56,7 @@ class Reads:
         lines = [visible(self._short(entry.path)) + ("/" if entry.is_dir else "") for entry in entries]
         return self._found(lines, look, [found.stopped, _skipped(found.skipped), _left_out(len(hidden))], {})
 
-    async def hits(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Told:
+    async def hits(self, args: Mapping[str, Any], look: Look, withheld: Withheld) -> Result[str]:
         """Lines of files, without those that are withheld, whatever is in them."""
         workspace, short = self._files.workspace, self._short
         found = await self._files.grep(
@@ -94,12 +88,12 @@ class Reads:
 
         return await self._files.look(look)
 
-    def _found(self, lines: list[str], look: Look, notes: list[str], more: Mapping[str, Any]) -> Told:
+    def _found(self, lines: list[str], look: Look, notes: list[str], more: Mapping[str, Any]) -> Result[str]:
         shown, text = _page(lines)
         if shown < len(lines):
             notes.insert(0, f"{shown:,} of {len(lines):,} shown; narrow the pattern or the path")
         facts = {"path": self._short(look.path), "total": len(lines), "shown": shown, **more}
-        return Told(_with(text or "(nothing matches)", notes), facts)
+        return Result(_with(text or "(nothing matches)", notes), facts)
 
 
 def _read(path: str, offset: int, found: Text) -> str:
