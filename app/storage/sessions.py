@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -45,86 +45,72 @@ Refused = Callable[[sa.Connection, CommandDenied], None]
 """Told, in a transaction of its own, that an approval was not taken and so nothing was claimed or begun."""
 
 
+@dataclass(eq=False)
 class SqlSessionStore(SessionStore):
     """A `SessionStore` on a `Database`.
 
-    Args:
-        database: Where the sessions are.
-        sink: Told about ends, inside the transaction that records them.
-        within: Runs in the transaction of a new claim, after the row exists.
-        within_call: Runs in the transaction that begins a new call.
-        refused: Told when either has refused.
-        limit: Live sessions that one conversation may have.
+    `sink` is told about ends, inside the transaction that records them; `limit` is how many live sessions one
+    conversation may have.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        sink: ExitSink | None = None,
-        within: Within | None = None,
-        within_call: WithinCall | None = None,
-        refused: Refused | None = None,
-        limit: int = SESSIONS_PER_CONVERSATION,
-    ) -> None:
-        self._database = database
-        self._sink = sink
-        self._within = within
-        self._within_call = within_call
-        self._refused = refused
-        self._limit = limit
+    database: Database
+    sink: ExitSink | None = None
+    within: Within | None = None
+    within_call: WithinCall | None = None
+    refused: Refused | None = None
+    limit: int = SESSIONS_PER_CONVERSATION
 
     async def claim(self, session: Session) -> Session:
         async with self._telling():
-            return await self._database.write(claim, session, within=self._within, limit=self._limit)
+            return await self.database.write(claim, session, within=self.within, limit=self.limit)
 
     async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
-        await self._database.write(started, session_id, pid=pid, started_at=started_at)
+        await self.database.write(started, session_id, pid=pid, started_at=started_at)
 
     async def finish(self, session_id: SessionId, end: SessionEnd, *, told_inline: bool = False) -> Session:
-        return await self._database.write(finish, session_id, end, self._sink, told_inline=told_inline)
+        return await self.database.write(finish, session_id, end, self.sink, told_inline=told_inline)
 
     async def settle_inline(self, session_id: SessionId) -> bool:
-        return await self._database.write(settle_inline, session_id)
+        return await self.database.write(settle_inline, session_id)
 
     async def hand_over(self, session_id: SessionId) -> bool:
-        return await self._database.write(hand_over, session_id, self._sink)
+        return await self.database.write(hand_over, session_id, self.sink)
 
     async def get(self, session_id: SessionId) -> Session | None:
-        return await self._database.read(get, session_id)
+        return await self.database.read(get, session_id)
 
     async def list(self, *, conversation_id: str | None = None, live: bool | None = None) -> Sequence[Session]:
-        return await self._database.read(find, conversation_id=conversation_id, live=live)
+        return await self.database.read(find, conversation_id=conversation_id, live=live)
 
     async def begin_call(self, act: Act) -> dict[str, object] | None:
         async with self._telling():
-            return await self._database.write(begin, act, self._within_call)
+            return await self.database.write(begin, act, self.within_call)
 
     async def recalled(self, key: CallKey) -> dict[str, object] | None:
-        return await self._database.read(recalled, key)
+        return await self.database.read(recalled, key)
 
     async def acted_on(self, key: CallKey) -> SessionId | None:
-        return await self._database.read(acted_on, key)
+        return await self.database.read(acted_on, key)
 
     async def typed_last(self, session_id: SessionId, *, besides: str = "") -> dict[str, object] | None:
-        return await self._database.read(typed_last, session_id, besides)
+        return await self.database.read(typed_last, session_id, besides)
 
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
-        await self._database.write(end_call, key, outcome)
+        await self.database.write(end_call, key, outcome)
 
     async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int, err_upto: int = 0) -> Polled:
-        return await self._database.write(advance_poll, key, session_id, upto, err_upto)
+        return await self.database.write(advance_poll, key, session_id, upto, err_upto)
 
     async def pin(self, session_id: SessionId, pinned: bool | None) -> None:
-        await self._database.write(pin, session_id, pinned)
+        await self.database.write(pin, session_id, pinned)
 
     @asynccontextmanager
     async def _telling(self) -> AsyncGenerator[None]:
         try:
             yield
         except CommandDenied as error:
-            if self._refused is not None:
-                await self._database.write(self._refused, error)
+            if self.refused is not None:
+                await self.database.write(self.refused, error)
             raise
 
 

@@ -263,8 +263,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
     from shellback.work.turn.equipment import equip, fenced, place_in_turn
     from shellback.work.turn.lifetimes import TurnEnds
     from shellback.work.turn.live import LiveBlocks
-    from shellback.work.turn.output_notes import OutputNotes
-    from shellback.work.turn.stopping import StopWatch
+    from shellback.work.turn.output_notes import note_output
+    from shellback.work.turn.stopping import watch_for_stops
     from shellback.work.turn.turn import Budget, TurnRunner
     from shellback.work.worker.worker import Worker, WorkerConfig
 
@@ -381,11 +381,13 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             _retention(where, client).once,
             beside=(
                 Alarm(port, database, where.host_id, count, where.home),
-                StopWatch(database, engine, where.host_id),
-                OutputNotes(database, engine),
                 watcher,
                 shells.expiry,
-                *notifiers,
+            ),
+            loops=(
+                partial(watch_for_stops, database, engine, where.host_id),
+                partial(note_output, database, engine),
+                *(notifier.run for notifier in notifiers),
             ),
             counted=count.count,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 import sqlalchemy as sa
@@ -80,19 +81,19 @@ def unheard(conn: sa.Connection, conversation_id: str) -> list[str]:
     return [said(one["session_id"], one["bytes"], over=one["over"]) for one in found]
 
 
+@dataclass(eq=False)
 class Typing:
     """What one attachment keeps of the typing of a person, a row for each minute in which there was some."""
 
-    def __init__(self, database: Database, session: Session, by: str) -> None:
-        self._database = database
-        self._session = session
-        self._by = by
-        self._name = uuid.uuid4().hex
-        self._minute = 0
-        self._total = 0
-        self._kept_at = 0.0
-        self._begun = asyncio.Event()
-        self._busy = asyncio.Lock()
+    database: Database
+    session: Session
+    by: str
+    _name: str = field(init=False, default_factory=lambda: uuid.uuid4().hex)
+    _minute: int = field(init=False, default=0)
+    _total: int = field(init=False, default=0)
+    _kept_at: float = field(init=False, default=0.0)
+    _begun: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _busy: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
 
     async def count(self, number: int) -> None:
         """Note that so many bytes are about to be typed; that somebody types is kept before the first of them is.
@@ -123,7 +124,7 @@ class Typing:
 
     async def _keep(self, *, over: bool) -> None:
         key = f"{self._name}.{self._minute}"
-        await self._database.write(note, self._session, key=key, total=self._total, by=self._by, over=over)
+        await self.database.write(note, self.session, key=key, total=self._total, by=self.by, over=over)
         self._kept_at = time.monotonic()
 
 

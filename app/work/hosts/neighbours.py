@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from shellback.storage.db import Database
@@ -26,6 +27,7 @@ SETTLED_S: Final = 60.0
 """How often we look for news of a host of which everything is settled: some never return, and each look costs."""
 
 
+@dataclass(eq=False)
 class Neighbours:
     """Settles what silent hosts left, a conversation at a time; `once` is a part of the sweep.
 
@@ -33,21 +35,18 @@ class Neighbours:
     conversations wait for their host, or for somebody who adopts them.
     """
 
-    def __init__(
-        self, database: Database, client: DBOSClient, here: Here, *, shared: bool, watched_s: float = WATCHED_S
-    ) -> None:
-        self._db = database
-        self._client = client
-        self._here = here
-        self._shared = shared
-        self._watched_s = watched_s
-        self._due: dict[str, float] = {}
+    database: Database
+    client: DBOSClient
+    here: Here
+    shared: bool
+    watched_s: float = WATCHED_S
+    _due: dict[str, float] = field(init=False, default_factory=dict[str, float])
 
     async def once(self) -> None:
         """Settle what silent hosts left. Cancelling leaves the rest to the next sweep, of whichever host."""
-        found = await self._db.read(hosts.others, self._here.host_id, self._here.lease_s)
+        found = await self.database.read(hosts.others, self.here.host_id, self.here.lease_s)
         now = time.monotonic()
-        self._due = {host.silence: self._due.get(host.silence, now + self._watched_s) for host in found}
+        self._due = {host.silence: self._due.get(host.silence, now + self.watched_s) for host in found}
         for host in found:
             if now >= self._due[host.silence] and not await self._settle(host):
                 self._due[host.silence] = now + SETTLED_S
@@ -55,16 +54,16 @@ class Neighbours:
     async def _settle(self, host: Host) -> bool:
         """Settle what one left; whether there is, or was, anything to settle."""
         lost = moved = told = 0
-        while self._shared and (names := await self._db.read(adopting.living_there, host.host_id)):
+        while self.shared and (names := await self.database.read(adopting.living_there, host.host_id)):
             for name in names:
-                came = await self._db.write(adopting.move, self._here, host.host_id, name)
+                came = await self.database.write(adopting.move, self.here, host.host_id, name)
                 if came is None:
                     return True
                 moved, lost = moved + 1, lost + came.lost
-                await asyncio.to_thread(cancel, self._client, came.items)
-        while names := await self._db.read(adopting.in_need, host):
+                await asyncio.to_thread(cancel, self.client, came.items)
+        while names := await self.database.read(adopting.in_need, host):
             for name in names:
-                number = await self._db.write(adopting.give_up, self._here, host.host_id, name)
+                number = await self.database.write(adopting.give_up, self.here, host.host_id, name)
                 if number is None:
                     return True
                 told, lost = told + 1, lost + number
@@ -78,9 +77,9 @@ class Neighbours:
 
     def adopt(self, host_id: str, conversation_id: str, *, force: bool = False) -> Moved | None:
         """Let a conversation of that host go on here; None where it lives elsewhere, or the lease runs. Blocks."""
-        moved = self._db.write_now(adopting.move, self._here, host_id, conversation_id, wait=True, force=force)
+        moved = self.database.write_now(adopting.move, self.here, host_id, conversation_id, wait=True, force=force)
         if moved is not None:
-            cancel(self._client, moved.items)
+            cancel(self.client, moved.items)
         return moved
 
 

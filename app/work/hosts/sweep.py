@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import sqlalchemy as sa
@@ -76,33 +76,21 @@ class Status:
     """Whose workers go on with it where its own has died; None where nobody does."""
 
 
+@dataclass(eq=False)
 class Sweep:
     """Runs one comparison at a time; constructed by wiring, called by the worker `me` (executor id, version)."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what it compares, and with whose help
-        self,
-        database: Database,
-        enqueuer: Enqueuer,
-        client: DBOSClient,
-        processes: Processes,
-        host_id: str,
-        me: tuple[str, str],
-        watch: TurnWatch | None = None,
-        outbox: Outbox = SILENT,
-        also: Sequence[Callable[[], Awaitable[object]]] = (),
-    ) -> None:
-        self._db = database
-        self._enqueuer = enqueuer
-        self._client = client
-        self._processes = processes
-        self._host_id = host_id
-        self._me = me
-        self._watch = watch or Unwatched()
-        self._outbox = outbox
-        self._also = also
-        self._until: dict[str, float] = {}
-        self._looked_to = ""
-        self._taken_over = dict.fromkeys((turns_queue(host_id), wakes_queue(host_id)), host_id)
+    database: Database
+    enqueuer: Enqueuer
+    client: DBOSClient
+    processes: Processes
+    host_id: str
+    me: tuple[str, str]
+    watch: TurnWatch = field(default_factory=Unwatched)
+    outbox: Outbox = SILENT
+    also: Sequence[Callable[[], Awaitable[object]]] = ()
+    _until: dict[str, float] = field(init=False, default_factory=dict[str, float])
+    _looked_to: str = field(init=False, default="")
 
     async def once(self) -> None:
         """Compare and repair, each thing on its own: what cannot be done now is logged and tried by the next sweep."""
@@ -113,30 +101,30 @@ class Sweep:
             self._close_what_never_began,
             self._wake_the_forgotten,
             self._prune_events,
-            self._processes.reconcile,
+            self.processes.reconcile,
             self._settle_what_dead_turns_left,
-            *self._also,
+            *self.also,
         ):
             try:
                 await repair()
             except Exception:
                 log.exception("a part of the sweep failed; the next one tries again")
-        self._outbox.ring()
+        self.outbox.ring()
 
     async def _prune_events(self) -> None:
-        while await self._db.write(stream.prune) == stream.PRUNED_AT_ONCE:
+        while await self.database.write(stream.prune) == stream.PRUNED_AT_ONCE:
             pass
 
     async def _expire_approvals(self) -> None:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        left = await self._db.read(approvals.left, self._host_id)
+        left = await self.database.read(approvals.left, self.host_id)
         # By a clock that nobody sets: one that is set back gives no request more time than it had when it was seen.
         self._until = {one: min(self._until.get(one, math.inf), now + seconds) for one, seconds in left.items()}
         for request_id in [one for one, until in self._until.items() if until <= now]:
             with contextlib.suppress(ApprovalSettled):
-                await self._db.write(
+                await self.database.write(
                     approvals.decide,
-                    self._enqueuer,
+                    self.enqueuer,
                     request_id,
                     "expired",
                     by="clock",
@@ -146,38 +134,39 @@ class Sweep:
 
     async def _alive(self) -> Alive:
         # We are, whatever a clock that jumped makes of our heartbeat.
-        return await self._db.read(_alive) | {self._me: self._host_id}
+        return await self.database.read(_alive) | {self.me: self.host_id}
 
     async def _statuses(self, ids: Sequence[str]) -> Mapping[str, Status]:
         if not ids:
             return {}
+        queues = () if self.database.dialect == "sqlite" else (turns_queue(self.host_id), wakes_queue(self.host_id))
         found = await asyncio.to_thread(
-            self._client.list_workflows, workflow_ids=list(ids), load_input=False, load_output=False
+            self.client.list_workflows, workflow_ids=list(ids), load_input=False, load_output=False
         )
         return {
             entry.workflow_id: Status(
                 status=entry.status,
                 executor_id=entry.executor_id,
                 version=entry.app_version,
-                host_id=None if self._db.dialect == "sqlite" else self._taken_over.get(entry.queue_name or ""),
+                host_id=self.host_id if entry.queue_name in queues else None,
             )
             for entry in found
         }
 
     async def _free_dead_turns(self) -> None:
-        claimed = await self._db.read(_claimed, self._host_id)
+        claimed = await self.database.read(_claimed, self.host_id)
         statuses = await self._statuses([row.claimed_by for row in claimed])
         alive = await self._alive()
         for row in claimed:
             reason = _why_dead(statuses.get(row.claimed_by), alive)
             if reason is None:
                 continue
-            came = await self._db.write(
-                _fail_if_still, self._enqueuer, row.id, row.claimed_by, row.epoch, reason, self._outbox
+            came = await self.database.write(
+                _fail_if_still, self.enqueuer, row.id, row.claimed_by, row.epoch, reason, self.outbox
             )
             if came is None:
                 continue
-            self._watch.failed(came)
+            self.watch.failed(came)
             log.warning(
                 "freed conversation %s: %s; %s",
                 row.id,
@@ -188,28 +177,28 @@ class Sweep:
             # Only now: cancelled before, a turn that a worker has just taken up again would die of it.
             status = statuses.get(row.claimed_by)
             if status is not None and status.status in WAITING:
-                await asyncio.to_thread(self._client.cancel_workflow, row.claimed_by)
+                await asyncio.to_thread(self.client.cancel_workflow, row.claimed_by)
 
     async def _close_what_never_began(self) -> None:
-        waiting = await self._db.read(_waiting_turns, self._host_id)
+        waiting = await self.database.read(_waiting_turns, self.host_id)
         statuses = await self._statuses([turn.id for turn in waiting])
         for turn in waiting:
             status = statuses.get(turn.id)
             if status is None or status.status not in WAITING:
-                await self._db.write(_close_unbegun, turn.conversation_id, turn.id, _why_dead(status, {}) or "")
+                await self.database.write(_close_unbegun, turn.conversation_id, turn.id, _why_dead(status, {}) or "")
 
     async def _wake_the_forgotten(self) -> None:
-        forgotten = await self._db.read(_with_unread_rows, self._host_id, self._looked_to)
+        forgotten = await self.database.read(_with_unread_rows, self.host_id, self._looked_to)
         # A page each time: those that wait in a long backlog must not hide the ones behind them.
         self._looked_to = forgotten[-1].id if len(forgotten) == BATCH else ""
-        waiting = await self._db.read(_open_items, [row.id for row in forgotten])
+        waiting = await self.database.read(_open_items, [row.id for row in forgotten])
         statuses = await self._statuses([item for items in waiting.values() for item in items])
         alive = await self._alive()
         for row in forgotten:
             items = [statuses[item] for item in waiting.get(row.id, []) if item in statuses]
             if any(_will_run(status, alive) for status in items):
                 continue
-            if await self._db.write(_wake_if_still, self._enqueuer, row.id, row.epoch):
+            if await self.database.write(_wake_if_still, self.enqueuer, row.id, row.epoch):
                 log.warning(
                     "conversation %s had news and no item; enqueued one", row.id, extra={"conversation": row.id}
                 )
@@ -218,11 +207,11 @@ class Sweep:
                         log.error("callback %s was given up by its queue; another item tells its news", item)
 
     async def _settle_what_dead_turns_left(self) -> None:
-        for session in await self._db.read(_left_behind, self._host_id):
+        for session in await self.database.read(_left_behind, self.host_id):
             if session.delivery == Delivery.INLINE:
-                await self._processes.hand_over(SessionId(session.id))
+                await self.processes.hand_over(SessionId(session.id))
             if session.state == SessionState.CLAIMED:
-                await self._processes.abandon(SessionId(session.id))
+                await self.processes.abandon(SessionId(session.id))
 
 
 def _old(at: sa.Column[float]) -> sa.ColumnElement[bool]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
@@ -42,23 +42,24 @@ class Taken:
     items: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class Takeover:
     """Looks for dropped turns and dead workers of this host; called by the worker `me` (executor id, version).
 
     `running` has the items that this worker executes at present.
     """
 
-    def __init__(
-        self, database: Database, client: DBOSClient, host_id: str, me: tuple[str, str], running: Collection[str]
-    ) -> None:
-        self._db = database
-        self._client = client
-        self._host_id = host_id
-        self._me, self._version = me
-        self._queues = [turns_queue(host_id), wakes_queue(host_id)]
-        self._running = running
-        self._idle_before: set[str] = set()
-        self._waits_for = ""
+    database: Database
+    client: DBOSClient
+    host_id: str
+    me: tuple[str, str]
+    running: Collection[str]
+    _idle_before: set[str] = field(init=False, default_factory=set[str])
+    _waits_for: str = field(init=False, default="")
+
+    @property
+    def _queues(self) -> list[str]:
+        return [turns_queue(self.host_id), wakes_queue(self.host_id)]
 
     async def once(self) -> None:
         """Give what dead workers were at to the queue again, each worker in a transaction of its own.
@@ -66,32 +67,32 @@ class Takeover:
         What no living worker can replay is left to the sweep. Cancelling leaves some workers' turns given on.
         """
         await self._hand_on_what_was_dropped()
-        if self._db.dialect == "sqlite":
+        if self.database.dialect == "sqlite":
             return
-        known = await self._db.read(_known, self._host_id)
-        me = known.get(self._me)
+        known = await self.database.read(_known, self.host_id)
+        me = known.get(self.me[0])
         if me is None or me.state != "alive":
             # Without our own lock, as when the server has restarted, those of others say nothing.
             return
         pending = await asyncio.to_thread(self._pending)
         for executor_id in {item.executor_id for item in pending if self._orphaned(item, known)}:
-            taken = await self._db.write(self._take, executor_id)
+            taken = await self.database.write(self._take, executor_id)
             if taken is not None:
                 log.warning("%s: %d turns taken over: %s", taken.why, len(taken.items), ", ".join(taken.items))
         await self._run_what_waits({worker.version for worker in known.values() if worker.state == "alive"})
 
     async def _hand_on_what_was_dropped(self) -> None:
-        pending = await asyncio.to_thread(self._pending, self._me)
-        idle = [item for item in pending if item.app_version == self._version and item.workflow_id not in self._running]
+        pending = await asyncio.to_thread(self._pending, self.me[0])
+        idle = [item for item in pending if item.app_version == self.me[1] and item.workflow_id not in self.running]
         # One look may come between a turn and the moment in which DBOS notes that it begins or has ended.
         dropped = [item for item in idle if item.workflow_id in self._idle_before]
         self._idle_before = {item.workflow_id for item in idle if item not in dropped}
         for item in dropped:
             log.warning("turn %s is no longer executed, though nothing ended it: it goes on", item.workflow_id)
-            await asyncio.to_thread(self._client.resume_workflows, [item.workflow_id], queue_name=item.queue_name)
+            await asyncio.to_thread(self.client.resume_workflows, [item.workflow_id], queue_name=item.queue_name)
 
     def _pending(self, executor_id: str | None = None) -> list[WorkflowStatus]:
-        return self._client.list_workflows(
+        return self.client.list_workflows(
             status="PENDING",
             queue_name=self._queues,
             executor_id=executor_id,
@@ -116,8 +117,8 @@ class Takeover:
     def _take(self, conn: sa.Connection, executor_id: str | None) -> Taken | None:
         # Held, it keeps out other sweeps, the worker's own return, and its restart, which writes this row first.
         rows.lock_row(conn, workers, executor_id)
-        known = _known(conn, self._host_id)
-        versions = {worker.version for worker in known.values() if worker.state == "alive"} | {self._version}
+        known = _known(conn, self.host_id)
+        versions = {worker.version for worker in known.values() if worker.state == "alive"} | {self.me[1]}
         why, by_queue = "", dict[str, list[str]]()
         for item in self._pending(executor_id):
             reason = self._orphaned(item, known)
@@ -125,23 +126,23 @@ class Takeover:
                 why = reason
                 by_queue.setdefault(str(item.queue_name), []).append(item.workflow_id)
         for queue, items in by_queue.items():
-            self._client.resume_workflows(items, queue_name=queue)
+            self.client.resume_workflows(items, queue_name=queue)
         taken = tuple(item for items in by_queue.values() for item in items)
         _note(conn, taken, executor_id, f"{why}: another worker goes on with this turn.")
         return Taken(why=why, items=taken) if taken else None
 
     async def _run_what_waits(self, here: Collection[str]) -> None:
         """See to it that items without a version run: DBOS gives them to workers of the version that started last."""
-        latest = (await self._client.get_latest_application_version_async())["version_name"]
+        latest = (await self.client.get_latest_application_version_async())["version_name"]
         waits_for, self._waits_for = self._waits_for, "" if latest in here else latest
         if latest in here:
             return
-        if latest in await self._db.read(_versions):
+        if latest in await self.database.read(_versions):
             if waits_for != latest:
                 log.warning("new items of this host wait: version %s started last, and only other hosts run it", latest)
             return
-        await self._client.set_latest_application_version_async(self._version)
-        log.warning("no living worker is of version %s: new items go to version %s from now on", latest, self._version)
+        await self.client.set_latest_application_version_async(self.me[1])
+        log.warning("no living worker is of version %s: new items go to version %s from now on", latest, self.me[1])
 
 
 def _known(conn: sa.Connection, host_id: str) -> dict[str, Employed]:

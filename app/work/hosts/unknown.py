@@ -254,15 +254,15 @@ async def settle(port: SupervisorPort, database: Database, host_id: str, count: 
     return len(left)
 
 
+@dataclass(eq=False)
 class Alarm:
     """Says at the start of a worker what a person has to settle. A service of the worker."""
 
-    def __init__(self, port: SupervisorPort, database: Database, host_id: str, count: Generation, home: Path) -> None:
-        self._port = port
-        self._db = database
-        self._host_id = host_id
-        self._count = count
-        self._home = home
+    port: SupervisorPort
+    database: Database
+    host_id: str
+    count: Generation
+    home: Path
 
     async def start(self) -> None:
         """Look once; what cannot be looked at is left to `shellback doctor`."""
@@ -272,14 +272,14 @@ class Alarm:
             log.warning("could not look for processes that this database does not know: %s", error)
 
     async def _look(self) -> None:
-        strangers = await unknown(self._port, self._db)
+        strangers = await unknown(self.port, self.database)
         if strangers:
             log.error(
                 "%d process(es) of this host are unknown to this database and left alone: shellback ps --unknown",
                 len(strangers),
             )
-        found = generation.read(self._home)
-        left = await settle(self._port, self._db, self._host_id, self._count, self._home)
+        found = generation.read(self.home)
+        left = await settle(self.port, self.database, self.host_id, self.count, self.home)
         if left and found.older == "directory":
             log.error("still to settle: %d session(s), as %s", left, generation.cause(found))
         elif found.older is not None and not left:

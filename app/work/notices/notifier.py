@@ -13,9 +13,9 @@ import signal
 import ssl
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import httpx2
 
@@ -161,6 +161,7 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
+@dataclass(eq=False)
 class Notifier:
     """Takes notices that are due and sends them, a few at a time; what fails is tried again later.
 
@@ -168,47 +169,28 @@ class Notifier:
     before noting so has it sent twice.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        target: Target,
-        *,
-        timeout_s: float = TIMEOUT_S,
-        delays_s: tuple[float, ...] = DELAYS_S,
-    ) -> None:
-        self._db = database
-        self._target = target
-        self._timeout_s = timeout_s
-        self._delays_s = delays_s
-        self._bell = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+    database: Database
+    target: Target
+    timeout_s: float = TIMEOUT_S
+    delays_s: tuple[float, ...] = DELAYS_S
+    _bell: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def ring(self) -> None:
         """Say that something may be due; from the loop's own thread."""
         self._bell.set()
 
-    async def start(self) -> None:
-        """Begin to send."""
-        self._task = asyncio.create_task(self._serve(), name="notifier")
-
-    async def stop(self) -> None:
-        """Send no more; what is being sent is cut off and is sent again by the next worker. Twice is fine."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-
-    async def _serve(self) -> None:
+    async def run(self) -> NoReturn:
+        """Send what is due, for ever; cancelled, what is being sent is sent again by the next worker. Twice is fine."""
         while True:
             self._bell.clear()
             wait_s: float | None = IDLE_S
             try:
-                taken = await self._db.write(notices.take, limit=AT_ONCE, lease_s=self._timeout_s + LEASE_S)
+                taken = await self.database.write(notices.take, limit=AT_ONCE, lease_s=self.timeout_s + LEASE_S)
                 # All of them, whichever fails: what is being sent is not left behind.
                 done = await asyncio.gather(*map(self._send, taken), return_exceptions=True)
                 for error in filter(None, done):
                     log.warning("what came of a notice is not noted, so it is sent again: %s", error)
-                wait_s = 0.0 if len(taken) == AT_ONCE else await self._db.read(notices.next_due)
+                wait_s = 0.0 if len(taken) == AT_ONCE else await self.database.read(notices.next_due)
             except Exception as error:  # noqa: BLE001 - whatever it is, the rows are kept
                 log.warning("notices wait: %s", error)
             with contextlib.suppress(TimeoutError):
@@ -217,18 +199,18 @@ class Notifier:
     async def _send(self, notice: Due) -> None:
         about = {"conversation": notice.conversation_id, "notice": notice.id}
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._target.send(notice.payload)
+            async with asyncio.timeout(self.timeout_s):
+                await self.target.send(notice.payload)
         except TimeoutError:
-            error = f"no answer within {self._timeout_s:g} s"
+            error = f"no answer within {self.timeout_s:g} s"
         except NotSent as failure:
             error = str(failure)
         except Exception as failure:  # noqa: BLE001 - one notice must not keep the others from being sent
             error = type(failure).__name__
         else:
-            await self._db.write(notices.sent, notice)
+            await self.database.write(notices.sent, notice)
             return
-        if await self._db.write(notices.failed, notice, error, self._delays_s):
+        if await self.database.write(notices.failed, notice, error, self.delays_s):
             log.warning("a notice of kind %s was not sent: %s; it is tried again", notice.kind, error, extra=about)
         else:
             log.error("a notice of kind %s is given up: %s", notice.kind, error, extra=about)

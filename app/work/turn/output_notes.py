@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import sqlalchemy as sa
 
@@ -21,49 +21,29 @@ EVERY_S: Final = 1.0
 _Key = tuple[str, str]
 
 
-class OutputNotes:
-    """One note for each stream that has grown, at most once a second; each takes the place of the one before it.
+async def note_output(database: Database, engine: Engine) -> NoReturn:
+    """Keep one note for each stream that has grown, at most once a second; each takes the place of the one before it.
 
     So the table has no more of them than there are streams, and one who follows by number sees every total that is
     the last of its second.
     """
-
-    def __init__(self, database: Database, engine: Engine) -> None:
-        self._db = database
-        self._engine = engine
-        self._last: dict[_Key, int] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Begin to follow."""
-        self._task = asyncio.create_task(self._follow(), name="output notes")
-
-    async def stop(self) -> None:
-        """Follow no more. Twice, or without a start, is fine."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                async with OutputFeed(self._engine, rest_s=EVERY_S) as feed:
-                    while True:
-                        await self._note(await feed.new())
-                        await asyncio.sleep(EVERY_S)
-            except Exception as error:  # noqa: BLE001 - who watches misses a second of it, nothing else hangs on it
-                log.warning("output was not noted: %s", error)
-            await asyncio.sleep(EVERY_S)
-
-    async def _note(self, events: Sequence[OutputEvent]) -> None:
-        grown = [event for event in events if event.kind == "output"]
-        if grown:
-            self._last |= await self._db.write(_written, grown, self._last)
-        for event in events:
-            if event.kind == "exit":  # the last note of an ended one stays, until events of its age go
-                self._last.pop((event.session_id, "stdout"), None)
-                self._last.pop((event.session_id, "stderr"), None)
+    last: dict[_Key, int] = {}
+    while True:
+        try:
+            async with OutputFeed(engine, rest_s=EVERY_S) as feed:
+                while True:
+                    events = await feed.new()
+                    grown = [event for event in events if event.kind == "output"]
+                    if grown:
+                        last |= await database.write(_written, grown, last)
+                    for event in events:
+                        if event.kind == "exit":  # the last note of an ended one stays, until events of its age go
+                            last.pop((event.session_id, "stdout"), None)
+                            last.pop((event.session_id, "stderr"), None)
+                    await asyncio.sleep(EVERY_S)
+        except Exception as error:  # noqa: BLE001 - who watches misses a second of it, nothing else hangs on it
+            log.warning("output was not noted: %s", error)
+        await asyncio.sleep(EVERY_S)
 
 
 def _written(conn: sa.Connection, grown: Sequence[OutputEvent], last: Mapping[_Key, int]) -> dict[_Key, int]:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NoReturn, Protocol
 
 import sqlalchemy as sa
 
@@ -209,38 +209,19 @@ class Waits(Protocol):
         ...
 
 
-class StopWatch:
-    """Looks for a wish to stop while a call waits for a process; costs nothing while none does.
+async def watch_for_stops(database: Database, waits: Waits, host_id: str) -> NoReturn:
+    """Look for a wish to stop while a call waits for a process; costs nothing while none does.
 
     Without it a stop would come when the command does.
     """
-
-    def __init__(self, database: Database, waits: Waits, host_id: str) -> None:
-        self._db = database
-        self._waits = waits
-        self._host_id = host_id
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Begin to look."""
-        self._task = asyncio.create_task(self._watch(), name="stop watch")
-
-    async def stop(self) -> None:
-        """Look no more. Twice, or without a start, is fine."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                if self._waits.awaited:
-                    for session_id in await self._db.read(_stopped, self._host_id):
-                        self._waits.give_up(session_id)
-            except Exception as error:  # noqa: BLE001 - the next look may find the database again
-                log.warning("could not look for turns to stop: %s", error)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            if waits.awaited:
+                for session_id in await database.read(_stopped, host_id):
+                    waits.give_up(session_id)
+        except Exception as error:  # noqa: BLE001 - the next look may find the database again
+            log.warning("could not look for turns to stop: %s", error)
 
 
 def _stopped(conn: sa.Connection, host_id: str) -> list[SessionId]:

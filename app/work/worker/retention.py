@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -45,39 +45,23 @@ class Ages:
     conversations: float
 
 
+@dataclass(eq=False)
 class Retention:
-    """Prunes one host's conversations.
+    """Prunes one host's conversations. A session is kept as long as its log.
 
-    Args:
-        database: Where the rows are.
-        client: Through which DBOS's own rows go.
-        remove: Removes what is on disk of a session; False when something has to stay. Blocks.
-        host_id: Sessions and conversations of other hosts are theirs to prune.
-        ages: How long things are kept. A session is kept as long as its log.
-        teardown: Takes a container of this host away, by its name; none where there are no containers.
-        expire: Ends what still runs of conversations that go.
+    `remove` removes what is on disk of a session, and is False when something has to stay; it blocks. `teardown` takes
+    a container of this host away, by its name; `expire` ends what still runs of conversations that go.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        client: DBOSClient,
-        remove: Callable[[str], bool],
-        host_id: str,
-        ages: Ages,
-        *,
-        teardown: Callable[[str], Awaitable[object]] | None = None,
-        expire: Callable[[Sequence[str]], Awaitable[object]] | None = None,
-    ) -> None:
-        self._db = database
-        self._client = client
-        self._remove = remove
-        self._host_id = host_id
-        self._ages = ages
-        self._teardown = teardown
-        self._expire = expire
-        self._apart: float | None = None
-        self._steady_at = 0.0
+    database: Database
+    client: DBOSClient
+    remove: Callable[[str], bool]
+    host_id: str
+    ages: Ages
+    teardown: Callable[[str], Awaitable[object]] | None = None
+    expire: Callable[[Sequence[str]], Awaitable[object]] | None = None
+    _apart: float | None = field(init=False, default=None)
+    _steady_at: float = field(init=False, default=0.0)
 
     async def once(self) -> dict[str, int]:
         """Prune everything that is old enough now; returns how many of each went. Cancelling leaves the rest."""
@@ -107,8 +91,8 @@ class Retention:
         queries["containers"] = rows.workspaces_to_go(cut, planned=True)
         if cut.conversations is not None:
             queries["conversations"] = rows.conversations_to_go(cut, planned=True)
-        found = {name: await self._db.read(rows.count, query) for name, query in queries.items()}
-        found["turns"] += await self._db.read(rows.count, rows.turns_to_go(cut, callbacks=True, planned=True))
+        found = {name: await self.database.read(rows.count, query) for name, query in queries.items()}
+        found["turns"] += await self.database.read(rows.count, rows.turns_to_go(cut, callbacks=True, planned=True))
         return {"conversations": 0, **found}
 
     def _leapt(self) -> bool:
@@ -121,9 +105,9 @@ class Retention:
         return boot < self._steady_at
 
     def _cut(self) -> Cut:
-        now, ages = time.time(), self._ages
+        now, ages = time.time(), self.ages
         return Cut(
-            host_id=self._host_id,
+            host_id=self.host_id,
             rows=now - ages.rows,
             sessions=now - max(ages.rows, ages.logs),
             conversations=now - max(ages.conversations, ages.rows) if ages.conversations else None,
@@ -131,7 +115,7 @@ class Retention:
 
     async def _plain(self, table: str, cut: Cut) -> int:
         gone = 0
-        while number := await self._db.write(rows.delete_some, table, cut):
+        while number := await self.database.write(rows.delete_some, table, cut):
             gone += number
             if number < rows.BATCH:
                 break
@@ -144,16 +128,16 @@ class Retention:
             over = await asyncio.to_thread(self._forget_items, ids)
             reach("retention.workflows")
             # Last: by this row the item is found again if we get no further.
-            gone += await self._db.write(rows.delete_turns, over)
+            gone += await self.database.write(rows.delete_turns, over)
         return gone
 
     def _forget_items(self, ids: list[str]) -> list[str]:
         """Delete what DBOS has of those items that it does not run any more; returns them."""
-        found = self._client.list_workflows(workflow_ids=ids, load_input=False, load_output=False)
+        found = self.client.list_workflows(workflow_ids=ids, load_input=False, load_output=False)
         running = {entry.workflow_id for entry in found if entry.status in WAITING}
         over = [item for item in ids if item not in running]
         if over:
-            self._client.delete_workflows(over)
+            self.client.delete_workflows(over)
         return over
 
     async def _sessions(self, cut: Cut) -> int:
@@ -161,20 +145,20 @@ class Retention:
         async for ids in self._pages(rows.sessions_to_go(cut)):
             empty = await asyncio.to_thread(self._removed, ids)
             reach("retention.removed")
-            gone += await self._db.write(rows.delete_sessions, cut, empty)
+            gone += await self.database.write(rows.delete_sessions, cut, empty)
         return gone
 
     def _removed(self, ids: list[str]) -> list[str]:
-        return [one for one in ids if self._remove(one)]
+        return [one for one in ids if self.remove(one)]
 
     async def _containers(self, cut: Cut) -> int:
         gone = 0
-        if self._teardown is None:
+        if self.teardown is None:
             return gone
         async for names in self._pages(rows.workspaces_to_go(cut)):
             for name in names:
                 try:
-                    await self._teardown(name)
+                    await self.teardown(name)
                 except ExecError as error:  # the others, and the conversations, need not wait for it
                     log.warning("container %s stays: %s", name, error)
                 else:
@@ -184,13 +168,15 @@ class Retention:
     async def _conversations(self, cut: Cut) -> int:
         gone = 0
         while cut.conversations is not None:
-            if self._expire is not None and (ids := await self._db.read(rows.page, rows.conversations_to_go(cut), "")):
+            if self.expire is not None and (
+                ids := await self.database.read(rows.page, rows.conversations_to_go(cut), "")
+            ):
                 try:
-                    await self._expire(ids)
+                    await self.expire(ids)
                 except ExecError as error:
                     log.warning("conversations stay, what they have left cannot be ended: %s", error)
                     break
-            if not (number := await self._db.write(rows.delete_conversations, cut)):
+            if not (number := await self.database.write(rows.delete_conversations, cut)):
                 break
             gone += number
             await asyncio.sleep(PAUSE_S)
@@ -198,7 +184,7 @@ class Retention:
 
     async def _pages(self, query: sa.Select[Any]) -> AsyncGenerator[list[str]]:
         after = ""
-        while ids := await self._db.read(rows.page, query, after):
+        while ids := await self.database.read(rows.page, query, after):
             yield ids
             after = ids[-1]
             await asyncio.sleep(PAUSE_S)

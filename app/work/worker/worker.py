@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -74,62 +74,51 @@ class WorkerConfig:
     wake_slots: int = 16
     sweep_s: float = 10.0
     drain_s: float = 30.0
-    version: str = ""
+    version: str = field(default_factory=application_version)
     traced: bool = False
 
 
+@dataclass(eq=False)
 class Worker:
     """Start, serve, stop. Exactly one lives per process: DBOS is a process-wide singleton."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - everything that runs in a worker
-        self,
-        config: WorkerConfig,
-        database: Database,
-        runner: TurnRunner,
-        sweep: Sweep,
-        takeover: Takeover,
-        engine: Service,
-        cleanup: Callable[[], Awaitable[object]],
-        still_held: Callable[[], bool],
-        retain: Callable[[], Awaitable[object]],
-        beside: Sequence[Service] = (),
-        counted: Counted | None = None,
-    ) -> None:
-        self._config = config
-        self._version = config.version or application_version()
-        self._db = database
-        self._runner = runner
-        self._sweep = sweep
-        self._takeover = takeover
-        self._engine = engine
-        self._cleanup = cleanup
-        self._still_held = still_held
-        self._retain = retain
-        self._beside = beside
-        self._counted: Counted = counted or database.write_now
-        self._clock = Clock()
-        self.fallen = asyncio.Event()
-        """Set when the executor id is no longer ours: whoever runs this worker stops it."""
-        self._loops: list[asyncio.Task[None]] = []
-        self._launched = False
+    config: WorkerConfig
+    database: Database
+    runner: TurnRunner
+    sweep: Sweep
+    takeover: Takeover
+    engine: Service
+    cleanup: Callable[[], Awaitable[object]]
+    still_held: Callable[[], bool]
+    retain: Callable[[], Awaitable[object]]
+    beside: Sequence[Service] = ()
+    loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
+    """What runs from the start of the services to their end, beside the turns; it is ended by cancelling."""
+    counted: Counted | None = None
+    fallen: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    """Set when the executor id is no longer ours: whoever runs this worker stops it."""
+    _clock: Clock = field(init=False, default_factory=Clock)
+    _loops: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
+    _running: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
+    _launched: bool = field(init=False, default=False)
 
     async def start(self) -> None:
         """Connect to the supervisor, take over what this executor left, and listen to the queues.
 
         Cancelling half-way leaves nothing that a second start does not put right.
         """
-        config = self._config
-        await self._count(partial(_register, config=config, version=self._version))
-        await self._engine.start()
+        config = self.config
+        await self._count(partial(_register, config=config, version=self.config.version))
+        await self.engine.start()
         DBOS(config=self._dbos_config())
         DBOS.workflow(
             name=WORKFLOW, max_recovery_attempts=RECOVERIES, serialization_type=WorkflowSerializationFormat.PORTABLE
-        )(_turn_of(self._runner))
+        )(_turn_of(self.runner))
         DBOS.listen_queues([turns_queue(config.host_id), wakes_queue(config.host_id)])
         # On this thread: turns then run on this loop, which is the one that hears the supervisor.
         DBOS.launch()
         self._launched = True
-        await DBOS.set_latest_application_version_async(self._version)
+        await DBOS.set_latest_application_version_async(self.config.version)
         for name, slots, poll in (
             (turns_queue(config.host_id), config.turn_slots, TURNS_POLL_S),
             (wakes_queue(config.host_id), config.wake_slots, WAKES_POLL_S),
@@ -137,18 +126,19 @@ class Worker:
             await DBOS.register_queue_async(
                 name, worker_concurrency=slots, polling_interval_sec=poll, on_conflict="always_update"
             )
-        await self._cleanup()
-        for service in self._beside:
+        await self.cleanup()
+        for service in self.beside:
             await service.start()
+        self._running = [asyncio.create_task(run()) for run in self.loops]
         self._loops = [
-            asyncio.create_task(self._every(config.sweep_s, "sweep", self._sweep.once, first_s=0.5)),
-            asyncio.create_task(self._every(HEARTBEAT_S, "takeover", self._takeover.once)),
-            asyncio.create_task(self._every(CLEANUP_S, "log clean-up", self._cleanup, first_s=CLEANUP_S)),
-            asyncio.create_task(self._every(RETAIN_S, "retention", self._retain, first_s=RETAIN_FIRST_S)),
+            asyncio.create_task(self._every(config.sweep_s, "sweep", self.sweep.once, first_s=0.5)),
+            asyncio.create_task(self._every(HEARTBEAT_S, "takeover", self.takeover.once)),
+            asyncio.create_task(self._every(CLEANUP_S, "log clean-up", self.cleanup, first_s=CLEANUP_S)),
+            asyncio.create_task(self._every(RETAIN_S, "retention", self.retain, first_s=RETAIN_FIRST_S)),
             asyncio.create_task(self._every(COUNT_S, "count", self._count, first_s=COUNT_S)),
             asyncio.create_task(self._every(HEARTBEAT_S, "heartbeat", self._beat)),
         ]
-        log.info("worker %s ready, version %s", config.executor_id, self._version)
+        log.info("worker %s ready, version %s", config.executor_id, self.config.version)
 
     async def stop(self) -> None:
         """Stop listening, give running turns `drain_s` to end, and go; the next start takes up what is cut off.
@@ -160,34 +150,35 @@ class Worker:
         if self._launched:
             self._launched = False
             # The heart beats on: until they have ended, our turns are those of a living worker.
-            await asyncio.to_thread(_destroy_dbos, 0.0 if self.fallen.is_set() else self._config.drain_s)
+            await asyncio.to_thread(_destroy_dbos, 0.0 if self.fallen.is_set() else self.config.drain_s)
         await _cancelled(beat)
-        self._loops = []
-        for service in self._beside:
+        await _cancelled(self._running)
+        self._loops, self._running = [], []
+        for service in self.beside:
             await service.stop()
-        await self._engine.stop()
+        await self.engine.stop()
         with contextlib.suppress(Exception):
-            await self._count(partial(_unregister, config=self._config))
+            await self._count(partial(_unregister, config=self.config))
 
     async def _beat(self) -> None:
         if self.fallen.is_set():
             return
-        if not await asyncio.to_thread(self._still_held):
-            log.error("executor id %s is no longer held: this worker stops", self._config.executor_id)
+        if not await asyncio.to_thread(self.still_held):
+            log.error("executor id %s is no longer held: this worker stops", self.config.executor_id)
             self.fallen.set()
             return
         if leap := self._clock.leapt():
             log.warning("the clock of this machine leapt by %.1f s", leap)
-            await self._db.write(note_leap, self._config.host_id, leap)
-        if not await self._db.write(_heartbeat, self._config.executor_id, self._config.host_id):
+            await self.database.write(note_leap, self.config.host_id, leap)
+        if not await self.database.write(_heartbeat, self.config.executor_id, self.config.host_id):
             # Pruned as long dead: the machine slept, or its clock leapt.
-            await self._db.write(_register, self._config, self._version)
+            await self.database.write(_register, self.config, self.config.version)
 
     async def _count(self, within: Callable[[sa.Connection], object] = lambda _: None) -> None:
         # Not the loop's own threads: DBOS has taken them along when we unregister.
         thread = ThreadPoolExecutor(1, "count")
         try:
-            await asyncio.get_running_loop().run_in_executor(thread, self._counted, within)
+            await asyncio.get_running_loop().run_in_executor(thread, self.counted or self.database.write_now, within)
         finally:
             thread.shutdown(wait=False)
 
@@ -205,14 +196,14 @@ class Worker:
     def _dbos_config(self) -> DBOSConfig:
         return {
             "name": APPLICATION,
-            "system_database_url": self._config.system_database_url,
-            "executor_id": self._config.executor_id,
-            "application_version": self._version,
+            "system_database_url": self.config.system_database_url,
+            "executor_id": self.config.executor_id,
+            "application_version": self.config.version,
             "run_migrations": False,
             # A worker that is paused inside a transaction keeps nobody out for longer.
             "sys_db_idle_transaction_timeout_sec": LEASE_S,
             "log_level": "WARNING",
-            "enable_otlp": self._config.traced,
+            "enable_otlp": self.config.traced,
             "otel_attribute_format": "semconv",
         }
 

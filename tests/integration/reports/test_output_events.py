@@ -19,7 +19,7 @@ from shellback.storage.db import Database
 from shellback.storage.tables import events
 from shellback.work.queue import stream
 from shellback.work.turn import output_notes
-from shellback.work.turn.output_notes import OutputNotes
+from shellback.work.turn.output_notes import note_output
 from tests.execs import GATE, launch, let_go, origin, run, running_engine, spec
 from tests.execs import granted as grant
 from tests.supervisors import SOON
@@ -153,13 +153,13 @@ async def test_a_note_takes_the_place_of_the_last_one_and_has_a_higher_number(
         return stream.after(conn, "talk", 0)
 
     async with running_engine(tmp_path) as engine:
-        notes = OutputNotes(database, engine)
-        await notes.start()
+        notes = asyncio.create_task(note_output(database, engine))
         session = await launch(engine, f"printf one; {GATE}; printf more")
         first = await _noted(database, 3)
         let_go(engine)
         second = await _noted(database, 7)
-        await notes.stop()
+        notes.cancel()
+        await asyncio.gather(notes, return_exceptions=True)
     assert second.id > first.id
     assert second.payload == {
         "session_id": session.id,

@@ -91,11 +91,12 @@ def receive() -> Iterator[Callable[..., Receiver]]:
 async def notifying(db: Database, target: Target, **more: Any) -> AsyncGenerator[Notifier]:
     more.setdefault("delays_s", (0.05, 0.05, 0.05))
     made = Notifier(db, target, **more)
-    await made.start()
+    running = asyncio.create_task(made.run())
     try:
         yield made
     finally:
-        await made.stop()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def put(db: Database, key: str = "k1", text: str = "look here") -> None:
