@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
+from shellback.cli import unknown
+from shellback.cli.conversations import find_conversation
 from shellback.cli.options import conversation_names
 from shellback.cli.shared import Refused, age, asked, json_option, me, opened, show, utf8
 from shellback.cli.terminal.screen import confirmed
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import WORK, SessionId
-
-if TYPE_CHECKING:
-    from shellback.exec.core.ports import SupervisorPort
-    from shellback.wiring.wiring import Place
-    from shellback.work.hosts.hosts import Host
-    from shellback.work.hosts.unknown import Home, Unknown
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.log.links import LogLinks
+from shellback.exec.wire import layout
+from shellback.storage import sessions
+from shellback.wiring import wiring
+from shellback.wiring.choice import choose
+from shellback.wiring.wiring import Place
+from shellback.work.approvals.sending import require_name
+from shellback.work.hosts import adopting, hosts
+from shellback.work.hosts.hosts import Host
+from shellback.work.hosts.unknown import Home, Unknown
+from shellback.work.hosts.unknown import adopt as taken_over
 
 
 @click.command()
@@ -34,10 +42,6 @@ def process(ids: tuple[str, ...], conversation: str, as_json: bool) -> None:
     \b
       shellback adopt process xtmc --conversation build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli import unknown
-    from shellback.work.approvals.sending import require_name
-    from shellback.work.hosts.unknown import adopt as taken_over
-
     name = utf8(conversation, "--conversation")
     require_name(name)
     adopted: list[dict[str, Any]] = []
@@ -57,9 +61,6 @@ def process(ids: tuple[str, ...], conversation: str, as_json: bool) -> None:
 
 
 def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
-    from shellback.cli import unknown
-    from shellback.storage import sessions
-
     try:
         return unknown.chosen(found, given)
     except Refused:
@@ -72,31 +73,23 @@ def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
 
 
 def _home(where: Place) -> Home:
-    from shellback.exec.log.links import LogLinks
-    from shellback.exec.wire import layout
-    from shellback.wiring.choice import choose
-    from shellback.work.hosts.unknown import Home
-
     backend = choose(where.settings).backend
-    sessions = where.home / layout.SESSIONS
+    logs = where.home / layout.SESSIONS
     return Home(
         host_id=where.host_id,
         uid=backend.uid,
         backend=backend.name,
         profile=WORK,
         workspace=str(backend.workspace),
-        log_path=LogLinks(backend.workspace, sessions).path,
-        sessions=sessions,
+        log_path=LogLinks(backend.workspace, logs).path,
+        sessions=logs,
     )
 
 
 def _link(where: Place, one: Unknown) -> None:
-    from shellback.exec.log.links import LogLinks
-    from shellback.exec.wire import layout
-
-    sessions = where.home / layout.SESSIONS
-    links = LogLinks(where.settings.workspace_root, sessions)
-    links.add(one.id, separate_stderr=(sessions / one.id / layout.ERR).exists())
+    logs = where.home / layout.SESSIONS
+    links = LogLinks(where.settings.workspace_root, logs)
+    links.add(one.id, separate_stderr=(logs / one.id / layout.ERR).exists())
     links.close()
 
 
@@ -142,8 +135,6 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool, as_json: bool) 
       shellback adopt conversation build
       shellback adopt conversation --yes build deploy
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.conversations import find_conversation
-
     with opened() as where:
         found: dict[str, list[str]] = {}
         for name in dict.fromkeys(names):
@@ -182,8 +173,6 @@ def host(host: str, yes: bool, force: bool, as_json: bool) -> None:
 
 
 def _find_host(where: Place, given: str) -> Host:
-    from shellback.work.hosts import hosts
-
     known = [one for one in where.database.read_now(hosts.known) if one.host_id != where.host_id]
     found = [one for one in known if one.host_id == given]
     found = found or [one for one in known if given and (one.name == given or one.host_id.startswith(given))]
@@ -202,8 +191,6 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
     Raises:
         Refused: It holds its lease.
     """
-    from shellback.work.hosts import hosts
-
     lease_s = where.settings.host_lease_seconds
     found = where.database.read_now(hosts.one, host_id)
     if found.holds(lease_s) and not force:
@@ -217,14 +204,10 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
 
 
 def _conversations_of(where: Place, host_id: str) -> list[str]:
-    from shellback.work.hosts import adopting
-
     return where.database.read_now(adopting.living_there, host_id, limit=None)
 
 
 def _explain(where: Place, host: Host, names: Sequence[str]) -> None:
-    from shellback.work.hosts import adopting
-
     live = where.database.read_now(adopting.live_there, host.host_id, names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     for line in (
@@ -246,8 +229,6 @@ def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -
 
 
 def _move(where: Place, host: Host, names: Sequence[str], *, force: bool) -> list[dict[str, Any]]:
-    from shellback.wiring import wiring
-
     facts: list[dict[str, Any]] = []
     with wiring.neighbours(where) as neighbours:
         for name in names:

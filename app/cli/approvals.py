@@ -8,14 +8,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import click
+import sqlalchemy as sa
 
 from shellback.cli.findings import open_line
 from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, request_ids
 from shellback.cli.output import undrawn
+from shellback.cli.policy import around
+from shellback.cli.rules import kept
 from shellback.cli.shared import (
     PENDING,
     Columns,
@@ -35,15 +38,15 @@ from shellback.cli.terminal.screen import confirmed
 from shellback.cli.watching import watch, watch_option
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
+from shellback.exec.policy.rules.matching import Facts
+from shellback.exec.policy.rules.remember import rules_for
+from shellback.exec.policy.rules.rule import Rule
+from shellback.exec.tools.registry import tool_named
+from shellback.wiring import wiring
+from shellback.wiring.wiring import Place
 from shellback.work.approvals import approvals as requests
 from shellback.work.approvals.approvals import Request, Scope
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-    from shellback.exec.policy.rules.rule import Rule
-    from shellback.wiring.wiring import Place
-    from shellback.work.queue.queues import Enqueuer
+from shellback.work.queue.queues import Enqueuer
 
 PROPOSED_S: Final = 30.0
 """So long a worker has to say what changed arguments would run."""
@@ -182,8 +185,6 @@ def approve(  # noqa: PLR0913, PLR0917 - the options
       shellback approvals approve a7db --for session
       shellback approvals approve a7db --remember --days 7
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.wiring import wiring
-
     arguments = changed and _arguments(changed)
     with opened() as where, wiring.enqueuing(where) as enqueuer:
         approving = Approving(where=where, enqueuer=enqueuer, as_json=as_json, yes=yes)
@@ -212,8 +213,6 @@ def _arguments(text: str) -> dict[str, Any]:
 @json_option
 def deny(request_id: str, reason: str | None, as_json: bool) -> None:
     """Do not let it run; the agent is told so, with the reason."""
-    from shellback.wiring import wiring
-
     note = reason and utf8(reason, "the reason")
     with opened() as where, wiring.enqueuing(where) as enqueuer:
         request = requests.settle(where.database, enqueuer, request_id, "denied", by=me(), surface="cli", note=note)
@@ -290,11 +289,6 @@ class Approving:
             InvalidCommand: It cannot be remembered; the message says why.
             SystemExit: It waits for a yes.
         """
-        from shellback.cli.policy import around
-        from shellback.exec.policy.rules.matching import Facts
-        from shellback.exec.policy.rules.remember import rules_for
-        from shellback.exec.tools.registry import tool_named
-
         request = self.where.database.read_now(requests.get, request_id)
         if digest not in {None, request.digest}:
             raise Refused(f"approval request {request.id} has changed since you saw it; look at it again")
@@ -329,8 +323,6 @@ class Approving:
         saved: list[Rule] = []
 
         def remember(conn: sa.Connection, request: Request) -> None:
-            from shellback.cli.rules import kept
-
             saved[:] = kept(conn, rules, conversation=request.conversation_id, request_id=request.id)
 
         request = requests.settle(

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from shellback.cli.options import session_ids
 from shellback.cli.processes import ending, find_session
 from shellback.cli.shared import CANNOT, Refused, asked, me, opened
+from shellback.cli.terminal.attached import Attached, Left
 from shellback.cli.terminal.raw_terminal import is_terminal
+from shellback.cli.unknown import how
 from shellback.exec.core.display import visible_line
+from shellback.exec.core.errors import ExecError
+from shellback.exec.core.model import Session, SessionEnd
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.terminals.attaching import Attachment
 from shellback.settings import plain_terminal
-
-if TYPE_CHECKING:
-    from shellback.cli.terminal.attached import Left
-    from shellback.exec.core.model import Session, SessionEnd
-    from shellback.exec.core.ports import SupervisorPort
-    from shellback.exec.terminals.attaching import Attachment
-    from shellback.wiring.wiring import Place
+from shellback.storage import sessions
+from shellback.wiring import supervision
+from shellback.wiring.wiring import Place
+from shellback.work.approvals.typed import Typing
 
 OF_A_SIGNAL: Final = 128
 
@@ -91,10 +94,6 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
 
 
 async def _attached(where: Place, port: SupervisorPort, session: Session, detach_key: int, *, writable: bool) -> Left:
-    from shellback.cli.terminal.attached import Attached
-    from shellback.exec.terminals.attaching import Attachment
-    from shellback.work.approvals.typed import Typing
-
     known = await port.status(session.id)
     if known["state"] in {"unknown", "abandoned"}:
         raise Refused(f"no supervisor of this host runs session {session.id}: start a worker (shellback worker)")
@@ -105,8 +104,6 @@ async def _attached(where: Place, port: SupervisorPort, session: Session, detach
 
 async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
     """How the session ended: by its supervisor, or, once a worker has it from there, by the database."""
-    from shellback.storage import sessions
-
     end = await attachment.end()
     if end is None:
         row = await where.database.read(sessions.get, attachment.session.id)
@@ -115,10 +112,6 @@ async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
 
 
 async def _show_ended(where: Place, session: Session) -> None:
-    from shellback.exec.core.errors import ExecError
-    from shellback.exec.terminals.attaching import Attachment
-    from shellback.wiring import supervision
-
     attachment = Attachment(supervision.supervisors(where.settings), session, where.home)
     try:
         shown = (await attachment.screen()).text if session.pty else (await attachment.out.ends(most=4_000)).text
@@ -131,8 +124,6 @@ async def _show_ended(where: Place, session: Session) -> None:
 
 def _told(session: Session, left: Left) -> int:
     """Say how it came to an end; the exit code."""
-    from shellback.cli.unknown import how
-
     if left.signal is not None:
         with contextlib.suppress(OSError):  # the terminal may be what has gone
             click.echo(f"[detached from {session.id} by signal {left.signal}; it goes on]", err=True)

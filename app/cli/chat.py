@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
-from shellback.cli.children import make_default
+from shellback.cli.children import a_worker, make_default
+from shellback.cli.freshness import worker_lives
 from shellback.cli.shared import handled, load_settings, me, opened
-
-if TYPE_CHECKING:
-    from shellback.settings import Settings
+from shellback.cli.talking import Talk
+from shellback.settings import Settings
+from shellback.wiring import wiring
+from shellback.wiring.choice import check_workspace
+from shellback.work.approvals.sending import require_name
 
 
 @click.command()
@@ -34,13 +36,6 @@ def chat(conversation: str, interrupt: bool) -> None:
       ENABLE_EXECUTE=true shellback chat
       echo 'What runs?' | shellback chat -c build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.children import a_worker
-    from shellback.cli.freshness import worker_lives
-    from shellback.cli.talking import Talk
-    from shellback.wiring import wiring
-    from shellback.wiring.choice import check_workspace
-    from shellback.work.approvals.sending import require_name
-
     require_name(conversation)
     settings = load_settings()
     with handled(_end, signal.SIGTERM, signal.SIGHUP), opened(settings) as where:

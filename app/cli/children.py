@@ -8,16 +8,14 @@ import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, Final
 
 import click
 
-from shellback.cli.freshness import worker_lives
 from shellback.cli.shared import Refused
-
-if TYPE_CHECKING:
-    from shellback.settings import Settings
-    from shellback.wiring.wiring import Place
+from shellback.exec.core.runner import make_workspace
+from shellback.settings import Settings
+from shellback.wiring.wiring import Place
 
 READY_S: Final = 60.0
 STOP_S: Final = 10.0
@@ -119,6 +117,8 @@ def _log_file(path: Path) -> IO[bytes]:
 @contextlib.contextmanager
 def a_worker(where: Place) -> Generator[WorkerChild | None]:
     """See to it that a worker runs; a child of ours ends with the block, None is somebody else's."""
+    from shellback.cli.freshness import worker_lives
+
     if worker_lives(where):
         yield None
         return
@@ -135,8 +135,6 @@ def make_default(settings: Settings) -> None:
 
     As root it is given to EXEC_UID, whom commands run as. The backend's own check says whether it can be used.
     """
-    from shellback.exec.core.runner import make_workspace
-
     root = settings.workspace_root
     if "workspace_root" in settings.model_fields_set or root.exists():
         return

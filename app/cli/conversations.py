@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from shellback.cli.freshness import Freshness, waits
 from shellback.cli.options import conversation_names
 from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, table_lines
+from shellback.cli.transcripts import Export, lines_of
 from shellback.exec.core.display import visible_line
-
-if TYPE_CHECKING:
-    from shellback.wiring.wiring import Place
-    from shellback.work.queue.standing import Standing
+from shellback.storage import transcript
+from shellback.wiring.wiring import Place
+from shellback.work.approvals.typed import unheard
+from shellback.work.queue import standing
+from shellback.work.queue.standing import Standing
 
 CUT: Final = 500
 ADOPT: Final = "`shellback adopt conversation NAME` continues what lives there on this one"
@@ -39,8 +42,6 @@ def conversations() -> None:
 @json_option
 def list_(limit: int, as_json: bool) -> None:
     """List conversations, the one that was active last first."""
-    from shellback.work.queue import standing
-
     with opened() as where:
         found = where.database.read_now(standing.look, limit=limit)
         fresh = Freshness(where, (one.host_id for one in found))
@@ -72,14 +73,10 @@ def show_(name: str, last: int, full: bool, as_json: bool) -> None:
 
     With --json: how it stands, and the messages as Pydantic AI writes them.
     """
-    from shellback.cli.transcripts import lines_of
-    from shellback.storage import transcript
-    from shellback.work.approvals.typed import unheard
-
     with opened() as where:
-        standing = find_conversation(where, name)
-        fresh = Freshness(where, [standing.host_id])
-        said = waits(name, fresh.silent.get(standing.host_id))
+        stands = find_conversation(where, name)
+        fresh = Freshness(where, [stands.host_id])
+        said = waits(name, fresh.silent.get(stands.host_id))
 
         def look(conn: Any) -> tuple[int, list[dict[str, Any]]]:
             record = transcript.summary(conn, name)
@@ -90,7 +87,7 @@ def show_(name: str, last: int, full: bool, as_json: bool) -> None:
         typed = where.database.read_now(unheard, name)
 
     def lines() -> Iterator[str]:
-        yield visible_line(_heading(standing, total))
+        yield visible_line(_heading(stands, total))
         yield from [said] if said else fresh.lines()
         if total > len(messages):
             yield f"[{total - len(messages):,} messages before these; --last shows more]"
@@ -98,8 +95,8 @@ def show_(name: str, last: int, full: bool, as_json: bool) -> None:
             yield from lines_of(message, cut=None if full else CUT)
         yield from (f"not heard yet: {visible_line(text)}" for text in typed)
 
-    told = {"conversation": asdict(standing), "messages_total": total, "messages": messages}
-    show(told | fresh.fact(standing.host_id), lines(), as_json=as_json)
+    told = {"conversation": asdict(stands), "messages_total": total, "messages": messages}
+    show(told | fresh.fact(stands.host_id), lines(), as_json=as_json)
 
 
 @conversations.command()
@@ -116,8 +113,6 @@ def export(name: str, output: str | None, force: bool) -> None:
       shellback conversations export build -o build.json
       shellback conversations export build | jq '.sessions[].command'
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.transcripts import Export
-
     with opened() as where:
         made = Export(where, find_conversation(where, name))
         if output is None:
@@ -133,10 +128,6 @@ def find_conversation(where: Place, name: str) -> Standing:
     Raises:
         Refused: There is none; names that are alike are given.
     """
-    import difflib
-
-    from shellback.work.queue import standing
-
     found = where.database.read_now(standing.one, name)
     if found is None:
         alike = difflib.get_close_matches(name, where.database.read_now(standing.names, name[:1], 1000), 3)
@@ -145,9 +136,9 @@ def find_conversation(where: Place, name: str) -> Standing:
     return found
 
 
-def _heading(standing: Standing, total: int) -> str:
-    blocked = f", blocked: {standing.blocked_reason}" if standing.blocked_reason else ""
+def _heading(one: Standing, total: int) -> str:
+    blocked = f", blocked: {one.blocked_reason}" if one.blocked_reason else ""
     return (
-        f"conversation {standing.id}: {standing.state}{blocked}; {total:,} messages, "
-        f"{standing.unread} unread, {standing.pending_approvals} approvals pending, {standing.live_sessions} processes"
+        f"conversation {one.id}: {one.state}{blocked}; {total:,} messages, "
+        f"{one.unread} unread, {one.pending_approvals} approvals pending, {one.live_sessions} processes"
     )

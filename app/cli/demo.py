@@ -13,6 +13,8 @@ from pathlib import Path
 import click
 
 from shellback.cli.shared import Refused, json_option, print_json
+from shellback.cli.tour import Tour
+from shellback.exec.core.runner import make_workspace
 
 
 @click.command()
@@ -26,8 +28,6 @@ def demo(as_json: bool, keep: bool, yes: bool) -> None:
     backlog; then worker and supervisor are killed with kill -9 while a process runs, and nothing
     is lost and nothing runs twice.
     """
-    from shellback.cli.tour import Tour
-
     ask = sys.stdin.isatty() and sys.stdout.isatty() and not yes and not as_json
     with _playground(keep=keep, quiet=as_json) as root, Tour(root, narrate=not as_json, ask=ask) as tour:
         facts = tour.walk()
@@ -42,8 +42,6 @@ def demo(as_json: bool, keep: bool, yes: bool) -> None:
 def _playground(*, keep: bool, quiet: bool) -> Generator[Path]:
     """A directory of our own with `home` and a `workspace` that belongs to whoever runs commands."""
     root = Path(tempfile.mkdtemp(prefix="shellback-demo-"))
-    from shellback.exec.core.runner import make_workspace
-
     root.chmod(0o755)
     (root / "home").mkdir(mode=stat.S_IRWXU)
     make_workspace(root / "workspace")

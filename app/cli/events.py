@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -15,10 +15,10 @@ from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, since_option
 from shellback.cli.shared import coloured, json_option, opened, print_json, stamp
 from shellback.exec.core.display import request_lines, shown_line, visible, visible_line
-
-if TYPE_CHECKING:
-    from shellback.wiring.wiring import Place
-    from shellback.work.queue.stream import Event
+from shellback.exec.reports.callback_text import wake_line, watch_line
+from shellback.wiring.wiring import Place
+from shellback.work.queue import stream
+from shellback.work.queue.stream import Event
 
 LOOK_S: Final = 0.2
 PAGE: Final = 500
@@ -53,8 +53,6 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
       shellback events -f --json | jq -c 'select(.kind == "exit")'
       shellback events -f -k approval -k alarm
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.work.queue import stream
-
     with opened() as where:
         fresh = Freshness(where)
         for said in fresh.lines() if follow or fresh.age_s() else ():
@@ -92,12 +90,8 @@ def _told(event: Event) -> str:
         return _call(payload)
     told = payload.get("text")
     if event.kind == "exit":
-        from shellback.exec.reports.callback_text import wake_line
-
         told = wake_line(payload)
     elif event.kind == "watch":
-        from shellback.exec.reports.callback_text import watch_line
-
         told = watch_line(payload)
     elif not isinstance(told, str):
         told = _in_words(payload)
@@ -144,8 +138,6 @@ class Tail:
 
     def new(self) -> Iterator[Event]:
         """What has come since the last call."""
-        from shellback.work.queue import stream
-
         number, full = self._after, True
         while full:
             found = self._database.read_now(stream.after, self._conversation_id, number, PAGE, kinds=self._kinds)

@@ -7,30 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
 
 from shellback.cli.shared import age
 from shellback.exec.core.display import visible_line
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-    from shellback.wiring.wiring import Place
-    from shellback.work.hosts.hosts import Host
+from shellback.storage import rows
+from shellback.storage.host import boot_id, process_space
+from shellback.storage.tables import workers
+from shellback.wiring.wiring import Place
+from shellback.work.hosts import hosts, roster
+from shellback.work.hosts.hosts import Host
+from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 
 
 class Freshness:
     """How old is what the database says of some hosts, of this one always. Looked up once, when it is made."""
 
     def __init__(self, where: Place, host_ids: Iterable[str] = ()) -> None:
-        from shellback.work.hosts import hosts, roster
-
-        workers = where.database.read_now(roster.look, where.host_id, everywhere=False)
+        staff = where.database.read_now(roster.look, where.host_id, everywhere=False)
         here = where.database.read_now(hosts.one, where.host_id)
         self._here = where.host_id
-        self.current = any(one.state == "alive" for one in workers)
+        self.current = any(one.state == "alive" for one in staff)
         self.silent: dict[str, Host] = silent_hosts(where, host_ids)
-        heard = [one.quiet_s for one in workers] + ([] if here.silent_s is None else [here.silent_s])
+        heard = [one.quiet_s for one in staff] + ([] if here.silent_s is None else [here.silent_s])
         self._heard_s = min(heard, default=None)
 
     def fact(self, host_id: str | None = None) -> dict[str, float | None]:
@@ -57,12 +57,6 @@ class Freshness:
 
 def worker_lives(where: Place) -> bool:
     """Whether a worker of this host has been heard of lately and its process is there."""
-    import sqlalchemy as sa
-
-    from shellback.storage import rows
-    from shellback.storage.host import boot_id, process_space
-    from shellback.storage.tables import workers
-    from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 
     def ask(conn: sa.Connection) -> list[tuple[int, str]]:
         query = sa.select(workers.c.pid, workers.c.boot_id).where(
@@ -83,8 +77,6 @@ def worker_lives(where: Place) -> bool:
 
 def home_of(where: Place, conversation: str) -> Host | None:
     """The other host that a conversation lives on; None if it lives here, or nowhere yet."""
-    from shellback.work.hosts import hosts
-
     found = where.database.read_now(hosts.of_conversation, conversation)
     return None if found is None or found.host_id == where.host_id else found
 
@@ -101,8 +93,6 @@ def waits(conversation: str, home: Host | None) -> str | None:
 
 def silent_hosts(where: Place, host_ids: Iterable[str]) -> dict[str, Host]:
     """Those of these hosts that are silent, by id; never this one."""
-    from shellback.work.hosts import hosts
-
     wanted = set(host_ids) - {where.host_id}
     found = where.database.read_now(lambda conn: [hosts.one(conn, host_id) for host_id in wanted]) if wanted else []
     return {host.host_id: host for host in found if host.silent}

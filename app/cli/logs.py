@@ -7,7 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -15,12 +15,14 @@ from shellback.cli.options import session_ids, since_option
 from shellback.cli.output import bytes_out
 from shellback.cli.processes import ending, find_session
 from shellback.cli.shared import Refused, json_option, opened, print_json
+from shellback.exec.core.model import Session
+from shellback.exec.log.output import dropped_text, exactly, extent, line_start, newlines_in, pieces
 from shellback.exec.log.plain_text import harmless, masked
-
-if TYPE_CHECKING:
-    from shellback.exec.core.model import Session
-    from shellback.exec.wire.gaps import Hole
-    from shellback.wiring.wiring import Place
+from shellback.exec.supervisor.records.times import offset_since
+from shellback.exec.wire import layout
+from shellback.exec.wire.gaps import Hole
+from shellback.storage import sessions
+from shellback.wiring.wiring import Place
 
 POLL_S: Final = 0.1
 CHUNK: Final = 256 * 1024
@@ -69,8 +71,6 @@ def logs(
 
 
 def _follow(where: Place, session: Session, log: _Log, offset: int, to: _Shown) -> None:
-    from shellback.storage import sessions
-
     while True:
         current = where.database.read_now(sessions.get, session.id)
         offset = log.copy(offset, to)
@@ -144,8 +144,6 @@ class _Kept(_Shown):
 
 
 def _text(holes: list[Hole]) -> str:
-    from shellback.exec.log.output import dropped_text
-
     return dropped_text(holes)
 
 
@@ -153,8 +151,6 @@ class _Log:
     """The file of one stream, with its holes. Bytes are read before the table of holes, which is written first."""
 
     def __init__(self, where: Place, session: Session, *, err: bool) -> None:
-        from shellback.exec.wire import layout
-
         directory = Path(where.home) / layout.SESSIONS / session.id
         if not directory.is_dir() and not session.live:
             hours = where.settings.log_age_hours
@@ -167,9 +163,6 @@ class _Log:
 
     def since(self, moment: float) -> int:
         """Where to begin to read so as to miss nothing printed at `moment` or later."""
-        from shellback.exec.supervisor.records.times import offset_since
-        from shellback.exec.wire import layout
-
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
@@ -179,8 +172,6 @@ class _Log:
 
     def start_of(self, lines: int | None) -> int:
         """Where the last `lines` lines begin; None is all of them."""
-        from shellback.exec.log.output import extent, line_start, newlines_in
-
         if lines is None:
             return 0
         try:
@@ -196,8 +187,6 @@ class _Log:
 
     def copy(self, offset: int, to: _Shown) -> int:
         """Hand over what there is from `offset` on and return where it ends."""
-        from shellback.exec.log.output import exactly, extent, pieces
-
         dropped: list[Hole] = []
 
         def told() -> None:

@@ -1,4 +1,4 @@
-"""`shellback`: the command line. Commands load what they need when they run, so that help is quick."""
+"""`shellback`: the command line. A command is imported when it is called, so that help is quick."""
 
 from __future__ import annotations
 

@@ -9,17 +9,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, Any, Final, cast
 
 import click
 
 from shellback.cli.shared import load_settings, print_json
 from shellback.exec.backends.kinds import KINDS
-
-if TYPE_CHECKING:
-    from shellback.exec.policy.classify.model import Judgement, Surroundings
-    from shellback.exec.policy.rules.matching import Facts
-    from shellback.settings import Settings
+from shellback.exec.backends.view import HOME
+from shellback.exec.core.display import shown
+from shellback.exec.core.model import WORK
+from shellback.exec.core.secrets import Secrets
+from shellback.exec.policy.classify.model import CAPABILITIES, Judgement, Surroundings, Tier
+from shellback.exec.policy.judge import by_rules, judged
+from shellback.exec.policy.rules.enforced import outside
+from shellback.exec.policy.rules.file import load
+from shellback.exec.policy.rules.matching import Facts
+from shellback.settings import Settings
 
 LINE_BYTES: Final = 1 << 20
 _SYSTEM: Final = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run")
@@ -63,15 +68,15 @@ def check(commands: tuple[str, ...], profile: str, cwd: str | None) -> None:
 
     A line that is no such object gets its line too: deny, with the reason. Exit code 0 whatever is said.
     """
-    judged = _judged(profile, cwd)
+    judge = _judge(profile, cwd)
     if commands:
         for command in commands:
-            _print(command, judged(command, None))
+            _print(command, judge(command, None))
         return
     if sys.stdin.isatty():
         raise click.UsageError("give COMMAND, or JSON lines on standard input")
     for line in _lines(sys.stdin.buffer):
-        _one(line, judged)
+        _one(line, judge)
 
 
 @policy.command()
@@ -80,10 +85,7 @@ def check(commands: tuple[str, ...], profile: str, cwd: str | None) -> None:
 @cwd_option
 def explain(command: str, profile: str, cwd: str | None) -> None:
     """Say to a person what COMMAND is taken for, part by part, and why."""
-    from shellback.exec.core.display import shown
-    from shellback.exec.policy.classify.model import CAPABILITIES
-
-    judgement = _judged(profile, cwd)(command, None)
+    judgement = _judge(profile, cwd)(command, None)
     may = [name for name, given in CAPABILITIES[judgement.tier]._asdict().items() if given]
     click.echo(f"{SAID[judgement.verdict]}\n  because {shown(judgement.reason)}")
     click.echo(f"  tier: {judgement.tier} ({', '.join(may)})")
@@ -104,12 +106,7 @@ SAID: Final = {
 }
 
 
-def _judged(profile: str, cwd: str | None) -> Judged:
-    from shellback.exec.policy.classify.model import Judgement, Tier
-    from shellback.exec.policy.judge import by_rules, judged
-    from shellback.exec.policy.rules.enforced import outside
-    from shellback.exec.policy.rules.file import load
-
+def _judge(profile: str, cwd: str | None) -> Judged:
     settings = load_settings()
     rules = load(settings.policy)
     sandboxed = profile == "sandbox"
@@ -136,9 +133,6 @@ def _judged(profile: str, cwd: str | None) -> Judged:
 
 def known(command: str, backend: str, cwd: Path, *, conversation: str = "", agent: str | None = None) -> Facts:
     """What rules are asked about where a command were to begin now."""
-    from shellback.exec.core.model import WORK
-    from shellback.exec.policy.rules.matching import Facts
-
     return Facts(
         command=command, backend=backend, profile=WORK, conversation_id=conversation, agent=agent, cwd=cwd,
         now=time.time(),
@@ -147,10 +141,6 @@ def known(command: str, backend: str, cwd: Path, *, conversation: str = "", agen
 
 def around(settings: Settings, cwd: Path, *, sandboxed: bool) -> Surroundings:
     """What a command in `cwd` would find around it."""
-    from shellback.exec.backends.view import HOME
-    from shellback.exec.core.secrets import Secrets
-    from shellback.exec.policy.classify.model import Surroundings
-
     hidden = settings.hidden
     workspace = settings.workspace_root.resolve()
     real = cwd.resolve()
@@ -175,9 +165,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _one(line: bytes, judged: Judged) -> None:
-    from shellback.exec.policy.classify.model import Judgement, Tier
-
+def _one(line: bytes, judge: Judged) -> None:
     def rubbish(why: str, command: Any = None) -> None:
         _print(command, Judgement(verdict="deny", tier=Tier.ADMIN, reason=why))
 
@@ -195,7 +183,7 @@ def _one(line: bytes, judged: Judged) -> None:
         return rubbish("the object has no text under command", command)
     if cwd is not None and (not isinstance(cwd, str) or "\0" in cwd or not _encodes(cwd)):
         return rubbish("cwd is no path", command)
-    return _print(command, judged(command, cwd))
+    return _print(command, judge(command, cwd))
 
 
 def _encodes(text: str) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
+import sqlalchemy as sa
 
+from shellback.cli import unknown
 from shellback.cli.findings import open_line
 from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, session_ids
@@ -16,12 +19,16 @@ from shellback.cli.shared import Columns, Refused, age, asked, json_option, open
 from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
 from shellback.cli.watching import watch, watch_option
+from shellback.exec.core import limits
 from shellback.exec.core.display import shown_line, visible_line
-
-if TYPE_CHECKING:
-    from shellback.exec.core.model import Session
-    from shellback.exec.core.ports import SupervisorPort
-    from shellback.wiring.wiring import Place
+from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+from shellback.exec.core.model import Session, SessionId
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.link.supervised import end_of
+from shellback.storage import findings as rows
+from shellback.storage import sessions
+from shellback.storage.tables import conversations, mailbox
+from shellback.wiring.wiring import Place
 
 
 @click.command()
@@ -43,13 +50,9 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
         raise click.UsageError("--unknown goes alone: what it lists is of no conversation")
     with opened() as where:
         if strangers:
-            from shellback.cli import unknown
-
             found = unknown.listed(where)
             show([asdict(one) for one in found], unknown.lines(found), as_json=as_json)
             return
-        from shellback.storage import findings as rows
-        from shellback.storage import sessions
 
         def look() -> list[Session]:
             return where.database.read_now(
@@ -107,10 +110,6 @@ def ending(session: Session) -> str:
 
 
 def _behind_blocks(conn: Any) -> list[dict[str, Any]]:
-    import sqlalchemy as sa
-
-    from shellback.storage.tables import conversations, mailbox
-
     query = (
         sa.select(conversations.c.id, conversations.c.blocked_reason, sa.func.count(mailbox.c.id))
         .join(mailbox, mailbox.c.conversation_id == conversations.c.id)
@@ -126,9 +125,6 @@ def find_session(where: Place, given: str) -> Session:
     Raises:
         Refused: None or several do, or it belongs to another host.
     """
-    from shellback.exec.core.model import SessionId
-    from shellback.storage import sessions
-
     matching = where.database.read_now(sessions.ids, given, limit=100) if given else []
     if len(matching) > 1 and given not in matching:
         raise Refused(f"{given!r} is the beginning of {len(matching)} sessions: give more of it")
@@ -168,8 +164,6 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> Non
             except Refused as refused:
                 wrong.append(refused.format_message())
         if any(one.settles for one in done):
-            from shellback.cli import unknown
-
             unknown.settled(where)
     facts = [{"session_id": one.session_id, "survivors": one.survivors} for one in done]
     if as_json and (facts or not wrong):
@@ -185,8 +179,6 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> Non
 
 
 def _all_unknown(where: Place, *, yes: bool, quiet: bool) -> list[str]:
-    from shellback.cli import unknown
-
     found = unknown.listed(where)
     if not (yes if found else quiet):
         click.echo("\n".join(unknown.lines(found)), err=True)
@@ -204,9 +196,6 @@ class _Ended(NamedTuple):
 
 
 def _end(where: Place, given: str) -> _Ended:
-    from shellback.cli import unknown
-    from shellback.storage import sessions
-
     gone = "is gone, with everything it started"
     if not where.database.read_now(sessions.ids, given, limit=1):
         one = unknown.find(where, given)
@@ -225,12 +214,6 @@ def _end(where: Place, given: str) -> _Ended:
 
 async def _kill(client: SupervisorPort, session: Session, give_up: Callable[[], bool]) -> list[int] | None:
     """End what runs; None for what `give_up` has settled because nothing is known of it."""
-    import asyncio
-
-    from shellback.exec.core import limits
-    from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
-    from shellback.exec.link.supervised import end_of
-
     try:
         await client.connect()
         record = (await client.status(session.id)).get("record")

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
+import sqlalchemy as sa
 
 from shellback.cli.options import conversation_option
+from shellback.cli.policy import SAID, around, known
 from shellback.cli.shared import Refused, json_option, load_settings, me, opened, show, stamp, utf8
 from shellback.exec.backends.kinds import CONTAINED, KINDS
 from shellback.exec.core.display import shown_line
-
-if TYPE_CHECKING:
-    import sqlalchemy as sa
-
-    from shellback.exec.policy.rules.rule import Effect, Match, Rule
-    from shellback.storage.rules import Saved
+from shellback.exec.policy.classify.model import Tier
+from shellback.exec.policy.judge import judged
+from shellback.exec.policy.rules.file import load, objection
+from shellback.exec.policy.rules.rule import Effect, Match, Rule, absolute_glob
+from shellback.storage import rules as store
+from shellback.storage.rules import Saved
+from shellback.work.approvals import audit
 
 DAY_S: Final = 86_400.0
 DAYS: Final = 30
@@ -47,9 +51,6 @@ def rules() -> None:
 @json_option
 def list_(everything: bool, as_json: bool) -> None:
     """List the rules in force: the operator's file first, then those that people saved, with their uses."""
-    from shellback.exec.policy.rules.file import load
-    from shellback.storage import rules as store
-
     settings = load_settings()
     written = load(settings.policy).rules
     with opened(settings) as where:
@@ -102,10 +103,6 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     Give the words behind `--`, so that their options are not taken for ours. An allow holds for exactly these words,
     unless --prefix; an ask or deny for whatever follows too, unless --exact.
     """
-    from shellback.exec.policy.classify.model import Tier
-    from shellback.exec.policy.rules.file import objection
-    from shellback.exec.policy.rules.rule import Match, Rule
-
     exact = effect == "allow" if begins is None else not begins
     match = Match(
         prefix=tuple(utf8(word, "a word") for word in words),
@@ -139,9 +136,6 @@ def kept(
     conn: sa.Connection, made: Sequence[Rule], *, conversation: str | None, request_id: str | None = None
 ) -> Sequence[Rule]:
     """Save rules, and say so in the audit."""
-    from shellback.storage import rules as store
-    from shellback.work.approvals import audit
-
     saved = store.add(conn, made)
     for rule in saved:
         audit.note(
@@ -159,8 +153,6 @@ def revoke(rule_id: str, as_json: bool) -> None:
 
     What the rule has let start runs on.
     """
-    from shellback.storage import rules as store
-    from shellback.work.approvals import audit
 
     def end(conn: sa.Connection) -> Saved:
         ended = store.revoke(conn, rule_id, by=me())
@@ -187,11 +179,6 @@ def test(
     command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None, as_json: bool
 ) -> None:
     """Say which rule decides about COMMAND, and what is said to it without one. Nothing is started."""
-    from shellback.cli.policy import SAID, around, known
-    from shellback.exec.policy.judge import judged
-    from shellback.exec.policy.rules.file import load
-    from shellback.storage import rules as store
-
     settings = load_settings()
     written = load(settings.policy)
     with opened(settings) as where:
@@ -215,8 +202,6 @@ def test(
 
 
 def _glob(pattern: str) -> str:
-    from shellback.exec.policy.rules.rule import absolute_glob
-
     try:
         return absolute_glob(pattern, Path.cwd())
     except ValueError as error:
@@ -248,7 +233,5 @@ def _saved_facts(saved: Saved) -> dict[str, Any]:
 
 
 def _match(match: Match) -> dict[str, Any]:
-    from dataclasses import asdict
-
     given = ((key, str(value) if key == "tier" else value) for key, value in asdict(match).items() if value)
     return dict(given)

@@ -10,18 +10,19 @@ import sys
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from shellback.cli.shared import json_option, load_settings, print_json
+from shellback.exec.backends.kinds import KINDS
+from shellback.exec.core.base import Backend
 from shellback.exec.core.display import visible_line
+from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, WORK
-
-if TYPE_CHECKING:
-    from shellback.exec.core.base import Backend
-    from shellback.settings import Settings
-    from shellback.wiring.choice import Choice
+from shellback.exec.policy.commands import command_spec
+from shellback.settings import Settings, plain_environment
+from shellback.wiring.choice import Choice, a_workspace, choose, made
 
 NOT_FOUND: Final = 127
 
@@ -41,12 +42,10 @@ def sandbox(ctx: click.Context, as_json: bool) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if ctx.invoked_subcommand is not None:
         return
-    from shellback.wiring.choice import a_workspace, choose
-
     settings = load_settings()
-    with a_workspace(settings) as (workspace, made):
+    with a_workspace(settings) as (workspace, new):
         shown = facts(settings, choose(settings, workspace))
-    if made:
+    if new:
         shown["workspace"] = f"{settings.workspace_root} (`chat` and `worker` will make it)"
     if as_json:
         print_json(shown)
@@ -115,12 +114,6 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
       shellback sandbox run --profile read_only -- git status
       NETWORK=on shellback sandbox run curl -sS https://example.org
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.exec.backends.kinds import KINDS
-    from shellback.exec.core.limits import Limits
-    from shellback.exec.policy.commands import command_spec
-    from shellback.settings import plain_environment
-    from shellback.wiring.choice import a_workspace, made
-
     settings = load_settings()
     text = command[0] if len(command) == 1 else shlex.join(command)
     kind = KINDS.get(settings.backend)

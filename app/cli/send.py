@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import click
 
+from shellback.cli.freshness import home_of, waits, worker_lives
 from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, me, opened, print_json, until, utf8
 from shellback.exec.core.display import folded, visible_line
-
-if TYPE_CHECKING:
-    from shellback.storage.db import Database
-    from shellback.work.approvals.approvals import Request
-    from shellback.work.approvals.sending import Sent
+from shellback.storage.db import Database
+from shellback.wiring import wiring
+from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.approvals import Request
+from shellback.work.approvals.sending import Sent
+from shellback.work.queue.items import Priority
 
 NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shellback worker`"
 
@@ -53,11 +55,6 @@ def send(
       shellback send -c build --priority low 'Look at the warnings when there is time.'
       git log -3 | shellback send -c review --wait --json -
     """  # noqa: D301
-    from shellback.cli.freshness import home_of, waits, worker_lives
-    from shellback.wiring import wiring
-    from shellback.work.approvals import sending
-    from shellback.work.queue.items import Priority
-
     body = _from_stdin() if text == "-" else utf8(text, "the message")
     with opened() as where:
         with wiring.enqueuing(where) as enqueuer:
@@ -159,8 +156,6 @@ class Waiting:
         return fate
 
     def _look(self, conn: Any) -> Fate | None:
-        from shellback.work.approvals import approvals, sending
-
         heard = sending.heard(conn, self._sent.item_id, self._sent.conversation_id)
         if heard.answer is not None and heard.outcome is not None:
             self.answer = heard.answer

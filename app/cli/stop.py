@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from shellback.cli.freshness import home_of, waits, worker_lives
 from shellback.cli.shared import Refused, asked, json_option, load_settings, me, opened, show, until
-
-if TYPE_CHECKING:
-    from shellback.exec.core.answers import Killed
-    from shellback.exec.core.model import Session
-    from shellback.exec.core.ports import SupervisorPort
-    from shellback.settings import Settings
-    from shellback.wiring.wiring import Place
-    from shellback.work.turn.stopping import Settled, Stopping
+from shellback.exec.core import limits
+from shellback.exec.core.answers import Killed
+from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
+from shellback.exec.core.model import Session
+from shellback.exec.core.ports import SupervisorPort
+from shellback.settings import Settings
+from shellback.storage import sessions
+from shellback.wiring import supervision, wiring
+from shellback.wiring.wiring import Place
+from shellback.work.turn import stopping
+from shellback.work.turn.stopping import Settled, Stopping
 
 
 @click.command()
@@ -41,10 +45,6 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
       shellback stop build
       shellback stop build --kill --wait
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.cli.freshness import home_of, waits, worker_lives
-    from shellback.wiring import wiring
-    from shellback.work.turn import stopping
-
     settings = load_settings()
     began = time.time()
     with opened(settings) as where:
@@ -101,8 +101,6 @@ def _said(found: Stopping, state: str) -> str:
 
 
 def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
-    from shellback.storage import sessions
-
     found = where.database.read_now(sessions.find, conversation_id=conversation)
     here = [session for session in found if session.host_id == where.host_id]
     live = [session for session in here if session.live]
@@ -113,9 +111,6 @@ def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
 
 async def _end_rest(settings: Settings, conversation: str) -> list[str]:
     """End what sessions that have ended had left running; their ids."""
-    from shellback.exec.core.errors import SupervisorUnreachable
-    from shellback.wiring import supervision
-
     try:
         return await supervision.expire_conversations(settings, [conversation])
     except SupervisorUnreachable as error:
@@ -124,8 +119,6 @@ async def _end_rest(settings: Settings, conversation: str) -> list[str]:
 
 def _kill(where: Place, found: list[Session]) -> list[str]:
     """Ids of those that were ended; one that ended by itself, or never started, is none of them."""
-    from shellback.exec.core import limits
-    from shellback.exec.core.errors import SessionNotFound, TaskCompleted
 
     async def ended(client: SupervisorPort) -> list[Killed | BaseException]:
         await client.connect()

@@ -6,11 +6,12 @@ import json
 import time
 from collections import deque
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from shellback.cli.approvals import wanted
+from shellback.cli.children import WorkerChild
 from shellback.cli.events import Events
 from shellback.cli.findings import news, open_line
 from shellback.cli.freshness import home_of, waits, worker_lives
@@ -19,18 +20,16 @@ from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns
 from shellback.cli.terminal.line_editor import Line, LineEditor
 from shellback.cli.terminal.screen import PROMPT, Interrupts, Keyboard, Lines, Screen
 from shellback.exec.core.display import folded, shown, shown_line
+from shellback.exec.reports.callback_text import watch_line
+from shellback.wiring.wiring import Place
 from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.approvals import Decision, Request, Scope
+from shellback.work.approvals.sending import Sent
 from shellback.work.errors import WorkError
 from shellback.work.queue import stream
+from shellback.work.queue.queues import Enqueuer
+from shellback.work.queue.stream import Event
 from shellback.work.turn import stopping
-
-if TYPE_CHECKING:
-    from shellback.cli.children import WorkerChild
-    from shellback.wiring.wiring import Place
-    from shellback.work.approvals.approvals import Decision, Request, Scope
-    from shellback.work.approvals.sending import Sent
-    from shellback.work.queue.queues import Enqueuer
-    from shellback.work.queue.stream import Event
 
 LOOK_S: Final = 0.1
 WORKER_LOOK_S: Final = 5.0
@@ -267,8 +266,6 @@ class Talk:
             case "typed":
                 self._screen.said(f"! {payload['by']}: {payload['text']}")
             case "watch":
-                from shellback.exec.reports.callback_text import watch_line
-
                 self._screen.said(f"! {watch_line(payload)}")
             case "answer":
                 self._screen.end_line()

@@ -9,19 +9,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 import click
 
 from shellback.cli.output import styled
 from shellback.cli.shared import Refused, json_text, stamp
 from shellback.exec.core.display import shown, shown_line, visible, visible_line
+from shellback.exec.reports.blocks import MARK
+from shellback.exec.reports.callback_text import NOTICE
 from shellback.storage import transcript
-
-if TYPE_CHECKING:
-    from shellback.wiring.wiring import Place
-    from shellback.work.queue.standing import Standing
+from shellback.wiring.wiring import Place
+from shellback.work.queue.standing import Standing
 
 TELL_S = 1.0
 
@@ -50,9 +51,6 @@ def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
 
 def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
     """What was put before the model: by people, by us, and of the processes that run."""
-    from shellback.exec.reports.blocks import MARK
-    from shellback.exec.reports.callback_text import NOTICE
-
     for piece in cast("list[Any]", content) if isinstance(content, list) else [content]:
         about = cast("dict[str, Any]", piece) if isinstance(piece, dict) else {}
         metadata: object = about.get("metadata")
@@ -65,8 +63,6 @@ def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
 
 
 def _when(message: dict[str, Any]) -> str:
-    from datetime import datetime
-
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return stamp(datetime.fromisoformat(message["timestamp"]).timestamp()) + "  "
     return ""

@@ -5,16 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from shellback.cli.shared import Columns, Refused, age, asked, table_lines
-
-if TYPE_CHECKING:
-    from shellback.exec.core.model import Session, SessionEnd
-    from shellback.exec.core.ports import SupervisorPort
-    from shellback.wiring.wiring import Place
-    from shellback.work.hosts.unknown import Unknown
-    from shellback.work.queue.callbacks import CallbackSink
+from shellback.exec.core import limits
+from shellback.exec.core.errors import SessionNotFound
+from shellback.exec.core.model import Session, SessionEnd
+from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.log.output import OutputLog
+from shellback.exec.reports.callback_text import callback_payload
+from shellback.exec.wire import layout
+from shellback.wiring import wiring
+from shellback.wiring.wiring import Place
+from shellback.work.hosts import generation
+from shellback.work.hosts import unknown as strangers
+from shellback.work.hosts.generation import Generation
+from shellback.work.hosts.unknown import Unknown
+from shellback.work.queue.callbacks import CallbackSink
 
 _COLUMNS: Columns[Unknown] = {
     "SESSION": "id",
@@ -28,9 +34,7 @@ _COLUMNS: Columns[Unknown] = {
 
 def listed(where: Place) -> list[Unknown]:
     """Processes that the supervisor has and the database does not, oldest first."""
-    from shellback.work.hosts.unknown import unknown
-
-    return asked(where, lambda client: unknown(client, where.database))
+    return asked(where, lambda client: strangers.unknown(client, where.database))
 
 
 def lines(found: Sequence[Unknown]) -> list[str]:
@@ -82,8 +86,6 @@ def chosen(found: Sequence[Unknown], given: str) -> Unknown:
 
 def end(where: Place, one: Unknown) -> list[int]:
     """End the tree of an unknown process and acknowledge its record; returns who could not be ended."""
-    from shellback.exec.core import limits
-    from shellback.exec.core.errors import SessionNotFound
 
     async def ended(client: SupervisorPort) -> list[int]:
         try:
@@ -105,30 +107,22 @@ def give_up(where: Place, session: Session) -> bool:
     Raises:
         Refused: A process of it lives.
     """
-    from shellback.work.hosts import generation
-    from shellback.work.hosts.unknown import give_up, marked
-
     if generation.absence_tells(where.home, session.created_at):
         return False
-    if alive := marked(session.id):
+    if alive := strangers.marked(session.id):
         raise Refused(
             f"session {session.id} is not known in this state directory, and lives: process "
             f"{', '.join(map(str, alive))}. Put the state directory back that it was started from "
             "(`shellback doctor`: leftovers); where that is gone, end it with `kill`. Then repeat"
         )
     with callbacks(where) as sink:
-        where.database.write_now(give_up, session.id, sink)
+        where.database.write_now(strangers.give_up, session.id, sink)
     return True
 
 
 @contextmanager
 def callbacks(where: Place) -> Generator[CallbackSink]:
     """What tells the end of a session of this host, as a worker does."""
-    from shellback.exec.log.output import OutputLog
-    from shellback.exec.reports.callback_text import callback_payload
-    from shellback.exec.wire import layout
-    from shellback.wiring import wiring
-    from shellback.work.queue.callbacks import CallbackSink
 
     def payload(session: Session) -> dict[str, object]:
         logs = where.home / layout.SESSIONS / session.id
@@ -141,8 +135,5 @@ def callbacks(where: Place) -> Generator[CallbackSink]:
 
 def settled(where: Place) -> None:
     """Forget what was found behind, if nothing of it is left."""
-    from shellback.work.hosts.generation import Generation
-    from shellback.work.hosts.unknown import settle
-
     count = Generation(where.home, where.host_id, where.database)
-    asked(where, lambda client: settle(client, where.database, where.host_id, count, where.home))
+    asked(where, lambda client: strangers.settle(client, where.database, where.host_id, count, where.home))

@@ -15,11 +15,17 @@ import click
 
 from shellback.cli.children import ON_THE_HOST, make_default
 from shellback.cli.shared import Columns, Refused, age, json_option, load_settings, opened, show, stamp, table_lines
+from shellback.exec.core.errors import SupervisorAbsent
+from shellback.exec.link import launch
+from shellback.log import configure
+from shellback.orders import note_workspace
+from shellback.settings import Settings
+from shellback.storage.errors import ExecutorTaken
+from shellback.storage.host import ensure_home
+from shellback.wiring import supervision, wiring
+from shellback.wiring.choice import Choice, choose
 
 if TYPE_CHECKING:
-    from shellback.settings import Settings
-    from shellback.storage.errors import ExecutorTaken
-    from shellback.wiring.choice import Choice
     from shellback.work.hosts.roster import Employed
     from shellback.work.worker.worker import Worker
 
@@ -44,12 +50,6 @@ def worker(while_stdin: bool) -> None:
       ENABLE_EXECUTE=true shellback worker
       LOG_FORMAT=json LOG_LEVEL=WARNING shellback worker 2>>worker.log
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.log import configure
-    from shellback.orders import note_workspace
-    from shellback.storage.errors import ExecutorTaken
-    from shellback.wiring import wiring
-    from shellback.wiring.choice import choose
-
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
     wiring.arm_crash_points(settings)
@@ -188,9 +188,6 @@ def supervisor(check: bool) -> None:
       shellback supervisor &
       SUPERVISOR=external ENABLE_EXECUTE=true shellback worker
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    from shellback.exec.link import launch
-    from shellback.storage.host import ensure_home
-
     settings = load_settings()
     if check:
         asyncio.run(_check(settings))
@@ -200,9 +197,6 @@ def supervisor(check: bool) -> None:
 
 
 async def _check(settings: Settings) -> None:
-    from shellback.exec.core.errors import SupervisorAbsent
-    from shellback.wiring import supervision
-
     client = supervision.supervisor_client(settings, spawn=False)
     try:
         hello = await client.connect()

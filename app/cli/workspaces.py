@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
@@ -17,10 +18,12 @@ from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
 from shellback.exec.backends.kinds import CONTAINED
 from shellback.exec.core.display import visible_line
-
-if TYPE_CHECKING:
-    from shellback.exec.core.model import PodmanWorkspace, Session
-    from shellback.wiring.wiring import Place
+from shellback.exec.core.model import PodmanWorkspace, Session
+from shellback.exec.tools.short_commands import PYTHON
+from shellback.storage import sessions
+from shellback.storage import workspaces as rows
+from shellback.wiring import wiring
+from shellback.wiring.wiring import Place
 
 SHOWN: Final = 50
 
@@ -59,8 +62,6 @@ def list_(everything: bool, as_json: bool) -> None:
 
 
 def _list(*, everything: bool, as_json: bool) -> None:
-    from shellback.storage import workspaces as rows
-
     with opened() as where:
         found = where.database.read_now(rows.find, live=None if everything else True)
         here = where.host_id
@@ -138,10 +139,6 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
     Raises:
         Refused: Nothing, more than one thing, or, with `ours`, something of another host or gone already.
     """
-    import difflib
-
-    from shellback.storage import workspaces as rows
-
     known = where.database.read_now(rows.find)
     here = [one for one in known if one.state != "removed"] or known
     for group in (here, known):
@@ -185,8 +182,6 @@ def _is_overlay(where: Place, one: PodmanWorkspace) -> bool:
 
 
 def _running(where: Place, one: PodmanWorkspace) -> list[Session]:
-    from shellback.storage import sessions
-
     found = where.database.read_now(sessions.find, conversation_id=one.scope, live=True)
     return [
         session
@@ -201,8 +196,6 @@ def _question(wanted: list[PodmanWorkspace], *, overlay: bool) -> str:
 
 
 async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool) -> list[dict[str, Any]]:
-    from shellback.wiring import wiring
-
     done: list[dict[str, Any]] = []
     for one in wanted:
         containers = wiring.containers(where, one.name)
@@ -215,9 +208,6 @@ async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool
 
 
 def _facts(where: Place, one: PodmanWorkspace, last: int) -> dict[str, Any]:
-    from shellback.exec.tools.short_commands import PYTHON
-    from shellback.storage import workspaces as rows
-
     evaluated = where.database.read_now(rows.evaluations, one.scope, PYTHON, limit=last)
     running = _running(where, one) if one.state == "running" else []
     return {

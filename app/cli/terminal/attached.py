@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from shellback.cli.terminal.raw_terminal import RawTerminal, is_terminal
 from shellback.exec.core import limits
@@ -22,15 +22,10 @@ from shellback.exec.core.errors import (
     SupervisorUnreachable,
     TaskCompleted,
 )
-from shellback.exec.core.model import WindowSize
-from shellback.exec.terminals.attaching import Passing
-
-if TYPE_CHECKING:
-    from shellback.exec.core.model import SessionEnd
-    from shellback.exec.terminals.attaching import Attachment
-    from shellback.exec.terminals.screen import Screen
-    from shellback.work.approvals.typed import Typing
-
+from shellback.exec.core.model import SessionEnd, WindowSize
+from shellback.exec.terminals.attaching import Attachment, Passing
+from shellback.exec.terminals.screen import Screen
+from shellback.work.approvals.typed import Typing
 
 KEPT: Final = 256 * 1024
 """Typed bytes that wait for a program which does not read; what is typed beyond is lost, and the bell says so."""

@@ -7,6 +7,7 @@ the screen, so that it cannot look like a question of Shellback's.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import queue
 import select
@@ -16,7 +17,7 @@ import termios
 import threading
 import unicodedata
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import Any, Final, Self, cast
 
 import click
 
@@ -25,9 +26,6 @@ from shellback.cli.shared import columns, handled
 from shellback.cli.terminal.line_editor import LineEditor
 from shellback.exec.core.display import visible
 from shellback.settings import plain_terminal
-
-if TYPE_CHECKING:
-    import io
 
 PROMPT: Final = "> "
 MARGIN: Final = "  "
