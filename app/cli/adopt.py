@@ -33,7 +33,7 @@ from shellback.work.hosts.unknown import adopt as taken_over
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("-c", "--conversation", required=True, metavar="NAME", help="Whose it is from now on.")
 @json_option
-def process(ids: tuple[str, ...], conversation: str, as_json: bool) -> None:
+def process(ids: tuple[str, ...], conversation: str) -> None:
     """Give processes that the database does not know (`shellback ps --unknown`) to a conversation of this host.
 
     Its agent sees each as one of its own and is told of the end, once; of one that has ended already, now. A
@@ -57,7 +57,7 @@ def process(ids: tuple[str, ...], conversation: str, as_json: bool) -> None:
         asked(where, lambda client: _acknowledge(client, wanted))
         unknown.settled(where)
     told = {row["session_id"]: "will be told" if row["state"] == "running" else "is told now" for row in adopted}
-    show(adopted, (f"{one} belongs to {name}: its end {when}" for one, when in told.items()), as_json=as_json)
+    show(adopted, (f"{one} belongs to {name}: its end {when}" for one, when in told.items()))
 
 
 def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
@@ -124,7 +124,7 @@ adopt.add_command(process)
 @yes_option
 @force_option
 @json_option
-def conversation(names: tuple[str, ...], yes: bool, force: bool, as_json: bool) -> None:
+def conversation(names: tuple[str, ...], yes: bool, force: bool) -> None:
     """Continue conversations of another host on this one.
 
     Their processes there are given up as lost (host_unreachable), and the agent is told. A turn that ran there has
@@ -145,7 +145,7 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool, as_json: bool) 
         theirs = {_gone(where, host_id, force=force): found[host_id] for host_id in found}
         _confirm(where, theirs, yes=yes)
         moved = [one for gone in theirs for one in _move(where, gone, theirs[gone], force=force)]
-    _report(moved, as_json=as_json)
+    _report(moved)
 
 
 @adopt.command()
@@ -153,7 +153,7 @@ def conversation(names: tuple[str, ...], yes: bool, force: bool, as_json: bool) 
 @yes_option
 @force_option
 @json_option
-def host(host: str, yes: bool, force: bool, as_json: bool) -> None:
+def host(host: str, yes: bool, force: bool) -> None:
     """Continue all conversations of HOST, its name or the beginning of its id, on this one.
 
     Also of the host that this machine was before its state directory was made anew: then conversations in the
@@ -169,7 +169,7 @@ def host(host: str, yes: bool, force: bool, as_json: bool) -> None:
             raise Refused(f"no conversation lives on host {visible_line(gone.name)} ({gone.host_id}): nothing to adopt")
         _confirm(where, {gone: theirs}, yes=yes)
         moved = _move(where, gone, theirs, force=force)
-    _report(moved, as_json=as_json)
+    _report(moved)
 
 
 def _find_host(where: Place, given: str) -> Host:
@@ -239,9 +239,9 @@ def _move(where: Place, host: Host, names: Sequence[str], *, force: bool) -> lis
     return facts
 
 
-def _report(moved: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+def _report(moved: Sequence[dict[str, Any]]) -> None:
     lost = sum(one["lost_sessions"] for one in moved)
     said = [f"{len(moved)} conversation(s) live here now; {lost} process(es) given up as lost"] if moved else []
-    show(moved, said, as_json=as_json)
+    show(moved, said)
     if not moved:
         raise Refused("nothing was changed: somebody else was first, or the host was heard of meanwhile")

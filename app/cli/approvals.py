@@ -28,11 +28,11 @@ from shellback.cli.shared import (
     json_option,
     me,
     opened,
-    print_json,
     show,
     table_lines,
     until,
     utf8,
+    wants_json,
 )
 from shellback.cli.terminal.screen import confirmed
 from shellback.cli.watching import watch, watch_option
@@ -73,7 +73,7 @@ def approvals() -> None:
 @click.option("--all", "everything", is_flag=True, help="Also what is decided, used or expired.")
 @watch_option
 @json_option
-def list_(conversation: str | None, everything: bool, watching: bool, as_json: bool) -> None:
+def list_(conversation: str | None, everything: bool, watching: bool) -> None:
     """List requests that wait for a decision.
 
     With --watch it goes on until Ctrl-C: in place on a terminal, else a line (with --json an object) for each
@@ -87,17 +87,11 @@ def list_(conversation: str | None, everything: bool, watching: bool, as_json: b
             )
 
         if watching:
-            watch(
-                look,
-                lambda one: one.id,
-                lambda now: [*_listed(now), *Freshness(where).lines()],
-                _line,
-                as_json=as_json,
-            )
+            watch(look, lambda one: one.id, lambda now: [*_listed(now), *Freshness(where).lines()], _line)
         found, said, fresh = look(), open_line(where), Freshness(where)
     more = ["`shellback approvals show ID` shows all of it"] if found else []
     lines = [*_listed(found), *more, *([said] if said else []), *fresh.lines()]
-    show([facts_of(request) | fresh.fact() for request in found], lines, as_json=as_json)
+    show([facts_of(request) | fresh.fact() for request in found], lines)
 
 
 def _listed(found: Sequence[Request]) -> list[str]:
@@ -130,7 +124,7 @@ def _line(one: Request) -> str:
 @approvals.command("show")
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @json_option
-def show_(request_id: str, as_json: bool) -> None:
+def show_(request_id: str) -> None:
     r"""Show one request whole: nothing is cut, and what could be misread is made visible.
 
     `\x1b` and `\u{200B}` stand for characters that cannot be shown; a backslash of the call that would read like
@@ -140,7 +134,7 @@ def show_(request_id: str, as_json: bool) -> None:
         request = where.database.read_now(requests.get, request_id)
         fresh = Freshness(where)
     lines = [*folded(_whole(request), columns()), *fresh.lines()]
-    show(facts_of(request) | fresh.fact(), lines, as_json=as_json)
+    show(facts_of(request) | fresh.fact(), lines)
 
 
 @approvals.command()
@@ -164,7 +158,7 @@ def show_(request_id: str, as_json: bool) -> None:
 @click.option("--digest", metavar="HEX", help="Only if this is what it would run, as `show` and --json have it.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask about what --args and --remember show.")
 @json_option
-def approve(  # noqa: PLR0913, PLR0917 - the options
+def approve(
     request_id: str,
     changed: str | None,
     scope: Scope,
@@ -173,7 +167,6 @@ def approve(  # noqa: PLR0913, PLR0917 - the options
     days: int,
     digest: str | None,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Let exactly this call run, once.
 
@@ -187,14 +180,14 @@ def approve(  # noqa: PLR0913, PLR0917 - the options
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     arguments = changed and _arguments(changed)
     with opened() as where, wiring.enqueuing(where) as enqueuer:
-        approving = Approving(where=where, enqueuer=enqueuer, as_json=as_json, yes=yes)
+        approving = Approving(where=where, enqueuer=enqueuer, yes=yes)
         if arguments:
             digest = approving.change(request_id, arguments)
         rules: Sequence[Rule] = ()
         if remember:
             digest, rules = approving.offer(request_id, digest=digest, everywhere=everywhere, days=days)
         facts = approving.approve(request_id, scope=scope, digest=digest, rules=rules)
-    _say(facts, "approved", as_json=as_json)
+    _say(facts, "approved")
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -211,27 +204,24 @@ def _arguments(text: str) -> dict[str, Any]:
 @click.argument("request_id", metavar="ID", shell_complete=request_ids)
 @click.option("--reason", metavar="TEXT", help="What the agent is told.")
 @json_option
-def deny(request_id: str, reason: str | None, as_json: bool) -> None:
+def deny(request_id: str, reason: str | None) -> None:
     """Do not let it run; the agent is told so, with the reason."""
     note = reason and utf8(reason, "the reason")
     with opened() as where, wiring.enqueuing(where) as enqueuer:
         request = requests.settle(where.database, enqueuer, request_id, "denied", by=me(), surface="cli", note=note)
-    _say(_decided(request), "denied", as_json=as_json)
+    _say(_decided(request), "denied")
 
 
 def _decided(request: Request) -> dict[str, Any]:
     return {"id": request.id, "state": request.state, "conversation": request.conversation_id}
 
 
-def _say(facts: dict[str, Any], wanted: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-    if facts["state"] != wanted:
+def _say(facts: dict[str, Any], wanted: str) -> None:
+    in_time = facts["state"] == wanted
+    rules = [f"remembered as {rule['id']}: {rule['rule']}" for rule in facts.get("rules", ())]
+    show(facts, [f"{facts['id']} {facts['state']}", *rules] if in_time else ())
+    if not in_time:
         raise Refused(f"{facts['id']} is {facts['state']}: it was not decided in time. Nothing runs")
-    if not as_json:
-        click.echo(f"{facts['id']} {facts['state']}")
-        for rule in facts.get("rules", ()):
-            click.echo(f"remembered as {rule['id']}: {rule['rule']}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +230,6 @@ class Approving:
 
     where: Place
     enqueuer: Enqueuer
-    as_json: bool
     yes: bool
 
     def change(self, request_id: str, arguments: dict[str, Any]) -> str:
@@ -336,7 +325,7 @@ class Approving:
 
     def _tell(self, *lines: str) -> None:
         for line in lines:
-            click.echo(line, err=self.as_json)
+            click.echo(line, err=wants_json())
 
     def _confirm(self, otherwise: str) -> None:
         if self.yes:

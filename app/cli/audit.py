@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 
 from shellback.cli.options import conversation_option, since_option
-from shellback.cli.shared import coloured, columns, json_option, opened, print_json, stamp
+from shellback.cli.shared import coloured, columns, json_option, opened, show, stamp
 from shellback.exec.core.display import folded, request_lines, visible_line
 from shellback.wiring.wiring import Place
 from shellback.work.approvals import audit as rows
@@ -22,7 +22,7 @@ from shellback.work.approvals.audit import EVENTS, Entry
     "--event", "-e", "wanted", multiple=True, type=click.Choice(EVENTS), help="Only of this kind; may be repeated."
 )
 @json_option
-def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...], as_json: bool) -> None:
+def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> None:
     """Show what was asked, approved, denied, used and refused, by whom: oldest first, nothing cut.
 
     Rows are never changed; `prune` and RETAIN_DAYS let them go. With --json, one object a line.
@@ -34,10 +34,7 @@ def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     with opened() as where:
         for entry in _rows(where, conversation, since, wanted):
-            if as_json:
-                print_json(asdict(entry))
-            else:
-                click.echo("\n".join(folded(_lines(entry), columns())))
+            show(asdict(entry), folded(_lines(entry), columns()))
 
 
 def _rows(where: Place, conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> Iterator[Entry]:

@@ -40,7 +40,7 @@ def conversations() -> None:
 @conversations.command("list")
 @click.option("--limit", "-n", type=click.IntRange(1, 10_000), default=200, show_default=True, help="How many.")
 @json_option
-def list_(limit: int, as_json: bool) -> None:
+def list_(limit: int) -> None:
     """List conversations, the one that was active last first."""
     with opened() as where:
         found = where.database.read_now(standing.look, limit=limit)
@@ -60,7 +60,7 @@ def list_(limit: int, as_json: bool) -> None:
     lines = [*table_lines(found, columns), *fresh.lines(), *([ADOPT] if silent else [])]
     none = ["no conversations yet: `shellback chat` begins one"]
     facts = [{**asdict(one), "host_silent": one.host_id in silent, **fresh.fact(one.host_id)} for one in found]
-    show(facts, lines if found else none, as_json=as_json)
+    show(facts, lines if found else none)
 
 
 @conversations.command("show")
@@ -68,7 +68,7 @@ def list_(limit: int, as_json: bool) -> None:
 @click.option("--last", "-n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many messages.")
 @click.option("--full", is_flag=True, help="Do not cut what tools were given and said.")
 @json_option
-def show_(name: str, last: int, full: bool, as_json: bool) -> None:
+def show_(name: str, last: int, full: bool) -> None:
     """Show the last messages of a conversation, as the model has them: requests, answers, calls, results.
 
     With --json: how it stands, and the messages as Pydantic AI writes them.
@@ -96,7 +96,7 @@ def show_(name: str, last: int, full: bool, as_json: bool) -> None:
         yield from (f"not heard yet: {visible_line(text)}" for text in typed)
 
     told = {"conversation": asdict(stands), "messages_total": total, "messages": messages}
-    show(told | fresh.fact(stands.host_id), lines(), as_json=as_json)
+    show(told | fresh.fact(stands.host_id), lines())
 
 
 @conversations.command()

@@ -1,45 +1,76 @@
-"""`shellback demo`: a tour with real processes, real queues and two real `kill -9`."""
+"""`shellback demo`: a tour with real processes, real queues and two real `kill -9`, and the facts that it leaves."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import click
+import sqlalchemy as sa
 
-from shellback.cli.shared import Refused, json_option, print_json
-from shellback.cli.tour import Tour
+from shellback.cli.children import WorkerChild
+from shellback.cli.send import Waiting
+from shellback.cli.shared import LOOK_S, Refused, json_option, show, wants_json
+from shellback.cli.terminal.screen import confirmed
+from shellback.exec.backends.kinds import KINDS
+from shellback.exec.core.errors import SupervisorUnreachable
+from shellback.exec.core.model import READ_ONLY, Session
 from shellback.exec.core.runner import make_workspace
+from shellback.settings import Settings, plain_environment
+from shellback.storage import sessions as session_rows
+from shellback.storage.tables import mailbox, turns
+from shellback.wiring import supervision, wiring
+from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.approvals import Request
+from shellback.work.approvals.sending import Sent
+from shellback.work.queue.items import Priority
+
+T = TypeVar("T")
+PATIENCE_S: Final = 45.0
+BUILD: Final = """#!/bin/sh
+for step in configure compile link test; do
+  echo "[$(date +%T)] $step"
+  sleep 1
+done
+echo "2 warnings, 0 errors"
+exit 3
+"""
+CHATTER: Final = "\n".join(["!process_list {}"] * 12)
+"""A message that keeps a slot busy for longer than the build takes."""
 
 
 @click.command()
 @json_option
 @click.option("--keep", is_flag=True, help="Keep the state directory and the workspace, and say where they are.")
 @click.option("--yes", "-y", is_flag=True, help="Answer every question yourself (the default without a terminal).")
-def demo(as_json: bool, keep: bool, yes: bool) -> None:
+def demo(keep: bool, yes: bool) -> None:
     """A tour that ends by itself in under two minutes: nothing to set up, no key, no server.
 
     A message; a command that needs approval; a background build that wakes the agent past a
     backlog; then worker and supervisor are killed with kill -9 while a process runs, and nothing
     is lost and nothing runs twice.
     """
-    ask = sys.stdin.isatty() and sys.stdout.isatty() and not yes and not as_json
-    with _playground(keep=keep, quiet=as_json) as root, Tour(root, narrate=not as_json, ask=ask) as tour:
-        facts = tour.walk()
-    if as_json:
-        print_json(facts)
+    ask = sys.stdin.isatty() and sys.stdout.isatty() and not yes and not wants_json()
+    with _playground(keep=keep) as root:
+        facts = Tour(root, ask=ask).walk()
+    show(facts, ())
     wrong = [name for name, held in facts["checks"].items() if not held]
     if wrong:
         raise Refused(f"the tour did not go as promised: {', '.join(wrong)}")
 
 
 @contextlib.contextmanager
-def _playground(*, keep: bool, quiet: bool) -> Generator[Path]:
+def _playground(*, keep: bool) -> Generator[Path]:
     """A directory of our own with `home` and a `workspace` that belongs to whoever runs commands."""
     root = Path(tempfile.mkdtemp(prefix="shellback-demo-"))
     root.chmod(0o755)
@@ -48,8 +79,267 @@ def _playground(*, keep: bool, quiet: bool) -> Generator[Path]:
     try:
         yield root
     finally:
-        if keep:
-            if not quiet:
-                click.echo(f"kept in {root}")
-        else:
+        if not keep:
             shutil.rmtree(root, ignore_errors=True)
+        elif not wants_json():
+            click.echo(f"kept in {root}")
+
+
+class Tour:
+    """Walks through the loop as a client; the worker is a process of its own."""
+
+    def __init__(self, root: Path, *, ask: bool) -> None:
+        self._root = root
+        self._ask = ask
+        self._environ = {
+            **plain_environment(),
+            "SHELLBACK_HOME": str(root / "home"),
+            "WORKSPACE_ROOT": str(root / "workspace"),
+            "ENABLE_EXECUTE": "true",
+            "MODEL": "offline",
+            "OFFLINE_SECONDS": "0.5",
+            "TURN_SLOTS": "2",
+            "SWEEP_SECONDS": "1",
+            "LOG_LEVEL": "WARNING",
+        }
+        self._workers: list[WorkerChild] = []
+
+    def walk(self) -> dict[str, Any]:
+        """The whole tour; returns its facts, and leaves no process. Raises Refused when something does not come."""
+        with wiring.place(Settings.load(self._environ)) as self._where, wiring.enqueuing(self._where) as self._enqueuer:
+            try:
+                self._hire()
+                return self._walked()
+            finally:
+                for worker in self._workers:
+                    worker.stop()
+                with contextlib.suppress(SupervisorUnreachable):
+                    asyncio.run(self._supervisor_pid(stop=True))
+
+    def _walked(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"checks": {}}
+        self._a_message(facts)
+        self._an_approval(facts)
+        self._a_wake_past_a_backlog(facts)
+        self._two_kills(facts)
+        facts["sessions"] = [_facts(session) for session in self._sessions()]
+        facts["items"] = self._read(_items)
+        facts["callbacks"] = [item for item in facts["items"] if item["type"] == "EXEC_CALLBACK"]
+        facts["checks"]["one callback per background process"] = sorted(
+            item["id"] for item in facts["callbacks"]
+        ) == sorted(f"EXEC_CALLBACK:{session.id}" for session in self._sessions() if session.background)
+        self._say("", "That was it. Everything above went through the queues of one SQLite file.")
+        self._say("Next: ENABLE_EXECUTE=true shellback chat")
+        return facts
+
+    def _a_message(self, facts: dict[str, Any]) -> None:
+        self._say("1. A message becomes a work item, a worker runs a turn of the agent, the answer comes back.")
+        answer = self._answer(self._send("tour", "Good evening."))
+        self._say(_quoted("agent", answer))
+        facts["checks"]["message answered"] = bool(answer)
+
+    def _an_approval(self, facts: dict[str, Any]) -> None:
+        self._say("", "2. A command changes something, so a person is asked first. Nothing waits inside the turn.")
+        item = self._send("tour", "$ echo 'written once' >> note.txt; wc -l note.txt")
+        request = self._request("tour")
+        self._approve(request)
+        answer = self._answer(item)
+        self._say(_quoted("agent", answer))
+        text = (self._root / "workspace" / "note.txt").read_text()
+        facts["backend"] = self._sessions()[0].backend
+        self._say(f"   it ran {KINDS[facts['backend']].place or facts['backend']}")
+        used = self._read(approvals.get, request.id)
+        facts["approval"] = {"id": request.id, "state": used.state, "used_by": used.used_by}
+        facts["checks"]["exactly the approved command ran, once"] = text == "written once\n" and used.state == "used"
+        if KINDS[facts["backend"]].isolates:
+            self._a_look(facts)
+
+    def _a_look(self, facts: dict[str, Any]) -> None:
+        self._say("   What only reads asks nobody: it runs in a profile of the sandbox that can do nothing else.")
+        answer = self._answer(self._send("look", "$ cat note.txt"))
+        self._say(_quoted("agent", answer))
+        session = next((one for one in self._sessions() if one.command == "cat note.txt"), None)
+        facts["checks"]["what only reads asked nobody"] = (
+            session is not None and session.profile == READ_ONLY and session.approval_id is None
+        )
+
+    def _a_wake_past_a_backlog(self, facts: dict[str, Any]) -> None:
+        self._say("", "3. A background build, while every slot is busy and a backlog waits.")
+        script = self._root / "workspace" / "build.sh"
+        script.write_text(BUILD)
+        script.chmod(0o755)
+        self._send("tour", '$ ./build.sh &\nthen:\n!process_log {"session_id": "{session_id}"}')
+        self._approve(self._request("tour"))
+        build = self._until("the build runs", lambda: self._session("build.sh"))
+        busy = [self._send(f"busy-{n}", CHATTER, Priority.LOW).item_id for n in range(2)]
+        self._until("both slots are busy", lambda: all(self._runs(item) for item in busy))
+        low = [self._send(f"low-{n}", "Low, when there is time.", Priority.LOW).item_id for n in range(6)]
+        normal = [self._send(f"normal-{n}", "Normal.", Priority.NORMAL).item_id for n in range(2)]
+        self._say(f"   session {build.id} runs; 2 turns busy, {len(low)} LOW and {len(normal)} NORMAL items wait")
+        wake = f"EXEC_CALLBACK:{build.id}"
+        answer = self._until("the wake is answered", lambda: self._naming("exit code 3"))[0]
+        still = [item for item in low if self._item(item).get("started_at") is None]
+        self._say(_quoted("woken", answer))
+        self._say(f"   {len(still)} LOW items were still waiting when the wake was answered")
+        for item in (*low, *normal):
+            self._until("the backlog is done", lambda item=item: self._item(item).get("outcome"))
+        starts = {item: self._item(item).get("started_at") or 0.0 for item in (wake, *normal, *low)}
+        order = sorted(starts, key=starts.__getitem__)
+        kinds = ["wake" if item == wake else "normal" if item in normal else "low" for item in order]
+        self._say(f"   started in this order: {', '.join(kinds)}")
+        facts["order"] = [{"item": item, "kind": kind} for item, kind in zip(order, kinds, strict=True)]
+        facts["low_waiting_when_wake_answered"] = len(still)
+        facts["checks"]["wake before normal before low"] = kinds == ["wake", "normal", "normal", *["low"] * len(low)]
+        facts["checks"]["wake answered while low waits"] = bool(still)
+        facts["checks"]["the build's exit code is the kernel's"] = self._exit_code(build) == 3
+
+    def _two_kills(self, facts: dict[str, Any]) -> None:
+        self._say("", "4. kill -9 of worker and supervisor while a process runs.")
+        self._send("tour", "$ echo begun >> nonce.txt; sleep 5; echo done; exit 7 &")
+        self._approve(self._request("tour"))
+        session = self._until("the process runs", lambda: self._session("nonce.txt"))
+        supervisor = asyncio.run(self._supervisor_pid())
+        self._workers[-1].kill()
+        _kill_now(supervisor)
+        self._say(f"   killed worker {self._workers[-1].process.pid} and supervisor {supervisor}; a new worker starts")
+        lives = session.pid is not None and Path(f"/proc/{session.pid}").exists()
+        self._hire()
+        answer = self._until("the wake is answered", lambda: self._naming("exit code 7"))[0]
+        self._until("nothing is left to say", lambda: self._read(_at_rest, "tour"))
+        self._say(f"   process {session.pid} lived on: {lives}", _quoted("woken", answer))
+        nonce = (self._root / "workspace" / "nonce.txt").read_text()
+        facts["killed"] = {"worker": self._workers[-2].process.pid, "supervisor": supervisor, "session": session.id}
+        facts["checks"]["process outlived both kills"] = lives
+        facts["checks"]["command ran once"] = nonce == "begun\n"
+        facts["checks"]["real exit code after the kills"] = self._exit_code(session) == 7
+        facts["checks"]["one answer names it"] = len(self._naming("exit code 7")) == 1
+
+    def _naming(self, words: str) -> list[str]:
+        """Answers with these words; the turn of the wake gives them, or one that was running when it came."""
+        return [item["answer"] for item in self._read(_items) if words in (item["answer"] or "")]
+
+    def _hire(self) -> None:
+        worker = WorkerChild(self._where, self._environ)
+        self._workers.append(worker)
+        worker.wait_ready()
+
+    def _send(self, conversation: str, text: str, priority: Priority | None = None) -> Sent:
+        return self._where.database.write_now(
+            sending.send,
+            self._enqueuer,
+            conversation,
+            text,
+            host_id=self._where.host_id,
+            priority=priority or Priority.NORMAL,
+            waiting=priority is None,
+            by="demo",
+        )
+
+    def _request(self, conversation: str) -> Request:
+        found: list[Request] = self._until(
+            "the agent asks", lambda: self._read(approvals.find, conversation_id=conversation, state="pending")
+        )
+        return found[0]
+
+    def _approve(self, request: Request) -> None:
+        self._say(f"   ? {request.tool_name}: {request.display.get('command')}")
+        if self._ask and not confirmed("   run exactly this, once?", default=True):
+            raise Refused("denied; the tour ends here, and nothing has run")
+        self._where.database.write_now(
+            approvals.decide, self._enqueuer, request.id, "approved", by="demo", surface="demo"
+        )
+        self._say(f"   approved {request.id}")
+
+    def _answer(self, sent: Sent) -> str:
+        waiting = Waiting(self._where.database, sent)
+        return self._until("the answer", lambda: waiting.answer if waiting.look() == "answered" else None)
+
+    def _sessions(self) -> list[Session]:
+        return self._read(session_rows.find)
+
+    def _item(self, item_id: str) -> dict[str, Any]:
+        return {item["id"]: item for item in self._read(_items)}.get(item_id, {})
+
+    def _runs(self, item_id: str) -> bool:
+        item = self._item(item_id)
+        return item.get("started_at") is not None and item["outcome"] is None
+
+    def _session(self, part: str) -> Session | None:
+        """The live one whose command has this in it."""
+        return next((one for one in self._sessions() if part in one.command and one.pid is not None and one.live), None)
+
+    def _exit_code(self, session: Session) -> int | None:
+        ended = self._read(session_rows.get, session.id)
+        return ended and ended.end and ended.end.exit_code
+
+    def _read(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self._where.database.read_now(fn, *args, **kwargs)
+
+    def _until(self, what: str, look: Callable[[], T | None]) -> T:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            found = look()
+            if found:
+                return found
+            if self._workers and self._workers[-1].process.poll() is not None:
+                raise Refused(f"the worker ended while waiting until {what}; see {self._where.home}")
+            time.sleep(LOOK_S)
+        raise Refused(f"waited {PATIENCE_S:.0f} s until {what}, in vain (run with --keep to look)")
+
+    async def _supervisor_pid(self, *, stop: bool = False) -> int:
+        """Who supervises the demo's own state directory; with `stop` it is asked to end."""
+        client = supervision.supervisor_client(self._where.settings, spawn=False)
+        try:
+            pid = int((await client.connect())["pid"])
+            if stop:
+                await client.stop()
+            return pid
+        finally:
+            await client.close()
+
+    def _say(self, *lines: str) -> None:
+        if not wants_json():
+            click.echo("\n".join(lines))
+
+
+def _quoted(who: str, text: object) -> str:
+    return f"   {who}: " + str(text).replace("\n", "\n          ")
+
+
+def _facts(session: Session) -> dict[str, Any]:
+    end = session.end
+    return {
+        "id": session.id,
+        "command": session.command,
+        "state": session.state.value,
+        "background": session.background,
+        "pid": session.pid,
+        "exit_code": end and end.exit_code,
+        "signal": end and end.signal,
+    }
+
+
+def _kill_now(pid: int) -> None:
+    """What a crash does. The number is the supervisor's: it has just answered with it."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    finally:
+        os.close(pidfd)
+
+
+def _at_rest(conn: sa.Connection, conversation: str) -> bool:
+    """Whether every item of a conversation has an outcome and all its news has been heard."""
+    mine = turns.c.conversation_id == conversation
+    unread = sa.and_(mailbox.c.conversation_id == conversation, mailbox.c.state != "heard")
+    return not conn.execute(
+        sa.select(sa.or_(sa.exists().where(mine, turns.c.outcome.is_(None)), sa.exists().where(unread)))
+    ).scalar_one()
+
+
+def _items(conn: sa.Connection) -> list[dict[str, Any]]:
+    """Every work item, in the order in which they started."""
+    of = turns.c
+    named = (of.id, of.item_type.label("type"), of.priority, of.conversation_id.label("conversation"))
+    query = sa.select(*named, of.started_at, of.ended_at, of.outcome, of.answer).order_by(of.started_at)
+    return [dict(row) for row in conn.execute(query).mappings()]

@@ -13,7 +13,7 @@ import click
 
 from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, since_option
-from shellback.cli.shared import coloured, json_option, opened, print_json, stamp
+from shellback.cli.shared import coloured, json_option, opened, show, stamp
 from shellback.exec.core.display import request_lines, shown_line, visible, visible_line
 from shellback.exec.reports.callback_text import wake_line, watch_line
 from shellback.wiring.wiring import Place
@@ -42,7 +42,7 @@ _WHO: Final = frozenset({"id", "tool"})
     "--kind", "-k", "kinds", multiple=True, type=click.Choice(KINDS), help="Only of this kind; may be repeated."
 )
 @json_option
-def events(follow: bool, conversation: str | None, since: float | None, kinds: tuple[str, ...], as_json: bool) -> None:
+def events(follow: bool, conversation: str | None, since: float | None, kinds: tuple[str, ...]) -> None:
     """Show what happened: messages, tool calls, approvals, exits, answers, alarms. Events are kept for a day.
 
     With --json, one object a line. With --follow and without --since it begins with what comes now. A turn
@@ -64,7 +64,7 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
         tail = Tail(where, conversation, number, kinds=kinds)
         while True:
             for one in tail.new():
-                print_json(_facts(one)) if as_json else click.echo(line(one))
+                show(_facts(one), [line(one)])
             if not follow:
                 return
             time.sleep(LOOK_S)

@@ -35,7 +35,7 @@ def findings() -> None:
 @conversation_option
 @click.option("--all", "everything", is_flag=True, help="Also what is acknowledged.")
 @json_option
-def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
+def list_(conversation: str | None, everything: bool) -> None:
     """List open findings, oldest first."""
     with opened() as where:
         found = where.database.read_now(rows.find, conversation_id=conversation, everything=everything)
@@ -52,13 +52,13 @@ def list_(conversation: str | None, everything: bool, as_json: bool) -> None:
     told = "`shellback findings show ID` says what was met and what to do"
     none = "no findings" if everything else "no open findings (--all shows those that are acknowledged)"
     lines = [*table_lines(found, headings), told, *fresh.lines()] if found else [none]
-    show([asdict(one) | fresh.fact() for one in found], lines, as_json=as_json)
+    show([asdict(one) | fresh.fact() for one in found], lines)
 
 
 @findings.command("show")
 @click.argument("finding", metavar="ID", shell_complete=finding_ids)
 @json_option
-def show_(finding: str, as_json: bool) -> None:
+def show_(finding: str) -> None:
     """Show one finding whole: what was met, where it is kept, what to do."""
     with opened() as where:
         found = where.database.read_now(rows.get, finding)
@@ -75,14 +75,14 @@ def show_(finding: str, as_json: bool) -> None:
         "acknowledged": found.acknowledged_at and f"{stamp(found.acknowledged_at)} by {found.acknowledged_by}",
     }
     lines = folded(request_lines({key: value for key, value in told.items() if value}), columns())
-    show(asdict(found) | {"remedy": remedy(found)}, lines, as_json=as_json)
+    show(asdict(found) | {"remedy": remedy(found)}, lines)
 
 
 @findings.command()
 @click.argument("finding", metavar="ID", required=False, shell_complete=finding_ids)
 @click.option("--all", "everything", is_flag=True, help="Every finding that is open now.")
 @json_option
-def ack(finding: str | None, everything: bool, as_json: bool) -> None:
+def ack(finding: str | None, everything: bool) -> None:
     """Say that you have seen it: it is no longer pointed at. Nothing in the workspace changes."""
     if (finding is None) != everything:
         raise click.UsageError("give one ID, or --all")
@@ -94,7 +94,7 @@ def ack(finding: str | None, everything: bool, as_json: bool) -> None:
         )
         count = where.database.write_now(rows.acknowledge, ids, by=me(), at=time.time())
     said = f"{count} acknowledged" if count or everything else f"{ids[0]} was acknowledged before"
-    show({"ids": ids, "acknowledged": count}, [said], as_json=as_json)
+    show({"ids": ids, "acknowledged": count}, [said])
 
 
 _REMEDIES = {

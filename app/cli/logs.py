@@ -14,7 +14,7 @@ import click
 from shellback.cli.options import session_ids, since_option
 from shellback.cli.output import bytes_out
 from shellback.cli.processes import ending, find_session
-from shellback.cli.shared import Refused, json_option, opened, print_json
+from shellback.cli.shared import Refused, json_option, opened, print_json, wants_json
 from shellback.exec.core.model import Session
 from shellback.exec.log.output import dropped_text, exactly, extent, line_start, newlines_in, pieces
 from shellback.exec.log.plain_text import harmless, masked
@@ -38,9 +38,7 @@ _UNFINISHED: Final = re.compile(r"\r\Z|\x1b(?:\[[0-?]{0,256}[ -/]{0,16}|[\]PX^_]
 @click.option("--stderr", "err", is_flag=True, help="The stream of errors, where it was kept apart.")
 @click.option("--raw", is_flag=True, help="The bytes as they are, control characters too.")
 @json_option
-def logs(
-    session_id: str, follow: bool, lines: int | None, since: float | None, err: bool, raw: bool, as_json: bool
-) -> None:
+def logs(session_id: str, follow: bool, lines: int | None, since: float | None, err: bool, raw: bool) -> None:
     """Show the last lines of what a process printed; ID may be the beginning of one.
 
     What was dropped to keep a log within LOG_BYTES is said in its place. Times are kept to about a second, more
@@ -51,7 +49,7 @@ def logs(
       shellback logs -f -n 10 xtmc   the last 10, and what comes until it ends
       shellback logs -f --since 5m xtmc
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    if as_json and (follow or raw):
+    if wants_json() and (follow or raw):
         raise click.UsageError("--json shows text once; it goes with neither --follow nor --raw")
     with opened() as where:
         session = find_session(where, session_id)
@@ -59,7 +57,7 @@ def logs(
         start = log.start_of(200 if lines is None and since is None else lines)
         if since is not None:
             start = max(start, log.since(since))
-        if as_json:
+        if wants_json():
             kept = _Kept()
             log.copy(start, kept)
             print_json({"session_id": session.id, "state": session.state.value, "log": log.path, **kept.facts()})

@@ -15,7 +15,17 @@ from shellback.cli import unknown
 from shellback.cli.findings import open_line
 from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, session_ids
-from shellback.cli.shared import Columns, Refused, age, asked, json_option, opened, print_json, show, table_lines
+from shellback.cli.shared import (
+    Columns,
+    Refused,
+    age,
+    asked,
+    json_option,
+    opened,
+    show,
+    table_lines,
+    wants_json,
+)
 from shellback.cli.terminal.screen import confirmed
 from shellback.cli.unknown import how
 from shellback.cli.watching import watch, watch_option
@@ -37,7 +47,7 @@ from shellback.wiring.wiring import Place
 @click.option("--unknown", "strangers", is_flag=True, help="What the supervisor has and this database does not know.")
 @watch_option
 @json_option
-def ps(conversation: str | None, everything: bool, strangers: bool, watching: bool, as_json: bool) -> None:
+def ps(conversation: str | None, everything: bool, strangers: bool, watching: bool) -> None:
     """List processes that the agents started, and conversations whose news waits behind a block.
 
     \b
@@ -51,7 +61,7 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
     with opened() as where:
         if strangers:
             found = unknown.listed(where)
-            show([asdict(one) for one in found], unknown.lines(found), as_json=as_json)
+            show([asdict(one) for one in found], unknown.lines(found))
             return
 
         def look() -> list[Session]:
@@ -74,17 +84,15 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
             ]
 
         if watching:
-            watch(look, lambda one: one.id, lines, _line, as_json=as_json)
+            watch(look, lambda one: one.id, lines, _line)
         found = look()
-        if as_json:
-            blocked = where.database.read_now(_behind_blocks)
-            findings = [asdict(one) for one in where.database.read_now(rows.find, conversation_id=conversation)]
-            fresh = Freshness(where, (one.host_id for one in found))
-            sessions_ = [{**asdict(one), **fresh.fact(one.host_id)} for one in found]
-            print_json({"sessions": sessions_, "blocked": blocked, "findings": findings, **fresh.fact()})
-            return
-        for line in lines(found):
-            click.echo(line)
+        fresh = Freshness(where, (one.host_id for one in found))
+        facts = {
+            "sessions": [asdict(one) | fresh.fact(one.host_id) for one in found],
+            "blocked": where.database.read_now(_behind_blocks),
+            "findings": [asdict(one) for one in where.database.read_now(rows.find, conversation_id=conversation)],
+        }
+        show(facts | fresh.fact(), lines(found))
 
 
 _COLUMNS: Columns[Session] = {
@@ -142,7 +150,7 @@ def find_session(where: Place, given: str) -> Session:
 @click.option("--unknown", "strangers", is_flag=True, help="Every process that `shellback ps --unknown` lists.")
 @click.option("--yes", is_flag=True, help="With --unknown: do not ask.")
 @json_option
-def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> None:
+def kill(ids: tuple[str, ...], strangers: bool, yes: bool) -> None:
     """End processes and everything they started: SIGTERM, two seconds later SIGKILL. The agent hears of it.
 
     ID may be the beginning of one. A session that has ended is left alone: exit code 2, and how it ended. One that the
@@ -155,7 +163,7 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> Non
     if bool(ids) == strangers:
         raise click.UsageError("give the ID of a process, or --unknown for all that the database does not know")
     with opened() as where:
-        wanted = _all_unknown(where, yes=yes, quiet=as_json) if strangers else list(ids)
+        wanted = _all_unknown(where, yes=yes) if strangers else list(ids)
         done: list[_Ended] = []
         wrong: list[str] = []
         for given in wanted:
@@ -166,11 +174,9 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> Non
         if any(one.settles for one in done):
             unknown.settled(where)
     facts = [{"session_id": one.session_id, "survivors": one.survivors} for one in done]
-    if as_json and (facts or not wrong):
-        print_json(facts[0] if len(ids) == 1 else facts)
-    for one in done:
-        if not as_json and not one.survivors:
-            click.echo(f"{one.session_id} {one.said}")
+    if facts or not wrong:
+        said = (f"{one.session_id} {one.said}" for one in done if not one.survivors)
+        show(facts[0] if len(ids) == 1 else facts, said)
     left = [str(pid) for one in done for pid in one.survivors]
     if left:
         wrong.append(f"still there after SIGKILL: {', '.join(left)}; only the kernel holds them now")
@@ -178,9 +184,9 @@ def kill(ids: tuple[str, ...], strangers: bool, yes: bool, as_json: bool) -> Non
         raise Refused("; ".join(wrong))
 
 
-def _all_unknown(where: Place, *, yes: bool, quiet: bool) -> list[str]:
+def _all_unknown(where: Place, *, yes: bool) -> list[str]:
     found = unknown.listed(where)
-    if not (yes if found else quiet):
+    if not (yes if found else wants_json()):
         click.echo("\n".join(unknown.lines(found)), err=True)
     if found and not yes and not confirmed(f"End {len(found)} process(es), and tell no conversation?"):
         raise click.Abort

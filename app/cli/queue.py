@@ -22,7 +22,7 @@ _REMEDIES = {
 @click.command()
 @click.option("--all-hosts", is_flag=True, help="Of every host of this database.")
 @json_option
-def queue(all_hosts: bool, as_json: bool) -> None:
+def queue(all_hosts: bool) -> None:
     """Show the backlog by priority and age, the turns that run, and the conversations that are blocked.
 
     An item that waits runs when a slot is free, most urgent first. A blocked conversation takes none until
@@ -35,7 +35,7 @@ def queue(all_hosts: bool, as_json: bool) -> None:
     with opened() as where:
         found = where.database.read_now(backlog.look, None if all_hosts else where.host_id)
         fresh = Freshness(where, (one.host_id for one in (*found.waiting, *found.running, *found.blocked)))
-    show(asdict(found) | fresh.fact(), [*_lines(found, hosts=all_hosts), *fresh.lines()], as_json=as_json)
+    show(asdict(found) | fresh.fact(), [*_lines(found, hosts=all_hosts), *fresh.lines()])
 
 
 def _lines(found: Backlog, *, hosts: bool) -> list[str]:

@@ -49,7 +49,7 @@ def rules() -> None:
 @rules.command("list")
 @click.option("--all", "everything", is_flag=True, help="Also those that were revoked or have expired lately.")
 @json_option
-def list_(everything: bool, as_json: bool) -> None:
+def list_(everything: bool) -> None:
     """List the rules in force: the operator's file first, then those that people saved, with their uses."""
     settings = load_settings()
     written = load(settings.policy).rules
@@ -64,7 +64,7 @@ def list_(everything: bool, as_json: bool) -> None:
         lines.append(by + (ended if one.state != "active" else ""))
     none = "no rules: read-only commands pass by themselves in the sandbox, all others are asked for"
     facts = [*(_facts(rule) for rule in written), *(_saved_facts(one) for one in saved)]
-    show(facts, lines or [none], as_json=as_json)
+    show(facts, lines or [none])
 
 
 @rules.command()
@@ -96,7 +96,6 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     conversation: str | None,
     note: str | None,
     days: int | None,
-    as_json: bool,
 ) -> None:
     """Save a rule about commands that begin with these WORDs, `*` being any one word.
 
@@ -129,7 +128,7 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
 
     with opened() as where:
         (saved,) = where.database.write_now(kept, [rule], conversation=conversation)
-    show(_facts(saved), [f"{saved.id}  {shown_line(saved.described())}{_noted(saved)}"], as_json=as_json)
+    show(_facts(saved), [f"{saved.id}  {shown_line(saved.described())}{_noted(saved)}"])
 
 
 def kept(
@@ -148,7 +147,7 @@ def kept(
 @rules.command()
 @click.argument("rule_id", metavar="ID")
 @json_option
-def revoke(rule_id: str, as_json: bool) -> None:
+def revoke(rule_id: str) -> None:
     """End a saved rule for good, from the next command on; ID may be the beginning of one.
 
     What the rule has let start runs on.
@@ -165,7 +164,7 @@ def revoke(rule_id: str, as_json: bool) -> None:
     with opened() as where:
         ended = where.database.write_now(end)
     said = f"{ended.rule.id} revoked: {shown_line(ended.rule.described())}"
-    show(_saved_facts(ended), [said], as_json=as_json)
+    show(_saved_facts(ended), [said])
 
 
 @rules.command()
@@ -175,9 +174,7 @@ def revoke(rule_id: str, as_json: bool) -> None:
 @click.option("--agent", metavar="NAME", help="As this agent.")
 @conversation_option
 @json_option
-def test(
-    command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None, as_json: bool
-) -> None:
+def test(command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None) -> None:
     """Say which rule decides about COMMAND, and what is said to it without one. Nothing is started."""
     settings = load_settings()
     written = load(settings.policy)
@@ -198,7 +195,7 @@ def test(
     }
     why = "no rule may change that" if denied else "no rule decides"
     said = f"{why}; it {SAID[judgement.verdict]}, because {shown_line(judgement.reason)}"
-    show(facts, [f"{hit.effect}: {shown_line(hit.reason)}" if hit is not None else said], as_json=as_json)
+    show(facts, [f"{hit.effect}: {shown_line(hit.reason)}" if hit is not None else said])
 
 
 def _glob(pattern: str) -> str:

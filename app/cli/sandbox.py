@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from shellback.cli.shared import json_option, load_settings, print_json
+from shellback.cli.shared import json_flag, json_option, load_settings, print_json, wants_json
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.base import Backend
 from shellback.exec.core.display import visible_line
@@ -30,7 +30,7 @@ NOT_FOUND: Final = 127
 @click.group(invoke_without_command=True)
 @json_option
 @click.pass_context
-def sandbox(ctx: click.Context, as_json: bool) -> None:
+def sandbox(ctx: click.Context) -> None:
     """Show where commands run: the backend, why that one, what is in force in it, seen by a real try.
 
     BACKEND chooses, NETWORK, SANDBOX_READABLE, SECRET_PATHS and the bounds SANDBOX_... shape it; .env.example has
@@ -47,7 +47,7 @@ def sandbox(ctx: click.Context, as_json: bool) -> None:
         shown = facts(settings, choose(settings, workspace))
     if new:
         shown["workspace"] = f"{settings.workspace_root} (`chat` and `worker` will make it)"
-    if as_json:
+    if wants_json():
         print_json(shown)
         return
     for name, value in shown.items():
@@ -98,9 +98,9 @@ def _lines(value: object) -> Sequence[str]:
     show_default=True,
     help="work may write the workspace; read_only writes nothing but its own /tmp and has no network.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, with at most 64 KiB of output.")
+@json_flag("Print the outcome as JSON, with at most 64 KiB of output.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
+def run(profile: str, command: tuple[str, ...]) -> None:
     """Run a command in a sandbox like those of agents, made for it and gone with it: why does my tool not work there?
 
     One argument is a line for bash, as agents give it; several are a program and its arguments. It starts in the
@@ -122,8 +122,8 @@ def run(profile: str, as_json: bool, command: tuple[str, ...]) -> None:
         backend = made(settings, name, workspace)
         backend.check()
         spec = command_spec(command=text, cwd=_cwd(backend), workspace=backend.workspace, limits=Limits())
-        report = backend.tried(replace(spec, profile=profile), None if as_json else streams)
-    if as_json:
+        report = backend.tried(replace(spec, profile=profile), None if wants_json() else streams)
+    if wants_json():
         print_json(asdict(report))
     elif report.signal is not None:
         click.echo(f"ended by {signal.Signals(report.signal).name}", err=True)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import click
 
 from shellback.cli.freshness import home_of, waits, worker_lives
-from shellback.cli.shared import OF_A_FATE, Refused, columns, json_option, me, opened, print_json, until, utf8
+from shellback.cli.shared import (
+    OF_A_FATE,
+    Refused,
+    columns,
+    json_option,
+    me,
+    opened,
+    show,
+    until,
+    utf8,
+)
 from shellback.exec.core.display import folded, visible_line
 from shellback.storage.db import Database
 from shellback.wiring import wiring
@@ -40,7 +51,6 @@ def send(
     priority: str,
     interrupt: bool,
     timeout: float,
-    as_json: bool,
     text: str,
 ) -> None:
     """Send TEXT to a conversation ("-" reads it from standard input).
@@ -85,7 +95,7 @@ def send(
             click.echo(f"{NO_WORKER}; waiting for one", err=True)
         if wait:
             code = _wait(where.database, sent, timeout, facts)
-    _print(facts, as_json=as_json)
+    show(facts, _lines(facts))
     if alone and not wait:
         click.echo(NO_WORKER, err=True)
     sys.exit(code)
@@ -116,22 +126,20 @@ def _from_stdin() -> str:
         raise Refused("the message on standard input is not UTF-8: give it as UTF-8 text") from None
 
 
-def _print(facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-    elif "answer" in facts:
-        click.echo(facts["answer"])
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    if "answer" in facts:
+        yield facts["answer"]
     elif facts.get("outcome") == "pending_approval":
         for request in facts["approvals"]:
-            click.echo(f"{request['id']} waits for approval: {visible_line(request['tool'])}")
-            click.echo("\n".join(folded(request["shown"].split("\n"), columns())))
-            click.echo(f"  shellback approvals approve {request['id']}   (or: deny {request['id']} --reason ...)")
+            yield f"{request['id']} waits for approval: {visible_line(request['tool'])}"
+            yield from folded(request["shown"].split("\n"), columns())
+            yield f"  shellback approvals approve {request['id']}   (or: deny {request['id']} --reason ...)"
     elif facts.get("outcome") == "set_aside":
         click.echo("this conversation is set aside after failed turns; write again to try again", err=True)
     else:
-        click.echo(f"kept as {facts['item']}")
+        yield f"kept as {facts['item']}"
         if facts["pending_approvals"]:
-            click.echo(
+            yield (
                 f"{facts['pending_approvals']} call(s) wait for approval; the message is heard after them. "
                 "See `shellback approvals list`, or send with --interrupt."
             )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from shellback.cli.shared import Refused, json_option, load_settings, opened, show, table_lines
+from shellback.cli.shared import Refused, json_option, load_settings, opened, show, table_lines, wants_json
 from shellback.exec.core.display import visible_line
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ MARKS: Final = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 @click.command()
 @click.option("--changed", is_flag=True, help="Only what is not at its default.")
 @json_option
-def config(changed: bool, as_json: bool) -> None:
+def config(changed: bool) -> None:
     """Show every setting with its value and where it came from; passwords and keys are not shown.
 
     The environment wins over .env in the current directory, which wins over the default. Names in .env that
@@ -49,8 +49,8 @@ def config(changed: bool, as_json: bool) -> None:
     if keys:
         lines.append(f"passed on from .env to model providers: {visible_line(', '.join(keys))}")
     facts = {"settings": rows, "passed_on": list(found.passed_on), "doubtful": dict(found.doubtful)}
-    show(facts, lines, as_json=as_json)
-    for name, meant in () if as_json else found.doubtful.items():
+    show(facts, lines)
+    for name, meant in () if wants_json() else found.doubtful.items():
         click.echo(f"{visible_line(name)} in .env is no setting: {meant} is one. Was that meant?", err=True)
 
 
@@ -81,7 +81,7 @@ def _values(settings: Settings) -> list[tuple[str, Any, str]]:
 @click.command()
 @click.option("--live", is_flag=True, help="Only whether the worker here is up: heartbeat, queues, supervisor.")
 @json_option
-def doctor(live: bool, as_json: bool) -> None:
+def doctor(live: bool) -> None:
     """Look at everything a worker needs and say what is wrong and what to do.
 
     It changes nothing, except that it makes the state directory. Exit code 0 when nothing fails, 2 otherwise.
@@ -96,14 +96,14 @@ def doctor(live: bool, as_json: bool) -> None:
     for check in found:
         lines.append(f"{MARKS[check.state]}  {check.name}: {visible_line(check.text)}")
         lines += [f"      {visible_line(check.remedy)}"] if check.remedy else []
-    show({"ok": not failed, "checks": [check.to_json() for check in found]}, lines, as_json=as_json)
+    show({"ok": not failed, "checks": [check.to_json() for check in found]}, lines)
     sys.exit(2 if failed else 0)
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Change nothing; exit 0 when the tables fit, 2 when not.")
 @json_option
-def migrate(check: bool, as_json: bool) -> None:
+def migrate(check: bool) -> None:
     """Create or upgrade the tables in DATABASE_URL: ours and those of DBOS.
 
     Running it again changes nothing. On SQLite every command does it by itself.
@@ -122,7 +122,7 @@ def migrate(check: bool, as_json: bool) -> None:
             schema.migrate(settings.database_url)
         after = schema.check(where.database)
     facts = {"database": settings.shown_database, "before": before.value, "after": after.value}
-    show(facts, [f"{settings.shown_database}: {before.value} -> {after.value}"], as_json=as_json)
+    show(facts, [f"{settings.shown_database}: {before.value} -> {after.value}"])
 
 
 @click.command()
@@ -168,7 +168,7 @@ class Age(click.ParamType[float]):
 @click.option("--dry-run", is_flag=True, help="Say what would go, and change nothing.")
 @click.option("--older-than", type=Age(), metavar="AGE", help="Instead of RETAIN_DAYS: 12h, 30d, 6w.")
 @json_option
-def prune(dry_run: bool, older_than: float | None, as_json: bool) -> None:
+def prune(dry_run: bool, older_than: float | None) -> None:
     """Forget what is old: heard messages, ended turns and sessions, settled approvals, idle conversations.
 
     Nothing goes that lives, waits or has yet to be heard, and no session before its log. A worker does this by itself
@@ -184,4 +184,4 @@ def prune(dry_run: bool, older_than: float | None, as_json: bool) -> None:
         gone = asyncio.run(retention.planned() if dry_run else retention.once())
     said = ", ".join(f"{number} {name}" for name, number in sorted(gone.items()) if number)
     lines = [f"{'would prune' if dry_run else 'pruned'}: {said or 'nothing'}"]
-    show({"dry_run": dry_run, "rows": gone}, lines, as_json=as_json)
+    show({"dry_run": dry_run, "rows": gone}, lines)

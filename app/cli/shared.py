@@ -61,7 +61,22 @@ OF_A_FATE: Final = {
 }
 """Of what became of a message; all else is 0."""
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON instead of text.")
+
+def json_flag(text: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """`--json`, which `wants_json` tells of; `text` is its help."""
+
+    def note(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        ctx.meta["json"] = value
+
+    return click.option("--json", is_flag=True, expose_value=False, callback=note, help=text)
+
+
+json_option = json_flag("Print facts as JSON instead of text.")
+
+
+def wants_json() -> bool:
+    """Whether the command that runs was told to print JSON."""
+    return (ctx := click.get_current_context(silent=True)) is not None and ctx.meta.get("json", False)
 
 
 class Refused(click.ClickException):
@@ -230,12 +245,9 @@ def print_json(value: object) -> None:
     click.echo(json_text(value))
 
 
-def show(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
+def show(facts: object, lines: Iterable[str]) -> None:
     """Print what a command has found: `facts` as JSON for a program, else `lines`, which are made only then."""
-    if as_json:
-        print_json(facts)
-        return
-    for line in lines:
+    for line in [json_text(facts)] if wants_json() else lines:
         click.echo(line)
 
 

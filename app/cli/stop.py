@@ -29,7 +29,7 @@ from shellback.work.turn.stopping import Settled, Stopping
 @click.option("--wait", is_flag=True, help="Return when the turn has ended, and say how.")
 @click.option("--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds to --wait.")
 @json_option
-def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: bool) -> None:
+def stop(conversation: str, kill: bool, wait: bool, timeout: float) -> None:
     """End the turn of a conversation at its next step: before the next model request or command.
 
     A command that the turn waits for goes on in the background. Calls that wait for approval are denied. A
@@ -76,7 +76,7 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float, as_json: boo
         said = waits(conversation, home) if open_still else None
         alone = open_still and home is None and not worker_lives(where)
     told = [_said(found, facts["state"]), *([f"ended: {', '.join(killed)}"] if killed else [])]
-    show(facts, told, as_json=as_json)
+    show(facts, told)
     if said:
         click.echo(f"shellback: {said}", err=True)
     if alone:

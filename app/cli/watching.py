@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import click
 
 from shellback.cli.output import drawn, undrawn
-from shellback.cli.shared import print_json, stamp
+from shellback.cli.shared import show, stamp, wants_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,24 +34,19 @@ def watch(
     key: Callable[[T], str],
     lines: Callable[[Sequence[T]], Sequence[str]],
     line: Callable[[T], str],
-    *,
-    as_json: bool,
 ) -> NoReturn:
     """Show what `look` finds until Ctrl-C, which raises KeyboardInterrupt here.
 
     A terminal gets `lines` in place; a pipe gets a `line` for each one that is new, has changed or is gone;
-    with `as_json`, an object.
+    where JSON is wanted, an object.
     """
-    if sys.stdout.isatty() and not as_json:
+    if sys.stdout.isatty() and not wants_json():
         _on_a_screen(look, lines)
     before: dict[str, T] = {}
     while True:
         now = {key(one): one for one in look()}
         for change, one in _changes(before, now):
-            if as_json:
-                print_json({"change": change, **asdict(one)})
-            else:
-                click.echo(f"{stamp(time.time())}  {change:7}  {line(one)}")
+            show({"change": change, **asdict(one)}, [f"{stamp(time.time())}  {change:7}  {line(one)}"])
         before = now
         time.sleep(WATCH_S)
 

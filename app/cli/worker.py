@@ -140,7 +140,7 @@ def _stop_at_its_end(stop: asyncio.Event) -> None:
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Also those that stopped or died.")
 @json_option
-def workers(everything: bool, as_json: bool) -> None:
+def workers(everything: bool) -> None:
     """List workers: who runs turns, where, in which version, and when it was heard of last.
 
     alive: heard of in the last 15 seconds; silent: not, it hangs or is paused; dead: its process is gone,
@@ -169,7 +169,7 @@ def workers(everything: bool, as_json: bool) -> None:
     }
     none = "no workers" if everything else "no worker runs: `shellback worker` starts one (--all shows past ones)"
     facts = [{**asdict(one), "turns_taken_over": lost.get(one.executor_id, 0)} for one in shown]
-    show(facts, table_lines(shown, columns) if shown else [none], as_json=as_json)
+    show(facts, table_lines(shown, columns) if shown else [none])
 
 
 @click.command()

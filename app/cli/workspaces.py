@@ -34,7 +34,7 @@ all_option = click.option("--all", "everything", is_flag=True, help="Also those 
 @all_option
 @json_option
 @click.pass_context
-def workspaces(ctx: click.Context, everything: bool, as_json: bool) -> None:
+def workspaces(ctx: click.Context, everything: bool) -> None:
     """List the containers of conversations, show one with what was done in it, or take one away.
 
     With BACKEND=podman or docker each conversation has a container of its own for each profile that it uses, made at
@@ -47,21 +47,21 @@ def workspaces(ctx: click.Context, everything: bool, as_json: bool) -> None:
       shellback workspaces rm build          all containers of the conversation build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     if ctx.invoked_subcommand is None:
-        _list(everything=everything, as_json=as_json)
+        _list(everything=everything)
 
 
 @workspaces.command("list")
 @all_option
 @json_option
-def list_(everything: bool, as_json: bool) -> None:
+def list_(everything: bool) -> None:
     """List containers, the oldest first: name, conversation, profile, state, last use, image.
 
     The last use is up to a minute older than it was.
     """
-    _list(everything=everything, as_json=as_json)
+    _list(everything=everything)
 
 
-def _list(*, everything: bool, as_json: bool) -> None:
+def _list(*, everything: bool) -> None:
     with opened() as where:
         found = where.database.read_now(rows.find, live=None if everything else True)
         here = where.host_id
@@ -80,7 +80,7 @@ def _list(*, everything: bool, as_json: bool) -> None:
     kind = where.settings.backend if where.settings.backend in CONTAINED else next(iter(CONTAINED))
     none = [f"no workspaces: with BACKEND={kind} a conversation has one from its first command on"]
     lines = [*table_lines(found, columns), *fresh.lines()] if found else none
-    show([{**asdict(one), **fresh.fact(one.host_id)} for one in found], lines, as_json=as_json)
+    show([{**asdict(one), **fresh.fact(one.host_id)} for one in found], lines)
 
 
 @workspaces.command("show")
@@ -89,7 +89,7 @@ def _list(*, everything: bool, as_json: bool) -> None:
     "--last", "-n", type=click.IntRange(1, 10_000), default=SHOWN, show_default=True, help="How many of each."
 )
 @json_option
-def show_(name: str, last: int, as_json: bool) -> None:
+def show_(name: str, last: int) -> None:
     """Show a container with what tools changed in its workspace: files written, edited and removed, Python evaluated.
 
     NAME is that of the container, the beginning of it, or the conversation's. Of the environment only names are kept.
@@ -100,7 +100,7 @@ def show_(name: str, last: int, as_json: bool) -> None:
         fresh = Freshness(where, (one.host_id for one in found))
         facts = [_facts(where, one, last) | fresh.fact(one.host_id) for one in found]
     blocks = ["\n".join(map(visible_line, _lines(one))) for one in facts]
-    show(facts[0] if len(facts) == 1 else facts, ["\n\n".join(blocks), *fresh.lines()], as_json=as_json)
+    show(facts[0] if len(facts) == 1 else facts, ["\n\n".join(blocks), *fresh.lines()])
 
 
 @workspaces.command()
@@ -109,7 +109,7 @@ def show_(name: str, last: int, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Also where something runs; it is ended, and its agent hears of that.")
 @click.option("--overlay", is_flag=True, help="Also remove the files, where they are below SHELLBACK_CACHE.")
 @json_option
-def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool, as_json: bool) -> None:
+def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool) -> None:
     """Stop containers and take them away. Files in their workspaces stay; the next command has a new container.
 
     NAME is that of a container, the beginning of it, or a conversation's, for all of its containers. One in which
@@ -130,7 +130,7 @@ def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool, as_json: b
     for one in done:
         files = "its files too" if one["overlay_removed"] else f"its files stay: {one['overlay_path']}"
         lines.append(visible_line(f"{one['name']} {'removed' if one['was_there'] else 'was gone already'}; {files}"))
-    show(done, lines, as_json=as_json)
+    show(done, lines)
 
 
 def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspace]:

@@ -102,7 +102,7 @@ def test_what_is_remembered_is_approved_only_as_it_was_when_its_rules_were_shown
     def otherwise(conn: sa.Connection) -> None:
         conn.execute(sa.update(requests).where(requests.c.id == request.id).values(digest="f" * 64))
 
-    approving = Approving(where=place.where, enqueuer=place.enqueuer, as_json=True, yes=True)
+    approving = Approving(where=place.where, enqueuer=place.enqueuer, yes=True)
     digest, rules = approving.offer(request.id, digest=None, everywhere=False, days=1)
     assert [rule.match.prefix for rule in rules] == [("touch", "remembered")]
     with pytest.raises(Refused, match="changed since you saw it"):

@@ -40,7 +40,7 @@ JUSTIFIED: dict[str, str] = {
     "cli/main.py": KERNEL,
     "cli/terminal/raw_terminal.py": KERNEL,
     "cli/sandbox.py": KERNEL,
-    "cli/tour.py": "the workspace of its own that it makes and takes away",
+    "cli/demo.py": "the workspace of its own that it makes and takes away",
     "cli/output.py": KERNEL,
     "exec/backends/causes.py": KERNEL,
     "exec/backends/container_engine.py": KERNEL,
