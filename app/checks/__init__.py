@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from shellback.checks import database, leftovers, live, machine, program, sandbox
+from shellback.checks import database, leftovers, machine, program, sandbox
 from shellback.checks.check import Check
 from shellback.checks.containers import containers
 from shellback.checks.filesystems import filesystem
-from shellback.checks.policy import policy
-from shellback.checks.supervisors import answered, processes, supervisor
+from shellback.checks.supervisors import answered, processes
 from shellback.checks.units import surroundings
 from shellback.exec.core.errors import ExecError
+from shellback.exec.wire.protocol import Message
+from shellback.settings import Settings
 from shellback.storage import schema
 from shellback.storage.errors import HomeUnusable, SchemaBehind, SchemaTooNew, StorageError
 from shellback.wiring import wiring
+from shellback.wiring.wiring import Place
 from shellback.work.hosts import roster
-
-if TYPE_CHECKING:
-    from shellback.exec.wire.protocol import Message
-    from shellback.settings import Settings
-    from shellback.wiring.wiring import Place
 
 __all__ = ["Check", "all_checks", "live_checks"]
 
@@ -30,7 +25,7 @@ def all_checks(settings: Settings) -> list[Check]:
     found = [machine.kernel(), machine.descriptors(), program.gate(settings), program.model(settings)]
     backend = sandbox.sandbox(settings)
     held = any(one.name == "sandbox" for one in backend)
-    found += [*backend, *policy(settings, sandboxed=held), program.telemetry(settings)]
+    found += [*backend, *program.policy(settings, sandboxed=held), program.telemetry(settings)]
     # In a process of its own, before we touch it: a disk that hangs would hold us too.
     home = filesystem("state directory", settings.shellback_home)
     if "does not answer" in home.text:
@@ -70,9 +65,9 @@ def live_checks(settings: Settings) -> list[Check]:
         with wiring.place(settings, migrated=False) as where:
             schema.require_current(where.database)
             me, host = where.executor_id, where.host_id
-            found = where.database.read_now(lambda conn: [live.heart(conn, me), live.queues(conn, host)])
+            found = where.database.read_now(lambda conn: [database.heart(conn, me), database.backlog(conn, host)])
     except (SchemaBehind, SchemaTooNew, HomeUnusable) as error:
         found = [Check("database", "fail", str(error))]
     except StorageError as error:
         found = [Check("database", "fail", str(error), "see to the database; the worker goes on by itself after that")]
-    return [*found, supervisor(settings, needed=True)]
+    return [*found, answered(settings, needed=True)[0]]

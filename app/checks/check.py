@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 State = Literal["ok", "warn", "fail"]
 
@@ -16,7 +16,3 @@ class Check:
     state: State
     text: str
     remedy: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """As a document."""
-        return asdict(self)

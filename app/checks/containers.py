@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shellback.checks.check import Check
 from shellback.exec.backends.homes import kept, known
@@ -14,10 +14,8 @@ from shellback.exec.backends.kinds import CONTAINED
 from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.log.placements import CONTAINERS, Placements
+from shellback.settings import Settings
 from shellback.wiring.choice import made
-
-if TYPE_CHECKING:
-    from shellback.settings import Settings
 
 _NAMED: Final = 5
 _FIRST: Final = next(iter(CONTAINED))

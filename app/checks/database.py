@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -14,20 +14,20 @@ from shellback.checks import machine
 from shellback.checks.check import Check
 from shellback.checks.filesystems import filesystem
 from shellback.exec.core.display import visible
-from shellback.settings import words
-from shellback.storage import findings, schema
+from shellback.settings import Settings, words
+from shellback.storage import findings, rows, schema
 from shellback.storage.errors import StorageError
-from shellback.storage.tables import approvals, conversations, mailbox
+from shellback.storage.tables import approvals, conversations, mailbox, workers
+from shellback.wiring.wiring import Place
 from shellback.work.hosts import roster
+from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 from shellback.work.notices import notices
 from shellback.work.queue import dead_letters
 from shellback.work.queue.mailbox import waking
 
+STUCK_S: Final = 60.0
+"""News that old, while no turn runs and nothing is heard, is news that no worker looks for."""
 _NAMED: Final = 5
-
-if TYPE_CHECKING:
-    from shellback.settings import Settings
-    from shellback.wiring.wiring import Place
 
 
 def directory(where: Place) -> list[Check]:
@@ -116,15 +116,21 @@ def _findings(conn: sa.Connection, host_id: str) -> Check:
 
 
 def _news(conn: sa.Connection, _host_id: str) -> Check:
+    age = _oldest_news(conn)
+    if age > STUCK_S:
+        text = f"unread news of a free conversation is {age:.0f} s old"
+        return Check("mailbox", "warn", text, "a worker's sweep mends this; does one run?")
+    return Check("mailbox", "ok", "no news is stuck")
+
+
+def _oldest_news(conn: sa.Connection, *of: sa.ColumnElement[bool]) -> float:
+    """How many seconds the oldest news waits that a free conversation has still to hear; 0 where none does."""
     oldest = conn.execute(
         sa.select(sa.func.min(mailbox.c.created_at))
         .join(conversations, conversations.c.id == mailbox.c.conversation_id)
-        .where(waking(), conversations.c.state == "free")
+        .where(waking(), conversations.c.state == "free", *of)
     ).scalar_one()
-    if oldest is not None and time.time() - oldest > 60:
-        text = f"unread news of a free conversation is {time.time() - oldest:.0f} s old"
-        return Check("mailbox", "warn", text, "a worker's sweep mends this; does one run?")
-    return Check("mailbox", "ok", "no news is stuck")
+    return 0.0 if oldest is None else time.time() - oldest
 
 
 def _callbacks(conn: sa.Connection, _host_id: str) -> Check:
@@ -156,3 +162,35 @@ _LOOKS: Final[tuple[Callable[[sa.Connection, str], Check], ...]] = (
     _callbacks,
     _queues,
 )
+
+
+def heart(conn: sa.Connection, executor_id: str) -> Check:
+    """When this worker was heard of last."""
+    row = conn.execute(
+        sa.select(workers.c.heartbeat_at, workers.c.stopped_at).where(workers.c.executor_id == executor_id)
+    ).one_or_none()
+    if row is None or row.stopped_at is not None:
+        return Check("worker", "fail", f"{executor_id} does not run", "start it: shellback worker")
+    age = rows.now(conn) - row.heartbeat_at
+    if age > HEARTBEAT_DEAD_S:
+        return Check("worker", "fail", f"{executor_id} was last heard of {age:.0f} s ago", "restart it; see its log")
+    return Check("worker", "ok", f"{executor_id} was heard of {max(0.0, age):.0f} s ago")
+
+
+def backlog(conn: sa.Connection, host_id: str) -> Check:
+    """Whether anything waits that no turn will come for."""
+    of_host = conversations.c.host_id == host_id
+    age = _oldest_news(conn, of_host)
+    if age <= STUCK_S:
+        return Check("queues", "ok", "nothing waits longer than it should")
+    running = conn.execute(
+        sa.select(sa.func.count()).select_from(conversations).where(of_host, conversations.c.state == "claimed")
+    ).scalar_one()
+    heard = conn.execute(
+        sa.select(sa.func.max(mailbox.c.heard_at))
+        .join(conversations, conversations.c.id == mailbox.c.conversation_id)
+        .where(of_host)
+    ).scalar_one()
+    if running or (heard is not None and time.time() - heard < STUCK_S):
+        return Check("queues", "ok", f"a backlog {age:.0f} s long; {running} turn(s) run")
+    return Check("queues", "fail", f"news waits for {age:.0f} s and no turn runs", "restart the worker; see its log")

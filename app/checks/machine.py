@@ -6,7 +6,7 @@ import os
 import platform
 import resource
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -15,10 +15,8 @@ from shellback.exec.log.logs import kept_logs
 from shellback.exec.wire import layout
 from shellback.storage import rows
 from shellback.storage.tables import hosts
+from shellback.wiring.wiring import Place
 from shellback.work.hosts.clock import LEAP_S
-
-if TYPE_CHECKING:
-    from shellback.wiring.wiring import Place
 
 KERNEL: Final = (5, 10)
 DESCRIPTORS: Final = 4096

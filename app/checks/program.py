@@ -1,18 +1,15 @@
-"""What the settings ask for: the gate, the agent and its model, telemetry."""
+"""What the settings ask for: the gate, the agent and its model, telemetry, and what may run without a person."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
+from shellback.agent.errors import AgentUnavailable, ModelUnavailable
 from shellback.checks.check import Check
-from shellback.settings import shown_url
+from shellback.exec.core.errors import ExecError
+from shellback.settings import Settings, shown_url
 from shellback.telemetry.watches import missing
 from shellback.wiring import agency
-
-if TYPE_CHECKING:
-    from pydantic_ai import Agent
-
-    from shellback.settings import Settings
 
 
 def gate(settings: Settings) -> Check:
@@ -24,8 +21,6 @@ def gate(settings: Settings) -> Check:
 
 def model(settings: Settings) -> Check:
     """Whether agent and model can be used."""
-    from shellback.agent.errors import AgentUnavailable, ModelUnavailable
-
     try:
         agent = agency.agent_with(settings, [])
     except AgentUnavailable as error:
@@ -33,14 +28,12 @@ def model(settings: Settings) -> Check:
     except ModelUnavailable as error:
         return Check("model", "fail", str(error))
     if settings.agent:
-        return Check("agent", "ok", f"{settings.agent} ({agent.name}), model {_model_id(agent)}")
+        return Check(
+            "agent", "ok", f"{settings.agent} ({agent.name}), model {getattr(agent.model, 'model_id', agent.model)}"
+        )
     if settings.model == "offline":
         return Check("model", "ok", "offline: a stand-in for trying and testing, not a language model")
     return Check("model", "ok", settings.model)
-
-
-def _model_id(agent: Agent[Any, Any]) -> str:
-    return str(getattr(agent.model, "model_id", agent.model))
 
 
 def telemetry(settings: Settings) -> Check:
@@ -51,3 +44,30 @@ def telemetry(settings: Settings) -> Check:
         return Check("telemetry", "warn", f"OTEL_EXPORTER_OTLP_ENDPOINT is set, but {lacking}")
     words = ", with prompts and output (TELEMETRY_CONTENT)" if settings.telemetry_content else ""
     return Check("telemetry", "ok", f"traces and metrics go to {shown_url(settings.telemetry_endpoint)}{words}")
+
+
+def policy(settings: Settings, *, sandboxed: bool) -> Iterator[Check]:
+    """The keys and the rules, as a worker would take them; `sandboxed`: a profile holds commands to reading."""
+    if settings.trust_classifier:
+        yield Check(
+            "classifier",
+            "warn",
+            "TRUST_CLASSIFIER is on: where there is no sandbox, commands run without a person because they look"
+            " read-only, and nothing holds them to it",
+            "set BACKEND=bubblewrap and TRUST_CLASSIFIER=false",
+        )
+    elif settings.auto_approve == "off":
+        yield Check("classifier", "ok", "AUTO_APPROVE=off: a person is asked about every command")
+    elif not sandboxed:
+        yield Check("classifier", "ok", "a person is asked about every command: no sandbox holds one to reading")
+    else:
+        yield Check("classifier", "ok", "read-only commands run by themselves in the read-only profile of a sandbox")
+    from shellback.exec.policy.rules.file import load
+
+    try:
+        rules = load(settings.policy)
+    except ExecError as error:
+        yield Check("rules", "fail", str(error))
+    else:
+        where = settings.policy or "no file of rules"
+        yield Check("rules", "ok", f"{where}: {len(rules.rules)} rules; tier {rules.tiers.default}")

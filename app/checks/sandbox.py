@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shellback.checks.check import Check
 from shellback.exec.core.errors import ExecError
+from shellback.settings import Settings
 from shellback.wiring.choice import Choice, a_workspace, choose
-
-if TYPE_CHECKING:
-    from shellback.settings import Settings
 
 _SHOWN: Final = 3
 HOST: Final = "approve with care: what you approve can do what that user can"

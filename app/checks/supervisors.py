@@ -5,40 +5,35 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from shellback.checks.check import Check
 from shellback.exec.core.errors import ExecError, SupervisorAbsent, SupervisorUnreachable
 from shellback.exec.core.model import Session, SessionState
+from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.wire.protocol import Message
+from shellback.settings import Settings
 from shellback.storage import rows
 from shellback.storage.errors import HomeUnusable
 from shellback.storage.host import boot_id
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import hosts, sessions, workers
 from shellback.wiring import supervision
+from shellback.wiring.wiring import Place
 from shellback.work.hosts import generation, roster
 from shellback.work.hosts import unknown as strangers
 from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 
-if TYPE_CHECKING:
-    from shellback.settings import Settings
-    from shellback.wiring.wiring import Place
-
 _NAMED: Final = 5
 
 
-def supervisor(settings: Settings, *, needed: bool = False) -> Check:
-    """Whether the supervisor answers; with `needed` it has to."""
-    return answered(settings, needed=needed)[0]
-
-
 def answered(settings: Settings, *, needed: bool = False) -> tuple[Check, Message | None]:
-    """The same, and what it said of itself."""
+    """Whether the supervisor answers, with `needed` it has to; and what it said of itself."""
     try:
-        hello = asyncio.run(_hello(settings))
+        hello = asyncio.run(supervision.hello(settings))
     except SupervisorAbsent as error:
         return _absent(settings, error, needed=needed), None
     except ExecError as error:
@@ -62,14 +57,6 @@ def _said(hello: Message) -> Check:
     return Check("supervisor", "ok", text)
 
 
-async def _hello(settings: Settings) -> Message:
-    client = supervision.supervisor_client(settings, spawn=False)
-    try:
-        return await client.connect()
-    finally:
-        await client.close()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """Where supervisor and database do not agree."""
@@ -79,17 +66,13 @@ class Compared:
     lost: list[str]
 
 
-async def _compared(where: Place) -> Compared:
-    client = supervision.supervisors(where.settings)
-    try:
-        running = [str(status["session_id"]) for status in await client.list()]
-        return Compared(
-            unknown=await strangers.unknown(client, where.database),
-            missing=await strangers.missing(client, where.database, where.host_id),
-            lost=await where.database.read(_lost, running),
-        )
-    finally:
-        await client.close()
+async def _compared(where: Place, port: SupervisorPort) -> Compared:
+    running = [str(status["session_id"]) for status in await port.list()]
+    return Compared(
+        unknown=await strangers.unknown(port, where.database),
+        missing=await strangers.missing(port, where.database, where.host_id),
+        lost=await where.database.read(_lost, running),
+    )
 
 
 def _lost(conn: sa.Connection, running: list[str]) -> list[str]:
@@ -101,7 +84,7 @@ def processes(where: Place, hello: Message | None) -> list[Check]:
     """Sessions that nobody watches, processes without a session, and what a restored backup left to settle."""
     watched = where.database.read_now(_unwatched, where.host_id)
     try:
-        found = asyncio.run(_compared(where))
+        found = asyncio.run(supervision.ask(where.settings, partial(_compared, where)))
     except SupervisorUnreachable:
         # There is none on the host, and none in a container that runs; or it does not answer, which is told elsewhere.
         if hello is not None:

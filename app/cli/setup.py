@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from dataclasses import asdict
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,7 +97,7 @@ def doctor(live: bool) -> None:
     for check in found:
         lines.append(f"{MARKS[check.state]}  {check.name}: {visible_line(check.text)}")
         lines += [f"      {visible_line(check.remedy)}"] if check.remedy else []
-    show({"ok": not failed, "checks": [check.to_json() for check in found]}, lines)
+    show({"ok": not failed, "checks": [asdict(check) for check in found]}, lines)
     sys.exit(2 if failed else 0)
 
 

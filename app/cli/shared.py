@@ -218,16 +218,10 @@ def asked(
     from shellback.exec.core.errors import SupervisorUnreachable
     from shellback.wiring import supervision
 
-    async def connected() -> T:
-        client = supervision.supervisors(where.settings)
-        try:
-            return await ask(client)
-        except SupervisorUnreachable as error:
-            raise Refused(absent.format(error=error)) from None
-        finally:
-            await client.close()
-
-    return asyncio.run(connected())
+    try:
+        return asyncio.run(supervision.ask(where.settings, ask))
+    except SupervisorUnreachable as error:
+        raise Refused(absent.format(error=error)) from None
 
 
 def columns() -> int | None:

@@ -190,18 +190,11 @@ def supervisor(check: bool) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     settings = load_settings()
     if check:
-        asyncio.run(_check(settings))
+        try:
+            hello = asyncio.run(supervision.hello(settings))
+        except SupervisorAbsent as error:
+            raise Refused(f"{error}: start it with `shellback supervisor`") from None
+        click.echo(f"one answers: pid {hello['pid']} (of its own namespace), {hello['live']} live session(s)")
         return
     crash = settings.shellback_crash_points
     launch.become_service(ensure_home(settings.shellback_home), str(crash) if crash else None)
-
-
-async def _check(settings: Settings) -> None:
-    client = supervision.supervisor_client(settings, spawn=False)
-    try:
-        hello = await client.connect()
-    except SupervisorAbsent as error:
-        raise Refused(f"{error}: start it with `shellback supervisor`") from None
-    finally:
-        await client.close()
-    click.echo(f"one answers: pid {hello['pid']} (of its own namespace), {hello['live']} live session(s)")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 
 from shellback.exec.core.base import Backend
-from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, WORK, SessionId
-from shellback.exec.core.ports import ExitSink
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.judge import Judge, Keys
 from shellback.exec.policy.policy import Policy
@@ -16,10 +14,8 @@ from shellback.exec.policy.rules.matching import Rules
 from shellback.settings import Settings
 from shellback.storage import rules as saved
 from shellback.storage.db import Database
-from shellback.storage.sessions import SqlSessionStore
-from shellback.work.approvals.audit import refused
 from shellback.work.approvals.uses import standing
-from shellback.work.approvals.verdicts import Audited, begun, claim
+from shellback.work.approvals.verdicts import Audited
 
 
 def policy_for(settings: Settings, database: Database, backend: Backend) -> Policy:
@@ -54,25 +50,3 @@ def policy_for(settings: Settings, database: Database, backend: Backend) -> Poli
         agent=settings.agent or None,
     )
     return Audited(judge, database)
-
-
-def limits_of(settings: Settings) -> Limits:
-    """The bounds of all commands."""
-    return Limits(
-        command_chars=settings.command_chars,
-        foreground_timeout_s=settings.foreground_timeout,
-        log_bytes=settings.log_bytes,
-        unattended_timeout_s=settings.unattended_timeout,
-    )
-
-
-def sessions_of(settings: Settings, database: Database, sink: ExitSink) -> SqlSessionStore:
-    """The sessions in `database`; what a call was granted with is used in the transaction that lets it act."""
-    return SqlSessionStore(
-        database,
-        sink=sink,
-        within=claim,
-        within_call=begun,
-        refused=refused,
-        limit=settings.sessions_per_conversation,
-    )

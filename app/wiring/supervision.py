@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from shellback.settings import Settings
 
 if TYPE_CHECKING:
     from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.backends.supervisors import Supervisors
+    from shellback.exec.core.ports import SupervisorPort
     from shellback.exec.engine.engine import Engine
     from shellback.exec.link.client import SupervisorClient
+    from shellback.exec.wire.protocol import Message
     from shellback.storage.db import Database
 
+T = TypeVar("T")
 EXTERNAL_WAIT_S: Final = 30.0
 """How long a worker waits for a supervisor that is not its own to start."""
 
@@ -49,6 +52,28 @@ def supervisors(settings: Settings, *, backend: ChosenBackend | None = None) -> 
     )
 
 
+async def ask(settings: Settings, question: Callable[[SupervisorPort], Awaitable[T]]) -> T:
+    """What the supervisors of this state directory answer; none is started for it."""
+    port = supervisors(settings)
+    try:
+        return await question(port)
+    finally:
+        await port.close()
+
+
+async def hello(settings: Settings) -> Message:
+    """What the host's supervisor says of itself.
+
+    Raises:
+        SupervisorAbsent: None runs.
+    """
+    client = supervisor_client(settings, spawn=False)
+    try:
+        return await client.connect()
+    finally:
+        await client.close()
+
+
 async def expire_conversations(settings: Settings, names: Sequence[str]) -> list[str]:
     """End what conversations that are over have left, and return its sessions; none where no supervisor runs.
 
@@ -58,15 +83,14 @@ async def expire_conversations(settings: Settings, names: Sequence[str]) -> list
     from shellback.exec.core.errors import SupervisorAbsent
     from shellback.exec.core.model import CONVERSATION
 
-    port = supervisors(settings)
-    try:
+    async def expired(port: SupervisorPort) -> list[list[str]]:
         await port.connect()
-        found = await asyncio.gather(*(port.expire(CONVERSATION, name) for name in names))
+        return await asyncio.gather(*(port.expire(CONVERSATION, name) for name in names))
+
+    try:
+        return [session for sessions in await ask(settings, expired) for session in sessions]
     except SupervisorAbsent:
         return []
-    finally:
-        await port.close()
-    return [session for sessions in found for session in sessions]
 
 
 async def cleanup(settings: Settings, database: Database, engine: Engine) -> object:

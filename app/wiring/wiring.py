@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
     from shellback.exec.backends.containers import Containers
     from shellback.exec.backends.kinds import ChosenBackend
-    from shellback.exec.backends.supervisors import Supervisors
     from shellback.exec.core.model import Session
     from shellback.exec.core.ports import ExitSink
-    from shellback.exec.engine.engine import Engine
-    from shellback.exec.watching.watcher import Watcher
     from shellback.storage.db import Database
     from shellback.work.hosts.neighbours import Neighbours
     from shellback.work.notices.notices import Outbox
@@ -143,16 +140,6 @@ def _retention(where: Place, client: Any, rows_s: float | None = None) -> Retent
     )
 
 
-def _supervised(where: Place, backend: ChosenBackend) -> tuple[Supervisors, Containers | None]:
-    """All supervisors for a worker, and the containers of its backend, of which it keeps record."""
-    from shellback.storage.workspaces import SqlWorkspaceStore
-
-    containers = backend.containers
-    if containers is not None:
-        containers.log = SqlWorkspaceStore(where.database, where.host_id)
-    return supervision.supervisors(where.settings, backend=backend), containers
-
-
 def containers(where: Place, name: str) -> Containers:
     """Those of the engine that has this one of this state directory, for somebody who runs no command in them."""
     from shellback.exec.backends import homes
@@ -203,14 +190,6 @@ def neighbours(where: Place) -> Generator[Neighbours]:
         yield _neighbours(where, client, enqueuer, sink, _notifying(where)[0])
 
 
-def _watcher(where: Place, engine: Engine, enqueuer: Enqueuer) -> Watcher:
-    from shellback.exec.watching.watcher import Watcher
-    from shellback.storage.watches import SqlWatchStore
-    from shellback.work.queue.watch_wakes import WatchWakes
-
-    return Watcher(engine, SqlWatchStore(where.database, sink=WatchWakes(enqueuer, where.host_id)))
-
-
 def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple[Agent[Any, Any], str]:
     """The agent whose turns DBOS can replay, and the version that tells who may."""
     from pydantic_ai.durable_exec.dbos import DBOSDurability
@@ -241,6 +220,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
         ModelUnavailable: The model cannot be used.
     """
     from shellback.exec.backends.inspection.inspector import inspector_of
+    from shellback.exec.core.limits import Limits
     from shellback.exec.engine.engine import Engine
     from shellback.exec.persistent import PersistentShells
     from shellback.exec.reports.callback_text import callback_payload
@@ -248,10 +228,16 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
     from shellback.exec.shell.workspaces.capability import WorkspaceCapability
     from shellback.exec.tools.capability import ExecCapability
     from shellback.exec.tools.toolset import ExecTools
+    from shellback.exec.watching.watcher import Watcher
     from shellback.storage.executor_lock import hold_executor
     from shellback.storage.host import process_space
+    from shellback.storage.sessions import SqlSessionStore
+    from shellback.storage.watches import SqlWatchStore
+    from shellback.storage.workspaces import SqlWorkspaceStore
     from shellback.telemetry.watches import watches as chosen
-    from shellback.wiring.policing import limits_of, policy_for, sessions_of
+    from shellback.wiring.policing import policy_for
+    from shellback.work.approvals.audit import refused
+    from shellback.work.approvals.verdicts import begun, claim
     from shellback.work.hosts.generation import Generation, absence_tells
     from shellback.work.hosts.sweep import Sweep
     from shellback.work.hosts.takeover import Takeover
@@ -259,6 +245,7 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
     from shellback.work.notices.findings import SqlFindings
     from shellback.work.queue.callbacks import CallbackSink
     from shellback.work.queue.queues import DbosEnqueuer
+    from shellback.work.queue.watch_wakes import WatchWakes
     from shellback.work.turn.claims import Wakes
     from shellback.work.turn.equipment import equip, fenced, place_in_turn
     from shellback.work.turn.lifetimes import TurnEnds
@@ -282,8 +269,18 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             return callback_payload(session, *(engine.streams(session) if session.host_id == where.host_id else ()))
 
         sink = CallbackSink(enqueuer, where.host_id, payload_of)
-        store = sessions_of(settings, database, sink)
-        port, containers = _supervised(where, backend)
+        store = SqlSessionStore(
+            database,
+            sink=sink,
+            # What a call was granted with is used in the transaction that lets it act.
+            within=claim,
+            within_call=begun,
+            refused=refused,
+            limit=settings.sessions_per_conversation,
+        )
+        port, containers = supervision.supervisors(settings, backend=backend), backend.containers
+        if containers is not None:
+            containers.log = SqlWorkspaceStore(database, where.host_id)
         engine = Engine(
             store,
             port,
@@ -291,13 +288,18 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
             home=where.home,
             host_id=where.host_id,
             absence_tells=lambda session: absence_tells(where.home, session.created_at),
-            limits=limits_of(settings),
+            limits=Limits(
+                command_chars=settings.command_chars,
+                foreground_timeout_s=settings.foreground_timeout,
+                log_bytes=settings.log_bytes,
+                unattended_timeout_s=settings.unattended_timeout,
+            ),
             watch=watches.sessions,
             inspector=inspector_of(backend, where.home / "inspection", SqlFindings(database, where.host_id)),
         )
         policy = policy_for(settings, database, backend)
         files = files_of(backend)
-        watcher = _watcher(where, engine, enqueuer)
+        watcher = Watcher(engine, SqlWatchStore(database, sink=WatchWakes(enqueuer, where.host_id)))
         shells = PersistentShells(engine, idle_s=settings.shell_idle_seconds)
         tools = ExecTools(
             engine,

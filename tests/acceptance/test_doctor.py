@@ -135,8 +135,9 @@ def test_a_state_directory_on_a_real_tmpfs_or_a_read_only_one_is_named(tmp_path:
     """In a mount namespace of its own, which takes a privilege."""
     code = (
         f"import sys, json; sys.path.insert(0, {ROOT!r})\n"
-        "from pathlib import Path; from shellback.checks.filesystems import filesystem\n"
-        "print(json.dumps(filesystem('state directory', Path(sys.argv[1])).to_json()))"
+        "from dataclasses import asdict; from pathlib import Path\n"
+        "from shellback.checks.filesystems import filesystem\n"
+        "print(json.dumps(asdict(filesystem('state directory', Path(sys.argv[1])))))"
     )
     mounting = {"tmpfs": "mount -t tmpfs none {0}", "ro": "mount --bind {0} {0} && mount -o remount,ro,bind {0}"}
     said: dict[str, dict[str, str]] = {}
