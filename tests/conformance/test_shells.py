@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from shellback.exec.backends.docker import Docker
+from shellback.exec.backends.docker import Docker, DockerBackend
 from shellback.exec.backends.host import EXEC_UID
 from shellback.exec.shell import (
     BubblewrapShell,
@@ -26,6 +26,7 @@ from shellback.exec.shell import (
     ShellProtocolTests,
     ShellShapeTests,
 )
+from shellback.exec.shell.standalone import in_container
 from tests import dockers, images, sandboxes
 
 
@@ -133,7 +134,7 @@ class TestDockerShell(_Shared):
         dockers.needed()
 
         class OfTests(DockerShell):
-            _engine = staticmethod(partial(Docker, host=dockers.host()))
+            _make = partial(in_container, DockerBackend, partial(Docker, host=dockers.host()))
 
         with OfTests(a_root(), image=dockers.image(images.test_rootfs())) as shell:
             cls.shell = shell

@@ -6,16 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.podman import PodmanBackend
-from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.model import WORK, PodmanWorkspace
 from shellback.exec.core.ports import SessionStore, SessionWatch
 from shellback.exec.engine.memory_store import MemoryWorkspaceStore
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.section.config import PodmanSandboxConfig
 from shellback.exec.section.sandbox import SandboxSection
-from shellback.exec.shell.standalone import Made
+from shellback.exec.shell.standalone import Made, in_container
 
 
 class PodmanSandboxSection(SandboxSection):
@@ -61,14 +59,7 @@ class PodmanSandboxSection(SandboxSection):
 
     def _in_podman(self, workspace: Path, state: Path, host: SupervisorClient) -> Made:
         config = cast("PodmanSandboxConfig", self.config)
-        containers = Containers(state / "containers", config.podman, log=self.workspaces)
-        backend = PodmanBackend(
-            workspace,
-            containers,
-            image=config.image,
-            network=config.network,
-            limits=config.limits,
-            env=config.env,
-            hidden=[state],
+        options = {name: getattr(config, name) for name in ("image", "network", "limits", "env")}
+        return in_container(
+            PodmanBackend, lambda: config.podman, workspace, state, host, log=self.workspaces, **options
         )
-        return Made(backend, Supervisors(host, state, containers=containers, host_needed=False), containers)

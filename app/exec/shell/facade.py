@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from shellback.exec.shell.async_shell import AsyncShell
-from shellback.exec.shell.protocol import (
-    AsyncFilesystem,
-    EnvironmentSnapshot,
-    EnvMode,
-    ExecutionResult,
-    Filesystem,
-    Shell,
-    Stat,
-    WhichResult,
-)
+from shellback.exec.shell.protocol import AsyncFilesystem, Filesystem, Shell
 
+P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V")
 
 _CLOSED = "this shell has been closed; make another one"
+
+
+def _waited(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """The same method for threads, of what has the other one as `asynchronous`, and `run`."""
+
+    @functools.wraps(method)
+    def call(self: SyncShell | SyncFiles, *args: P.args, **options: P.kwargs) -> T:
+        return self.run(lambda: getattr(self.asynchronous, method.__name__)(*args, **options))
+
+    return call
 
 
 class SyncShell:
@@ -35,7 +38,8 @@ class SyncShell:
     """
 
     def __init__(self, shell: AsyncShell, loop: asyncio.AbstractEventLoop | None) -> None:
-        self._shell = shell
+        self.asynchronous = shell
+        """The shell underneath, for coroutines on the engine's own loop: see `run`."""
         self._loop = loop
         self._calls: set[Future[Any]] = set()
         self._entering = threading.Lock()
@@ -45,11 +49,6 @@ class SyncShell:
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Say on which loop the engine lives, where that was not known from the beginning."""
         self._loop = loop
-
-    @property
-    def asynchronous(self) -> AsyncShell:
-        """The shell underneath, for coroutines on the engine's own loop: see `run`."""
-        return self._shell
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run `work()` on the engine's loop and wait for what it returns; interrupting the wait cancels it.
@@ -93,75 +92,33 @@ class SyncShell:
 
     @property
     def backend_name(self) -> str:
-        return self._shell.backend_name
+        return self.asynchronous.backend_name
 
     @property
     def sandboxed(self) -> bool:
-        return self._shell.sandboxed
+        return self.asynchronous.sandboxed
 
     @property
     def network_enabled(self) -> bool:
-        return self._shell.network_enabled
+        return self.asynchronous.network_enabled
 
     @property
     def default_timeout(self) -> float:
-        return self._shell.default_timeout
+        return self.asynchronous.default_timeout
 
-    def execute(
-        self,
-        command: str | Sequence[str],
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        env_mode: EnvMode = "extend",
-        stdin: str | None = None,
-        timeout_seconds: float | None = None,
-        capture_output: bool = True,
-    ) -> ExecutionResult:
-        """See `Shell.execute`; without `timeout_seconds` it is `default_timeout`."""
-        return self.run(
-            lambda: self._shell.execute(
-                command, cwd=cwd, env=env, env_mode=env_mode, stdin=stdin, timeout_seconds=timeout_seconds,
-                capture_output=capture_output,
-            )
-        )  # fmt: skip
-
-    def execute_script(
-        self,
-        script: str,
-        *,
-        interpreter: str = "/bin/bash",
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        env_mode: EnvMode = "extend",
-        timeout_seconds: float | None = None,
-        capture_output: bool = True,
-    ) -> ExecutionResult:
-        return self.run(
-            lambda: self._shell.execute_script(
-                script, interpreter=interpreter, cwd=cwd, env=env, env_mode=env_mode, timeout_seconds=timeout_seconds,
-                capture_output=capture_output,
-            )
-        )  # fmt: skip
-
-    def which(self, command: str) -> WhichResult:
-        return self.run(lambda: self._shell.which(command))
-
-    def env(self) -> EnvironmentSnapshot:
-        return self.run(self._shell.env)
+    execute = _waited(AsyncShell.execute)
+    execute_script = _waited(AsyncShell.execute_script)
+    which = _waited(AsyncShell.which)
+    env = _waited(AsyncShell.env)
 
 
 class SyncFiles:
     """A `Filesystem` over an asynchronous one; `run` is that of the shell which works on the same files."""
 
     def __init__(self, files: AsyncFilesystem, run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]) -> None:
-        self._files = files
-        self._run = run
-
-    @property
-    def asynchronous(self) -> AsyncFilesystem:
+        self.asynchronous = files
         """The files underneath, for coroutines."""
-        return self._files
+        self.run = run
 
     def read(self, path: str) -> str:
         return self.read_bytes(path).decode()
@@ -169,26 +126,13 @@ class SyncFiles:
     def write(self, path: str, content: str) -> object:
         return self.write_bytes(path, content.encode())
 
-    def read_bytes(self, path: str) -> bytes:
-        return self._run(lambda: self._files.read_bytes(path))
-
-    def write_bytes(self, path: str, data: bytes) -> object:
-        return self._run(lambda: self._files.write_bytes(path, data))
-
-    def stat(self, path: str) -> Stat:
-        return self._run(lambda: self._files.stat(path))
-
-    def list_dir(self, path: str = ".") -> Sequence[Stat]:
-        return self._run(lambda: self._files.list_dir(path))
-
-    def exists(self, path: str) -> bool:
-        return self._run(lambda: self._files.exists(path))
-
-    def make_dir(self, path: str) -> object:
-        return self._run(lambda: self._files.make_dir(path))
-
-    def remove(self, path: str) -> object:
-        return self._run(lambda: self._files.remove(path))
+    read_bytes = _waited(AsyncFilesystem.read_bytes)
+    write_bytes = _waited(AsyncFilesystem.write_bytes)
+    stat = _waited(AsyncFilesystem.stat)
+    list_dir = _waited(AsyncFilesystem.list_dir)
+    exists = _waited(AsyncFilesystem.exists)
+    make_dir = _waited(AsyncFilesystem.make_dir)
+    remove = _waited(AsyncFilesystem.remove)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,12 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
-from shellback.exec.backends.container import IMAGE
 from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
@@ -30,7 +29,7 @@ from shellback.exec.core.base import Backend
 from shellback.exec.core.errors import ExecError, SupervisorUnreachable
 from shellback.exec.core.limits import FOREGROUND_TIMEOUT_S, Limits
 from shellback.exec.core.model import EndedBy
-from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.core.ports import SupervisorPort, WorkspaceStore
 from shellback.exec.core.sight.place import closing
 from shellback.exec.core.threads import at_the_end
 from shellback.exec.engine.engine import Engine
@@ -45,25 +44,39 @@ from shellback.exec.shell.permit import ByOperator
 from shellback.exec.shell.words import DEFAULT_BLOCKED, CommandValidator
 
 
+class Made(NamedTuple):
+    """Where commands run, and what holds them."""
+
+    backend: Backend
+    supervisor: SupervisorPort
+    containers: Containers | None = None
+
+
 class Standalone(SyncShell):
-    """What the three have in common. Whoever makes one is the operator: all but the default denials runs.
+    """What they have in common. Whoever makes one is the operator: all but the default denials runs.
 
     Nothing is started before the first command. Any number of threads may use it. Commands that begin at one call may
-    leave processes behind, which live until `close`.
+    leave processes behind, which live until `close`. `allowed_commands` are all programs that may be named,
+    `blocked_commands` text that may not; `env_names` may be set although they are refused else; `allowed_paths` are
+    directories besides `root` where a command may begin; `place` is for what runs commands in `root`.
     """
+
+    _make: Callable[..., Made]
+    """Called with root, state directory, supervisor of this machine and `place`."""
 
     def __init__(
         self,
-        own: Own,
+        root: str | Path,
+        allowed_commands: Collection[str] | None = None,
+        blocked_commands: Collection[str] = DEFAULT_BLOCKED,
         *,
-        allowed_commands: Collection[str] | None,
-        blocked_commands: Collection[str],
         allowed_paths: Sequence[str | Path] = (),
-        env_names: Collection[str],
-        default_timeout: float,
-        max_output_bytes: int,
+        env_names: Collection[str] = (),
+        default_timeout: float = FOREGROUND_TIMEOUT_S,
+        max_output_bytes: int = OUTPUT_BYTES,
+        **place: Any,
     ) -> None:
-        self._own = own
+        self._own = own = Own(lambda state, host: self._make(root, state, host, **place))
         super().__init__(
             AsyncShell(
                 own.engine,
@@ -91,111 +104,65 @@ class Standalone(SyncShell):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _on_host(root: str | Path, state: Path, host: SupervisorClient) -> Made:
+    return Made(HostBackend(root, state=state), host)
+
+
+def _in_bubblewrap(root: str | Path, state: Path, host: SupervisorClient, *, network: bool = False) -> Made:
+    return Made(BubblewrapBackend(root, network=network, hidden=[state]), host)
+
+
+def in_container(
+    kind: type[ContainerBackend],
+    engine: Callable[[], ContainerEngine],
+    root: str | Path,
+    state: Path,
+    host: SupervisorClient,
+    *,
+    log: WorkspaceStore | None = None,
+    **options: Any,
+) -> Made:
+    """A backend of this kind whose containers go with its state; `options` are its own, the image for example."""
+    containers = Containers(state / "containers", engine(), log=log)
+    backend = kind(root, containers, hidden=[state], **options)
+    return Made(backend, Supervisors(host, state, containers=containers, host_needed=False), containers)
 
 
 class HostShell(Standalone):
     """Commands as plain processes of this machine, which can do whatever their user can: for trusted input only.
 
-    As root, they run as an unprivileged user, who has to be able to write `root`. `allowed_commands` are all programs
-    that may be named, `blocked_commands` text that may not; `env_names` may be set although they are refused else;
-    `allowed_paths` are directories besides `root` where a command may begin.
+    As root, they run as an unprivileged user, who has to be able to write `root`.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        allowed_commands: Collection[str] | None = None,
-        blocked_commands: Collection[str] = DEFAULT_BLOCKED,
-        *,
-        allowed_paths: Sequence[str | Path] = (),
-        env_names: Collection[str] = (),
-        default_timeout: float = FOREGROUND_TIMEOUT_S,
-        max_output_bytes: int = OUTPUT_BYTES,
-    ) -> None:
-        super().__init__(
-            Own(lambda state, host: Made(HostBackend(root, state=state), host)),
-            allowed_commands=allowed_commands,
-            blocked_commands=blocked_commands,
-            allowed_paths=allowed_paths,
-            env_names=env_names,
-            default_timeout=default_timeout,
-            max_output_bytes=max_output_bytes,
-        )
+    _make = staticmethod(_on_host)
 
 
 class BubblewrapShell(Standalone):
     """Commands in a sandbox of bubblewrap: they write `root` and see of the host what programs need.
 
-    `network` gives them the host's. The rest is as for `HostShell`; /tmp is private, and a command may begin there.
+    `network=True` gives them the host's. /tmp is private, and a command may begin there.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        allowed_commands: Collection[str] | None = None,
-        blocked_commands: Collection[str] = DEFAULT_BLOCKED,
-        *,
-        network: bool = False,
-        env_names: Collection[str] = (),
-        default_timeout: float = FOREGROUND_TIMEOUT_S,
-        max_output_bytes: int = OUTPUT_BYTES,
-    ) -> None:
-        super().__init__(
-            Own(lambda state, host: Made(BubblewrapBackend(root, network=network, hidden=[state]), host)),
-            allowed_commands=allowed_commands,
-            blocked_commands=blocked_commands,
-            env_names=env_names,
-            default_timeout=default_timeout,
-            max_output_bytes=max_output_bytes,
-        )
+    _make = staticmethod(_in_bubblewrap)
 
 
 class PodmanShell(Standalone):
-    """Commands in a container of podman, where `root` is /workspace; without network unless `network`.
+    """Commands in a container of podman, where `root` is /workspace; without network unless `network=True`.
 
-    `image` has to be here; nothing is downloaded. `close` removes the container. The rest is as for `HostShell`.
+    `image` has to be here; nothing is downloaded. `close` removes the container.
     """
 
-    _backend: type[ContainerBackend] = PodmanBackend
-    _engine: Callable[[], ContainerEngine] = staticmethod(Podman)
-
-    def __init__(
-        self,
-        root: str | Path,
-        allowed_commands: Collection[str] | None = None,
-        blocked_commands: Collection[str] = DEFAULT_BLOCKED,
-        *,
-        image: str = IMAGE,
-        network: bool = False,
-        env_names: Collection[str] = (),
-        default_timeout: float = FOREGROUND_TIMEOUT_S,
-        max_output_bytes: int = OUTPUT_BYTES,
-        **backend: Any,
-    ) -> None:
-        def made(state: Path, host: Any) -> Made:
-            containers = Containers(state / "containers", self._engine())
-            place = self._backend(root, containers, image=image, network=network, hidden=[state], **backend)
-            return Made(place, Supervisors(host, state, containers=containers, host_needed=False), containers)
-
-        super().__init__(
-            Own(made),
-            allowed_commands=allowed_commands,
-            blocked_commands=blocked_commands,
-            env_names=env_names,
-            default_timeout=default_timeout,
-            max_output_bytes=max_output_bytes,
-        )
+    _make = partial(in_container, PodmanBackend, Podman)
 
 
-class DockerShell(PodmanShell):
+class DockerShell(Standalone):
     """The same in a container of docker, at docker's own socket; as root only."""
 
-    _backend = DockerBackend
-    _engine = staticmethod(Docker)
+    _make = partial(in_container, DockerBackend, Docker)
 
 
 LOG_BYTES: Final = 16 * 1024 * 1024
@@ -207,14 +174,6 @@ _CLOSE_S: Final = 30.0
 _GONE_S: Final = 10.0
 _LAST_S: Final = 2.0
 _LOOK_S: Final = 0.2
-
-
-class Made(NamedTuple):
-    """Where commands run, and what holds them."""
-
-    backend: Backend
-    supervisor: SupervisorPort
-    containers: Containers | None = None
 
 
 class Own:
