@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from shellback.exec.persistent.payload import Bounds
 from shellback.exec.persistent.telling import Executed, Read, Started
 from shellback.exec.policy.commands import check_command, command_spec
 from shellback.exec.policy.policy import Grant
+from shellback.exec.policy.typed_lines import UNFINISHED
 from shellback.exec.wire.crashpoints import reach
 
 IDLE_S: Final = 1800.0
@@ -261,7 +262,9 @@ class PersistentShells:
             if done is None:
                 done = await self._run(session, known, exchange, command, timeout_s)
             known.note(done, exchange.frame)
-            facts = telling.facts(done, done.cwd or await known.place(), took_s=time.monotonic() - begun)
+            took_ms = round((time.monotonic() - begun) * 1000)
+            # The output itself stays in the log.
+            facts = {**asdict(done), "cwd": done.cwd or await known.place(), UNFINISHED: "", "took_ms": took_ms}
         except (ShellBusy, InputUnknown) as error:
             facts = {"refused": str(error), "unknown": isinstance(error, InputUnknown)}
         except TaskCompleted as error:

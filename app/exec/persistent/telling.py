@@ -13,9 +13,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.log.output import EMPTY, OutputLog, Slice
 from shellback.exec.log.plain_text import continuation_bytes, masked, whole_characters
-from shellback.exec.persistent.exchange import Outcome
 from shellback.exec.persistent.marks import without
-from shellback.exec.policy.typed_lines import UNFINISHED
 
 BUSY: Final = (
     "a command runs in shell {0}, so this one was not run: read what it prints, answer or interrupt it with write "
@@ -24,21 +22,6 @@ BUSY: Final = (
 INTERRUPTED: Final = 130
 _SETTLED_S: Final = 0.02
 _PROMPT_S: Final = 0.5
-
-
-def facts(done: Outcome, cwd: str, *, took_s: float) -> dict[str, object]:
-    """An outcome as it is recorded, portable JSON; the output itself stays in the log."""
-    return {
-        "how": done.how,
-        "start": done.start,
-        "end": done.end,
-        "upto": done.upto,
-        "status": done.status,
-        "cwd": cwd,
-        "left": done.left,
-        UNFINISHED: "",
-        "took_ms": round(took_s * 1000),
-    }
 
 
 async def executed(

@@ -10,12 +10,11 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, Protocol
 
 from shellback.exec.core.end_text import how_it_ended
-from shellback.exec.core.model import SHELL, Delivery, Session, SessionId
+from shellback.exec.core.model import SHELL, Delivery, Session
 from shellback.exec.log.output import OutputLog
 from shellback.exec.log.plain_text import harmless
 
@@ -67,33 +66,30 @@ class Stream(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessBlock:
-    """One process at a glance. `stderr` is None where both streams are one, as on a terminal. Times are wall-clock."""
+class ProcessBlock(NamedTuple):
+    """One process at a glance. `stderr` is None where both streams are one, as on a terminal."""
 
-    label: str
-    session_id: SessionId
-    command: str
-    cwd: str
-    state: str
-    started_at: float | None
+    session: Session
     stdout: Stream
     stderr: Stream | None
-    exit_code: int | None = None
-    signal: int | None = None
-    ended_at: float | None = None
-    ending: str = ""
-    """How it ended, in words; empty while it has not."""
 
     def facts(self) -> dict[str, object]:
-        """The block as portable JSON; a stream is its text, `*_bytes` how much it has printed."""
-        err = self.stderr
-        facts: dict[str, object] = {name: value for name, value in asdict(self).items() if name != "ending"}
-        return facts | {
+        """The block as portable JSON; a stream is its text, `*_bytes` how much it has printed; times are wall-clock."""
+        session, end, err = self.session, self.session.end, self.stderr
+        return {
+            "label": label_of(session.id),
+            "session_id": session.id,
+            "command": session.command,
+            "cwd": session.cwd,
+            "state": session.state.value,
+            "started_at": session.started_at,
             "stdout": self.stdout.text,
-            "stderr": None if err is None else err.text,
+            "stderr": err and err.text,
+            "exit_code": end and end.exit_code,
+            "signal": end and end.signal,
+            "ended_at": end and end.ended_at,
             "stdout_bytes": self.stdout.end,
-            "stderr_bytes": None if err is None else err.end,
+            "stderr_bytes": err and err.end,
         }
 
 
@@ -130,21 +126,9 @@ def block_of(
     session: Session, out: OutputLog, err: OutputLog | None = None, *, seen: Seen | None = None
 ) -> ProcessBlock:
     """The block as it is now, of what came after `seen`. Reads a few kilobytes, at once."""
-    known, end = seen or Seen(), session.end
-    return ProcessBlock(
-        label=label_of(session.id),
-        session_id=session.id,
-        command=session.command,
-        cwd=session.cwd,
-        state=session.state.value,
-        started_at=session.started_at,
-        stdout=_last(out, known.out, terminal=session.pty),
-        stderr=None if err is None else _last(err, known.err),
-        exit_code=end.exit_code if end else None,
-        signal=end.signal if end else None,
-        ended_at=end.ended_at if end else None,
-        ending=how_it_ended(end) if end else "",
-    )
+    known = seen or Seen()
+    stderr = None if err is None else _last(err, known.err)
+    return ProcessBlock(session, _last(out, known.out, terminal=session.pty), stderr)
 
 
 def news(
@@ -167,7 +151,7 @@ def news(
         err = outputs(session, err=True) if session.separate_stderr else None
         now.append(block_of(session, outputs(session), err, seen=known))
     text = block_text(now, more=len(changed) - len(now), brief=brief)
-    told: dict[str, Seen] = {block.session_id: _seen(block) for block in now}
+    told: dict[str, Seen] = {block.session.id: _seen(block) for block in now}
     if brief:  # its last output is for the next turn
         told = {name: (seen.get(name) or Seen())._replace(over=True) for name in told}
     return Told(text, told)
@@ -216,7 +200,7 @@ def _ends(session: Session, seen: Seen | None) -> bool:
 
 
 def _seen(block: ProcessBlock) -> Seen:
-    return Seen(block.stdout.end, block.stderr.end if block.stderr else 0, block.ending != "")
+    return Seen(block.stdout.end, block.stderr.end if block.stderr else 0, block.session.end is not None)
 
 
 def _streams(block: ProcessBlock) -> list[tuple[str, Stream]]:
@@ -227,11 +211,12 @@ def _streams(block: ProcessBlock) -> list[tuple[str, Stream]]:
 
 
 def _head(block: ProcessBlock) -> str:
-    since = "" if block.started_at is None else f", started {_moment(block.started_at)}"
-    ended = "" if block.ended_at is None else f", ended {_moment(block.ended_at)}"
-    state = block.ending or block.state
-    where = f"{_name(block.command, _COMMAND_CHARS)} in {_name(block.cwd, _CWD_CHARS)}"
-    return f"{block.label}: {state}{since}{ended}; {where}"
+    session, end = block.session, block.session.end
+    since = "" if session.started_at is None else f", started {_moment(session.started_at)}"
+    ended = "" if end is None else f", ended {_moment(end.ended_at)}"
+    state = session.state.value if end is None else how_it_ended(end)
+    where = f"{_name(session.command, _COMMAND_CHARS)} in {_name(session.cwd, _CWD_CHARS)}"
+    return f"{label_of(session.id)}: {state}{since}{ended}; {where}"
 
 
 def _quoted(name: str, stream: Stream, room: int) -> list[str]:

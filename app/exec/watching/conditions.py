@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import re2 as _re2  # pyright: ignore[reportMissingTypeStubs]
 
@@ -35,28 +35,6 @@ _NEVER: Final = 10**14
 """More than is ever printed, and not more than a supervisor takes for a number."""
 
 News = dict[str, Any]
-
-
-class Condition(Protocol):
-    """What one watch waits for; belongs to one task."""
-
-    @property
-    def news(self) -> News | None:
-        """What holds and has not been told: portable JSON."""
-        ...
-
-    @property
-    def offset(self) -> int:
-        """Where the watch goes on once that is told."""
-        ...
-
-    async def look(self, patience_s: float) -> bool:
-        """Wait for a change, at most so long; whether the session has ended and all of its output is looked at."""
-        ...
-
-    def told(self) -> None:
-        """The news has been told."""
-        ...
 
 
 class Line:
@@ -218,6 +196,14 @@ class Input:
 
     def told(self) -> None:
         self._told_at, self.news = self.offset, None
+
+
+Condition = Line | Silence | Moment | Input
+"""What one watch waits for; belongs to one task.
+
+`news` is what holds and has not been told, as portable JSON; `offset` is where the watch goes on once that is `told`.
+`look` waits for a change, at most so long, and says whether the session has ended and all of its output is looked at.
+"""
 
 
 def condition_of(
