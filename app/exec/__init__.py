@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from shellback.exec.link.client import SupervisorClient
     from shellback.exec.log.logs import cleanup_exec_logs
     from shellback.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile
-    from shellback.exec.section.config import PodmanSandboxConfig, SandboxConfig
-    from shellback.exec.section.podman import PodmanSandboxSection
-    from shellback.exec.section.sandbox import SandboxSection
-    from shellback.exec.section.short import PodmanShellParams, PodmanShellResult
+    from shellback.exec.section.config import (
+        PodmanSandboxConfig,
+        PodmanShellParams,
+        PodmanShellResult,
+        SandboxConfig,
+    )
+    from shellback.exec.section.sandbox import PodmanSandboxSection, SandboxSection
     from shellback.exec.shell import (
         AsyncShell,
         BubblewrapShell,
@@ -108,10 +111,8 @@ _HOMES = {
     "backends.mounts.mount": ("HostMount",),
     "engine.joining": ("Outcome",),
     "section.changes": ("DeleteEntry", "EvalResult", "VirtualFileSystem", "WriteFile"),
-    "section.config": ("PodmanSandboxConfig", "SandboxConfig"),
-    "section.podman": ("PodmanSandboxSection",),
-    "section.sandbox": ("SandboxSection",),
-    "section.short": ("PodmanShellParams", "PodmanShellResult"),
+    "section.config": ("PodmanSandboxConfig", "PodmanShellParams", "PodmanShellResult", "SandboxConfig"),
+    "section.sandbox": ("PodmanSandboxSection", "SandboxSection"),
     "shell": (
         "AsyncShell",
         "BubblewrapShell",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shellback.exec.backends.kinds import ChosenBackend
     from shellback.exec.backends.podman import PodmanBackend
     from shellback.exec.core.base import Found
-    from shellback.exec.section.podman import PodmanSandboxSection
+    from shellback.exec.section.sandbox import PodmanSandboxSection
     from shellback.settings import Settings
 
 

@@ -1,4 +1,4 @@
-"""What a sandbox section is made of; fixed when it is made."""
+"""What a sandbox section is made of, fixed when it is made; and the short commands of whoever owns it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from shellback.exec.backends.podman import Podman
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.policy import Policy
+from shellback.exec.tools.short_commands import TIMEOUT_S
 from shellback.exec.tools.toolset import plain_judge
 
 
@@ -56,3 +57,32 @@ class PodmanSandboxConfig(SandboxConfig):
         limits = self.limits
         if min(limits.cpus, limits.memory_bytes, limits.processes, limits.file_bytes, limits.scratch_bytes) <= 0:
             raise BackendUnavailable(f"every bound of a container has to be above 0: {limits}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodmanShellParams:
+    """A short command: `shell_execute` has the same arguments and bounds."""
+
+    command: tuple[str, ...]
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    stdin: str | None = None
+    timeout_seconds: float = TIMEOUT_S
+    capture_output: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodmanShellResult:
+    """How a short command ended; 124 says that it was out of time. `exit_code` None: a signal, or nobody knows.
+
+    `note` says what was made of a timeout that is not possible.
+    """
+
+    command: tuple[str, ...]
+    cwd: str
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    duration_ms: int
+    timed_out: bool
+    note: str = ""

@@ -12,14 +12,12 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from pydantic_ai import RunContext
-from pydantic_ai.messages import ToolCallPart, WorkspaceRef
-from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.messages import WorkspaceRef
 from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 from pydantic_ai.workspaces import WorkspaceBackend
 
@@ -28,32 +26,31 @@ from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.mounts.copying import Owner
 from shellback.exec.backends.mounts.hydration import forget, hydrated, overlay
 from shellback.exec.backends.mounts.tree import preview
+from shellback.exec.backends.podman import PodmanBackend
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.base import Backend, Plan
 from shellback.exec.core.errors import BackendUnavailable, ExecError
-from shellback.exec.core.identity import call_in_progress
-from shellback.exec.core.model import CommandSpec, EndedBy, Session
+from shellback.exec.core.identity import a_call, call_in_progress
+from shellback.exec.core.model import WORK, CommandSpec, PodmanWorkspace, Session
 from shellback.exec.core.ports import SessionStore, SessionWatch
 from shellback.exec.core.runner import Runner
 from shellback.exec.core.secrets import Secrets, secret_paths
 from shellback.exec.core.threads import at_the_end
 from shellback.exec.engine.engine import Engine
-from shellback.exec.engine.memory_store import MemorySessionStore
-from shellback.exec.engine.sessions import Sessions
+from shellback.exec.engine.memory_store import MemorySessionStore, MemoryWorkspaceStore
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.log.output import both_ends
 from shellback.exec.policy.policy import Grant, Policy
 from shellback.exec.section.changes import DeleteEntry, EvalResult, VirtualFileSystem, WriteFile, changes, snapshot
-from shellback.exec.section.config import SandboxConfig
-from shellback.exec.section.short import PodmanShellParams, PodmanShellResult, run_shell
+from shellback.exec.section.config import PodmanSandboxConfig, PodmanShellParams, PodmanShellResult, SandboxConfig
 from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.facade import SyncFiles, SyncShell
-from shellback.exec.shell.permit import ByOperator
-from shellback.exec.shell.standalone import Made, Unlinked, stop_host
+from shellback.exec.shell.permit import ByOperator, run_permitted
+from shellback.exec.shell.standalone import Made, Unlinked, end_sessions, in_container, stop_with_host
 from shellback.exec.shell.workspaces.authority import ByCall, files_of, guarded
 from shellback.exec.shell.workspaces.capability import WorkspaceCapability
 from shellback.exec.tools.capability import ExecCapability
-from shellback.exec.tools.short_commands import OUTPUT_BYTES, PYTHON, result
+from shellback.exec.tools.short_commands import OUTPUT_BYTES, PYTHON, clamp_note, result, shell_spec
 from shellback.exec.tools.tool_calls import answering
 from shellback.exec.tools.toolset import ExecTools
 
@@ -136,11 +133,12 @@ class SandboxSection(ExecCapability):
     def _workdir(self) -> str:
         return str(self.overlay)
 
-    def clone(
-        self, *, scope: str | None = None, store: SessionStore | None = None, watch: SessionWatch | None = None
-    ) -> SandboxSection:
-        """The same section anew: another workspace, filled again, and nothing that this one has."""
-        return SandboxSection(self._make, self.config, kind=self._kind, scope=scope, store=store, watch=watch)
+    def clone(self, **fresh: Any) -> SandboxSection:
+        """The same section anew: another workspace, filled again, and nothing that this one has.
+
+        `fresh` is what the constructor takes besides that: `scope`, `store` and `watch`.
+        """
+        return SandboxSection(self._make, self.config, kind=self._kind, **fresh)
 
     def get_toolset(self) -> AbstractToolset[Any]:
         """The tools with gate and approval; the first call makes the sandbox."""
@@ -150,17 +148,9 @@ class SandboxSection(ExecCapability):
         """The same workspace as `ctx.workspace`."""
         return self._place.get_workspace(ctx, ref=ref)
 
-    async def wrap_tool_execute(
-        self,
-        ctx: RunContext[Any],
-        *,
-        call: ToolCallPart,
-        tool_def: ToolDefinition,
-        args: dict[str, Any],
-        handler: Callable[[dict[str, Any]], Awaitable[Any]],
-    ) -> Any:
+    async def wrap_tool_execute(self, ctx: RunContext[Any], **call: Any) -> Any:
         """Let what a tool does be known as this call's."""
-        return await self._place.wrap_tool_execute(ctx, call=call, tool_def=tool_def, args=args, handler=handler)
+        return await self._place.wrap_tool_execute(ctx, **call)
 
     async def run_shell(self, params: PodmanShellParams) -> PodmanShellResult:
         """Run a short command as the owner, as `shell_execute` does for the model.
@@ -169,7 +159,17 @@ class SandboxSection(ExecCapability):
             InvalidCommand: An argument is not acceptable.
             BackendUnavailable: Commands cannot run.
         """
-        return await run_shell(self.engine, params, self.scope)
+        engine = self.engine
+        await engine.start()
+        inner = engine.backend.inner
+        asked = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "capture_output"}
+        spec = shell_spec(**asked, workspace=engine.workspace, inner=inner, limits=engine.limits)
+        outcome = await run_permitted(engine, ByOperator(engine), spec, self.scope, a_call(self.scope))
+        said = await self._said(outcome.session, captured=params.capture_output)
+        cwd = f"{inner}{outcome.session.cwd.removeprefix(str(engine.workspace))}"
+        note = clamp_note(params.timeout_seconds, engine.limits)
+        known = {key: said[key] for key in ("exit_code", "stdout", "stderr", "duration_ms", "timed_out")}
+        return PodmanShellResult(command=tuple(params.command), cwd=cwd, note=note, **known)
 
     async def snapshot(self) -> VirtualFileSystem:
         """The files of its workspace as they are now; made first, if nothing was."""
@@ -207,9 +207,7 @@ class SandboxSection(ExecCapability):
         await self.engine.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close."""
         await self.close()
 
@@ -222,9 +220,12 @@ class SandboxSection(ExecCapability):
 
         return self._shell.run(begun)
 
-    async def _evaluated(self, session: Session) -> EvalResult:
+    async def _said(self, session: Session, *, captured: bool = True) -> dict[str, Any]:
         out, err = self.engine.output(session), self.engine.output(session, err=True)
-        said = result(session, *await both_ends(out, err, OUTPUT_BYTES))
+        return result(session, *await both_ends(out, err, OUTPUT_BYTES), captured=captured)
+
+    async def _evaluated(self, session: Session) -> EvalResult:
+        said = await self._said(session)
         return EvalResult(**{key: said[key] for key in ("exit_code", "stdout", "stderr", "timed_out")})
 
     async def _stop_idle(self, containers: Containers) -> None:
@@ -263,22 +264,57 @@ class SandboxSection(ExecCapability):
         if self._idle is not None:
             self._idle.cancel()
             await asyncio.gather(self._idle, return_exceptions=True)
-        sessions = Sessions(self.engine, None)
-        for session in await self.store.list(live=True):
-            with contextlib.suppress(ExecError):
-                await sessions.end(session, by=EndedBy.SHUTDOWN)
+        await end_sessions(self.engine)
         if self._containers is not None:
             for home in self._containers.homes():
                 await self._containers.remove(home.name)
-        # First: who is still there when the supervisor goes starts another one.
-        await self.engine.stop()
-        await stop_host(self._state)
+        await stop_with_host(self.engine, self._state)
 
     def _remove_overlay(self) -> None:
         if self._containers is None:
             forget(self.overlay)
         else:
             self._containers.engine.remove_tree(self.overlay)
+
+
+class PodmanSandboxSection(SandboxSection):
+    """A sandbox section in a container, made at the first tool call; its workspace is /workspace there.
+
+    `more` is as for `SandboxSection`, `workspaces` has the record of its container.
+
+    Raises:
+        MountUnusable: A mount cannot be copied.
+    """
+
+    config: PodmanSandboxConfig
+
+    def __init__(
+        self,
+        config: PodmanSandboxConfig | None = None,
+        *,
+        workspaces: MemoryWorkspaceStore | None = None,
+        **more: Any,
+    ) -> None:
+        self.workspaces = workspaces or MemoryWorkspaceStore()
+        super().__init__(self._in_podman, config or PodmanSandboxConfig(), kind="podman", **more)
+
+    @property
+    def workspace(self) -> PodmanWorkspace | None:
+        """The container that it works in, None before there is one."""
+        return self.workspaces.latest(self.scope, WORK)
+
+    @property
+    def _workdir(self) -> str:
+        return PodmanBackend.inner
+
+    def clone(self, **fresh: Any) -> PodmanSandboxSection:
+        """The same, with another container; `fresh` may have `workspaces` too."""
+        return PodmanSandboxSection(replace(self.config), **fresh)
+
+    def _in_podman(self, workspace: Path, state: Path, host: SupervisorClient) -> Made:
+        options = {name: getattr(self.config, name) for name in ("image", "network", "limits", "env")}
+        podman = self.config.podman
+        return in_container(PodmanBackend, lambda: podman, workspace, state, host, log=self.workspaces, **options)
 
 
 def _secret(path: Path) -> bool:
@@ -326,18 +362,17 @@ class Filled(Engine):
                 await super().start()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Started(WrapperToolset[Any]):
     """Makes the sandbox at the first call of a tool; one that cannot be had is a failed result."""
 
-    start: Callable[[], Awaitable[None]] | None = None
+    start: Callable[[], Awaitable[None]]
 
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        if self.start is not None:
-            with answering():
-                await self.start()
+        with answering():
+            await self.start()
         return await super().call_tool(name, tool_args, ctx, tool)
 
 

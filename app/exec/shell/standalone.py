@@ -227,7 +227,7 @@ class Own:
             try:
                 until = time.monotonic() + _GONE_S
                 while True:
-                    asyncio.run_coroutine_threadsafe(self._end_sessions(), self.loop).result(_CLOSE_S)
+                    asyncio.run_coroutine_threadsafe(end_sessions(self.engine), self.loop).result(_CLOSE_S)
                     # One that was about to start its command has started it by now.
                     if not wait(calls(), _LOOK_S).not_done or time.monotonic() > until:
                         break
@@ -236,12 +236,6 @@ class Own:
                 self._rest()
                 self._thread.join(_GONE_S)
 
-    async def _end_sessions(self) -> None:
-        sessions = Sessions(self.engine, None)
-        for session in await self._store.list(live=True):
-            with contextlib.suppress(ExecError):
-                await sessions.end(session, by=EndedBy.SHUTDOWN)
-
     async def _end(self) -> None:
         if not self.engine.started:
             return
@@ -249,9 +243,7 @@ class Own:
             for home in self._containers.homes():
                 with contextlib.suppress(ExecError):
                     await self._containers.remove(home.name)
-        # First of all: who is still there when the supervisor goes starts another one.
-        await self.engine.stop()
-        await stop_host(self._state)
+        await stop_with_host(self.engine, self._state)
 
 
 class Unlinked(LogLinks):
@@ -289,8 +281,20 @@ def _forgotten(loop: asyncio.AbstractEventLoop, state: Path) -> None:
         shutil.rmtree(state, ignore_errors=True)
 
 
-async def stop_host(state: Path) -> None:
-    """Have the supervisor of this machine end, if there is one, and wait for that: it writes where we remove."""
+async def end_sessions(engine: Engine) -> None:
+    """End all that runs."""
+    sessions = Sessions(engine, None)
+    for session in await engine.store.list(live=True):
+        with contextlib.suppress(ExecError):
+            await sessions.end(session, by=EndedBy.SHUTDOWN)
+
+
+async def stop_with_host(engine: Engine, state: Path) -> None:
+    """Stop an engine and the supervisor of this machine, if there is one, and wait for that: it writes where we remove.
+
+    The engine first: who is still there when the supervisor goes starts another one.
+    """
+    await engine.stop()
     client = SupervisorClient(state, spawn=False)
     try:
         info = await client.connect()

@@ -16,8 +16,6 @@ from typing import Any, Final, TypeVar
 import anyio
 from pydantic_ai import RunContext
 from pydantic_ai.capabilities import AbstractCapability
-from pydantic_ai.messages import ToolCallPart
-from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.workspaces import (
     CommandResult,
     FileEntry,
@@ -129,10 +127,9 @@ class WorkspaceCapability(AbstractCapability[Any]):
         self,
         ctx: RunContext[Any],
         *,
-        call: ToolCallPart,  # noqa: ARG002 - the hook's signature
-        tool_def: ToolDefinition,  # noqa: ARG002
         args: dict[str, Any],
         handler: Callable[[dict[str, Any]], Awaitable[Any]],
+        **_: Any,
     ) -> Any:
         """Let what the tool does be known as this call's."""
         with calling(ctx):
