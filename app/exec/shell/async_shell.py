@@ -29,7 +29,7 @@ from shellback.exec.policy.policy import Grant
 from shellback.exec.shell import words
 from shellback.exec.shell.permit import Authority, launch_permitted, permitted_or_before, run_permitted
 from shellback.exec.shell.protocol import EnvironmentSnapshot, EnvMode, ExecutionResult, WhichResult
-from shellback.exec.shell.running import MISSING, Chunk, Running, ShellSession, result_of
+from shellback.exec.shell.running import MISSING, Chunk, Running, ShellSession
 from shellback.exec.shell.words import CommandValidator
 
 OUTPUT_BYTES: Final = 32 * 1024
@@ -71,7 +71,8 @@ class AsyncShell:
         self._validator = validator or CommandValidator()
         self._origin = origin or (lambda: origin_in_call() or a_call(scope))
         self._deadline = deadline or (lambda: None)
-        self._requests = Requests(engine.backend, engine.limits, env_names=env_names, allowed_paths=allowed_paths)
+        allowed = tuple(os.path.realpath(path) for path in allowed_paths)
+        self._requests = Requests(engine.backend, engine.limits, frozenset(env_names), allowed)
         self._tidy = tidy
         self._fenced = fenced
         self._starting = asyncio.Lock()
@@ -104,14 +105,8 @@ class AsyncShell:
 
         Cancelling ends the waiting: the command runs on until its timeout.
         """
-        spec = self._requests.spec(
-            self._line(command),
-            cwd=cwd,
-            env=env,
-            env_mode=env_mode,
-            timeout=self._seconds(timeout_seconds),
-            stdin=stdin,
-        )
+        line, timeout = self._line(command), self._seconds(timeout_seconds)
+        spec = self._requests.spec(line, cwd=cwd, env=env, env_mode=env_mode, timeout=timeout, stdin=stdin)
         async with self._running():
             return await self._run(spec, _words(command), capture=capture_output)
 
@@ -154,9 +149,7 @@ class AsyncShell:
         if not self.sandboxed:
             return WhichResult(command, _here(self.engine.workspace, command))
         # Past the validator: the name is an argument here. What policy refuses all the same is not found.
-        spec = self._requests.spec(
-            f"type -P -- {words.quoted(command)}", cwd=None, env=None, env_mode="extend", timeout=self._seconds(None)
-        )
+        spec = self._requests.spec(f"type -P -- {words.quoted(command)}", timeout=self._seconds(None))
         async with self._running():
             try:
                 result = await self._run(spec, (command,), capture=True)
@@ -167,7 +160,7 @@ class AsyncShell:
 
     async def env(self) -> EnvironmentSnapshot:
         backend = self.engine.backend
-        spec = self._requests.spec(":", cwd=None, env=None, env_mode="extend", timeout=self.default_timeout)
+        spec = self._requests.spec(":", timeout=self.default_timeout)
         async with self._running():
             plan = await backend.plan(spec, self._scope)
         shell: str = backend.facts(spec.profile)["shell"]
@@ -202,23 +195,10 @@ class AsyncShell:
         async with self._running():
             session = await launch_permitted(self.engine, self._authority, spec, self._scope, self._origin())
         self._tidy()
-        return Running(
-            self.engine,
-            session,
-            command=_words(command),
-            cwd=self._requests.shown(spec.cwd),
-            timeout_s=spec.timeout_s,
-            most=self._most,
-            origin=self._origin,
-        )
+        return self._begun(session, spec, _words(command))
 
     async def session(
-        self,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        rows: int = ROWS,
-        cols: int = COLS,
+        self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, rows: int = ROWS, cols: int = COLS
     ) -> ShellSession:
         """Start a bash that stays, in a terminal of that size: directory, variables and functions outlive a command.
 
@@ -226,7 +206,7 @@ class AsyncShell:
         """
         self._validator.validate("bash")
         check_size(size := WindowSize(rows, cols))
-        spec = self._requests.spec(SHELL_COMMAND, cwd=cwd, env=env, env_mode="extend", timeout=0.0)
+        spec = self._requests.spec(SHELL_COMMAND, cwd=cwd, env=env, timeout=0.0)
         spec = replace(spec, background=True, pty=size, separate_stderr=False, kind=SHELL, on_exit="never")
         async with self._running():
             origin = self._origin()
@@ -237,15 +217,7 @@ class AsyncShell:
                 started = await self._shells.start(found[0], origin, found[1])
                 session, prompt = started.session, started.output
         self._tidy()
-        return ShellSession(
-            self.engine,
-            self._shells,
-            self._authority,
-            session,
-            prompt=prompt,
-            origin=self._origin,
-            validator=self._validator,
-        )
+        return ShellSession(self.engine, self._shells, self._authority, session, prompt, self._origin, self._validator)
 
     async def stream(
         self,
@@ -303,12 +275,13 @@ class AsyncShell:
         session = outcome.session
         if session.end is not None and session.end.errno == errno.ENOENT and self._requests.private(spec.cwd):
             raise InvalidCommand(f"cwd {spec.cwd!r} does not exist in the sandbox; create it first, or leave cwd out")
-        result = await result_of(
-            self.engine, session, command=command, cwd=self._requests.shown(spec.cwd), timeout_s=spec.timeout_s,
-            most=self._most, capture=capture,
-        )  # fmt: skip
+        result = await self._begun(session, spec, command).result(session, capture=capture)
         self._tidy()
         return result
+
+    def _begun(self, session: Session, spec: CommandSpec, command: tuple[str, ...]) -> Running:
+        cwd = self._requests.shown(spec.cwd)
+        return Running(self.engine, session, command, cwd, spec.timeout_s, self._most, self._origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,34 +341,27 @@ def _seconds_to(high: float, given: float, *, more: str = "") -> float:
     return float(given)
 
 
+@dataclass(frozen=True, slots=True)
 class Requests:
     """Makes commands of one backend; nothing is started.
 
-    `env_names` may be set although their names are refused else; `allowed_paths` are directories of the host where
-    commands may begin besides the workspace.
+    `env_names` may be set although their names are refused else; `allowed` are directories of the host, without
+    symlinks, where commands may begin besides the workspace.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        limits: Limits,
-        *,
-        env_names: Collection[str] = (),
-        allowed_paths: Sequence[str | Path] = (),
-    ) -> None:
-        self._backend = backend
-        self._limits = limits
-        self._env_names = frozenset(env_names)
-        self._allowed = tuple(os.path.realpath(path) for path in allowed_paths)
+    backend: Backend
+    limits: Limits
+    env_names: Collection[str]
+    allowed: Sequence[str]
 
     def spec(
         self,
         line: str,
         *,
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        env_mode: EnvMode,
         timeout: float,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        env_mode: EnvMode = "extend",
         stdin: str | bytes | None = None,
     ) -> CommandSpec:
         """A command that keeps its streams apart and is killed at its timeout.
@@ -406,7 +372,7 @@ class Requests:
         if env_mode not in _MODES:
             raise InvalidCommand(f"env_mode is {env_mode!r}; it must be one of {', '.join(_MODES)}")
         given = dict(env or {})
-        check_env(given, granted=self._env_names)
+        check_env(given, granted=self.env_names)
         return CommandSpec(
             command=line,
             cwd=self.cwd(cwd),
@@ -416,7 +382,7 @@ class Requests:
             grace_s=0.0,
             stdin=_input(stdin),
             separate_stderr=True,
-            log_bytes=self._limits.log_bytes,
+            log_bytes=self.limits.log_bytes,
         )
 
     def cwd(self, given: str | None) -> str:
@@ -426,7 +392,7 @@ class Requests:
             InvalidCommand: It is none.
             PathOutsideSandbox: It is neither in the workspace nor in another place where commands may begin.
         """
-        workspace, inner = str(self._backend.workspace), self._backend.inner
+        workspace, inner = str(self.backend.workspace), self.backend.inner
         if given is None or not given.startswith("/"):
             return self._inside(given, given)
         plain = os.path.normpath(given)
@@ -437,7 +403,7 @@ class Requests:
         real = os.path.realpath(given)
         if _below(real, workspace):
             return self._inside(given, real)
-        if any(_below(real, root) for root in self._allowed):
+        if any(_below(real, root) for root in self.allowed):
             if not os.path.isdir(real):
                 raise InvalidCommand(f"cwd {given!r} is no directory; create it first, or leave cwd out")
             return real
@@ -445,17 +411,16 @@ class Requests:
 
     def private(self, cwd: str) -> bool:
         """Whether a directory is one that the sandbox has of its own."""
-        places: Sequence[str] = self._backend.facts(WORK)["mounts"]["private"]
-        return private(cwd, places, self._backend.workspace)
+        return private(cwd, self.backend.facts(WORK)["mounts"]["private"], self.backend.workspace)
 
     def shown(self, cwd: str) -> str:
         """A directory as commands see it."""
-        root = str(self._backend.workspace)
-        return self._backend.inner + cwd[len(root) :] if _below(cwd, root) else cwd
+        root = str(self.backend.workspace)
+        return self.backend.inner + cwd[len(root) :] if _below(cwd, root) else cwd
 
     def _inside(self, given: str | None, path: str | None) -> str:
         try:
-            return str(sandbox_cwd(path, self._backend.workspace))
+            return str(sandbox_cwd(path, self.backend.workspace))
         except PathOutsideSandbox:
             raise PathOutsideSandbox(f"Working directory escapes root: {given}") from None
 

@@ -46,12 +46,13 @@ class MockShell:
         """Record the call and answer it."""
         text = command if isinstance(command, str) else " ".join(command)
         self.execute_calls.append((command, kwargs))
-        return self._answer(text)
+        plain = ExecutionResult(0, "", "", (text,), "/", 0.0, truncated=False, timed_out=False, signal=None)
+        known = (result for pattern, result in self._responses.items() if pattern in text)
+        return next(known, self.default_result or plain)
 
     def execute_script(self, script: str, **kwargs: Any) -> ExecutionResult:
         """Record the call, the script as its command, and answer it."""
-        self.execute_calls.append((script, kwargs))
-        return self._answer(script)
+        return self.execute(script, **kwargs)
 
     def which(self, command: str) -> WhichResult:
         """Find what `programs` has."""
@@ -60,14 +61,6 @@ class MockShell:
     def env(self) -> EnvironmentSnapshot:
         """What `variables` has."""
         return EnvironmentSnapshot(tuple(self.variables.items()), "/", "/bin/bash")
-
-    def _answer(self, text: str) -> ExecutionResult:
-        for pattern, result in self._responses.items():
-            if pattern in text:
-                return result
-        if self.default_result is not None:
-            return self.default_result
-        return ExecutionResult(0, "", "", (text,), "/", 0.0, truncated=False, timed_out=False, signal=None)
 
 
 class MockAsyncShell(AsyncShell):
@@ -122,7 +115,9 @@ class MockAsyncShell(AsyncShell):
 class _Recorder:
     """Notes in `calls` what is done to it."""
 
-    calls: list[tuple[str, Any]]
+    def __init__(self) -> None:
+        self.id = SessionId("mock")
+        self.calls: list[tuple[str, Any]] = []
 
     async def write(self, data: str | bytes) -> int:
         self.calls.append(("write", data))
@@ -136,10 +131,8 @@ class MockRunning(_Recorder, Running):
     """A command that has ended as it was answered."""
 
     def __init__(self, result: ExecutionResult) -> None:
-        self.id = SessionId("mock")
-        self.command = result.command
-        self.cwd = result.cwd
-        self.calls: list[tuple[str, Any]] = []
+        super().__init__()
+        self.command, self.cwd = result.command, result.cwd
         self._answer = result
 
     async def session(self) -> Session:
@@ -147,6 +140,9 @@ class MockRunning(_Recorder, Running):
         return _session(" ".join(self.command), self._answer)
 
     async def wait(self, timeout_seconds: float | None = None) -> ExecutionResult:  # noqa: ARG002
+        return self._answer
+
+    async def result(self, session: Session, *, capture: bool = True) -> ExecutionResult:  # noqa: ARG002
         return self._answer
 
     async def output(self) -> tuple[str, str]:
@@ -173,9 +169,8 @@ class MockShellSession(_Recorder, ShellSession):
     """A shell that stays and runs nothing."""
 
     def __init__(self, mock: MockShell) -> None:
-        self.id = SessionId("mock")
+        super().__init__()
         self.prompt = "$ "
-        self.calls: list[tuple[str, Any]] = []
         self._mock = mock
 
     async def session(self) -> Session:
@@ -185,13 +180,9 @@ class MockShellSession(_Recorder, ShellSession):
     async def exec(self, command: str, *, timeout_seconds: float = 30.0, raw: bool = False) -> Executed:
         """Record the call as one of the shell, and answer it; both streams are one."""
         result = self._mock.execute(command, timeout_seconds=timeout_seconds, raw=raw)
-        code = None if result.timed_out else result.exit_code
+        code, output = None if result.timed_out else result.exit_code, result.stdout + result.stderr
         return Executed(
-            session=_session("bash"),
-            output=result.stdout + result.stderr,
-            exit_code=code,
-            cwd=result.cwd,
-            timed_out=result.timed_out,
+            session=_session("bash"), output=output, exit_code=code, cwd=result.cwd, timed_out=result.timed_out
         )
 
     async def read(self, *, raw: bool = False) -> Read:  # noqa: ARG002

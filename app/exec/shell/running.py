@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self
 
 from shellback.exec.core.errors import BackendUnavailable, CommandDenied, InvalidCommand, TaskCompleted
@@ -59,7 +58,6 @@ class Running:
         self,
         engine: Engine,
         session: Session,
-        *,
         command: tuple[str, ...],
         cwd: str,
         timeout_s: float,
@@ -90,7 +88,7 @@ class Running:
         session = await self._engine.wait(self.id, up_to=most)
         if session.end is None:
             raise TimeoutError(f"session {self.id} has not ended after {most:g} s; it runs on")
-        return await self._result(session)
+        return await self.result(session)
 
     async def output(self) -> tuple[str, str]:
         """What it has printed so far, (stdout, stderr), within the bytes that a result may have."""
@@ -164,13 +162,45 @@ class Running:
                 session, _ = await self._sessions.kill(self.id, self._origin(), by=EndedBy.AGENT)
             except TaskCompleted:
                 session = await self.session()
-        return await self._result(session)
+        return await self.result(session)
 
-    async def _result(self, session: Session) -> ExecutionResult:
-        return await result_of(
-            self._engine, session, command=self.command, cwd=self.cwd, timeout_s=self._timeout, most=self._most,
-            capture=True,
-        )  # fmt: skip
+    async def result(self, session: Session, *, capture: bool = True) -> ExecutionResult:
+        """Its result where its time is over, `session` being how it stands; without `capture` both texts are "".
+
+        Raises:
+            RuntimeError: How it ended is not known.
+        """
+        end = session.end or SessionEnd(state=SessionState.TIMED_OUT, duration_s=self._timeout)
+        if end.state is SessionState.LOST:
+            raise BackendUnavailable(
+                f"how session {session.id} ended is not known ({end.evidence}); it may have done all, part or nothing "
+                "of its work: look at what it was to change before you run it again"
+            )
+        stdout, stderr, truncated = "", "", False
+        if capture:
+            said = self._said(end, late="" if session.end is not None else " and has not ended yet")
+            room = self._most - len(said.encode()) - 1
+            streams = self._engine.streams(session)
+            stdout, stderr, truncated = await captured(*streams, max(0, room if said else self._most))
+            if said:
+                stderr += f"\n{said}" if stderr and not stderr.endswith("\n") else said
+        return ExecutionResult(
+            exit_code=_exit_code(end),
+            stdout=stdout,
+            stderr=stderr,
+            command=self.command,
+            cwd=self.cwd,
+            duration_seconds=end.duration_s,
+            truncated=truncated,
+            timed_out=end.state is SessionState.TIMED_OUT,
+            signal=end.signal,
+        )
+
+    def _said(self, end: SessionEnd, *, late: str) -> str:
+        """What we add to what the command printed: the last line of stderr."""
+        if end.state is SessionState.START_FAILED:
+            return f"{self.command[0]}: {os.strerror(end.errno or errno.EIO)}\n"
+        return f"Command timed out after {self._timeout:g}s{late}" if end.state is SessionState.TIMED_OUT else ""
 
 
 class _Reader:
@@ -214,48 +244,6 @@ NOT_EXECUTABLE: Final = 126
 OUT_OF_TIME: Final = -1
 
 
-async def result_of(
-    engine: Engine,
-    session: Session,
-    *,
-    command: tuple[str, ...],
-    cwd: str,
-    timeout_s: float,
-    most: int,
-    capture: bool,
-) -> ExecutionResult:
-    """The result of a session whose time is over; what it printed takes at most `most` bytes.
-
-    Raises:
-        BackendUnavailable: How it ended is not known.
-    """
-    end = session.end or SessionEnd(state=SessionState.TIMED_OUT, duration_s=timeout_s)
-    if end.state is SessionState.LOST:
-        raise BackendUnavailable(
-            f"how session {session.id} ended is not known ({end.evidence}); it may have done all, part or nothing of "
-            "its work: look at what it was to change before you run it again"
-        )
-    said = _said(session, end, command, timeout_s)
-    stdout, stderr, truncated = "", "", False
-    if capture:
-        room = most - len(said.encode()) - 1
-        stdout, stderr, truncated = await captured(*engine.streams(session), max(0, room if said else most))
-        if said:
-            stderr += f"\n{said}" if stderr and not stderr.endswith("\n") else said
-    timed_out = end.state is SessionState.TIMED_OUT
-    return ExecutionResult(
-        exit_code=_exit_code(end),
-        stdout=stdout,
-        stderr=stderr,
-        command=command,
-        cwd=cwd,
-        duration_seconds=end.duration_s,
-        truncated=truncated,
-        timed_out=timed_out,
-        signal=end.signal,
-    )
-
-
 def _exit_code(end: SessionEnd) -> int:
     match end.state:
         case SessionState.TIMED_OUT:
@@ -264,16 +252,6 @@ def _exit_code(end: SessionEnd) -> int:
             return MISSING if end.errno == errno.ENOENT else NOT_EXECUTABLE
         case _:
             return -end.signal if end.signal is not None else end.exit_code or 0
-
-
-def _said(session: Session, end: SessionEnd, command: tuple[str, ...], timeout_s: float) -> str:
-    """What we add to what the command printed: the last line of stderr."""
-    if end.state is SessionState.START_FAILED:
-        return f"{command[0]}: {os.strerror(end.errno or errno.EIO)}\n"
-    if end.state is not SessionState.TIMED_OUT:
-        return ""
-    late = "" if session.end is not None else " and has not ended yet"
-    return f"Command timed out after {timeout_s:g}s{late}"
 
 
 _NOTE_BYTES: Final = 64
@@ -361,7 +339,6 @@ class ShellSession:
         shells: PersistentShells,
         authority: Authority,
         session: Session,
-        *,
         prompt: str,
         origin: Callable[[], CallOrigin],
         validator: CommandValidator,
@@ -400,16 +377,9 @@ class ShellSession:
                 raise CommandDenied(f"nobody approved this command, and shell {self.id} could not hold it to reading")
             by, digest = grant.by, grant.digest
         done = await self._shells.exec(
-            self.id,
-            command,
-            origin,
-            timeout_s=timeout_seconds,
-            raw=raw,
-            tool=_TOOL,
-            by_model=False,
-            granted_by=by,
+            self.id, command, origin, timeout_s=timeout_seconds, raw=raw, tool=_TOOL, by_model=False, granted_by=by,
             digest=digest,
-        )
+        )  # fmt: skip
         seen = await self._printed(done.slice)
         return replace(done, output=seen.text, slice=seen)
 
@@ -449,7 +419,5 @@ class ShellSession:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
