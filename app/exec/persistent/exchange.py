@@ -22,7 +22,7 @@ from shellback.exec.engine.waiting import judged
 from shellback.exec.log.output import OutputLog
 from shellback.exec.log.plain_text import decoded
 from shellback.exec.persistent import payload
-from shellback.exec.persistent.marks import OPEN, Mark, Names, Reader, ended, last_mark, mark_named, without
+from shellback.exec.persistent.marks import OPEN, Mark, Names, Reader, last_mark, mark_named, without
 from shellback.exec.persistent.payload import KNOWN, Bounds, Frame
 from shellback.exec.wire.crashpoints import reach
 
@@ -183,7 +183,7 @@ class Exchange:
         return TaskCompleted(session.id, "the shell has ended; start another")
 
     async def _followed(self, reader: Reader, until: float, *, until_input: bool, asked: bool = False) -> Outcome:
-        course = Course(self._engine, self._session, self.frame, reader, self._follower, asked=asked)
+        course = Course(self._engine, self._session, self.frame, reader, self._follower, asked)
         done = await course.run(until, until_input=until_input)
         if done.how == "unheard":
             raise ShellBusy(
@@ -232,26 +232,23 @@ class Outcome:
     left: str = ""
 
 
+@dataclass(slots=True)
 class Course:
-    """Follows one command from what `reader` has read on. It waits for output, the end, or a moment to look.
+    """Follows one command from what the reader has read on. It waits for output, the end, or a moment to look.
 
-    `asked` is whether the shell has asked for the command already.
+    `_asked` is whether the shell has asked for the command already.
     """
 
-    def __init__(
-        self, engine: Engine, session: Session, frame: Frame, reader: Reader, follower: Follower, *, asked: bool
-    ) -> None:
-        self._engine = engine
-        self._session = session
-        self._frame = frame
-        self._reader = reader
-        self._follower = follower
-        self._log = follower.out
-        self._start: int | None = None
-        self._prompt: Mark | None = None
-        self._asked = asked
-        self._outer: int | None = None
-        self._blind = 0
+    _engine: Engine
+    _session: Session
+    _frame: Frame
+    _reader: Reader
+    _follower: Follower
+    _asked: bool
+    _start: int | None = None
+    _prompt: Mark | None = None
+    _outer: int | None = None
+    _blind: int = 0
 
     async def run(self, until: float, *, until_input: bool) -> Outcome:
         """Follow it to where there is something to tell, at most to the monotonic moment `until`."""
@@ -298,7 +295,7 @@ class Course:
         """The end of a command that cannot tell it: the shell says that it prompts, and the kernel that it does."""
         if self._prompt is None:
             return None
-        look = await self._look()
+        look = await look_at(self._engine, self._session)
         if not prompts(look, self._blind):
             self._blind = self._blind + 1 if look is None or look.how == "unknown" else 0
             return None
@@ -319,15 +316,9 @@ class Course:
         )
 
     def _ended(self, mark: Mark) -> Outcome:
-        said = ended(mark)
+        start, (cwd, left) = mark.start if self._start is None else self._start, mark.places
         return Outcome(
-            how="ended",
-            start=mark.start if self._start is None else self._start,
-            end=mark.start,
-            upto=mark.end,
-            status=said.status,
-            cwd=said.cwd,
-            left=said.left,
+            how="ended", start=start, end=mark.start, upto=mark.end, status=mark.status or 0, cwd=cwd, left=left
         )
 
     def _so_far(self, how: How) -> Outcome:
@@ -339,20 +330,17 @@ class Course:
         done = await self._taken()
         if done is not None:
             return done
-        end = self._log.size()
+        end = self._follower.out.size()
         status = session.end.exit_code if session.end else None
         return Outcome(how="gone", start=end if self._start is None else self._start, end=end, upto=end, status=status)
 
     async def _waits(self) -> bool:
-        look = await self._look()
+        look, log = await look_at(self._engine, self._session), self._follower.out
         if look is None or self._start is None:
             return False
-        since = max(self._start, self._log.size() - _SHOWN)
-        found = judged(look, decoded(without(self._log.piece(since, _SHOWN))).split("\n"))
+        since = max(self._start, log.size() - _SHOWN)
+        found = judged(look, decoded(without(log.piece(since, _SHOWN))).split("\n"))
         return found is not None and found.sure
-
-    async def _look(self) -> Look | None:
-        return await look_at(self._engine, self._session)
 
 
 def _is_known(prompt: Mark) -> bool:

@@ -13,7 +13,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.log.output import OutputLog
 from shellback.exec.persistent.exchange import Outcome, look_at, prompts, reads_commands, ready, rests, runs
-from shellback.exec.persistent.marks import Reader, ended, last_mark
+from shellback.exec.persistent.marks import Reader, last_mark
 from shellback.exec.persistent.payload import Frame
 
 _BUSY_S: Final = 1.0
@@ -136,7 +136,7 @@ def place_of(session: Session, log: OutputLog, inside: int = 0) -> str:
     """
     if session.backend in CONTAINED:
         mark = last_mark(log, "E")
-        return ended(mark).cwd if mark is not None else ""
+        return "" if mark is None else mark.places[0]
     try:
         if session.pid is None or session.end is not None:
             return ""

@@ -20,7 +20,6 @@ import hmac
 import os
 import re
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -66,14 +65,14 @@ class Mark(NamedTuple):
         """The shell's options, as R tells them."""
         return self.said.partition(b";")[2].rstrip(b"'").decode("ascii", "replace")
 
+    @property
+    def places(self) -> tuple[str, str]:
+        """The directory that E tells, and the one that the shell was put back from, if it was.
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What E says: the status, the directory, and the one that the shell was put back from, if it was."""
-
-    status: int
-    cwd: str
-    left: str
+        What says something else, which only a program can have printed, says nothing.
+        """
+        cwd, _, left = self.said.partition(b";")[2].partition(_BETWEEN)
+        return unquoted(cwd).decode("utf-8", "replace"), unquoted(left).decode("utf-8", "replace")
 
 
 def found_in(data: bytes, at: int = 0) -> list[Mark]:
@@ -88,17 +87,6 @@ def found_in(data: bytes, at: int = 0) -> list[Mark]:
 def without(data: bytes) -> bytes:
     """A piece of output without marks and without what is seen of us."""
     return TRIGGER.sub(b"", _MARK.sub(b"", data))
-
-
-def ended(mark: Mark) -> Ended:
-    """What an E mark says; what says something else, which only a program can have printed, says nothing."""
-    _, _, paths = mark.said.partition(b";")
-    cwd, _, left = paths.partition(_BETWEEN)
-    return Ended(mark.status or 0, _path(cwd), _path(left))
-
-
-def _path(word: bytes) -> str:
-    return unquoted(word).decode("utf-8", "replace")
 
 
 class Names:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -55,7 +55,7 @@ class PersistentShells:
         self._idle_s = idle_s
         self._allowed = tuple(allowed)
         self._clock = clock
-        self.expiry = Expiry(self._live, self._left, self._expire)
+        self.expiry = Expiry(engine, self._left_of)
         """Ends shells that nobody uses; started with the worker, and by the first call at the latest."""
         self._made: Names | None = None
         self._known: dict[SessionId, Known] = {}
@@ -181,7 +181,7 @@ class PersistentShells:
         if session.kind != SHELL:
             raise InvalidCommand(f"session {session_id} is no shell; the process tools are for it")
         if session.end is None and self._left_of(session) <= 0:
-            await self._expire(session.id)
+            await self.expiry.end(session.id)
             session = await self._engine.registry.get(session_id, conversation_id)
         if session.end is None:
             self._of(session).log.touch()
@@ -287,23 +287,11 @@ class PersistentShells:
         private = self._engine.backend.facts(session.profile)["mounts"]["private"]
         return Bounds(roots=(inner, *private, *self._allowed), back=known.kept or inner)
 
-    async def _live(self) -> Sequence[SessionId]:
-        found = await self._engine.store.list(live=True)
-        return [one.id for one in found if one.kind == SHELL and one.host_id == self._engine.host_id]
-
-    async def _left(self, session_id: SessionId) -> float | None:
-        session = await self._engine.store.get(session_id)
-        return None if session is None or session.end is not None else self._left_of(session)
-
     def _left_of(self, session: Session) -> float:
         """How many seconds a shell has until it expires; the log's own time has calls too, and outlives us."""
         known = self._of(session)
         used = max(session.started_at or session.created_at, known.log.modified_at())
         return self._idle_s if known.busy else used + self._idle_s - self._clock()
-
-    async def _expire(self, session_id: SessionId) -> None:
-        session = await self._engine.registry.get(session_id)
-        await Sessions(self._engine, None).end(session, by=EndedBy.LIFETIME)
 
 
 log = logging.getLogger(__name__)
@@ -313,29 +301,22 @@ _AGAIN_S: Final = 60.0
 
 
 class Expiry:
-    """Calls `expired(session id)` once a shell was idle for long enough.
+    """Ends a shell of this host once it was idle for long enough: when it has no seconds `left`.
 
     There is one timer for each, set anew when it fires early, and nothing that looks in between.
-
-    `live` are the shells that run. `left(session id)` is how many seconds it still has, None of one that has ended.
     """
 
-    def __init__(
-        self,
-        live: Callable[[], Awaitable[Sequence[SessionId]]],
-        left: Callable[[SessionId], Awaitable[float | None]],
-        expired: Callable[[SessionId], Awaitable[None]],
-    ) -> None:
-        self._live = live
+    def __init__(self, engine: Engine, left: Callable[[Session], float]) -> None:
+        self._engine = engine
         self._left = left
-        self._expired = expired
         self._timers: dict[SessionId, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """End the shells that were idle for too long while nobody watched, and watch the others; repeating is fine."""
-        for session_id in await self._live():
-            self.watch(session_id, 0)
+        for one in await self._engine.store.list(live=True):
+            if one.kind == SHELL and one.host_id == self._engine.host_id:
+                self.watch(one.id, 0)
 
     def watch(self, session_id: SessionId, after_s: float) -> None:
         """Look at a shell after this time; one that is watched already keeps its timer."""
@@ -347,6 +328,11 @@ class Expiry:
         timer = self._timers.pop(session_id, None)
         if timer is not None:
             timer.cancel()
+
+    async def end(self, session_id: SessionId) -> None:
+        """End it as one that has lived for long enough."""
+        session = await self._engine.registry.get(session_id)
+        await Sessions(self._engine, None).end(session, by=EndedBy.LIFETIME)
 
     async def stop(self) -> None:
         """Look at nothing any more; shells go on. Stopping twice, or without a start, is fine."""
@@ -364,11 +350,13 @@ class Expiry:
 
     async def _look(self, session_id: SessionId) -> None:
         try:
-            left = await self._left(session_id)
-            if left is not None and left <= 0:
-                await self._expired(session_id)
-            elif left is not None:
+            session = await self._engine.store.get(session_id)
+            if session is None or session.end is not None:
+                return
+            if (left := self._left(session)) > 0:
                 self.watch(session_id, left)
+            else:
+                await self.end(session_id)
         except ExecError as error:
             log.warning("shell %s, idle for too long, could not be ended and is tried again: %s", session_id, error)
             self.watch(session_id, _AGAIN_S)

@@ -10,29 +10,12 @@ from typing import Final
 
 from shellback.exec.core.errors import InvalidCommand
 
-_PLAIN: Final = {
-    "Enter": b"\r",
-    "Tab": b"\t",
-    "Escape": b"\x1b",
-    "Space": b" ",
-    "BSpace": b"\x7f",
-}
+_PLAIN: Final = {"Enter": b"\r", "Tab": b"\t", "Escape": b"\x1b", "Space": b" ", "BSpace": b"\x7f"}
 _CURSOR: Final = {"Up": "A", "Down": "B", "Right": "C", "Left": "D", "End": "F", "Home": "H"}
 """These send ESC O instead of ESC [ where the program has switched the terminal to application cursor keys."""
 _FUNCTION: Final = {"F1": "P", "F2": "Q", "F3": "R", "F4": "S"}
-_NUMBERED: Final = {
-    "IC": 2,
-    "DC": 3,
-    "PPage": 5,
-    "NPage": 6,
-    "F5": 15,
-    "F6": 17,
-    "F7": 18,
-    "F8": 19,
-    "F9": 20,
-    "F10": 21,
-    "F11": 23,
-    "F12": 24,
+_NUMBERED: Final = {"IC": 2, "DC": 3, "PPage": 5, "NPage": 6} | {
+    f"F{key}": number for key, number in enumerate((15, 17, 18, 19, 20, 21, 23, 24), 5)
 }
 _ALSO: Final = {
     "Return": "Enter",

@@ -67,7 +67,7 @@ async def test_marks_are_read_wherever_the_output_is_cut(tmp_path: Path, piece: 
     assert [mark.status for mark in found] == [0, 1, 2, 3, 4]
     assert [whole[mark.start : mark.end] for mark in found] == each
     assert found[0].options == "himBHs"
-    assert marks.ended(found[2]) == marks.Ended(2, "/a b", "")
+    assert (found[2].status, found[2].places) == (2, ("/a b", ""))
     assert marks.without(whole) == noise * 6
     assert last_mark(log, "SE") == found[2]
     assert await mark_named(log, NAME) == found[0]
