@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import resource
 import signal
@@ -17,7 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from tests.escape import kernel
-from tests.escape.probe import DONE, Place, Probes, Seen, done, first_that_works, told
+from tests.escape.networks import (
+    hear_devices,
+    resolve_name,
+    route_outside,
+    see_interfaces,
+    virtual_machine_socket,
+)
+from tests.escape.probe import DONE, Place, Probes, Seen, done, first_of, first_that_works, told
 
 probe = Probes()
 HERE: Final = "podman"
@@ -40,22 +48,23 @@ def _theirs(place: Place) -> Iterator[str]:
 def enter_our_directory(place: Place) -> object:
     """List what only the container's root may enter: by its path, and by what its processes have open."""
     roots = ("", *(f"{one}/{name}" for one in _theirs(place) for name in ("root", "cwd")))
-    first_that_works(lambda root=root: os.listdir(f"{root}{_OURS}") for root in roots)
-    return DONE
+    first_of(roots, lambda root: os.listdir(f"{root}{_OURS}"))
 
 
 @probe(KEEPER, seen=done, control=False, backend=HERE)
 def read_about_them(place: Place) -> object:
     """Read memory, environment, maps, open files, program or namespaces of them (/proc/1 and the supervisor's)."""
-    names = ("environ", "auxv", "maps", "mem", "io", "stack", "syscall", "personality", "timers")
-    found = [f"{one}/{name}" for one in _theirs(place) for name in names]
-    links = [f"{one}/{name}" for one in _theirs(place) for name in ("exe", "cwd", "root", "ns/mnt", "fd/1", "fd/3")]
-    first_that_works([
-        *(lambda path=path: _content(path) for path in found),
-        *(lambda path=path: os.readlink(path) for path in links),
-        *(lambda one=one: os.listdir(f"{one}/fd") for one in _theirs(place)),
-    ])  # fmt: skip
-    return DONE
+    files = ("environ", "auxv", "maps", "mem", "io", "stack", "syscall", "personality", "timers")
+    links = ("exe", "cwd", "root", "ns/mnt", "fd/1", "fd/3")
+
+    def about(one: str) -> object:
+        return first_that_works(
+            lambda: first_of(files, lambda name: _content(f"{one}/{name}")),
+            lambda: first_of(links, lambda name: os.readlink(f"{one}/{name}")),
+            lambda: os.listdir(f"{one}/fd"),
+        )
+
+    first_of(_theirs(place), about)
 
 
 def _content(path: str) -> None:
@@ -73,47 +82,47 @@ def trace_them(place: Place) -> object:
     room = kernel.buffer(64)
     vectors = (ctypes.c_size_t * 4)(kernel.at(room), 64, 0x400000, 64)
     start = ctypes.addressof(vectors)
-    for pid in (1, place.supervisor):
-        attempts = (
-            lambda pid=pid: kernel.call("ptrace", 16, pid, 0, 0),
-            lambda pid=pid: kernel.call("ptrace", 0x4206, pid, 0, 0),
-            lambda pid=pid: kernel.call("process_vm_readv", pid, start, 1, start + 16, 1, 0),
-            *(lambda pid=pid, fd=fd: kernel.call("pidfd_getfd", os.pidfd_open(pid), fd, 0) for fd in range(8)),
+
+    def traced(pid: int) -> object:
+        return first_that_works(
+            lambda: kernel.call("ptrace", 16, pid, 0, 0),
+            lambda: kernel.call("ptrace", 0x4206, pid, 0, 0),
+            lambda: kernel.call("process_vm_readv", pid, start, 1, start + 16, 1, 0),
+            lambda: first_of(range(8), lambda fd: kernel.call("pidfd_getfd", os.pidfd_open(pid), fd, 0)),
         )
-        with contextlib.suppress(OSError):
-            first_that_works(attempts)
-            return DONE
-    raise PermissionError("none of it")
+
+    first_of((1, place.supervisor), traced)
 
 
 @probe(KEEPER, seen=_ended, control=False, backend=HERE)
 def signal_them(place: Place) -> object:
     """End or stop them, with each signal, by number, thread and pidfd."""
     numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGSTOP, signal.SIGQUIT, signal.SIGKILL)
-    for pid in (1, place.supervisor):
-        for number in numbers:
-            attempts = (
-                lambda pid=pid, number=number: os.kill(pid, number),
-                lambda pid=pid, number=number: kernel.call("tgkill", pid, pid, int(number)),
-                lambda pid=pid, number=number: signal.pidfd_send_signal(os.pidfd_open(pid), number),
-            )
-            with contextlib.suppress(OSError):
-                first_that_works(attempts)
-                return "sent"
-    raise PermissionError("none of it")
+
+    def sent(one: tuple[int, int]) -> object:
+        pid, number = one
+        return first_that_works(
+            lambda: os.kill(pid, number),
+            lambda: kernel.call("tgkill", pid, pid, int(number)),
+            lambda: signal.pidfd_send_signal(os.pidfd_open(pid), number),
+        )
+
+    first_of(itertools.product((1, place.supervisor), numbers), sent)
 
 
 @probe(KEEPER, seen=done, control=False, backend=HERE)
 def limit_them(place: Place) -> object:
     """Change their limits, priority, processors, or when the kernel kills them."""
-    pids = (1, place.supervisor)
-    first_that_works([
-        *(lambda pid=pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)) for pid in pids),
-        *(lambda pid=pid: os.setpriority(os.PRIO_PROCESS, pid, 19) for pid in pids),
-        *(lambda pid=pid: os.sched_setaffinity(pid, {0}) for pid in pids),
-        *(lambda pid=pid: Path(f"/proc/{pid}/oom_score_adj").write_text("1000") for pid in pids),
-    ])  # fmt: skip
-    return DONE
+
+    def limited(pid: int) -> object:
+        return first_that_works(
+            lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)),
+            lambda: os.setpriority(os.PRIO_PROCESS, pid, 19),
+            lambda: os.sched_setaffinity(pid, {0}),
+            lambda: Path(f"/proc/{pid}/oom_score_adj").write_text("1000"),
+        )
+
+    first_of((1, place.supervisor), limited)
 
 
 @probe(KEEPER, seen=done, control=False, backend=HERE)
@@ -122,8 +131,7 @@ def write_our_code(place: Place) -> object:
     module = f"{_OURS}/code/app/exec/supervisor/keeper.py"
     paths = [module, *(f"{one}/root{module}" for one in _theirs(place))]
     paths += [f"{one}/{name}" for one in _theirs(place) for name in ("exe", "fd/0", "fd/1", "fd/2", "mem")]
-    first_that_works(lambda path=path: os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK)) for path in paths)
-    return DONE
+    first_of(paths, lambda path: os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK)))
 
 
 @probe(KEEPER, seen=done, control=False, backend=HERE)
@@ -134,16 +142,13 @@ def connect_everywhere(_place: Place) -> object:
     paths |= {f"{_OURS}/home/supervisor/sock", "/run/podman/podman.sock", "/run/docker.sock", "/var/run/docker.sock"}
     paths |= {f"{folder}/{name}" for folder, names in _folders() for name in names if _is_socket(f"{folder}/{name}")}
     # The decoy's, which lies in the workspace on purpose, and what another attempt has made there.
-    return first_that_works(
-        lambda path=path: _connected(path) for path in sorted(paths) if not path.startswith("/workspace/")
-    )
+    first_of((path for path in sorted(paths) if not path.startswith("/workspace/")), _connect)
 
 
-def _connected(path: str) -> str:
+def _connect(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as one:
         one.settimeout(2)
         one.connect(path)
-    return DONE
 
 
 def _is_socket(path: str) -> bool:
@@ -190,11 +195,10 @@ def _writable(own: tuple[str, ...]) -> str:
 def change_programs(_place: Place) -> object:
     """Open for writing what the container's root runs or reads: python3, its library, ld.so.preload, passwd."""
     paths = ("/usr/bin/python3", "/bin/sh", "/bin/bash", os.__file__, "/etc/passwd", "/etc/ld.so.cache")
-    first_that_works([
-        *(lambda path=path: os.close(os.open(path, os.O_WRONLY)) for path in paths),
+    first_that_works(
+        lambda: first_of(paths, lambda path: os.close(os.open(path, os.O_WRONLY))),
         lambda: os.close(os.open("/etc/ld.so.preload", os.O_WRONLY | os.O_CREAT)),
-    ])  # fmt: skip
-    return DONE
+    )
 
 
 @probe(IMAGE, seen=lambda scene, _name, said: scene.secret in said, control=False, backend=HERE)
@@ -202,7 +206,7 @@ def find_files_of_host(place: Place) -> object:
     """Find a directory of the host anywhere: by its path, below every mount, and beside the workspace."""
     tops = ["", "/host", "/mnt", "/proc/self/root", "/proc/1/root", "/workspace/..", "/workspace/../.."]
     tops += [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return first_that_works(lambda top=top: Path(f"{top}{place.outside}/secret").read_text() for top in tops)
+    return first_of(tops, lambda top: Path(f"{top}{place.outside}/secret").read_text())
 
 
 @probe(IMAGE, seen=done, control=False, backend=HERE)
@@ -211,8 +215,7 @@ def upper_of_image(_place: Place) -> object:
     table = Path("/proc/self/mountinfo").read_text()
     words = [word for line in table.splitlines() for word in line.split()[-1].split(",")]
     paths = [path for _, _, path in (word.partition("=") for word in words) if path.startswith("/")]
-    first_that_works(lambda path=path: os.listdir(path) for path in paths)
-    return DONE
+    first_of(paths, os.listdir)
 
 
 @probe(GROUPS, seen=done, control=False, backend=HERE)
@@ -230,11 +233,10 @@ def open_files_of_sys(_place: Place) -> object:
 def make_group(_place: Place) -> object:
     """Make a control group, or go into the one above."""
     tops = [folder for folder, _files in _folders("/sys/fs/cgroup")]
-    first_that_works([
-        *(lambda top=top: os.mkdir(f"{top}/made") for top in tops),
-        *(lambda top=top: Path(top, "cgroup.procs").write_text(str(os.getpid())) for top in tops),
-    ])  # fmt: skip
-    return DONE
+    first_that_works(
+        lambda: first_of(tops, lambda top: os.mkdir(f"{top}/made")),
+        lambda: first_of(tops, lambda top: Path(top, "cgroup.procs").write_text(str(os.getpid()))),
+    )
 
 
 @probe(GROUPS, seen=done, control=False, backend=HERE)
@@ -279,33 +281,21 @@ def read_hidden_read_only(place: Place) -> object:
 
 
 @probe(LENT, seen=done, way="read_only", control=False, backend=HERE)
-def see_interfaces_read_only(_place: Place) -> object:
+def see_interfaces_read_only(place: Place) -> object:
     """See another interface than a loopback where the network is on, but not for this profile."""
-    names = [name for _, name in socket.if_nameindex()]
-    return DONE if [name for name in names if name != "lo"] else "lo"
+    return see_interfaces(place)
 
 
 @probe(LENT, seen=done, way="read_only", control=False, backend=HERE)
-def route_read_only(_place: Place) -> object:
+def route_read_only(place: Place) -> object:
     """Have a route, or resolve a name, where the network is on, but not for this profile."""
-
-    def routed() -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-            one.connect(("192.0.2.1", 53))
-
-    first_that_works((routed, lambda: socket.getaddrinfo("example.org", 80)))
-    return DONE
+    first_of((route_outside, resolve_name), lambda attempt: attempt(place))
 
 
 @probe(LENT, seen=done, way="read_only", control=False, backend=HERE)
-def host_of_virtual_machine(_place: Place) -> object:
+def host_of_virtual_machine(place: Place) -> object:
     """Reach the host of the virtual machine (AF_VSOCK), or the machine's devices by netlink."""
-    with contextlib.suppress(OSError):
-        socket.socket(40, socket.SOCK_STREAM, 0).close()
-        return DONE
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15) as one:
-        one.bind((0, 1))
-    return DONE
+    first_of((virtual_machine_socket, hear_devices), lambda attempt: attempt(place))
 
 
 @probe(IMAGE, seen=lambda scene, _name, _said: scene.workspace_changed(".mcp.json"), control=False, backend=HERE)

@@ -7,13 +7,17 @@ import mmap
 import os
 import socket
 from pathlib import Path
+from typing import Final
 
 from tests.escape import kernel
-from tests.escape.probe import DONE, Place, Probes, changed, done, first_that_works, told
+from tests.escape.probe import DONE, Place, Probes, Seen, changed, done, first_of, told
 
 probe = Probes()
 WRITE = "Write outside the workspace"
 READ = "Read keys, the worker's environment, our state"
+
+
+_readable_changed: Final[Seen] = lambda scene, name, _said: scene.changed_readable(name)  # noqa: E731 - as others
 
 
 def _target(place: Place, name: str) -> str:
@@ -34,16 +38,14 @@ def write_by_path(place: Place) -> object:
 @probe(WRITE, seen=changed)
 def write_by_dots(place: Place) -> object:
     """Go up from the workspace by `..`."""
-    os.chdir(place.workspace)
-    return _overwrite("../outside/write_by_dots")
+    return _overwrite(f"{place.workspace}/../outside/write_by_dots")
 
 
 @probe(WRITE, seen=changed)
 def write_by_symlink(place: Place) -> object:
     """Make a symlink in the workspace that leads out, and write through it."""
-    link = f"{place.workspace}/link"
-    os.symlink(_target(place, "write_by_symlink"), link)
-    return _overwrite(link)
+    os.symlink(_target(place, "write_by_symlink"), "link")
+    return _overwrite("link")
 
 
 @probe(WRITE, seen=changed)
@@ -55,9 +57,8 @@ def write_by_old_symlink(place: Place) -> object:
 @probe(WRITE, seen=changed)
 def write_by_hardlink(place: Place) -> object:
     """Hardlink a file into the workspace and write it there."""
-    link = f"{place.workspace}/hard"
-    os.link(_target(place, "write_by_hardlink"), link)
-    return _overwrite(link)
+    os.link(_target(place, "write_by_hardlink"), "hard")
+    return _overwrite("hard")
 
 
 @probe(WRITE, seen=changed)
@@ -85,7 +86,7 @@ def write_by_root_of_another(place: Place) -> object:
     """Go by /proc/PID/root of a process outside, of process 1, and of every other."""
     target = _target(place, "write_by_root_of_another")
     pids = [str(place.pid), "1", *(name for name in os.listdir("/proc") if name.isdigit())]
-    return first_that_works(lambda pid=pid: _overwrite(f"/proc/{pid}/root{target}") for pid in pids)
+    return first_of(pids, lambda pid: _overwrite(f"/proc/{pid}/root{target}"))
 
 
 @probe(WRITE, seen=changed)
@@ -122,42 +123,36 @@ def special_file_outside(place: Place) -> object:
 def bind_outside(place: Place) -> object:
     """Make a socket's file outside."""
     with socket.socket(socket.AF_UNIX) as one:
-        one.bind(_target(place, "bind_outside.new"))
-    return None
+        return one.bind(_target(place, "bind_outside.new"))
 
 
-@probe(WRITE, seen=lambda scene, name, _said: scene.changed_readable(name))
+@probe(WRITE, seen=_readable_changed)
 def write_what_is_readable(place: Place) -> object:
     """Write what the sandbox may read, by its path."""
     return _overwrite(f"{place.readable}/write_what_is_readable")
 
 
-@probe(WRITE, seen=lambda scene, name, _said: scene.changed_readable(name))
+@probe(WRITE, seen=_readable_changed)
 def reopen_for_writing(place: Place) -> object:
     """Open for reading what may be read, and again for writing by /proc/self/fd."""
     fd = os.open(f"{place.readable}/reopen_for_writing", os.O_RDONLY)
     return _overwrite(f"/proc/self/fd/{fd}")
 
 
-@probe(WRITE, seen=lambda scene, name, _said: scene.changed_readable(name))
+@probe(WRITE, seen=_readable_changed)
 def chmod_what_is_readable(place: Place) -> object:
     """Change mode and time of what the sandbox may read."""
     return os.chmod(f"{place.readable}/chmod_what_is_readable", 0o666)
 
 
-@probe(WRITE, seen=lambda scene, name, _said: scene.changed_readable(name))
+@probe(WRITE, seen=_readable_changed)
 def map_for_writing(place: Place) -> object:
     """Map what may be read, and make the mapping writable."""
-    fd = os.open(f"{place.readable}/map_for_writing", first_mode(f"{place.readable}/map_for_writing"))
+    path = f"{place.readable}/map_for_writing"
+    fd = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
     room = mmap.mmap(fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     room[:7] = b"changed"
-    room.flush()
-    return None
-
-
-def first_mode(path: str) -> int:
-    """The most that it can be opened for."""
-    return os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+    return room.flush()
 
 
 @probe(READ, seen=told)
@@ -199,8 +194,8 @@ def _everywhere(name: str, place: Place) -> str:
 @probe(READ, seen=done)
 def read_environment_of_first(place: Place) -> object:
     """Read the environment of process 1, of the supervisor and of this very worker."""
-    texts = [lambda pid=pid: Path(f"/proc/{pid}/environ").read_bytes() for pid in (1, place.supervisor, place.worker)]
-    return DONE if first_that_works(texts) else "empty"
+    pids = (1, place.supervisor, place.worker)
+    return DONE if first_of(pids, lambda pid: Path(f"/proc/{pid}/environ").read_bytes()) else "empty"
 
 
 @probe(READ, seen=told)

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 
-from tests.escape.probe import TIME_S, Attempt, Place
+from tests.escape.probe import DONE, TIME_S, Attempt, Place
 from tests.escape.table import PROBES
 
 MARK = "@@"
@@ -39,7 +39,8 @@ def main(argv: list[str]) -> None:
 def _attempt(name: str, attempt: Attempt, place: Place) -> None:
     os.chdir(place.workspace)
     try:
-        _say(name, said=str(attempt(place))[:240])
+        said = attempt(place)
+        _say(name, said=DONE if said is None else str(said)[:240])
     except OSError as error:
         _say(name, error=f"{type(error).__name__}: {error.strerror or error}")
     except Exception as error:  # noqa: BLE001 - whatever it is, the next attempt has to be made

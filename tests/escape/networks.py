@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.escape.probe import DONE, Place, Probes, done, first_that_works, told
+from tests.escape.probe import DONE, Place, Probes, done, first_of, told
 
 probe = Probes()
 UNIX = "Unix sockets"
@@ -16,7 +16,8 @@ NETWORK = "Network and DNS"
 TIME_S = 4.0
 
 
-def _asked(family: socket.AddressFamily, kind: socket.SocketKind, address: object) -> str:
+def asked(family: socket.AddressFamily, kind: socket.SocketKind, address: object) -> str:
+    """What is told by whoever listens there."""
     with socket.socket(family, kind) as one:
         one.settimeout(TIME_S)
         one.connect(address)  # pyright: ignore[reportArgumentType]
@@ -27,47 +28,46 @@ def _asked(family: socket.AddressFamily, kind: socket.SocketKind, address: objec
 
 def asked_by_path(path: str) -> str:
     """What a socket tells that has this path."""
-    return _asked(socket.AF_UNIX, socket.SOCK_STREAM, path)
+    return asked(socket.AF_UNIX, socket.SOCK_STREAM, path)
 
 
 @probe(UNIX, seen=told)
 def connect_abstract(place: Place) -> object:
     """Connect to an abstract socket."""
-    return _asked(socket.AF_UNIX, socket.SOCK_STREAM, "\0" + place.abstract)
+    return asked_by_path("\0" + place.abstract)
 
 
 @probe(UNIX, seen=told)
 def connect_path(place: Place) -> object:
     """Connect to a socket by its path outside, as an agent's for keys has one."""
-    return _asked(socket.AF_UNIX, socket.SOCK_STREAM, place.socket)
+    return asked_by_path(place.socket)
 
 
 @probe(UNIX, seen=told)
 def connect_in_run(place: Place) -> object:
     """Connect to a socket in /run, as the message bus and container engines have them."""
-    return _asked(socket.AF_UNIX, socket.SOCK_STREAM, place.socket_in_run)
+    return asked_by_path(place.socket_in_run)
 
 
 @probe(UNIX, seen=told)
 def connect_by_symlink(place: Place) -> object:
     """Connect by a symlink in the workspace."""
     os.symlink(place.socket, f"{place.workspace}/sock-link")
-    return _asked(socket.AF_UNIX, socket.SOCK_STREAM, f"{place.workspace}/sock-link")
+    return asked_by_path(f"{place.workspace}/sock-link")
 
 
 @probe(UNIX, seen=told)
 def connect_by_root_of_another(place: Place) -> object:
     """Connect by /proc/PID/root of a process outside."""
     os.symlink(f"/proc/{place.pid}/root{place.outside}", f"{place.workspace}/out")
-    return _asked(socket.AF_UNIX, socket.SOCK_STREAM, f"{place.workspace}/out/sock")
+    return asked_by_path(f"{place.workspace}/out/sock")
 
 
 @probe(UNIX, seen=done)
 def list_sockets(place: Place) -> object:
     """Read the names of all abstract sockets (/proc/net/unix)."""
     pids = ("self", "1", place.pid)
-    first_that_works(lambda pid=pid: _line(f"/proc/{pid}/net/unix", f"@{place.abstract}") for pid in pids)
-    return DONE
+    first_of(pids, lambda pid: _line(f"/proc/{pid}/net/unix", f"@{place.abstract}"))
 
 
 def _line(path: str, text: str) -> str:
@@ -80,35 +80,32 @@ def _line(path: str, text: str) -> str:
 @probe(NETWORK, seen=told)
 def connect_tcp(place: Place) -> object:
     """Connect to a server on the host's loopback, TCP over IPv4."""
-    return _asked(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", place.tcp4))
+    return asked(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", place.tcp4))
 
 
 @probe(NETWORK, seen=told)
 def connect_tcp_to_any(place: Place) -> object:
     """The same by the address 0.0.0.0 and by mapped addresses of IPv6."""
-    attempts = (
-        lambda: _asked(socket.AF_INET, socket.SOCK_STREAM, ("0.0.0.0", place.tcp4)),
-        lambda: _asked(socket.AF_INET6, socket.SOCK_STREAM, ("::ffff:127.0.0.1", place.tcp4)),
-    )
-    return first_that_works(attempts)
+    hosts = ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::ffff:127.0.0.1"))
+    return first_of(hosts, lambda one: asked(one[0], socket.SOCK_STREAM, (one[1], place.tcp4)))
 
 
 @probe(NETWORK, seen=told)
 def connect_tcp6(place: Place) -> object:
     """Connect to a server on the host's loopback, TCP over IPv6."""
-    return _asked(socket.AF_INET6, socket.SOCK_STREAM, ("::1", place.tcp6))
+    return asked(socket.AF_INET6, socket.SOCK_STREAM, ("::1", place.tcp6))
 
 
 @probe(NETWORK, seen=told)
 def send_udp(place: Place) -> object:
     """Ask a server on the host's loopback, UDP over IPv4."""
-    return _asked(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", place.udp4))
+    return asked(socket.AF_INET, socket.SOCK_DGRAM, ("127.0.0.1", place.udp4))
 
 
 @probe(NETWORK, seen=told)
 def send_udp6(place: Place) -> object:
     """Ask a server on the host's loopback, UDP over IPv6."""
-    return _asked(socket.AF_INET6, socket.SOCK_DGRAM, ("::1", place.udp6))
+    return asked(socket.AF_INET6, socket.SOCK_DGRAM, ("::1", place.udp6))
 
 
 @probe(NETWORK, seen=told)
@@ -140,16 +137,14 @@ def route_outside(_place: Place) -> object:
 @probe(NETWORK, seen=done)
 def see_interfaces(_place: Place) -> object:
     """See another interface than a loopback (netlink route)."""
-    names = [name for _, name in socket.if_nameindex()]
-    return DONE if [name for name in names if name != "lo"] else "lo"
+    return DONE if [name for _, name in socket.if_nameindex() if name != "lo"] else "lo"
 
 
 @probe(NETWORK, seen=done)
 def see_connections(place: Place) -> object:
     """See the host's listening sockets (/proc/net/tcp)."""
     pids = ("self", "1", place.pid)
-    first_that_works(lambda pid=pid: _line(f"/proc/{pid}/net/tcp", f"0100007F:{place.tcp4:04X}") for pid in pids)
-    return DONE
+    first_of(pids, lambda pid: _line(f"/proc/{pid}/net/tcp", f"0100007F:{place.tcp4:04X}"))
 
 
 @probe(NETWORK, seen=done)
@@ -170,7 +165,6 @@ def hear_devices(_place: Place) -> object:
     """Listen to the kernel's news of devices (NETLINK_KOBJECT_UEVENT)."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15) as one:
         one.bind((0, 1))
-    return DONE
 
 
 @probe(NETWORK, seen=done)
@@ -179,9 +173,8 @@ def other_netlinks(_place: Place) -> object:
     return _made((socket.AF_NETLINK, socket.SOCK_RAW, one) for one in (9, 12, 7, 21, 16, 11, 18))
 
 
-def _made(wanted: Iterable[tuple[int, int, int]]) -> str:
-    first_that_works(lambda one=one: socket.socket(*one).close() for one in wanted)
-    return DONE
+def _made(wanted: Iterable[tuple[int, int, int]]) -> None:
+    first_of(wanted, lambda one: socket.socket(*one).close())
 
 
 @probe(NETWORK, seen=done)

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from tests.escape import kernel
-from tests.escape.probe import DONE, Place, Probes, done, first_that_works
+from tests.escape.probe import DONE, Place, Probes, done, first_of, first_that_works
 
 probe = Probes()
 MOUNTS = "Mounts"
@@ -34,7 +34,6 @@ def mount_new(place: Place) -> object:
     """Mount a file system, also with privileges in own namespaces."""
     _privileged()
     kernel.call("mount", b"none\0", place.scratch.encode() + b"\0", b"tmpfs\0", 0, None)
-    return DONE
 
 
 @probe(MOUNTS, seen=done)
@@ -42,7 +41,6 @@ def bind_directory(place: Place) -> object:
     """Bind a directory elsewhere, also with privileges in own namespaces."""
     _privileged()
     kernel.call("mount", b"/usr\0", place.scratch.encode() + b"\0", None, 4096 | 16384, None)
-    return DONE
 
 
 @probe(MOUNTS, seen=done)
@@ -52,7 +50,6 @@ def mount_by_new_calls(_place: Place) -> object:
     fs = kernel.call("fsopen", b"tmpfs\0", 0)
     kernel.call("fsconfig", fs, 6, None, None, 0)
     kernel.call("fsmount", fs, 0, 0)
-    return DONE
 
 
 @probe(MOUNTS, seen=done)
@@ -60,7 +57,6 @@ def clone_tree(_place: Place) -> object:
     """Copy a tree of mounts by open_tree, also with privileges in own namespaces."""
     _privileged()
     kernel.call("open_tree", -100, b"/usr\0", 1 | 0x8000)
-    return DONE
 
 
 @probe(MOUNTS, seen=done)
@@ -74,7 +70,6 @@ def overlay(place: Place) -> object:
     beneath = os.open(work, os.O_RDONLY)
     kernel.call("mount", b"none\0", f"{place.scratch}\0".encode(), b"overlay\0", 0, options.encode())
     os.chmod("work", 0o700, dir_fd=beneath)  # else nobody could remove it
-    return DONE
 
 
 @probe(MOUNTS, seen=done)
@@ -82,24 +77,19 @@ def change_root(place: Place) -> object:
     """Change the root directory, also with privileges in own namespaces."""
     _privileged()
     kernel.call("chroot", place.scratch.encode() + b"\0")
-    return DONE
 
 
 @probe(NAMESPACES, seen=done)
 def unshare_user(_place: Place) -> object:
     """Make a user namespace (unshare)."""
     kernel.call("unshare", kernel.NEWUSER)
-    return DONE
 
 
 @probe(NAMESPACES, seen=done)
 def unshare_several(_place: Place) -> object:
     """Make user, mount, network and PID namespaces, one flag after the other."""
-    first_that_works(
-        lambda flag=flag: kernel.call("unshare", flag)
-        for flag in (kernel.NEWUSER | kernel.NEWNS, kernel.NEWUSER | kernel.NEWNET, kernel.NEWUSER | kernel.NEWPID)
-    )
-    return DONE
+    others = (kernel.NEWNS, kernel.NEWNET, kernel.NEWPID)
+    first_of(others, lambda other: kernel.call("unshare", kernel.NEWUSER | other))
 
 
 @probe(NAMESPACES, seen=done)
@@ -115,25 +105,22 @@ def clone3_user(_place: Place) -> object:
     return _child(kernel.call("clone3", kernel.at(room), 64))
 
 
-def _child(pid: int) -> str:
+def _child(pid: int) -> None:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    return DONE
 
 
 @probe(NAMESPACES, seen=done)
 def enter_namespace(place: Place) -> object:
     """Enter the user namespace of a process outside (setns)."""
     kernel.call("setns", os.open(f"/proc/{place.apart}/ns/user", os.O_RDONLY), kernel.NEWUSER)
-    return DONE
 
 
 @probe(NAMESPACES, seen=done)
 def enter_by_descriptor(place: Place) -> object:
     """Enter namespaces by a pidfd (setns)."""
     kernel.call("setns", os.pidfd_open(place.apart), kernel.NEWUSER)
-    return DONE
 
 
 @probe(SETUID, seen=lambda _scene, _name, said: "other" in said)
@@ -152,20 +139,19 @@ def setuid_of_host(_place: Place) -> object:
 @probe(SETUID, seen=done)
 def become_root(_place: Place) -> object:
     """Become user 0, or have any capability."""
+    if not _capabilities("CapEff"):
+        os.setuid(0)
+
+
+def _capabilities(kind: str) -> int:
     text = Path("/proc/self/status").read_text()
-    effective = next(line for line in text.splitlines() if line.startswith("CapEff:")).split()[1]
-    if int(effective, 16):
-        return DONE
-    os.setuid(0)
-    return DONE
+    return int(next(line for line in text.splitlines() if line.startswith(kind)).split()[1], 16)
 
 
 @probe(SETUID, seen=done)
 def keep_bounding_set(_place: Place) -> object:
     """Have a capability left to be had."""
-    text = Path("/proc/self/status").read_text()
-    bounding = next(line for line in text.splitlines() if line.startswith("CapBnd:")).split()[1]
-    return DONE if int(bounding, 16) else "none"
+    return DONE if _capabilities("CapBnd") else "none"
 
 
 @probe(DEVICES, seen=done)
@@ -174,15 +160,13 @@ def make_device(place: Place) -> object:
     _privileged()
     os.mknod(f"{place.workspace}/node", 0o60600, os.makedev(254, 0))
     os.close(os.open(f"{place.workspace}/node", os.O_RDONLY))
-    return DONE
 
 
 @probe(DEVICES, seen=done)
 def open_disks(_place: Place) -> object:
     """Open a disk, memory, the ports of the machine."""
     names = ("vda", "sda", "nvme0n1", "loop0", "dm-0", "mem", "port", "kmem", "cpu/0/msr")
-    first_that_works(lambda name=name: os.open(f"/dev/{name}", os.O_RDONLY) for name in names)
-    return DONE
+    first_of(names, lambda name: os.open(f"/dev/{name}", os.O_RDONLY))
 
 
 @probe(DEVICES, seen=done)
@@ -190,13 +174,10 @@ def open_kernel_log(_place: Place) -> object:
     """Read the kernel's log: /dev/kmsg, /proc/kmsg, syslog."""
     room = kernel.buffer(4096)
     first_that_works(
-        (
-            lambda: os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)),
-            lambda: os.close(os.open("/proc/kmsg", os.O_RDONLY | os.O_NONBLOCK)),
-            lambda: kernel.call("syslog", 3, kernel.at(room), 4096),
-        )
+        lambda: os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)),
+        lambda: os.close(os.open("/proc/kmsg", os.O_RDONLY | os.O_NONBLOCK)),
+        lambda: kernel.call("syslog", 3, kernel.at(room), 4096),
     )
-    return DONE
 
 
 @probe(DEVICES, seen=done)
@@ -207,18 +188,14 @@ def open_other_devices(_place: Place) -> object:
     for folder, names, files in os.walk("/dev"):
         names[:] = [name for name in names if name not in {"pts", "shm", "fd"}]
         found += [f"{folder}/{name}" for name in files if name not in harmless]
-    first_that_works(lambda path=path: os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) for path in found)
-    return DONE
+    first_of(found, lambda path: os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK)))
 
 
 @probe(PROC, seen=done)
 def open_sysctls(_place: Place) -> object:
     """Open any file of /proc/sys for writing; nothing is written."""
-    return _openable("/proc/sys", most=3000)
-
-
-def _openable(top: str, most: int) -> object:
-    for folder, _names, files in os.walk(top):
+    most = 3000
+    for folder, _names, files in os.walk("/proc/sys"):
         for name in files[: max(0, most)]:
             most -= 1
             try:
@@ -233,17 +210,9 @@ def _openable(top: str, most: int) -> object:
 @probe(PROC, seen=done)
 def open_machine_files(_place: Place) -> object:
     """Open sysrq-trigger, core_pattern, modprobe, kcore or memory of the machine; nothing is written."""
-    names = (
-        "sysrq-trigger",
-        "sys/kernel/core_pattern",
-        "sys/kernel/modprobe",
-        "kcore",
-        "kpageflags",
-        "mtrr",
-        "acpi/wakeup",
-    )
-    first_that_works(lambda name=name: os.close(os.open(f"/proc/{name}", os.O_WRONLY)) for name in names)
-    return DONE
+    kernels = ("sys/kernel/core_pattern", "sys/kernel/modprobe")
+    names = ("sysrq-trigger", *kernels, "kcore", "kpageflags", "mtrr", "acpi/wakeup")
+    first_of(names, lambda name: os.close(os.open(f"/proc/{name}", os.O_WRONLY)))
 
 
 @probe(PROC, seen=done)
@@ -263,7 +232,6 @@ def see_first_of_host(place: Place) -> object:
 def rings(_place: Place) -> object:
     """Have a ring that makes system calls past the filter (io_uring)."""
     kernel.call("io_uring_setup", 2, kernel.at(kernel.buffer(256)))
-    return DONE
 
 
 @probe(RARE, seen=done)
@@ -271,14 +239,12 @@ def load_program(_place: Place) -> object:
     """Load a program into the kernel (bpf)."""
     room = ctypes.create_string_buffer(struct.pack("IIIII", 2, 4, 8, 1, 0), 128)
     kernel.call("bpf", 0, kernel.at(room), 128)
-    return DONE
 
 
 @probe(RARE, seen=done)
 def page_faults(_place: Place) -> object:
     """Handle page faults (userfaultfd), with which races are won."""
-    first_that_works((lambda: kernel.call("userfaultfd", 0), lambda: kernel.call("userfaultfd", 1)))
-    return DONE
+    first_of((0, 1), lambda flag: kernel.call("userfaultfd", flag))
 
 
 @probe(RARE, seen=done)
@@ -286,21 +252,18 @@ def measure(_place: Place) -> object:
     """Measure performance (perf_event_open)."""
     room = ctypes.create_string_buffer(struct.pack("IIQQQQQ", 1, 128, 0, 0, 0, 0, 1 | 1 << 5 | 1 << 6), 128)
     kernel.call("perf_event_open", kernel.at(room), 0, -1, -1, 0)
-    return DONE
 
 
 @probe(RARE, seen=done)
 def watch_files(_place: Place) -> object:
     """Watch files of others (fanotify)."""
     kernel.call("fanotify_init", 0x200, 0)
-    return DONE
 
 
 @probe(RARE, seen=done)
 def join_key_ring(_place: Place) -> object:
     """Have key rings, which all processes of a user share."""
     kernel.call("keyctl", 1, None)
-    return DONE
 
 
 @probe(RARE, seen=done)
@@ -319,10 +282,8 @@ def calls_of_32_bits(_place: Place) -> object:
 @probe(RARE, seen=done)
 def sibling_of_supervisor(_place: Place) -> object:
     """Make a process that is the child of one's parent (CLONE_PARENT)."""
-    pid = kernel.call("clone", 0x8000 | signal.SIGCHLD, 0, 0, 0, 0)
-    if pid == 0:
+    if kernel.call("clone", 0x8000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:
         os._exit(0)
-    return DONE
 
 
 @probe(RARE, seen=done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 if TYPE_CHECKING:
     from tests.escape.scene import Scene
@@ -13,8 +13,9 @@ Way = Literal["work", "terminal", "read_only", "bounded", "moved"]
 """How a probe is run: a plain command, one in a terminal, one of profile read_only with the network on, one of a
 sandbox with small bounds, one whose workspace changes between the look at it and the start."""
 
+T = TypeVar("T")
 DONE: Final = "done"
-"""What an attempt says that has got what it wanted, where nobody outside can see it."""
+"""What an attempt says that has got what it wanted, where nobody outside can see it; so does one that returns None."""
 TIME_S: Final = 20
 
 
@@ -115,16 +116,21 @@ def changed(scene: Scene, name: str, _said: str) -> bool:
     return scene.changed(name)
 
 
-def first_that_works(attempts: Iterable[Callable[[], object]]) -> object:
-    """The answer of the first that does not fail.
+def first_of(values: Iterable[T], attempt: Callable[[T], object]) -> object:
+    """The answer of the attempt on the first value on which it does not fail.
 
     Raises:
         OSError: All fail; the last one's error.
     """
     last: OSError = OSError("nothing to try")
-    for attempt in attempts:
+    for value in values:
         try:
-            return attempt()
+            return attempt(value)
         except OSError as error:
             last = error
     raise last
+
+
+def first_that_works(*attempts: Callable[[], object]) -> object:
+    """The same of the first attempt that does not fail."""
+    return first_of(attempts, lambda attempt: attempt())

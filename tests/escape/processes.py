@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from tests.escape import kernel
-from tests.escape.probe import DONE, Place, Probes, done, first_that_works, told
+from tests.escape.networks import asked, asked_by_path
+from tests.escape.probe import DONE, Place, Probes, Seen, done, first_of, told
 
 probe = Probes()
 MEMORY = "Other processes' memory"
@@ -24,6 +25,10 @@ DESCRIPTORS = "Inherited descriptors"
 SHARED = "System V and POSIX IPC"
 RECORDS = "Our records and socket"
 OTHERS = "Another conversation"
+
+
+def _signalled(number: int) -> Seen:
+    return lambda scene, _name, _said: number in scene.happened["signals"]
 
 
 @probe(MEMORY, seen=told)
@@ -42,28 +47,27 @@ def trace(place: Place) -> object:
         kernel.call("ptrace", 17, place.pid, 0, 0)
 
 
-def _vectors(place: Place) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_size_t], int]:
-    room = kernel.buffer(64)
-    vectors = (ctypes.c_size_t * 4)(kernel.at(room), 64, place.address, 64)
-    return room, vectors, ctypes.addressof(vectors)
+def _moved(call: str, place: Place, room: ctypes.Array[ctypes.c_char], offset: int = 0) -> int:
+    """Move as much as there is room for, between here and the memory of another process."""
+    vectors = (ctypes.c_size_t * 4)(kernel.at(room), len(room), place.address + offset, len(room))
+    start = ctypes.addressof(vectors)
+    return kernel.call(call, place.pid, start, 1, start + 16, 1, 0)
 
 
 @probe(MEMORY, seen=told)
 def read_memory(place: Place) -> object:
     """Read memory with process_vm_readv."""
-    room, _vectors_kept, start = _vectors(place)
-    kernel.call("process_vm_readv", place.pid, start, 1, start + 16, 1, 0)
+    room = kernel.buffer(64)
+    _moved("process_vm_readv", place, room)
     return room.raw.decode(errors="replace")
 
 
-@probe(MEMORY, seen=lambda scene, _name, _said: scene.memory_written())
+@probe(MEMORY, seen=lambda scene, _name, _said: scene.happened["memory"] != "original")
 def write_memory(place: Place) -> object:
     """Write memory with process_vm_writev."""
     room = kernel.buffer(8)
     room.raw = b"overrun!"
-    vectors = (ctypes.c_size_t * 4)(kernel.at(room), 8, place.address + 64, 8)
-    start = ctypes.addressof(vectors)
-    return kernel.call("process_vm_writev", place.pid, start, 1, start + 16, 1, 0)
+    return _moved("process_vm_writev", place, room, offset=64)
 
 
 @probe(MEMORY, seen=told)
@@ -77,8 +81,7 @@ def read_memory_by_file(place: Place) -> object:
 def read_memory_of_first(place: Place) -> object:
     """Open the memory of process 1, of the supervisor and of the worker."""
     pids = (1, place.supervisor, place.worker)
-    first_that_works(lambda pid=pid: os.open(f"/proc/{pid}/mem", os.O_RDONLY) for pid in pids)
-    return DONE
+    first_of(pids, lambda pid: os.open(f"/proc/{pid}/mem", os.O_RDONLY))
 
 
 @probe(MEMORY, seen=told)
@@ -94,26 +97,26 @@ def compare_processes(place: Place) -> object:
     return DONE if kernel.call("kcmp", os.getpid(), place.pid, 0, 0, place.held) >= 0 else "no"
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.signalled(signal.SIGUSR1))
+@probe(SIGNALS, seen=_signalled(signal.SIGUSR1))
 def signal_one(place: Place) -> object:
     """Signal a process outside by its number."""
     return os.kill(place.pid, signal.SIGUSR1)
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.signalled(signal.SIGURG))
+@probe(SIGNALS, seen=_signalled(signal.SIGURG))
 def signal_all(_place: Place) -> object:
     """Signal every process that may be signalled (kill -1), with a signal that harms nobody."""
     signal.signal(signal.SIGURG, signal.SIG_IGN)
     return os.kill(-1, signal.SIGURG)
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.signalled(signal.SIGUSR2))
+@probe(SIGNALS, seen=_signalled(signal.SIGUSR2))
 def signal_by_descriptor(place: Place) -> object:
     """Signal by a pidfd."""
     return signal.pidfd_send_signal(os.pidfd_open(place.pid), signal.SIGUSR2)
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.signalled(signal.SIGRTMIN + 3))
+@probe(SIGNALS, seen=_signalled(signal.SIGRTMIN + 3))
 def queue_signal(place: Place) -> object:
     """Queue a signal with a payload (rt_sigqueueinfo)."""
     number = signal.SIGRTMIN + 3
@@ -122,7 +125,7 @@ def queue_signal(place: Place) -> object:
     return kernel.call("rt_sigqueueinfo", place.pid, int(number), kernel.at(room))
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.signalled(signal.SIGRTMIN + 4))
+@probe(SIGNALS, seen=_signalled(signal.SIGRTMIN + 4))
 def signal_by_owner_of_file(place: Place) -> object:
     """Let the kernel signal the process, as owner of a socket of ours (F_SETOWN, F_SETSIG)."""
     ours, theirs = socket.socketpair()
@@ -133,7 +136,7 @@ def signal_by_owner_of_file(place: Place) -> object:
     time.sleep(0.2)
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.victim_died() or not scene.supervisor_lived)
+@probe(SIGNALS, seen=lambda scene, _name, _said: not scene.happened["victim"] or not scene.supervisor_lived)
 def kill_supervisor(place: Place) -> object:
     """SIGKILL a supervisor: one made for it, and in the sandbox the real one and all numbers near it."""
     os.kill(place.victim, signal.SIGKILL)
@@ -149,19 +152,19 @@ def kill_real_supervisor(place: Place) -> object:
             continue
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.files_bound() != 1 << 10)
+@probe(SIGNALS, seen=lambda scene, _name, _said: scene.happened["files"] != 1 << 10)
 def lower_limits_of_another(place: Place) -> object:
     """Lower a limit of another process (prlimit)."""
     return resource.prlimit(place.pid, resource.RLIMIT_NOFILE, (100, 100))
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.memory_score() > 700)
+@probe(SIGNALS, seen=lambda scene, _name, _said: scene.happened["score"] > 700)
 def offer_another_to_the_killer(place: Place) -> object:
     """Make another process the first that is killed when memory is short (oom_score_adj)."""
     return Path(f"/proc/{place.pid}/oom_score_adj").write_text("777")
 
 
-@probe(SIGNALS, seen=lambda scene, _name, _said: scene.nice() > 5)
+@probe(SIGNALS, seen=lambda scene, _name, _said: scene.happened["nice"] > 5)
 def slow_another_down(place: Place) -> object:
     """Lower the priority of another process."""
     return os.setpriority(os.PRIO_PROCESS, place.pid, 9)
@@ -195,7 +198,6 @@ def paste_into_console(_place: Place) -> object:
     """Paste into a virtual console (TIOCLINUX)."""
     room = ctypes.create_string_buffer(b"\x03", 16)
     kernel.call("ioctl", os.open("/dev/tty", os.O_RDWR), 0x541C, kernel.at(room))
-    return DONE
 
 
 @probe(TERMINAL, seen=done, way="terminal")
@@ -203,13 +205,10 @@ def set_line_discipline(_place: Place) -> object:
     """Give a terminal another driver (TIOCSETD)."""
     room = ctypes.create_string_buffer(struct.pack("i", 0))
     fd = os.open("/dev/tty", os.O_RDWR)
-    first_that_works(
-        lambda bits=bits: kernel.call("ioctl", fd, bits | 0x5423, kernel.at(room)) for bits in (0, 1 << 32)
-    )
-    return DONE
+    first_of((0, 1 << 32), lambda bits: kernel.call("ioctl", fd, bits | 0x5423, kernel.at(room)))
 
 
-@probe(TERMINAL, seen=lambda scene, _name, _said: scene.terminal_written())
+@probe(TERMINAL, seen=lambda scene, _name, _said: "written" in scene.happened["written"])
 def write_to_terminal_of_another(place: Place) -> object:
     """Write to the terminal of another session of the same user."""
     fd = os.open(place.terminal, os.O_RDWR | os.O_NOCTTY)
@@ -277,7 +276,7 @@ def read_shared_memory_file(place: Place) -> object:
     return Path(f"/dev/shm/decoy-{place.nonce}").read_bytes().decode(errors="replace")
 
 
-@probe(RECORDS, seen=lambda scene, _name, _said: scene.forged())
+@probe(RECORDS, seen=lambda scene, _name, _said: (scene.state / "sessions/decoy/exit.json").exists())
 def forge_exit_record(place: Place) -> object:
     """Write an exit record into a session's directory."""
     return Path(place.state, "sessions", "decoy", "exit.json").write_text('{"exit_code": 0}')
@@ -286,10 +285,7 @@ def forge_exit_record(place: Place) -> object:
 @probe(RECORDS, seen=told)
 def reach_our_socket(place: Place) -> object:
     """Connect to the supervisor's socket in a state directory."""
-    with socket.socket(socket.AF_UNIX) as one:
-        one.settimeout(5)
-        one.connect(f"{place.state}/supervisor/sock")
-        return one.recv(64).decode()
+    return asked_by_path(f"{place.state}/supervisor/sock")
 
 
 @probe(RECORDS, seen=done, control=False)
@@ -297,7 +293,6 @@ def reach_real_socket(place: Place) -> object:
     """Connect to the socket of this very supervisor."""
     with socket.socket(socket.AF_UNIX) as one:
         one.connect(f"{place.supervisor_state}/supervisor/sock")
-    return DONE
 
 
 @probe(RECORDS, seen=done, control=False)
@@ -306,7 +301,6 @@ def forge_real_record(place: Place) -> object:
     sessions = f"{place.supervisor_state}/sessions"
     for session in os.listdir(sessions):
         Path(sessions, session, "exit.json").write_text("{}")
-    return DONE
 
 
 @probe(RECORDS, seen=lambda scene, _name, _said: (scene.outside / "exec").exists(), control=False)
@@ -325,17 +319,13 @@ def read_scratch_of_another(place: Place) -> object:
 @probe(OTHERS, seen=told)
 def reach_server_of_another(place: Place) -> object:
     """Connect to a server that another conversation has started on loopback."""
-    with socket.create_connection(("127.0.0.1", place.other_tcp), 5) as one:
-        return one.recv(64).decode()
+    return asked(socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", place.other_tcp))
 
 
 @probe(OTHERS, seen=told)
 def reach_abstract_socket_of_another(place: Place) -> object:
     """Connect to an abstract socket of another conversation."""
-    with socket.socket(socket.AF_UNIX) as one:
-        one.settimeout(5)
-        one.connect("\0" + place.other_abstract)
-        return one.recv(64).decode()
+    return asked_by_path("\0" + place.other_abstract)
 
 
 @probe(OTHERS, seen=told)

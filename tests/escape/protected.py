@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.escape import kernel
 from tests.escape.networks import asked_by_path
-from tests.escape.probe import DONE, Place, Probes, Seen, done, first_that_works, told
+from tests.escape.probe import DONE, Place, Probes, Seen, done, first_of, first_that_works, told
 
 probe = Probes()
 GUARDED = "Protected files of the workspace"
@@ -39,12 +39,10 @@ def hook_changed(place: Place) -> object:
     """Change a git hook that is there, by its name, a hardlink and a mode."""
     hook = f"{place.workspace}/.git/hooks/post-merge"
     return first_that_works(
-        (
-            lambda: _write(hook),
-            lambda: (os.link(hook, f"{place.workspace}/hook-link"), _write(f"{place.workspace}/hook-link")),
-            lambda: os.chmod(hook, 0o777),
-            lambda: os.unlink(hook),
-        )
+        lambda: _write(hook),
+        lambda: (os.link(hook, f"{place.workspace}/hook-link"), _write(f"{place.workspace}/hook-link")),
+        lambda: os.chmod(hook, 0o777),
+        lambda: os.unlink(hook),
     )
 
 
@@ -54,11 +52,9 @@ def git_config_changed(place: Place) -> object:
     config = f"{place.workspace}/.git/config"
     _write(f"{place.workspace}/my-config", "[core]\nfsmonitor = run-me\n")
     return first_that_works(
-        (
-            lambda: _write(config),
-            lambda: os.replace(f"{place.workspace}/my-config", config),
-            lambda: (os.unlink(config), os.symlink("../my-config", config)),
-        )
+        lambda: _write(config),
+        lambda: os.replace(f"{place.workspace}/my-config", config),
+        lambda: (os.unlink(config), os.symlink("../my-config", config)),
     )
 
 
@@ -79,14 +75,14 @@ def commondir_made(place: Place) -> object:
 def nested_repository(place: Place) -> object:
     """Make a hook, and change the configuration, of a repository below."""
     nested = f"{place.workspace}/nested/repository/.git"
-    return first_that_works((lambda: _write(f"{nested}/hooks/pre-commit"), lambda: _write(f"{nested}/config")))
+    return first_that_works(lambda: _write(f"{nested}/hooks/pre-commit"), lambda: _write(f"{nested}/config"))
 
 
 @probe(GUARDED, seen=_is_changed("nested/repository/.git/commondir", "nested/repository/.git/index"))
 def repository_after_decoys(place: Place) -> object:
     """Make what is missing in a repository that sixty decoys come before."""
     nested = f"{place.workspace}/nested/repository/.git"
-    return first_that_works((lambda: _write(f"{nested}/commondir", ".."), lambda: _write(f"{nested}/index")))
+    return first_that_works(lambda: _write(f"{nested}/commondir", ".."), lambda: _write(f"{nested}/index"))
 
 
 @probe(GUARDED, seen=_is_changed("nested/bare.git/hooks/update"))
@@ -100,10 +96,8 @@ def shell_code_changed(place: Place) -> object:
     """Change .envrc, which direnv runs: write it, rename over it."""
     _write(f"{place.workspace}/my-envrc")
     return first_that_works(
-        (
-            lambda: _write(f"{place.workspace}/.envrc"),
-            lambda: os.replace(f"{place.workspace}/my-envrc", f"{place.workspace}/.envrc"),
-        )
+        lambda: _write(f"{place.workspace}/.envrc"),
+        lambda: os.replace(f"{place.workspace}/my-envrc", f"{place.workspace}/.envrc"),
     )
 
 
@@ -113,12 +107,10 @@ def editor_configuration_made(place: Place) -> object:
     folder = f"{place.workspace}/.vscode"
     os.makedirs(f"{place.workspace}/my-vscode", exist_ok=True)
     return first_that_works(
-        (
-            lambda: _write(f"{folder}/tasks.json"),
-            lambda: _write(f"{place.workspace}/.idea/workspace.xml"),
-            lambda: (os.rmdir(folder), _write(f"{folder}/tasks.json")),
-            lambda: os.rename(f"{place.workspace}/my-vscode", folder),
-        )
+        lambda: _write(f"{folder}/tasks.json"),
+        lambda: _write(f"{place.workspace}/.idea/workspace.xml"),
+        lambda: (os.rmdir(folder), _write(f"{folder}/tasks.json")),
+        lambda: os.rename(f"{place.workspace}/my-vscode", folder),
     )
 
 
@@ -127,12 +119,10 @@ def shell_start_made(place: Place) -> object:
     """Make .bashrc, which is missing: write it, remove the stub, put a symlink there."""
     target = f"{place.workspace}/.bashrc"
     return first_that_works(
-        (
-            lambda: _write(target),
-            lambda: (os.rmdir(target), _write(target)),
-            lambda: os.symlink("elsewhere", target),
-            lambda: os.replace(f"{place.workspace}/my-envrc", target),
-        )
+        lambda: _write(target),
+        lambda: (os.rmdir(target), _write(target)),
+        lambda: os.symlink("elsewhere", target),
+        lambda: os.replace(f"{place.workspace}/my-envrc", target),
     )
 
 
@@ -140,19 +130,16 @@ def shell_start_made(place: Place) -> object:
 def agent_configuration(place: Place) -> object:
     """Change the configuration of agents, there and missing."""
     return first_that_works(
-        (
-            lambda: _write(f"{place.workspace}/.mcp.json"),
-            lambda: _write(f"{place.workspace}/.claude/settings.json"),
-        )
+        lambda: _write(f"{place.workspace}/.mcp.json"),
+        lambda: _write(f"{place.workspace}/.claude/settings.json"),
     )
 
 
 @probe(GUARDED, seen=_is_changed(".git/hooks/pre-rebase"))
 def by_root_of_first(place: Place) -> object:
     """Reach the workspace as process 1 sees it, without what is laid over it (/proc/1/root)."""
-    pids = [place.pid, *(int(name) for name in os.listdir("/proc") if name.isdigit())]
-    path = f"root{place.workspace}/.git/hooks/pre-rebase"
-    return first_that_works(lambda pid=pid: _write(f"/proc/{pid}/{path}") for pid in pids if pid != os.getpid())
+    pids = [place.pid, *(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid())]
+    return first_of(pids, lambda pid: _write(f"/proc/{pid}/root{place.workspace}/.git/hooks/pre-rebase"))
 
 
 @probe(GUARDED, seen=_is_changed(".git/hooks/pre-auto-gc"))
@@ -195,7 +182,10 @@ def _replaced(place: Place, name: str, inner: str) -> object:
     return os.rename(f"{path}-theirs", path)
 
 
-@probe(GUARDED, seen=lambda scene, _name, _said: scene.stubs_left(), control=False)
+STUBS: Final = (".vscode", ".idea", ".bashrc", ".claude", ".ssh", "HEAD", ".zed")
+
+
+@probe(GUARDED, seen=lambda scene, _name, _said: any(path in scene.after for path in STUBS), control=False)
 def stubs_stay(_place: Place) -> object:
     """What stood in place of missing files stays when nothing runs any more."""
 
@@ -210,12 +200,10 @@ def write_workspace(place: Place) -> object:
 def make_in_workspace(place: Place) -> object:
     """Make a file, a directory, a socket in the workspace."""
     return first_that_works(
-        (
-            lambda: _write(f"{place.workspace}/below/new"),
-            lambda: os.mkdir(f"{place.workspace}/new"),
-            lambda: os.mkfifo(f"{place.workspace}/new"),
-            lambda: os.symlink("x", f"{place.workspace}/new"),
-        )
+        lambda: _write(f"{place.workspace}/below/new"),
+        lambda: os.mkdir(f"{place.workspace}/new"),
+        lambda: os.mkfifo(f"{place.workspace}/new"),
+        lambda: os.symlink("x", f"{place.workspace}/new"),
     )
 
 
@@ -231,7 +219,7 @@ def reopen_in_workspace(place: Place) -> object:
     path = f"{place.workspace}/plain-twice"
     fd = os.open(path, os.O_RDONLY)
     return first_that_works(
-        (lambda: _write(f"/proc/self/fd/{fd}"), lambda: _write(f"/proc/self/root{path}"), lambda: os.truncate(path, 0))
+        lambda: _write(f"/proc/self/fd/{fd}"), lambda: _write(f"/proc/self/root{path}"), lambda: os.truncate(path, 0)
     )
 
 
@@ -251,7 +239,7 @@ def connect_in_workspace(place: Place) -> object:
     return asked_by_path(f"{place.workspace}/listening")
 
 
-@probe(WATCHED, seen=lambda scene, _name, _said: scene.pipe_written(), way="read_only")
+@probe(WATCHED, seen=lambda scene, _name, _said: "through" in scene.happened["pipe"], way="read_only")
 def write_pipe(place: Place) -> object:
     """Write into a pipe in the workspace, from which somebody outside reads."""
     fd = os.open(f"{place.workspace}/pipe", os.O_WRONLY | os.O_NONBLOCK)
@@ -272,34 +260,33 @@ SWAPS: Final = {
 def swap_for_processes(place: Place) -> object:
     """A protected directory becomes a symlink to /proc: see the host's processes."""
     tops = ("/proc", f"{place.workspace}/.husky")
-    text = first_that_works(lambda top=top: Path(top, str(place.pid), "cmdline").read_bytes() for top in tops)
+    text = first_of(tops, lambda top: Path(top, str(place.pid), "cmdline").read_bytes())
     return DONE if isinstance(text, bytes) and b"decoy-argument" in text else "nothing"
 
 
 @probe(MOVED, seen=done, way="moved", control=False)
 def swap_for_process_of_host(place: Place) -> object:
     """The same for /proc/1: see what the host's first process is."""
-    text = first_that_works(lambda: Path(f"{place.workspace}/.husky/cmdline").read_bytes() for _ in (1,))
-    return DONE if text else "nothing"
+    return DONE if Path(place.workspace, ".husky/cmdline").read_bytes() else "nothing"
 
 
 @probe(MOVED, seen=told, way="moved", control=False)
 def swap_for_shared_memory(place: Place) -> object:
     """The same for /dev/shm: read what the host has there, and write."""
     tops = ("/dev/shm", f"{place.workspace}/.husky")
-    return first_that_works(lambda top=top: Path(top, f"decoy-{place.nonce}").read_text() for top in tops)
+    return first_of(tops, lambda top: Path(top, f"decoy-{place.nonce}").read_text())
 
 
-@probe(MOVED, seen=lambda scene, _name, _said: scene.terminal_written(), way="moved", control=False)
+@probe(MOVED, seen=lambda scene, _name, _said: "written" in scene.happened["written"], way="moved", control=False)
 def swap_for_terminals(place: Place) -> object:
     """The same for /dev/pts: write to the terminal of another session."""
     tops = ("/dev/pts", f"{place.workspace}/.husky")
     number = os.path.basename(place.terminal)
-    return first_that_works(lambda top=top: Path(top, number).write_text("written\n") for top in tops)
+    return first_of(tops, lambda top: Path(top, number).write_text("written\n"))
 
 
 @probe(MOVED, seen=done, way="moved", control=False)
 def swap_for_view(place: Place) -> object:
     """The same for /: find the host's processes below."""
     tops = ("/proc", f"{place.workspace}/.husky/proc")
-    return DONE if first_that_works(lambda top=top: os.stat(Path(top, str(place.pid))) for top in tops) else ""
+    first_of(tops, lambda top: os.stat(Path(top, str(place.pid))))

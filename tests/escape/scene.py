@@ -233,39 +233,6 @@ class Scene:
                 found[str(path.relative_to(self.workspace))] = _state(path)
         return found
 
-    def signalled(self, number: int) -> bool:
-        return int(number) in self.happened["signals"]
-
-    def memory_written(self) -> bool:
-        return self.happened["memory"] != "original"
-
-    def terminal_written(self) -> bool:
-        return "written" in self.happened["written"]
-
-    def files_bound(self) -> int:
-        return self.happened["files"]
-
-    def nice(self) -> int:
-        return self.happened["nice"]
-
-    def memory_score(self) -> int:
-        return self.happened["score"]
-
-    def victim_died(self) -> bool:
-        return not self.happened["victim"]
-
-    def forged(self) -> bool:
-        return (self.state / "sessions" / "decoy" / "exit.json").exists()
-
-    def stubs_left(self) -> bool:
-        return any(path in self.after for path in (".vscode", ".idea", ".bashrc", ".claude", ".ssh", "HEAD", ".zed"))
-
-    def pipe_written(self) -> bool:
-        return "through" in self.happened["pipe"]
-
-    def shared_file_made(self) -> bool:
-        return Path("/dev/shm", f"escaped-{self.nonce}").exists()
-
 
 @contextlib.contextmanager
 def scene(
@@ -285,7 +252,6 @@ def scene(
         with made.decoy():
             yield made
     finally:
-        Path("/dev/shm", f"escaped-{made.nonce}").unlink(missing_ok=True)
         for path in (base, run, root):
             shutil.rmtree(path, ignore_errors=True)
 
