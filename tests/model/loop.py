@@ -335,7 +335,8 @@ class Loop(RuleBasedStateMachine):
                 machine.lose_all("machine_rebooted")
             case _:
                 pass
-        self.bench.loop.call_soon(machine.reconnected)
+        for port in machine.ports:
+            self.bench.loop.call_soon(port.reconnect)
         self.world.settle()
 
     def the_supervisor_does_not_answer(self, which: int, how: int) -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from shellback.exec.core import answers
-from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
+from shellback.exec.core.answers import StartAnswer
 from shellback.exec.core.errors import SupervisorUnreachable
-from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.wire.protocol import VERSION, ExitRecord, Loss, Message, StartRequest
 from tests.model.stillness import Clock
 
@@ -70,8 +69,7 @@ class Machine:
             return answers.known(self.status(job.session_id))
         command = request.argv[-1]
         if command.startswith("missing"):
-            record = self.end(job, state="start_failed", errno=2)
-            return StartAnswer(outcome="start_failed", record=record)
+            return StartAnswer(outcome="start_failed", record=self.end(job, state="start_failed", errno=2))
         self.starts[job.session_id] += 1
         self.runs[command] += 1
         job.pid, job.started_at = 1000 + len(self.jobs), self.clock.time()
@@ -119,11 +117,6 @@ class Machine:
         for port in self.ports:
             port.ring(job)
 
-    def reconnected(self) -> None:
-        """Another supervisor: everybody hears again what is not acknowledged."""
-        for port in self.ports:
-            port.reconnect()
-
     def lose_all(self, evidence: str) -> None:
         """Nobody saw how what ran ended."""
         for job in self.jobs.values():
@@ -146,8 +139,9 @@ class Machine:
         return self.status(session_id)
 
 
-class Port(SupervisorPort):
-    """One worker's connection. `point` is passed before and after each request: there its worker may die."""
+class Port:
+    """One worker's connection, as far as turns use it. `point` is passed before and after each request: there its
+    worker may die."""
 
     def __init__(self, machine: Machine, point: Callable[[], Awaitable[None]], inside: Callable[..., None]) -> None:
         self.machine = machine
@@ -174,8 +168,7 @@ class Port(SupervisorPort):
         await self._point()
         if self not in self.machine.ports:
             self.machine.ports.append(self)
-        for job in self._due():
-            self.ring(job)
+        self._ring_what_is_due()
         return {"boot_id": self.machine.boot_id}
 
     async def close(self) -> None:
@@ -187,8 +180,12 @@ class Port(SupervisorPort):
             self._inside(self.on_exit, job.record)
 
     def reconnect(self) -> None:
+        """Another supervisor: the worker hears again what is not acknowledged."""
         if self.on_reconnect is not None:
             self._inside(self.on_reconnect)
+        self._ring_what_is_due()
+
+    def _ring_what_is_due(self) -> None:
         for job in self._due():
             self.ring(job)
 
@@ -218,44 +215,3 @@ class Port(SupervisorPort):
 
     async def abandon(self, session_id: str) -> Message:
         return await self._ask(lambda: self.machine.abandon(session_id))
-
-    async def write(
-        self,
-        session_id: str,
-        data: bytes,
-        *,
-        eof: bool = False,
-        key: str = "",
-        beyond: int | None = None,
-        timeout_s: float = 0.0,
-    ) -> Written:
-        raise NotImplementedError
-
-    async def written(self, session_id: str, key: str) -> Written | None:
-        raise NotImplementedError
-
-    async def resize(self, session_id: str, rows: int, cols: int) -> None:
-        raise NotImplementedError
-
-    async def signal(self, session_id: str, number: int) -> None:
-        raise NotImplementedError
-
-    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
-        raise NotImplementedError
-
-    async def grown(
-        self,
-        session_id: str,
-        beyond: int,
-        *,
-        err_beyond: int | None = None,
-        rest_s: float = 0.0,
-        timeout_s: float = 30.0,
-    ) -> Grown:
-        raise NotImplementedError
-
-    async def look(self, session_id: str) -> Look | None:
-        raise NotImplementedError
-
-    async def expire(self, lifetime: str, owner: str) -> list[str]:
-        raise NotImplementedError

@@ -116,7 +116,7 @@ class SimulatedWorker:
             within=consume_claim,
             within_call=consume_call,
         )
-        self.port = Port(world.machine, self.point, self.inside)
+        self.port: Any = Port(world.machine, self.point, self.inside)
         self.engine = Engine(
             store,
             self.port,
