@@ -30,10 +30,12 @@ VIOLATIONS = [
 ]
 
 
+def run(*command: str | Path, cwd: Path = ROOT, given: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, input=given)
+
+
 def lint(directory: Path) -> str:
-    done = subprocess.run(
-        [LINT_IMPORTS, "--no-cache"], cwd=directory, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run(LINT_IMPORTS, "--no-cache", cwd=directory)
     return done.stdout + done.stderr
 
 
@@ -53,18 +55,10 @@ def test_a_violation_breaks_its_contract(contract: str, module: str, line: str, 
     assert "unheard_of" in said if not line else f"{contract} BROKEN" in said
 
 
-def test_only_settings_reads_the_environment_and_nobody_kills_by_number(tmp_path: Path) -> None:
+def test_only_settings_reads_the_environment_and_nobody_kills_by_number() -> None:
     probe = "import os\n\nos.environ\nos.getenv\nos.kill\nos.killpg\n"
-    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "TID251", "--output-format", "concise"]
-    found = subprocess.run(
-        [*command, "--stdin-filename", "app/exec/probe.py", "-"],
-        input=probe,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ruff = (sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "TID251", "--output-format", "concise")
+    found = run(*ruff, "--stdin-filename", "app/exec/probe.py", "-", given=probe)
     assert found.stdout.count("TID251") == 4
-    clean = subprocess.run([*command, "app"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    clean = run(*ruff, "app")
     assert clean.returncode == 0, clean.stdout

@@ -1,4 +1,4 @@
-"""What importing the library costs, and what it promises to export."""
+"""What importing the package loads, and what it promises to export."""
 
 from __future__ import annotations
 
@@ -14,28 +14,51 @@ import shellback
 import shellback.exec
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("dbos", "pydantic_ai", "pydantic", "sqlalchemy", "psycopg", "openai", "anthropic")
+AGENTS = {"dbos", "pydantic_ai"}
+HEAVY = {*AGENTS, "pydantic", "sqlalchemy", "psycopg", "openai", "anthropic"}
 
 
-def loaded_by(statement: str) -> set[str]:
-    code = f"import sys; {statement}; print(' '.join(name for name in sys.modules if '.' not in name))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+def python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *options, "-c", code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def loaded(program: str, *options: str) -> set[str]:
+    """Top-level names of all that a program has loaded when it ends."""
+    show = "print('', *{name.partition('.')[0] for name in __import__('sys').modules})"
+    done = python(f"import atexit; atexit.register(lambda: {show})\n{program}", *options)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize(
-    "statement",
+    ("program", "unloaded"),
     [
-        "import shellback",
-        "import shellback.exec",
-        "from shellback.exec import Engine, HostBackend, MemorySessionStore, SupervisorClient",
-        "from shellback.exec.reports import callback_text; from shellback.exec.policy import policy",
-        "from shellback.exec.core import identity; from shellback.exec.engine import sessions",
-        "from shellback.exec.log import logs",
+        ("import shellback", HEAVY),
+        ("import shellback.exec", HEAVY),
+        ("from shellback.exec import Engine, HostBackend, MemorySessionStore, SupervisorClient", HEAVY),
+        ("from shellback.exec.reports import callback_text; from shellback.exec.policy import policy", HEAVY),
+        ("from shellback.exec.core import identity; from shellback.exec.engine import sessions", HEAVY),
+        ("from shellback.exec.log import logs", HEAVY),
+        ("import shellback.settings", AGENTS),
+        ("import sys; sys.argv = ['shellback', '--help']; from shellback.cli.main import main; main()", AGENTS),
+        ("from shellback.cli.main import COMMANDS, cli; [cli.get_command(None, name) for name in COMMANDS]", AGENTS),
     ],
 )
-def test_the_engine_loads_neither_dbos_nor_pydantic_ai_nor_a_database(statement: str) -> None:
-    assert loaded_by(statement).isdisjoint(HEAVY)
+def test_the_engine_loads_no_database_and_no_command_loads_the_agent_for_its_help(
+    program: str, unloaded: set[str]
+) -> None:
+    assert loaded(program).isdisjoint(unloaded)
+
+
+def test_the_supervisor_loads_nothing_but_the_standard_library() -> None:
+    exec_dir = ROOT / "app" / "exec"
+    found = [path.relative_to(exec_dir) for name in ("supervisor", "wire") for path in (exec_dir / name).rglob("*.py")]
+    assert found
+    imports = "; ".join(f"import shellback.exec.{'.'.join(path.with_suffix('').parts)}" for path in sorted(found))
+    # -I -S: no site-packages, no PYTHON* variables, as the supervisor itself is started.
+    names = loaded(f"import sys; sys.path.insert(0, {str(ROOT)!r}); {imports}", "-I", "-S", "-E")
+    assert names - sys.stdlib_module_names <= {"shellback", "__main__"}
 
 
 @pytest.mark.parametrize("name", shellback.exec.__all__)
@@ -56,8 +79,7 @@ def test_a_name_that_is_not_exported_says_so(package: ModuleType) -> None:
 
 
 def test_the_package_cannot_be_imported_under_the_name_of_its_directory() -> None:
-    code = "import shellback.exec.core.model; import app.exec.core.model"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("import shellback.exec.core.model; import app.exec.core.model")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("ImportError: import `shellback`, not `app`")
 

@@ -62,6 +62,7 @@ STATE: Final = {
         CAPABILITIES,
     ),
 }
+INSTRUCTIONS: Final = "_collect_instructions"
 COLUMNS: Final = ("workflow_uuid", "status", "queue_name")
 STATUSES: Final = (*dead_letters.GIVEN_UP, "ENQUEUED", "DELAYED")
 
@@ -86,10 +87,8 @@ def test_an_agent_keeps_its_state_under_the_names_that_are_replaced(name: str) -
 
 
 def test_capabilities_collect_their_instructions_as_the_constructor_of_an_agent_asks_them_to() -> None:
-    name = "_collect_instructions"
-    assert hasattr(CombinedCapability, name), gone(
-        f"CombinedCapability.{name}", "pydantic-ai-slim", PYDANTIC_AI, CAPABILITIES
-    )
+    said = gone(f"CombinedCapability.{INSTRUCTIONS}", "pydantic-ai-slim", PYDANTIC_AI, CAPABILITIES)
+    assert hasattr(CombinedCapability, INSTRUCTIONS), said
 
 
 def test_the_table_of_dbos_that_is_read_has_its_columns_and_statuses(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_the_table_of_dbos_that_is_read_has_its_columns_and_statuses(tmp_path: P
 
 def private_uses(tree: ast.AST) -> set[str]:
     """Private modules and names that a module imports from either package, and private state that it names."""
-    state = {name for name in vars(Agent("test")) if name.startswith("_")} | {"_collect_instructions"}
+    state = {name for name in vars(Agent("test")) if name.startswith("_")} | {INSTRUCTIONS}
     found: set[str] = set()
     for node in ast.walk(tree):
         names: list[str] = []
@@ -119,7 +118,7 @@ def private_uses(tree: ast.AST) -> set[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Constant) and node.value in state:
             found.add(str(node.value))
-        elif isinstance(node, ast.Attribute) and node.attr in STATE | {"_collect_instructions": ""}:
+        elif isinstance(node, ast.Attribute) and node.attr in {*STATE, INSTRUCTIONS}:
             found.add(node.attr)
         for name in names:
             package, *parts = name.split(".")
@@ -135,7 +134,7 @@ def test_private_names_are_used_in_one_module_for_each_package() -> None:
         for path in sorted(APP.rglob("*.py"))
         if (uses := private_uses(ast.parse(path.read_text(encoding="utf-8"))))
     }
-    named = {f"{private.module}.{private.name}" for private in NAMES} | set(STATE) | {"_collect_instructions"}
+    named = {f"{private.module}.{private.name}" for private in NAMES} | {*STATE, INSTRUCTIONS}
     assert found == {PYDANTIC_AI: named}
     assert [str(p.relative_to(APP)) for p in APP.rglob("*.py") if "workflow_status" in p.read_text()] == [DBOS]
 

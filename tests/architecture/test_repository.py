@@ -19,6 +19,11 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def pins(lock: str) -> dict[str, str]:
+    """Names and versions that `requirements` + `lock` pins."""
+    return dict(re.findall(r"^([\w.-]+)==(\S+)", text_of(f"requirements{lock}.lock"), re.MULTILINE))
+
+
 def requirement_rows() -> list[list[str]]:
     lines = text_of("docs/requirements.md").splitlines()
     return [
@@ -54,9 +59,9 @@ def test_the_development_database_listens_on_loopback_only() -> None:
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock", "requirements-lowest.lock"])
+@pytest.mark.parametrize("name", ["", "-dev", "-lowest"])
 def test_a_lock_pins_by_hash_and_names_no_address(name: str) -> None:
-    lock = text_of(name)
+    lock = text_of(f"requirements{name}.lock")
     assert re.search(r"\w+://|file:|--index|--find-links", lock) is None
     pinned = re.findall(r"^[A-Za-z0-9][^\n]*", lock, re.MULTILINE)
     assert pinned
@@ -67,17 +72,12 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
     project: dict[str, Any] = tomllib.loads(text_of("pyproject.toml"))
     always, groups = project["project"]["dependencies"], project["dependency-groups"]
     dev = [one for one in groups["dev"] if isinstance(one, str)]
-    for name, asked in [
-        ("requirements.lock", always),
-        ("requirements-dev.lock", always + groups["test"] + dev),
-        ("requirements-lowest.lock", always + groups["test"]),
-    ]:
-        locked = {line.partition("==")[0] for line in text_of(name).splitlines() if "==" in line}
-        assert {re.split(r"[^\w.-]", requirement)[0] for requirement in asked} <= locked
+    for name, asked in [("", always), ("-dev", always + groups["test"] + dev), ("-lowest", always + groups["test"])]:
+        assert {re.split(r"[^\w.-]", requirement)[0] for requirement in asked} <= pins(name).keys()
 
 
 def test_a_dependency_is_a_range_and_the_lowest_lock_has_its_lower_end() -> None:
-    lowest = dict(re.findall(r"^([\w.-]+)==(\S+)", text_of("requirements-lowest.lock"), re.MULTILINE))
+    lowest = pins("-lowest")
     project: dict[str, Any] = tomllib.loads(text_of("pyproject.toml"))["project"]
     for asked in project["dependencies"] + project["optional-dependencies"]["otel"]:
         found = re.fullmatch(r"([\w-]+)(?:\[[\w,]+\])?>=([\d.]+),<[\d.]+", asked)
@@ -87,11 +87,7 @@ def test_a_dependency_is_a_range_and_the_lowest_lock_has_its_lower_end() -> None
 
 
 def test_both_locks_agree() -> None:
-    def pins(name: str) -> dict[str, str]:
-        return dict(re.findall(r"^([\w.-]+)==(\S+)", text_of(name), re.MULTILINE))
-
-    runtime, dev = pins("requirements.lock"), pins("requirements-dev.lock")
-    assert runtime.items() <= dev.items()
+    assert pins("").items() <= pins("-dev").items()
 
 
 def test_make_lists_its_targets() -> None:
@@ -106,9 +102,7 @@ def test_what_ci_runs_is_a_program() -> None:
 
 
 def test_make_and_the_readme_say_the_same_of_how_long_something_takes() -> None:
-    takes = dict(
-        re.findall(r"^\| `make ([a-z-]+)` \| (\d+ minutes) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    )
-    made = dict(re.findall(r"^([a-z-]+):.*\((\d+ minutes)\)", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    takes = dict(re.findall(r"^\| `make ([a-z-]+)` \| (\d+ minutes) \|", text_of("README.md"), re.MULTILINE))
+    made = dict(re.findall(r"^([a-z-]+):.*\((\d+ minutes)\)", text_of("Makefile"), re.MULTILINE))
     assert {"soak", "polls"} <= made.keys()
     assert {name: takes[name] for name in made} == made
