@@ -17,7 +17,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 # A failed test gets a second attempt, and the summary names it (RERUN); more than five of those fail the run.
 AGAIN := --reruns 1 -rfEsR
 
-.PHONY: help setup demo quick test test-long test-lowest check figures guards bench chaos chaos-quick chaos-syscalls compose-test escape soak polls fuzz lock clean
+.PHONY: help setup demo quick test test-long test-lowest check docs figures guards bench chaos chaos-quick chaos-syscalls compose-test escape soak polls fuzz lock clean
 
 help: ## list what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 24
@@ -44,6 +44,9 @@ check: $(STAMP) ## lint, format, types, and which module may import which
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
+
+docs: $(STAMP) ## build the documentation site into build/site; a broken link or anchor fails it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet $(ARGS)
 
 figures: $(STAMP) ## packages, layers, imports, branches on tool names, lines; ARGS='--json TREE' of any checkout
 	@$(BIN)/python -m tests.figures $(ARGS)

@@ -17,7 +17,6 @@ from shellback.exec.watching.watcher import Watcher
 from tests.execs import unstarted_engine
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "agents.md"
-README = Path(__file__).parents[3] / "README.md"
 
 
 def tools_of(tmp_path: Path) -> list[ToolDefinition]:
@@ -70,8 +69,8 @@ def test_the_document_lists_every_tool_with_its_parameters(tmp_path: Path) -> No
     )
 
 
-def test_the_readme_says_which_tool_is_for_what() -> None:
-    table = README.read_text().partition("| to | the agent uses |\n|---|---|\n")[2].partition("\n\n")[0]
+def test_the_document_says_which_tool_is_for_what() -> None:
+    table = DOCUMENT.read_text().partition("| to | the agent uses |\n|---|---|\n")[2].partition("\n\n")[0]
     rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
     assert all(purpose and tools for purpose, tools in rows)
     named = {name for _, tools in rows for name in re.findall(r"`(\w+)`", tools)}
