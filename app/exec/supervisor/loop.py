@@ -41,7 +41,10 @@ class Timer:
 
 
 class Loop:
-    """Calls what is registered for descriptors, timers and other threads' messages."""
+    """Calls what is registered for descriptors, timers and other threads' messages.
+
+    Whatever is built on a loop has its methods called on the loop's thread, unless it says otherwise.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

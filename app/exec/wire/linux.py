@@ -192,3 +192,15 @@ def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def text_in_memory(name: str, text: bytes) -> int:
+    """A descriptor from which `text` can be read."""
+    fd = os.memfd_create(name)
+    try:
+        write_all(fd, text)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -27,7 +27,7 @@ from shellback.exec.supervisor.records.diary import Diary
 from shellback.exec.supervisor.records.logfile import LogFile
 from shellback.exec.supervisor.records.records import Records
 from shellback.exec.supervisor.records.times import Times, offset_since
-from shellback.exec.supervisor.sandbox import namespaces, stubs
+from shellback.exec.supervisor.sandbox import stubs
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.losses import Losses
 from shellback.exec.supervisor.sandbox.namespaces import GO, told
@@ -300,7 +300,7 @@ def test_writes_that_take_a_part_go_on_to_the_end(
     assert records.read("b", "one.json") == {"key": "value"}
     stubs.make(str(tmp_path / "stub"), b"a stub\n", None)
     assert (tmp_path / "stub").read_bytes() == b"a stub\n"
-    fd = namespaces.text_in_memory("text", b"in memory")
+    fd = linux.text_in_memory("text", b"in memory")
     assert os.read(fd, 100) == b"in memory"
     os.close(fd)
 
@@ -414,7 +414,7 @@ def held(*names: str) -> Held:
 def test_an_instance_that_lacks_a_namespace_is_never_entered() -> None:
     keeper = Keeper()
     loop = Loop()
-    instances = Instances(loop, cast("Line", keeper), cast("Diary", None), Losses(loop, lambda _: None))
+    instances = Instances(loop, cast("Line", keeper), Diary(os.devnull, "test"), Losses(loop, lambda _: None))
     whole, partly = held("mnt", "net", "user"), held("mnt", "user")
     all_held = {"instance.whole": whole, "instance.partly": partly, "session": Held()}
     instances.adopt(all_held)

@@ -111,16 +111,9 @@ def _stdin(channels: Channels, request: StartRequest, owner: tuple[int, int] | N
         if request.keep_stdin_open:
             raise Refused("stdin", f"{len(text)} bytes of stdin do not fit in a pipe here")
         os.close(channels.child.pop())
-        channels.child.append(_file_of(request.stdin or b""))
+        channels.child.append(linux.text_in_memory("stdin", request.stdin or b""))
     if not request.keep_stdin_open:
         os.close(channels.ours.pop(STDIN))
-
-
-def _file_of(text: bytes) -> int:
-    fd = os.memfd_create("stdin")
-    linux.write_all(fd, text)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
 
 
 def _give(fd: int, owner: tuple[int, int] | None) -> None:

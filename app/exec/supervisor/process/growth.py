@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from shellback.exec.supervisor.loop import Loop, Timer, now
@@ -29,12 +29,10 @@ class _Waiter:
     earliest: float
     due: bool
     more: Message
-    timer: Timer | None = None
+    timer: Timer = field(init=False)
 
 
 class Growth:
-    """All of its methods run on the loop's thread."""
-
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._of: dict[str, list[_Waiter]] = {}
@@ -80,7 +78,7 @@ class Growth:
                 self._tell(waiter)
             else:
                 waiter.due = True
-                _cancel(waiter.timer)
+                waiter.timer.cancel()
                 waiter.timer = self._loop.at(waiter.earliest, lambda waiter=waiter: self._tell(waiter))
 
     def ended(self, job: Job) -> None:
@@ -104,7 +102,7 @@ class Growth:
         waiter.peer.send({"id": waiter.number, "ok": True, **waiter.more, **sizes(waiter.job)})
 
     def _forget(self, waiter: _Waiter) -> None:
-        _cancel(waiter.timer)
+        waiter.timer.cancel()
         ours = self._by.get(waiter.peer, {})
         ours.pop(waiter.number, None)
         if not ours:
@@ -127,11 +125,6 @@ def of_record(status: Message) -> Message:
     """The same of a session without a job, by its status."""
     record: Message = status.get("record") or {}
     return {"size": record.get("bytes_total", 0), "err_size": record.get("err_bytes_total", 0), "ended": True}
-
-
-def _cancel(timer: Timer | None) -> None:
-    if timer is not None:
-        timer.cancel()
 
 
 def _sizes(job: Job) -> tuple[int, int]:

@@ -37,19 +37,10 @@ _BENEATH: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _SCOPES: Final = 0b11
 
-_WRITE_FILE: Final = 1 << 1
-_REMOVE_DIR: Final = 1 << 4
-_REMOVE_FILE: Final = 1 << 5
-_MAKE_CHAR: Final = 1 << 6
-_MAKE_DIR: Final = 1 << 7
-_MAKE_REG: Final = 1 << 8
-_MAKE_SOCK: Final = 1 << 9
-_MAKE_FIFO: Final = 1 << 10
-_MAKE_BLOCK: Final = 1 << 11
-_MAKE_SYM: Final = 1 << 12
-_REFER: Final = 1 << 13
-_TRUNCATE: Final = 1 << 14
-_IOCTL_DEV: Final = 1 << 15
+(
+    _WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE, _MAKE_CHAR, _MAKE_DIR, _MAKE_REG, _MAKE_SOCK, _MAKE_FIFO, _MAKE_BLOCK,
+    _MAKE_SYM, _REFER, _TRUNCATE, _IOCTL_DEV,
+) = (1 << bit for bit in (1, *range(4, 16)))  # fmt: skip
 
 _FILE: Final = _WRITE_FILE | _TRUNCATE
 _MAKE: Final = _MAKE_DIR | _MAKE_REG | _MAKE_SOCK | _MAKE_FIFO | _MAKE_SYM

@@ -141,20 +141,10 @@ THREADS: Final = 64
 _DESCRIPTORS: Final = 1024
 _CONTROLLING: Final = os.makedev(5, 0)
 _POLLFD: Final = struct.Struct("<ihh")
-_READS, _POLLS, _SELECTS, _EPOLLS = "read", "poll", "select", "epoll"
-_CALLS: Final[dict[str, dict[int, str]]] = {
-    "x86_64": {
-        **dict.fromkeys((0, 19, 275), _READS),
-        **dict.fromkeys((7, 271), _POLLS),
-        **dict.fromkeys((23, 270), _SELECTS),
-        **dict.fromkeys((232, 281, 441), _EPOLLS),
-    },
-    "aarch64": {
-        **dict.fromkeys((63, 65, 76), _READS),
-        73: _POLLS,
-        72: _SELECTS,
-        **dict.fromkeys((22, 441), _EPOLLS),
-    },
+_KINDS = _READS, _POLLS, _SELECTS, _EPOLLS = "read", "poll", "select", "epoll"
+_CALLS: Final[dict[str, tuple[tuple[int, ...], ...]]] = {
+    "x86_64": ((0, 19, 275), (7, 271), (23, 270), (232, 281, 441)),
+    "aarch64": ((63, 65, 76), (73,), (72,), (22, 441)),
 }
 """read, readv and splice; poll and ppoll; select and pselect6; the waits of epoll."""
 _WORDS: Final = {"n_tty_read"}
@@ -184,7 +174,8 @@ def reader(roots: Iterable[int], source: Source, group: int) -> Reader:
     Who does nothing but read comes before who waits for several things at once. A process that goes meanwhile waits
     for nothing.
     """
-    calls = _CALLS.get(os.uname().machine, {})
+    numbers = _CALLS.get(os.uname().machine, ())
+    calls = {number: kind for kind, some in zip(_KINDS, numbers, strict=False) for number in some}
     waits, unseen = Reader(), not calls
     for proc in _tree(roots, group):
         if group not in {0, proc.pgid}:

@@ -93,15 +93,10 @@ def survives(pid: int) -> bool:
         return False
     if found.threads == 1 or not found.doomed:
         return not found.doomed
-    threads = (read(pid, int(name)) for name in _listed(f"/proc/{pid}/task"))
-    return any(one is not None and not one.doomed for one in threads)
-
-
-def _listed(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        threads = (read(pid, int(name)) for name in os.listdir(f"/proc/{pid}/task"))
+        return any(one is not None and not one.doomed for one in threads)
+    return False
 
 
 _home = ""

@@ -29,6 +29,9 @@ class Pipe:
         self.fd = fd
         self.log = log
         self.open = True
+        self._grows = fd
+        """The pipe that may be made bigger."""
+        self._held = [fd]
         self.grew: Callable[[], None] = lambda: None
         self._grown = False
         self._loop: Loop | None = None
@@ -60,7 +63,7 @@ class Pipe:
                 self._grown = True
                 # A bigger pipe is a gift of the kernel, refused where a user has too many.
                 with contextlib.suppress(OSError):
-                    fcntl.fcntl(self.fd_to_grow(), fcntl.F_SETPIPE_SZ, _PIPE)
+                    fcntl.fcntl(self._grows, fcntl.F_SETPIPE_SZ, _PIPE)
         if self.log.size > before:
             self.log.times.arrived(before)
             self.log.grown_at = now()
@@ -70,18 +73,13 @@ class Pipe:
     def move(self, limit: int) -> int:
         return self.log.take(self.fd, limit)
 
-    def fd_to_grow(self) -> int:
-        return self.fd
-
     def close(self) -> None:
         if self.open:
             self.open = False
             if self._loop is not None:
                 self._loop.forget(self.fd)
-            self.release()
-
-    def release(self) -> None:
-        os.close(self.fd)
+            for fd in self._held:
+                os.close(fd)
 
 
 class Screen(Pipe):
@@ -95,6 +93,8 @@ class Screen(Pipe):
     def __init__(self, master: int, inner: tuple[int, int], log: LogFile, lasts: Callable[[], bool]) -> None:
         super().__init__(master, log)
         self._inner, self._inner_in = inner
+        self._grows = self._inner
+        self._held += inner
         self._lasts = lasts
         self._inside = sys.maxsize
         """How many bytes the pipe may hold at most; what an earlier process left in it is not known."""
@@ -148,11 +148,3 @@ class Screen(Pipe):
         # No more than an empty pipe takes at once, however small it is.
         data = os.read(self.fd, min(limit, select.PIPE_BUF))
         return os.write(self._inner_in, data) if data else 0
-
-    def fd_to_grow(self) -> int:
-        return self._inner
-
-    def release(self) -> None:
-        os.close(self._inner)
-        os.close(self._inner_in)
-        os.close(self.fd)

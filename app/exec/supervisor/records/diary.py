@@ -20,13 +20,14 @@ def plain(text: str) -> str:
 class Diary:
     """Appends lines; at 1 MiB the file is renamed to `<name>.1` and begun anew."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, who: str) -> None:
         self._path = path
+        self._who = who
 
-    def note(self, who: str, what: str) -> None:
+    def note(self, what: str) -> None:
         """Append one line; a diary that cannot be written stops nothing."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = plain(f"{stamp} {who}[{os.getpid()}] {what}")[:1000] + "\n"
+        line = plain(f"{stamp} {self._who}[{os.getpid()}] {what}")[:1000] + "\n"
         with (
             contextlib.suppress(OSError),
             linux.opened(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as fd,

@@ -67,7 +67,7 @@ class Ledger:
                 self._records.keep_aside(name, layout.EXIT)
                 self._records.rename(name, layout.EXIT + ".new", layout.EXIT)
         except OSError as error:
-            self._diary.note("supervisor", f"{name}: exit record: {error.strerror}")
+            self._diary.note(f"{name}: exit record: {error.strerror}")
             # Where somebody removed the session's directory there is nothing to try again.
             return isinstance(error, FileNotFoundError)
         crashpoints.reach("supervisor.record_renamed")
@@ -124,4 +124,4 @@ class Ledger:
                 try:
                     self._records.sync(session_id, layout.EXIT)
                 except OSError as error:
-                    self._diary.note("supervisor", f"sync failed: {session_id}: {error.strerror}")
+                    self._diary.note(f"sync failed: {session_id}: {error.strerror}")

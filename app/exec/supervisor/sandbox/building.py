@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, NoReturn
 from shellback.exec.supervisor.loop import IN, Loop, Timer
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import covers, namespaces, pins
+from shellback.exec.wire import linux
 from shellback.exec.wire.sandbox import Sandbox
 
 MOST: Final = 4
@@ -123,8 +124,6 @@ class _Ready:
 
 
 class Ahead:
-    """All of its methods run on the loop's thread."""
-
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._wanted: dict[str, _Wanted] = {}
@@ -210,7 +209,7 @@ def send_order(
 ) -> None:
     """Have it become bubblewrap with these arguments, saying on `said`; `fds` as in `become`."""
     own = (sandbox.fixed, sandbox.readonly, sandbox.masked, sandbox.stubs)
-    order = namespaces.text_in_memory("order", marshal.dumps((tuple(words), umask, *map(tuple, own))))
+    order = linux.text_in_memory("order", marshal.dumps((tuple(words), umask, *map(tuple, own))))
     try:
         socket.send_fds(link, [b"go"], [order, said, *fds])
     finally:

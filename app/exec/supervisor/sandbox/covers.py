@@ -94,9 +94,9 @@ def over_workspace(sandbox: Sandbox) -> None:
 
 
 @contextlib.contextmanager
-def beneath(root: int, name: str, flags: int = _PATH) -> Generator[int]:
+def beneath(root: int, name: str, flags: int = _PATH, resolve: int = _NO_SYMLINKS_BENEATH) -> Generator[int]:
     """A file below a directory, no symlink on the way; OSError otherwise."""
-    how = struct.pack("QQQ", flags, 0, _NO_SYMLINKS_BENEATH)
+    how = struct.pack("QQQ", flags, 0, resolve)
     fd = linux.checked(linux.libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how))), name)
     try:
         yield fd
@@ -216,15 +216,12 @@ def _copy(file: int, copy: str, path: str, content: str) -> None:
 
 
 def _found(root: int, name: str) -> tuple[int, int]:
-    how = struct.pack("QQQ", os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT)
-    fd = linux.libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how)))
-    if fd < 0:
-        raise OSError(errno.ESTALE, CHANGED, name)
     try:
-        status = os.fstat(fd)
-        return status.st_dev, status.st_ino
-    finally:
-        os.close(fd)
+        with beneath(root, name, resolve=_IN_ROOT) as fd:
+            status = os.fstat(fd)
+    except OSError:
+        raise OSError(errno.ESTALE, CHANGED, name) from None
+    return status.st_dev, status.st_ino
 
 
 def unescaped(place: bytes) -> bytes:

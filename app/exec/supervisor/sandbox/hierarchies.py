@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from shellback.exec.wire import linux
+
 MEMORY: Final = "memory"
 PIDS: Final = "pids"
 KINDS: Final = (MEMORY, PIDS)
@@ -50,17 +52,11 @@ class Hierarchy:
 
 def write(path: str, text: str, *, optional: bool = False) -> None:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if optional:
-            return
-        raise
-    try:
-        os.write(fd, text.encode())
+        with linux.opened(path, os.O_WRONLY) as fd:
+            os.write(fd, text.encode())
     except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
-    finally:
-        os.close(fd)
+        if not (optional and isinstance(error, FileNotFoundError)):
+            raise OSError(error.errno, error.strerror, path) from None
 
 
 def read(path: str) -> str:

@@ -55,8 +55,6 @@ class Instance:
 
 
 class Instances:
-    """All of its methods run on the loop's thread."""
-
     def __init__(self, loop: Loop, keeper: link.Line, diary: Diary, losses: Losses) -> None:
         self._loop = loop
         self._losses = losses
@@ -64,7 +62,7 @@ class Instances:
         self._diary = diary
         self._all: dict[str, Instance] = {}
         self.ahead = Ahead(loop)
-        self.groups = Groups(loop, lambda: keeper.pid, lambda why: diary.note("supervisor", why))
+        self.groups = Groups(loop, lambda: keeper.pid, diary.note)
 
     def __len__(self) -> int:
         return len(self._all)
@@ -182,7 +180,7 @@ class Instances:
         os.close(stop)
         said.end()
         if not found:
-            self._diary.note("supervisor", f"sandbox {sandbox.key}: not made: errno {number}")
+            self._diary.note(f"sandbox {sandbox.key}: not made: errno {number}")
         instance.namespaces = found
         if found:
             self._watch(sandbox.key, notes)
@@ -199,7 +197,7 @@ class Instances:
         def told(loss: Loss) -> None:
             # Made before it was covered again, it has mounts as they were then.
             self.ahead.discard(key)
-            self._diary.note("supervisor", f"sandbox {key}: lost a cover, {loss['how']}")
+            self._diary.note(f"sandbox {key}: lost a cover, {loss['how']}")
 
         place = Place(
             covered=dict.fromkeys(hidden, MASKED),

@@ -21,7 +21,7 @@ from shellback.exec.supervisor.process import procfs, spawn
 from shellback.exec.supervisor.sandbox import building, covers, namespaces, pins
 from shellback.exec.supervisor.sandbox.bwrap import Said, child_of, give_up
 from shellback.exec.supervisor.sandbox.instances import Instances
-from shellback.exec.wire import crashpoints, layout
+from shellback.exec.wire import crashpoints, layout, linux
 from shellback.exec.wire.protocol import StartRequest
 from shellback.exec.wire.sandbox import Sandbox
 
@@ -125,7 +125,7 @@ class Launch:
             wait, go = os.pipe()
             kept(wait)
             (options,) = kept(namespaces.options_in_memory("wrap", _options(request, sandbox)))
-            (filters,) = kept(namespaces.text_in_memory("seccomp", sandbox.seccomp))
+            (filters,) = kept(linux.text_in_memory("seccomp", sandbox.seccomp))
             fds = (filters, options, wait, *self.streams)
             alone = self.pinned or sandbox.pinned or sandbox.held
             ready = None if alone else self.instances.ahead.take(sandbox, spawn.owner(request))

@@ -74,8 +74,6 @@ class Place:
 
 
 class Losses:
-    """All of its methods run on the loop's thread."""
-
     def __init__(self, loop: Loop, note: Callable[[str], None]) -> None:
         self.loop = loop
         self.renames = Renames(loop, note)

@@ -32,14 +32,8 @@ _MS_NOSUID_NODEV_NOEXEC: Final = 0xE
 _MS_NOSUID_NOEXEC: Final = 0xA
 _OWN_TERMINALS: Final = b"newinstance,ptmxmode=0666,mode=620"
 
-LIFE_FD: Final = 3
-STDERR_FD: Final = 4
-"""The command's own; bubblewrap says on 2 what it has to say, which is for us."""
-SECCOMP_FD: Final = 5
-ARGS_FD: Final = 6
-INFO_FD: Final = 7
-GO_FD: Final = 8
-SAID_FD: Final = 9
+LIFE_FD, STDERR_FD, SECCOMP_FD, ARGS_FD, INFO_FD, GO_FD, SAID_FD = range(3, 10)
+"""Of these STDERR_FD is the command's own; bubblewrap says on 2 what it has to say, which is for us."""
 _ABOVE: Final = 32
 """Where descriptors wait until all of them can be put where they belong."""
 
@@ -200,16 +194,4 @@ def become(argv: list[str], descriptors: Mapping[int, int]) -> NoReturn:
 
 def options_in_memory(name: str, words: Iterable[str]) -> int:
     """A descriptor from which bubblewrap can read `words` as `--args`."""
-    return text_in_memory(name, os.fsencode("".join(f"{word}\0" for word in words)))
-
-
-def text_in_memory(name: str, text: bytes) -> int:
-    """A descriptor from which `text` can be read."""
-    fd = os.memfd_create(name)
-    try:
-        linux.write_all(fd, text)
-        os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return linux.text_in_memory(name, os.fsencode("".join(f"{word}\0" for word in words)))

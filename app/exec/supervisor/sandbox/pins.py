@@ -76,14 +76,12 @@ def apart(workspace: str) -> None:
 
 def lay_elsewhere(instances: Sequence[Mapping[str, int]], workspace: str, paths: Sequence[str]) -> None:
     """Pin in instances that we are not in; where the path is not seen there is nobody to pin it for."""
-    for instance in instances:
-        _in(instance, lambda: lay(workspace, paths))
+    _in_each(instances, lambda: lay(workspace, paths))
 
 
 def lift(instances: Sequence[Mapping[str, int]], workspace: str, but: Sequence[str]) -> None:
     """Unpin all but some; blocks for some milliseconds."""
-    for instance in instances:
-        _in(instance, lambda: _lift(workspace, but))
+    _in_each(instances, lambda: _lift(workspace, but))
 
 
 def _lay(root: int, name: str, path: str) -> None:
@@ -115,15 +113,16 @@ def _lift(workspace: str, but: Sequence[str]) -> None:
                 break
 
 
-def _in(instance: Mapping[str, int], work: Callable[[], None]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            namespaces.join(instance)
-            work()
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
+def _in_each(instances: Sequence[Mapping[str, int]], work: Callable[[], None]) -> None:
+    for instance in instances:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                namespaces.join(instance)
+                work()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
 
 
 def _change(workspace: str, propagation: int) -> None:

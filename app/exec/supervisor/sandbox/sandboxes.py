@@ -36,20 +36,18 @@ _AGAIN_S: Final = 0.05
 
 
 class Sandboxes:
-    """All of its methods run on the loop's thread."""
-
     def __init__(
         self, loop: Loop, home: str, records: Records, keeper: link.Line, diary: Diary, orphans: Orphans
     ) -> None:
         self._records = records
         self._loop = loop
-        self._orphans = orphans
-        self.losses = Losses(loop, lambda why: diary.note("supervisor", why))
+        self.orphans = orphans
+        self.losses = Losses(loop, diary.note)
         self.lost: Callable[[Job, Loss], None] = lambda _job, _loss: None
         self.uncovered: Callable[[Job], None] = lambda _job: None
         """Called for a job of which a cover was lost, and for one that cannot be covered again: it has to end."""
         self._watches: dict[str, Watch] = {}
-        self._stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
+        self.stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
         self.instances = Instances(loop, keeper, diary, self.losses)
         self._pins = Pins()
 
@@ -66,9 +64,9 @@ class Sandboxes:
         assert sandbox is not None
         job.launching = []
         # Not told to the keeper, as the rest was before: there may be many.
-        job.notes[STUBS] = self._stubs.ours(sandbox.stubs)
+        job.notes[STUBS] = self.stubs.ours(sandbox.stubs)
         files = dict(sandbox.placeholders)
-        job.notes[PLACEHOLDERS] = [(path, files[path]) for path in self._stubs.ours(files)]
+        job.notes[PLACEHOLDERS] = [(path, files[path]) for path in self.stubs.ours(files)]
         job.notes[PINNED] = [sandbox.workspace, *sandbox.pinned]
         job.notes[COVERED] = sandbox.covered()
         job.notes[WHO] = spawn.owner(request)
@@ -106,7 +104,7 @@ class Sandboxes:
                 request=request,
                 sandbox=sandbox,
                 streams=streams,
-                orphans=self._orphans,
+                orphans=self.orphans,
                 instances=self.instances,
                 started=gone_well,
                 failed=gone_wrong,
@@ -123,7 +121,7 @@ class Sandboxes:
         if INSTANCE in job.notes:
             self.instances.enter(job.notes[INSTANCE])
             self._pins.add(job.notes.get(PINNED, [])[1:])
-            self._stubs.need(job.notes.get(STUBS, ()), dict(job.notes.get(PLACEHOLDERS, ())), owner)
+            self.stubs.need(job.notes.get(STUBS, ()), dict(job.notes.get(PLACEHOLDERS, ())), owner)
 
     def watch(self, job: Job) -> None:
         """See to it that the covers of a job that was taken over stay; what was lost meanwhile is lost now."""
@@ -162,7 +160,7 @@ class Sandboxes:
         """A directory has been made where something was taken away outside; it is removed as the others are."""
         if path not in job.notes[STUBS]:
             job.notes[STUBS] = [*job.notes[STUBS], path]
-            self._stubs.need([path], {}, None)
+            self.stubs.need([path], {}, None)
             with contextlib.suppress(OSError):
                 self._note(job)
 
@@ -178,24 +176,16 @@ class Sandboxes:
             pinned = job.notes.get(PINNED, [])
             if self._pins.drop(pinned[1:]):
                 pins.lift(self.instances.beside(""), pinned[0], self._pins.all())
-            self._stubs.let_go((*job.notes.get(STUBS, ()), *dict(job.notes.get(PLACEHOLDERS, ()))))
+            self.stubs.let_go((*job.notes.get(STUBS, ()), *dict(job.notes.get(PLACEHOLDERS, ()))))
             with contextlib.suppress(OSError):
                 self._records.remove(job.session_id, layout.LAID)
             self.instances.leave(key)
 
-    def recovered(self) -> None:
-        """Whoever still needs something has been adopted: what the last supervisor left beside that goes."""
-        self._stubs.tidy_later()
-
     def close(self) -> None:
         """Remove what nobody needs any more; to be called at the end."""
-        self._stubs.tidy()
+        self.stubs.tidy()
         self.instances.ahead.close()
         self.instances.groups.close()
-
-    def reaped(self, job: Job) -> None:
-        """The job's process has no number any more."""
-        self._orphans.reaped(job.pid)
 
     def vacate(self, job: Job, empty: Callable[[], None]) -> None:
         """End the namespace of a job that is over as soon as nobody lives in there, then call `empty`."""
@@ -208,7 +198,13 @@ class Sandboxes:
             self._loop.after(_AGAIN_S, lambda: self.vacate(job, empty))
             return
         if fd is not None:
-            self._when_gone(fd, lambda: self.vacate(job, empty))
+
+            def gone(_events: int) -> None:
+                self._loop.forget(fd)
+                os.close(fd)
+                self.vacate(job, empty)
+
+            self._loop.watch(fd, gone, IN)
             return
         job.init = None
         empty()
@@ -237,14 +233,6 @@ class Sandboxes:
             if found is not None and (fd := procfs.open_pidfd(pid, found.start)) is not None:
                 return fd
         return None
-
-    def _when_gone(self, fd: int, then: Callable[[], None]) -> None:
-        def gone(_events: int) -> None:
-            self._loop.forget(fd)
-            os.close(fd)
-            then()
-
-        self._loop.watch(fd, gone, IN)
 
 
 def inhabitants(job: Job, known: int = 64) -> list[int]:

@@ -76,23 +76,19 @@ class Trial:
         keeper = link.Line(self._loop, link.Legacy(keeper=os.getpid(), line=ours), lambda _dead: None, lambda: None)
         keeper.pid = None
         self._losses = Losses(self._loop, lambda _why: None)
-        self._instances = Instances(self._loop, keeper, Diary(os.devnull), self._losses)
+        self.instances = Instances(self._loop, keeper, Diary(os.devnull, "trial"), self._losses)
         self._streams = list(streams) if streams is not None else self._captured()
 
     def run(self) -> None:
         """Blocks until the command has ended, or cannot begin, or its time is over, or standard input ends."""
         os.set_blocking(0, False)
         self._loop.watch(0, self._told, IN)
-        self._instances.enter(self._sandbox.key)
+        self.instances.enter(self._sandbox.key)
         try:
-            self._instances.make(self._sandbox, spawn.owner(self._request), self._made)
+            self.instances.make(self._sandbox, spawn.owner(self._request), self._made)
         except (Refused, OSError) as error:
             self._failed(INSTANCE, getattr(error, "errno", 0) or 5, str(error))
         self._loop.run()
-
-    def tidy(self) -> None:
-        """Remove the groups of what has ended."""
-        self._instances.groups.close()
 
     def _captured(self) -> list[int]:
         self._out, end = os.pipe()
@@ -110,7 +106,7 @@ class Trial:
 
     def _made(self, found: dict[str, int] | None, number: int, text: str) -> None:
         self.report.instance_ms = self._lap()
-        who, groups = spawn.owner(self._request), self._instances.groups
+        who, groups = spawn.owner(self._request), self.instances.groups
         self.report.limits = groups.says(who)
         self.report.memory_bounded, self.report.processes_bounded = groups.together(who)
         self._lap()
@@ -123,7 +119,7 @@ class Trial:
             sandbox=self._sandbox,
             streams=self._streams,
             orphans=Orphans(),
-            instances=self._instances,
+            instances=self.instances,
             started=self._started,
             failed=lambda number, text: self._failed(COMMAND, number, text),
             standing=self._standing,
@@ -223,7 +219,7 @@ def main() -> None:
         trial.run()
     finally:
         end_all()
-        trial.tidy()
+        trial.instances.groups.close()
     print(json.dumps(asdict(trial.report)), flush=True)  # noqa: T201 - what it is for
     os._exit(0)
 

@@ -57,10 +57,10 @@ def main(config: Config, legacy: link.Legacy, ready: int) -> int:
     linux.become_subreaper()
     linux.name_process("shellback-sup")
     procfs.mark_for(config.home)
-    diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY))
+    diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY), "supervisor")
     folder = os.open(os.path.join(config.home, layout.SUPERVISOR), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if _lock(folder) is None:
-        diary.note("supervisor", "another supervisor holds the lock")
+        diary.note("another supervisor holds the lock")
         return LOCKED
 
     orphans = Orphans()
@@ -74,12 +74,12 @@ def main(config: Config, legacy: link.Legacy, ready: int) -> int:
             if ready >= 0:
                 os.write(ready, b"ready\n")
                 os.close(ready)
-            diary.note("supervisor", "ready")
+            diary.note("ready")
             supervisor.loop.run()
             supervisor.sandboxes.close()
             status = 0
         except BaseException as error:  # noqa: BLE001 - the last line of this process
-            diary.note("supervisor", f"fails: {_where(error)}")
+            diary.note(f"fails: {_where(error)}")
         finally:
             os._exit(status)
 

@@ -48,7 +48,7 @@ class Keeper:
 
     def __init__(self, config: daemon.Config) -> None:
         self._config = config
-        self._diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY))
+        self._diary = Diary(os.path.join(config.home, layout.SUPERVISOR, layout.DIARY), "keeper")
         self._held: dict[str, link.Held] = {}
         self._dead: deque[link.Dead] = deque(maxlen=_MAX_DEAD)
         self._unsent: deque[Message] = deque(maxlen=_MAX_DEAD)
@@ -78,16 +78,13 @@ class Keeper:
             failures = 0 if time.monotonic() - began > _CALM_S else failures + 1
             if status == daemon.LOCKED and not self._held and not self._dead:
                 return status
-            if status and not self._held and self._forsaken():
+            # Removed, no supervisor can serve the state directory, and nobody can ask for one.
+            if status and not self._held and os.fstat(self._config.keeper_lock).st_nlink == 0:
                 return status
             if status:
                 self._say(f"supervisor ended with {status}, start {failures} follows")
                 time.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
         return 0
-
-    def _forsaken(self) -> bool:
-        """Whether the state directory was removed: no supervisor can serve one, and nobody can ask for one."""
-        return os.fstat(self._config.keeper_lock).st_nlink == 0
 
     def _ring(self, _number: int, _frame: FrameType | None) -> None:
         # Once more than Python does for us: a bell that does not ring leaves a status where nobody looks.
@@ -101,7 +98,7 @@ class Keeper:
             self._unsent.append({"op": order})
 
     def _say(self, what: str) -> None:
-        self._diary.note("keeper", what)
+        self._diary.note(what)
         if self._config.service:
             with contextlib.suppress(OSError):
                 os.write(2, f"shellback supervisor: {plain(what)}\n".encode())
@@ -194,7 +191,7 @@ class Keeper:
                     self._unsent.append({"op": "pong"})
                     self._send()
                 case _:
-                    self._diary.note("keeper", "unknown message")
+                    self._diary.note("unknown message")
 
     def _drop(self, session: str, names: list[str] | None) -> None:
         held = self._held.get(session)

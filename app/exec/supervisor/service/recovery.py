@@ -46,7 +46,8 @@ def recover(supervisor: Supervisor, legacy: link.Legacy) -> None:
     recovery.settle_pending()
     recovery.close_rest()
     recovery.keep_laid()
-    supervisor.sandboxes.recovered()
+    # Whoever still needs something has been adopted: what the last supervisor left beside that goes.
+    supervisor.sandboxes.stubs.tidy_later()
     supervisor.watch_container()
     supervisor.loop.after(_STRAYS_S, recovery.settle_strays)
 
@@ -104,7 +105,7 @@ class _Recovery:
             record = self._records.ended(name, layout.EXIT)
         if record is None:
             self._records.keep_aside(name, layout.EXIT)
-            self._sup.diary.note("supervisor", f"{name}: exit record unreadable")
+            self._sup.diary.note(f"{name}: exit record unreadable")
             job = self._job(name, {})
             self._connect(job)
             self._lose(job, "record_unreadable")
@@ -198,7 +199,7 @@ class _Recovery:
             return
         job.look()
         self._sup.sandboxes.watch(job)
-        self._sup.diary.note("supervisor", f"{job.session_id}: adopted")
+        self._sup.diary.note(f"{job.session_id}: adopted")
         if job.ended_by != ITSELF:
             # Whoever began to end it is not there any more to finish.
             self._sup.kill(job, float(job.notes["grace_s"]), job.ended_by, lambda _: None)
@@ -247,7 +248,7 @@ class _Recovery:
         except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
             if isinstance(error, OSError) and (error.errno in _NO_ROOM or self._failures < _TRIES - 1):
                 raise
-            self._sup.diary.note("supervisor", f"{name}: cannot be taken over: {type(error).__name__}")
+            self._sup.diary.note(f"{name}: cannot be taken over: {type(error).__name__}")
 
     def _look(self) -> list[procfs.Proc]:
         procs = procfs.snapshot()

@@ -89,7 +89,7 @@ class Requests:
                 return
             except OSError as error:
                 if error.errno in NO_DESCRIPTORS:
-                    self._sup.diary.note("supervisor", "no descriptor for another client")
+                    self._sup.diary.note("no descriptor for another client")
                     time.sleep(0.01)
                 return
             peer = Peer(self._loop, connection, self._handle)
@@ -101,7 +101,7 @@ class Requests:
         self._peers.discard(peer)
         self._sup.growth.left(peer)
         if why:
-            self._sup.diary.note("supervisor", f"client cut off: {why}")
+            self._sup.diary.note(f"client cut off: {why}")
         self._rest()
 
     def _handle(self, peer: Peer, message: Message) -> None:
@@ -116,11 +116,11 @@ class Requests:
         except Refused as refusal:
             peer.send({"id": number, "ok": False, "error": refusal.code, "message": str(refusal)})
         except OSError as error:
-            self._sup.diary.note("supervisor", f"{op} failed: {error.strerror}")
+            self._sup.diary.note(f"{op} failed: {error.strerror}")
             peer.send({"id": number, "ok": False, **self._failure(error)})
         except Exception as error:  # noqa: BLE001 - whoever asks again after a crash would cause the next
             # A bug of ours; it harms this request only.
-            self._sup.diary.note("supervisor", f"{op} failed: {type(error).__name__}")
+            self._sup.diary.note(f"{op} failed: {type(error).__name__}")
             peer.send({"id": number, "ok": False, "error": "internal", "message": "the supervisor has a bug there"})
         else:
             if answer is not None:
@@ -306,7 +306,7 @@ class Requests:
 
     def _ordered(self, order: str) -> None:
         """Go as soon as no command runs; with `end`, see to it that none does."""
-        self._sup.diary.note("supervisor", f"told to {order}")
+        self._sup.diary.note(f"told to {order}")
         self._retiring = True
         if order == "end" and not self._ending:
             self._ending = self._sup.stopping = True
@@ -341,7 +341,7 @@ class Requests:
         # Who connects from here on is cut off before an answer, and starts a new pair.
         self._loop.forget(self._listener.fileno())
         self._listener.close()
-        self._sup.diary.note("supervisor", "ends: nobody needs it")
+        self._sup.diary.note("ends: nobody needs it")
         self._loop.stop()
 
 

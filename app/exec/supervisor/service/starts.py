@@ -23,8 +23,6 @@ _NOTED: Final = ("grace_s", "log_cap", "background", "separate_stderr", "pty", "
 
 
 class Starts:
-    """All of its methods run on the loop's thread."""
-
     def __init__(self, supervisor: Supervisor) -> None:
         self._sup = supervisor
 
@@ -161,7 +159,7 @@ class Starts:
         try:
             linux.write_all(claim, row)
         except OSError as error:
-            self._sup.diary.note("supervisor", f"{job.session_id}: pid not on record: {error.strerror}")
+            self._sup.diary.note(f"{job.session_id}: pid not on record: {error.strerror}")
 
     def _identify(self, job: Job) -> bool:
         """Get hold of the process that was forked; False when the kernel has no room for it now."""
@@ -171,7 +169,7 @@ class Starts:
             job.pidfd = os.pidfd_open(job.pid)
         except OSError as error:
             # Our own child and not reaped, so it can be had later too.
-            self._sup.diary.note("supervisor", f"{job.session_id}: not watched yet: {error.strerror}")
+            self._sup.diary.note(f"{job.session_id}: not watched yet: {error.strerror}")
             self._sup.loop.after(_UNWATCHED_S, lambda: self._identify_later(job))
             return False
         return True

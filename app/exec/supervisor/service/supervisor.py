@@ -34,8 +34,6 @@ _SURVIVORS: Final = 64
 
 
 class Supervisor:
-    """All of its methods run on the loop's thread."""
-
     def __init__(self, home: str, legacy: link.Legacy, diary: Diary, orphans: Orphans) -> None:
         self.diary = diary
         self._home = home
@@ -71,7 +69,7 @@ class Supervisor:
         try:
             self.records.write(job.session_id, layout.RUNNING, job.running(self.boot_id, self.container_id))
         except OSError as error:
-            self.diary.note("supervisor", f"{job.session_id}: running.json: {error.strerror}")
+            self.diary.note(f"{job.session_id}: running.json: {error.strerror}")
 
     def connect(self, job: Job, ours: dict[str, int], *, resumed: bool) -> None:
         """Give the job its logs, streams and input over descriptors that are the job's from now on."""
@@ -82,7 +80,7 @@ class Supervisor:
         for pair in names:
             job.logs.append(LogFile(self.records, job.session_id, pair, cap))
             job.logs[-1].losing = lambda number: self.diary.note(
-                "supervisor", f"{job.session_id}: output is dropped: {os.strerror(number)}"
+                f"{job.session_id}: output is dropped: {os.strerror(number)}"
             )
             if resumed:
                 job.logs[-1].resume()
@@ -144,7 +142,7 @@ class Supervisor:
         crashpoints.reach("supervisor.exit_seen")
         self.end(job, info.si_code, info.si_status)
         os.waitid(os.P_PIDFD, job.pidfd, os.WEXITED)
-        self.sandboxes.reaped(job)
+        self.sandboxes.orphans.reaped(job.pid)
         crashpoints.reach("supervisor.reaped")
         self._close_pidfd(job)
 
@@ -191,7 +189,7 @@ class Supervisor:
             survivors = self._survivors(job)
         except OSError as error:
             # No descriptor for a look: the end itself needs none, and cannot be told later.
-            self.diary.note("supervisor", f"{job.session_id}: not looked for survivors: {error.strerror}")
+            self.diary.note(f"{job.session_id}: not looked for survivors: {error.strerror}")
             survivors = []
         exited = code == os.CLD_EXITED
         state = "timed_out" if job.ended_by == TIMEOUT else "exited" if exited else "signaled"
@@ -278,7 +276,7 @@ class Supervisor:
         known = job.notes.setdefault(LOSSES, [])
         if len(known) < MOST or loss["how"] == ENDED:
             known.append(loss)
-        self.diary.note("supervisor", f"{job.session_id}: lost a cover, {loss['how']} after {loss['ms']} ms")
+        self.diary.note(f"{job.session_id}: lost a cover, {loss['how']} after {loss['ms']} ms")
         if job.record is None and (job.pidfd >= 0 or job.adopted):
             self.note_running(job)
         self.uncovering(job)
@@ -320,7 +318,7 @@ class Supervisor:
     def _expired(self, job: Job) -> None:
         def done(survivors: list[int]) -> None:
             if survivors:
-                self.diary.note("supervisor", f"{job.session_id}: {len(survivors)} processes outlived the timeout")
+                self.diary.note(f"{job.session_id}: {len(survivors)} processes outlived the timeout")
 
         self.kill(job, float(job.notes["grace_s"]), TIMEOUT, done)
 
@@ -374,5 +372,5 @@ class Supervisor:
         self.keeper.forget([dead])
 
     def _keeper_gone(self) -> None:
-        self.diary.note("supervisor", "the keeper is gone: no new background commands")
+        self.diary.note("the keeper is gone: no new background commands")
         self.changed()
