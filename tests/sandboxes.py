@@ -26,6 +26,7 @@ from shellback.exec.link import launch
 from shellback.exec.link.client import StartAnswer
 from shellback.exec.policy.commands import command_spec
 from shellback.exec.supervisor.process import procfs
+from shellback.exec.wire.sandbox import Sandbox
 from tests.databases import unavailable
 from tests.supervisors import SOON, UID, Rig, end, until
 
@@ -80,6 +81,12 @@ class Boxes(Rig):
     async def plan(self, scope: str = "talk", profile: str = WORK) -> Plan:
         made = command_spec(command=":", workspace=self.workspace, limits=Limits())
         return await self.backend.plan(replace(made, profile=profile), scope)
+
+    async def planned(self, scope: str = "talk", **changes: Any) -> Sandbox:
+        """The sandbox of a conversation, with changes."""
+        plan = await self.plan(scope)
+        assert plan.sandbox is not None
+        return replace(plan.sandbox, **changes)
 
     async def start(self, name: str, *argv: str, scope: str = "talk", profile: str = WORK, **more: Any) -> StartAnswer:
         """As `Rig.start`, in the sandbox of this conversation and profile; `change` is laid over what was planned."""
@@ -167,7 +174,14 @@ async def boxes(tmp_path: Path, *, ahead_s: float = LINGER_S, **options: Any) ->
                     await end(pid)
 
 
+def adjusted(module: str, change: str) -> pytest.MarkDecorator:
+    """For a test of `box`: have its supervisors make this change, as `adjust` says."""
+    return pytest.mark.parametrize("box", [(module, change)], indirect=True, ids=["adjusted"])
+
+
 @pytest.fixture
-async def box(tmp_path: Path) -> AsyncGenerator[Boxes]:
+async def box(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Boxes]:
+    if hasattr(request, "param"):
+        adjust(monkeypatch, *request.param)
     async with boxes(tmp_path) as made:
         yield made

@@ -135,6 +135,14 @@ class Rig:
         await self.client.close()
 
 
+def failure(answer: StartAnswer) -> int | None:
+    """The errno of a start that failed."""
+    assert answer.outcome == "start_failed"
+    assert answer.record is not None
+    assert (answer.record["pid"], answer.record["exit_code"]) == (None, None)
+    return answer.record["errno"]
+
+
 async def until(true: Callable[[], bool]) -> None:
     """Wait for what nobody announces."""
     async with asyncio.timeout(SOON):

@@ -14,7 +14,7 @@ import pytest
 
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import VERSION
-from tests.supervisors import Rig, rig
+from tests.supervisors import Rig
 
 pytestmark = pytest.mark.anyio
 
@@ -76,28 +76,27 @@ RECORDS: dict[str, Spoil] = {
 }
 
 
-async def test_a_record_that_is_not_one_is_lost_kept_aside_and_harms_no_other(tmp_path: Path) -> None:
+async def test_a_record_that_is_not_one_is_lost_kept_aside_and_harms_no_other(sup: Rig) -> None:
     names = {f"s{number}": spoil for number, spoil in enumerate(RECORDS.values())}
-    async with rig(tmp_path) as sup:
-        await asyncio.gather(*(sup.run(name, "exit 3") for name in names))
-        await sup.run("sound", "exit 4")
-        await sup.start("runs", "read line; exit 5", keep_stdin_open=True)
-        for name, spoil in names.items():
-            spoil(sup.folder(name) / layout.EXIT)
-        sup.forget()
-        await sup.kill_supervisor()
-        records = {name: await sup.exit(name) for name in names}
-        for name, what in zip(names, RECORDS, strict=True):
-            record = records[name]
-            assert (record["state"], record["evidence"]) == ("lost", "record_unreadable"), what
-            assert (record["exit_code"], record["signal"], record["pid"]) == (None, None, None), what
-            assert f"{layout.EXIT}.bad" in _names(sup.folder(name)), what
-            assert await sup.client.ack(name), what
-        diary = (sup.home / layout.SUPERVISOR / layout.DIARY).read_text()
-        assert diary.count("exit record unreadable") == len(names)
-        assert (await sup.exit("sound"))["exit_code"] == 4
-        await sup.client.write("runs", b"\n")
-        assert (await sup.exit("runs"))["exit_code"] == 5
+    await asyncio.gather(*(sup.run(name, "exit 3") for name in names))
+    await sup.run("sound", "exit 4")
+    await sup.start("runs", "read line; exit 5", keep_stdin_open=True)
+    for name, spoil in names.items():
+        spoil(sup.folder(name) / layout.EXIT)
+    sup.forget()
+    await sup.kill_supervisor()
+    records = {name: await sup.exit(name) for name in names}
+    for name, what in zip(names, RECORDS, strict=True):
+        record = records[name]
+        assert (record["state"], record["evidence"]) == ("lost", "record_unreadable"), what
+        assert (record["exit_code"], record["signal"], record["pid"]) == (None, None, None), what
+        assert f"{layout.EXIT}.bad" in _names(sup.folder(name)), what
+        assert await sup.client.ack(name), what
+    diary = (sup.home / layout.SUPERVISOR / layout.DIARY).read_text()
+    assert diary.count("exit record unreadable") == len(names)
+    assert (await sup.exit("sound"))["exit_code"] == 4
+    await sup.client.write("runs", b"\n")
+    assert (await sup.exit("runs"))["exit_code"] == 5
 
 
 RUNNING: dict[str, Spoil] = {
@@ -119,20 +118,19 @@ def _taken_from_started(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps({**row, **fields}))
 
 
-async def test_a_process_is_taken_over_whatever_its_running_file_says(tmp_path: Path) -> None:
+async def test_a_process_is_taken_over_whatever_its_running_file_says(sup: Rig) -> None:
     names = {f"s{number}": spoil for number, spoil in enumerate(RUNNING.values())}
-    async with rig(tmp_path) as sup:
-        for name, spoil in names.items():
-            await sup.start(name, "read line; echo more; exit 7", keep_stdin_open=True)
-            spoil(sup.folder(name) / layout.RUNNING)
-        await sup.kill_supervisor()
-        assert set(await sup.live()) == set(names)
-        for name, what in zip(names, RUNNING, strict=True):
-            await sup.client.write(name, b"\n")
-            record = await sup.exit(name)
-            assert (record["state"], record["exit_code"]) == ("exited", 7), what
-            assert sup.log(name) == b"more\n", what
-            assert await sup.client.ack(name), what
+    for name, spoil in names.items():
+        await sup.start(name, "read line; echo more; exit 7", keep_stdin_open=True)
+        spoil(sup.folder(name) / layout.RUNNING)
+    await sup.kill_supervisor()
+    assert set(await sup.live()) == set(names)
+    for name, what in zip(names, RUNNING, strict=True):
+        await sup.client.write(name, b"\n")
+        record = await sup.exit(name)
+        assert (record["state"], record["exit_code"]) == ("exited", 7), what
+        assert sup.log(name) == b"more\n", what
+        assert await sup.client.ack(name), what
 
 
 def _no_line(path: Path) -> None:
@@ -149,22 +147,21 @@ STARTED: dict[str, Spoil] = {
 }
 
 
-async def test_a_process_is_found_without_the_file_that_says_which_it_is(tmp_path: Path) -> None:
+async def test_a_process_is_found_without_the_file_that_says_which_it_is(sup: Rig) -> None:
     names = {f"s{number}": spoil for number, spoil in enumerate(STARTED.values())}
-    async with rig(tmp_path) as sup:
-        pids: list[int] = []
-        for name, spoil in names.items():
-            answer = await sup.start(name, "echo ready; read line; exit 7", keep_stdin_open=True)
-            pids.append(answer.pid or 0)
-            await sup.until_log(name, b"ready")
-            spoil(sup.folder(name) / layout.STARTED)
-        await sup.kill_supervisor()
-        assert set(await sup.live()) == set(names)
-        for name, what in zip(names, STARTED, strict=True):
-            await sup.client.write(name, b"\n")
-            assert (await sup.exit(name))["exit_code"] == 7, what
-            again = await sup.start(name, "exit 8")
-            assert again.outcome == "already", what
+    pids: list[int] = []
+    for name, spoil in names.items():
+        answer = await sup.start(name, "echo ready; read line; exit 7", keep_stdin_open=True)
+        pids.append(answer.pid or 0)
+        await sup.until_log(name, b"ready")
+        spoil(sup.folder(name) / layout.STARTED)
+    await sup.kill_supervisor()
+    assert set(await sup.live()) == set(names)
+    for name, what in zip(names, STARTED, strict=True):
+        await sup.client.write(name, b"\n")
+        assert (await sup.exit(name))["exit_code"] == 7, what
+        again = await sup.start(name, "exit 8")
+        assert again.outcome == "already", what
 
 
 @pytest.mark.parametrize("what", STARTED)
@@ -195,33 +192,31 @@ async def test_an_empty_mark_says_never_started_only_on_the_boot_it_was_made_on(
     assert (await sup.exit("a"))["evidence"] == evidence
 
 
-async def test_a_damaged_acknowledged_record_is_no_number_and_may_be_killed(tmp_path: Path) -> None:
+async def test_a_damaged_acknowledged_record_is_no_number_and_may_be_killed(sup: Rig) -> None:
     damaged: list[Spoil] = [lambda path: path.write_text("{}"), _changed(exit_code="abc"), _folder, _pipe, _link]
-    async with rig(tmp_path) as sup:
-        for number, spoil in enumerate(damaged):
-            name = f"s{number}"
-            await sup.run(name, "exit 1")
-            assert await sup.client.ack(name)
-            spoil(sup.folder(name) / layout.ACKED)
-            status = await sup.client.status(name)
-            assert (status["state"], status["record"]["exit_code"]) == ("lost", None)
-            assert (await sup.client.kill(name, grace_s=0, ended_by="agent")).killed
-            assert await sup.client.ack(name)
+    for number, spoil in enumerate(damaged):
+        name = f"s{number}"
+        await sup.run(name, "exit 1")
+        assert await sup.client.ack(name)
+        spoil(sup.folder(name) / layout.ACKED)
+        status = await sup.client.status(name)
+        assert (status["state"], status["record"]["exit_code"]) == ("lost", None)
+        assert (await sup.client.kill(name, grace_s=0, ended_by="agent")).killed
+        assert await sup.client.ack(name)
 
 
-async def test_a_draft_that_is_a_pipe_or_a_link_holds_nobody_up_and_leads_nowhere(tmp_path: Path) -> None:
+async def test_a_draft_that_is_a_pipe_or_a_link_holds_nobody_up_and_leads_nowhere(tmp_path: Path, sup: Rig) -> None:
     outside = tmp_path / "outside"
     outside.write_text("mine")
-    async with rig(tmp_path) as sup:
-        for name, spoil in (("a", _pipe), ("b", _astray), ("c", _folder)):
-            await sup.start(name, "read line; exit 7", keep_stdin_open=True)
-            draft = sup.folder(name) / f"{layout.EXIT}.new"
-            draft.unlink(missing_ok=True)
-            spoil(draft)
-            await sup.client.write(name, b"\n")
-            assert (await sup.exit(name))["exit_code"] == 7
-            assert json.loads((sup.folder(name) / layout.EXIT).read_text())["exit_code"] == 7
-            assert await sup.client.ack(name)
+    for name, spoil in (("a", _pipe), ("b", _astray), ("c", _folder)):
+        await sup.start(name, "read line; exit 7", keep_stdin_open=True)
+        draft = sup.folder(name) / f"{layout.EXIT}.new"
+        draft.unlink(missing_ok=True)
+        spoil(draft)
+        await sup.client.write(name, b"\n")
+        assert (await sup.exit(name))["exit_code"] == 7
+        assert json.loads((sup.folder(name) / layout.EXIT).read_text())["exit_code"] == 7
+        assert await sup.client.ack(name)
     assert outside.read_text() == "mine"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from shellback.exec.wire import layout
 from tests.databases import unavailable
-from tests.supervisors import Rig, gone, rig
+from tests.supervisors import Rig, gone
 
 pytestmark = pytest.mark.anyio
 
@@ -19,18 +19,17 @@ CAP = 16 << 20
 MUCH = 256 << 20
 
 
-async def test_a_daemon_that_holds_the_output_delays_no_end_and_is_named_and_killed(tmp_path: Path) -> None:
+async def test_a_daemon_that_holds_the_output_delays_no_end_and_is_named_and_killed(sup: Rig) -> None:
     daemon = "setsid sh -c '(trap \"\" TERM HUP; echo detached $$; sleep 600 & wait; wait) & exit 0' ; exit 7"
-    async with rig(tmp_path) as sup:
-        await sup.start("a", daemon)
-        record = await sup.exit("a")
-        assert record["exit_code"] == 7
-        assert record["survivors"]
-        await sup.until_log("a", b"detached")
-        killed = await sup.client.kill("a", grace_s=0.1, ended_by="agent")
-        assert killed.killed
-        for pid in record["survivors"]:
-            assert await gone(pid)
+    await sup.start("a", daemon)
+    record = await sup.exit("a")
+    assert record["exit_code"] == 7
+    assert record["survivors"]
+    await sup.until_log("a", b"detached")
+    killed = await sup.client.kill("a", grace_s=0.1, ended_by="agent")
+    assert killed.killed
+    for pid in record["survivors"]:
+        assert await gone(pid)
 
 
 async def test_a_command_that_closes_its_output_is_still_waited_for(sup: Rig) -> None:

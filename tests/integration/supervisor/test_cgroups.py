@@ -12,7 +12,6 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from shellback.exec.supervisor.sandbox.cgroups import Cgroups
 from shellback.exec.wire.sandbox import Bounds
 from tests.databases import unavailable
 from tests.forks import fork
-from tests.sandboxes import Boxes, boxes
+from tests.sandboxes import Boxes
 
 pytestmark = pytest.mark.anyio
 
@@ -331,27 +330,20 @@ async def test_a_command_in_a_sandbox_is_ended_before_its_supervisor_where_memor
         assert score(pid) == score(os.getpid())
 
 
-async def test_a_command_that_takes_more_than_the_limit_is_ended_and_nobody_else(tmp_path: Path) -> None:
+async def test_a_command_that_takes_more_than_the_limit_is_ended_and_nobody_else(box: Boxes) -> None:
     probed = Cgroups(f"test.{os.getpid():x}", lambda _note: None)
     probed.probe()
     if not probed.memory and os.geteuid() != 0:
         pytest.skip("no group of cgroups is this user's")
     if not probed.memory:
         unavailable(f"no cgroup limits memory here: {probed.says}")
-    async with boxes(tmp_path) as box:
-        more = {"sandbox": await limited(box, Bounds(memory_bytes=LIMIT))}
-        await box.start("bystander", "/bin/sh", "-c", "echo ready; exec sleep 600", **more)
-        await box.until_log("bystander", b"ready")
-        before = await box.pids()
-        async with asyncio.timeout(60):
-            record = await box.run("hog", "python3", "-c", HOG, **more)
-        assert (record["signal"], box.log("hog")) == (signal.SIGKILL, b"")
-        assert await box.live() == ["bystander"]
-        assert await box.pids() == before
-        assert (await box.run("next", "/bin/sh", "-c", "exit 7", **more))["exit_code"] == 7
-
-
-async def limited(box: Boxes, bounds: Bounds) -> Any:
-    planned = (await box.plan()).sandbox
-    assert planned is not None
-    return replace(planned, bounds=bounds)
+    more: dict[str, Any] = {"sandbox": await box.planned(bounds=Bounds(memory_bytes=LIMIT))}
+    await box.start("bystander", "/bin/sh", "-c", "echo ready; exec sleep 600", **more)
+    await box.until_log("bystander", b"ready")
+    before = await box.pids()
+    async with asyncio.timeout(60):
+        record = await box.run("hog", "python3", "-c", HOG, **more)
+    assert (record["signal"], box.log("hog")) == (signal.SIGKILL, b"")
+    assert await box.live() == ["bystander"]
+    assert await box.pids() == before
+    assert (await box.run("next", "/bin/sh", "-c", "exit 7", **more))["exit_code"] == 7

@@ -39,9 +39,6 @@ class Service:
         line = await asyncio.wait_for(asyncio.to_thread(self.process.stderr.readline), PATIENCE_S)
         return line.decode().strip()
 
-    async def ready(self) -> None:
-        assert await self.line() == "ready"
-
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
@@ -50,11 +47,14 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def service(home: Path, argv: Sequence[str] = PROGRAM) -> AsyncGenerator[Service]:
-    made = Service(home, argv)
+async def service(rig: Rig, argv: Sequence[str] = PROGRAM) -> AsyncGenerator[Service]:
+    """One that is ready; the client of the rig is closed at the end."""
+    made = Service(rig.home, argv)
     try:
+        assert await made.line() == "ready"
         yield made
     finally:
+        await rig.client.close()
         if made.process.poll() is None:
             made.tell(signal.SIGTERM)
             await made.ended()
@@ -79,11 +79,10 @@ async def test_a_worker_that_came_first_waits_until_the_service_is_there_and_say
     assert "SUPERVISOR=external" in said
     assert "`shellback supervisor`" in said
     assert not (outside.home / layout.SUPERVISOR / layout.SOCKET).exists()
-    async with service(outside.home) as running:
+    async with service(outside) as running:
         hello = await waiting
         # The process that was started is the keeper: whoever watches over it watches the parent of everything.
         assert hello["keeper_pid"] == running.process.pid
-        await outside.client.close()
     assert [record.getMessage() for record in caplog.records[1:]] == [f"the supervisor in {outside.home} answers"]
 
 
@@ -96,7 +95,7 @@ async def test_where_none_comes_a_worker_gives_up_with_cause_and_remedy(tmp_path
 
 
 async def test_a_service_that_is_told_to_end_waits_until_its_last_ends_are_recorded(outside: Rig) -> None:
-    async with service(outside.home) as running:
+    async with service(outside) as running:
         await outside.start("s1", "trap 'exit 7' TERM; echo on; while :; do sleep 0.1; done", background=True)
         await outside.until_log("s1", b"on")
         running.tell(signal.SIGTERM)
@@ -105,8 +104,7 @@ async def test_a_service_that_is_told_to_end_waits_until_its_last_ends_are_recor
         await asyncio.sleep(0.4)
         assert await outside.client.ack("s1")
         assert await running.ended() == 0
-        await outside.client.close()
-    async with service(outside.home):
+    async with service(outside):
         after = outside.another()
         await after.connect()
         assert await after.unacknowledged() == []
@@ -128,8 +126,7 @@ def impatient(folder: Path) -> Path:
 async def test_a_service_outlives_idleness_and_the_death_of_its_supervisor_and_ends_commands_when_it_is_told_to(
     outside: Rig, tmp_path: Path
 ) -> None:
-    async with service(outside.home, launch.service_argv(outside.home, root=str(impatient(tmp_path)))) as running:
-        await running.ready()
+    async with service(outside, launch.service_argv(outside.home, root=str(impatient(tmp_path)))) as running:
         first, _ = await outside.pids()
         await outside.client.close()
         # Five times the idle time that a supervisor of a worker would have had here.
@@ -148,11 +145,10 @@ async def test_a_service_outlives_idleness_and_the_death_of_its_supervisor_and_e
         told = {name: await outside.exit(name) for name in ("s1", "s2")}
         assert await running.ended() == 0
         assert all([await gone(pid) for pid in pids])
-        await outside.client.close()
     assert (told["s1"]["exit_code"], told["s1"]["ended_by"]) == (7, "shutdown")
     assert (told["s2"]["signal"], told["s2"]["ended_by"]) == (signal.SIGKILL, "shutdown")
     # Nobody has acknowledged them, so whoever comes after the next start is told again.
-    async with service(outside.home):
+    async with service(outside):
         after = outside.another()
         await after.connect()
         assert {record["session_id"] for record in await after.unacknowledged()} == {"s1", "s2"}
@@ -160,8 +156,7 @@ async def test_a_service_outlives_idleness_and_the_death_of_its_supervisor_and_e
 
 
 async def test_a_service_told_to_retire_serves_on_until_no_command_runs(outside: Rig) -> None:
-    async with service(outside.home) as running:
-        await running.ready()
+    async with service(outside) as running:
         await outside.start("long", "read -r line; exit 3", background=True, keep_stdin_open=True)
         running.tell(signal.SIGHUP)
         # Told already, and still it starts what a worker asks for.
@@ -170,19 +165,16 @@ async def test_a_service_told_to_retire_serves_on_until_no_command_runs(outside:
         await outside.client.write("long", b"go\n")
         assert (await outside.exit("long"))["exit_code"] == 3
         assert await running.ended() == 0
-        await outside.client.close()
 
 
 async def test_a_service_that_a_client_has_asked_to_stop_still_ends_commands_when_it_is_told_to(outside: Rig) -> None:
-    async with service(outside.home) as running:
-        await running.ready()
+    async with service(outside) as running:
         await outside.start("s1", "echo on; exec sleep 600", background=True)
         await outside.until_log("s1", b"on")
         await outside.client.stop()
         running.tell(signal.SIGTERM)
         assert (await outside.exit("s1"))["ended_by"] == "shutdown"
         assert await running.ended() == 0
-        await outside.client.close()
 
 
 @pytest.mark.parametrize(("number", "order"), [(signal.SIGHUP, "retire"), (signal.SIGINT, "end")])
@@ -190,8 +182,7 @@ async def test_a_service_obeys_signals_that_its_starter_ignored(
     outside: Rig, number: signal.Signals, order: str
 ) -> None:
     ignoring = ["/bin/sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *PROGRAM]
-    async with service(outside.home, ignoring) as running:
-        await running.ready()
+    async with service(outside, ignoring) as running:
         assert (await outside.run("s1", "kill -HUP $$; exit 5"))["signal"] == signal.SIGHUP
         running.tell(number)
         await outside.client.close()
@@ -200,20 +191,17 @@ async def test_a_service_obeys_signals_that_its_starter_ignored(
 
 
 async def test_a_second_service_is_refused_and_harms_nothing(outside: Rig) -> None:
-    async with service(outside.home) as first:
-        await first.ready()
+    async with service(outside):
         second = Service(outside.home)
         assert await second.ended() == 2
         assert "a supervisor serves" in await second.line()
         assert second.process.stderr is not None
         second.process.stderr.close()
         assert (await outside.run("s1", "exit 4"))["exit_code"] == 4
-        await outside.client.close()
 
 
 async def test_commands_of_a_service_whose_main_process_was_killed_are_heard_to_their_end(outside: Rig) -> None:
-    async with service(outside.home) as running:
-        await running.ready()
+    async with service(outside):
         await outside.start("s1", "read -r line; exit 6", background=True, keep_stdin_open=True)
         supervisor, keeper = await outside.pids()
         await end(keeper)
@@ -227,14 +215,12 @@ async def test_commands_of_a_service_whose_main_process_was_killed_are_heard_to_
 async def test_a_supervisor_of_another_version_is_refused_with_what_to_do(
     outside: Rig, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
-    async with service(outside.home) as running:
-        await running.ready()
+    async with service(outside):
         monkeypatch.setattr(reaching, "VERSION", version)
         with pytest.raises(
             SupervisorUnreachable, match=rf"speaks version {VERSION}; .*Let what runs end.*start the supervisor"
         ):
             await outside.client.connect()
-        await outside.client.close()
 
 
 @pytest.mark.parametrize(("folder", "mode"), [("home", 0o770), ("home/supervisor", 0o750)])

@@ -6,13 +6,12 @@ import asyncio
 import errno
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import namespaces
-from tests.sandboxes import Boxes, adjust, boxes
+from tests.sandboxes import Boxes, adjusted
 from tests.supervisors import gone, until
 
 pytestmark = pytest.mark.anyio
@@ -88,22 +87,19 @@ NEVER_TOLD = (
 
 
 @pytest.mark.parametrize("script", [COUNTS, f"sleep 1; {COUNTS}"])
-async def test_one_that_waits_for_its_go_is_not_taken_for_one_that_had_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
-    adjust(monkeypatch, "sandbox.launching", NEVER_TOLD)
-    async with boxes(tmp_path) as box:
-        supervisor, _ = await box.pids()
-        asked = asyncio.create_task(box.start("waits", COUNTS))
-        # Children of the supervisor by now: bubblewrap has gone.
-        await until(lambda: any(proc.ppid == supervisor and namespaces.waits(proc.pid) for proc in procfs.snapshot()))
-        box.arm("supervisor.forked")
-        await box.start("a", script)
-        record = await box.exit("a")
-        assert (record["exit_code"], counted(box)) == (8, 1)
-        assert (await asked).outcome == "already"
-        assert (await box.exit("waits"))["evidence"] == "never_started"
-        await box.nothing_left()
+@adjusted("sandbox.launching", NEVER_TOLD)
+async def test_one_that_waits_for_its_go_is_not_taken_for_one_that_had_it(box: Boxes, script: str) -> None:
+    supervisor, _ = await box.pids()
+    asked = asyncio.create_task(box.start("waits", COUNTS))
+    # Children of the supervisor by now: bubblewrap has gone.
+    await until(lambda: any(proc.ppid == supervisor and namespaces.waits(proc.pid) for proc in procfs.snapshot()))
+    box.arm("supervisor.forked")
+    await box.start("a", script)
+    record = await box.exit("a")
+    assert (record["exit_code"], counted(box)) == (8, 1)
+    assert (await asked).outcome == "already"
+    assert (await box.exit("waits"))["evidence"] == "never_started"
+    await box.nothing_left()
 
 
 @pytest.mark.parametrize("victims", ["supervisor", "keeper supervisor"])

@@ -21,10 +21,10 @@ from shellback.exec.supervisor.process import procfs
 from shellback.exec.supervisor.sandbox import cgroups, hierarchies, namespaces
 from shellback.exec.supervisor.sandbox.cgroups import Cgroups
 from shellback.exec.wire import layout
-from shellback.exec.wire.sandbox import Bounds, Sandbox
+from shellback.exec.wire.sandbox import Bounds
 from tests.escape.scene import PYTHON
-from tests.sandboxes import Boxes, adjust, boxes
-from tests.supervisors import end, gone, removed, state_of, stop, until
+from tests.sandboxes import Boxes, adjust, adjusted, boxes
+from tests.supervisors import end, failure, gone, removed, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -135,23 +135,22 @@ async def test_exit_codes_and_signals_are_the_kernels_own(box: Boxes) -> None:
     await box.nothing_left()
 
 
-async def test_survivors_are_named_go_on_and_end_with_their_namespace(tmp_path: Path) -> None:
+async def test_survivors_are_named_go_on_and_end_with_their_namespace(box: Boxes) -> None:
     script = "mkfifo fifo; setsid sh -c 'read line < fifo; echo late' & (sleep 600 &) ; sleep 0.1; exit 3"
-    async with boxes(tmp_path) as box:
-        record = await box.run("a", script)
-        first = box.first("a")
-        assert record["exit_code"] == 3
-        assert sorted(record["survivors"]) == sorted(box.inside(first))
-        assert (box.workspace / ".vscode").is_dir()
-        (sleeper,) = await asleep(record["survivors"])
-        await end(sleeper)
-        assert words_of(first)[-1] == "infinity"
-        with (box.workspace / "fifo").open("w") as fifo:
-            fifo.write("\n")
-        await box.until_log("a", b"late")
-        assert await gone(first)
-        (box.workspace / "fifo").unlink()
-        await box.nothing_left()
+    record = await box.run("a", script)
+    first = box.first("a")
+    assert record["exit_code"] == 3
+    assert sorted(record["survivors"]) == sorted(box.inside(first))
+    assert (box.workspace / ".vscode").is_dir()
+    (sleeper,) = await asleep(record["survivors"])
+    await end(sleeper)
+    assert words_of(first)[-1] == "infinity"
+    with (box.workspace / "fifo").open("w") as fifo:
+        fifo.write("\n")
+    await box.until_log("a", b"late")
+    assert await gone(first)
+    (box.workspace / "fifo").unlink()
+    await box.nothing_left()
 
 
 TREE = """
@@ -194,41 +193,32 @@ async def test_the_first_process_of_a_namespace_killed_is_a_kill_of_the_command(
     await box.nothing_left()
 
 
-async def test_an_instance_that_nobody_uses_ends_and_what_was_in_its_tmp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adjust(monkeypatch, "sandbox.instances", "adjusted.IDLE_S = 0.3")
-    async with boxes(tmp_path) as box:
-        await box.run("a", "echo kept > /tmp/file")
-        async with asyncio.timeout(30):
-            while (await box.client.info())["sandboxes"]:  # noqa: ASYNC110 - nobody announces it
-                await asyncio.sleep(0.01)
-        await box.run("b", "ls -A /tmp")
-        assert b"file" not in box.log("b")
+@adjusted("sandbox.instances", "adjusted.IDLE_S = 0.3")
+async def test_an_instance_that_nobody_uses_ends_and_what_was_in_its_tmp(box: Boxes) -> None:
+    await box.run("a", "echo kept > /tmp/file")
+    async with asyncio.timeout(30):
+        while (await box.client.info())["sandboxes"]:  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.01)
+    await box.run("b", "ls -A /tmp")
+    assert b"file" not in box.log("b")
 
 
-async def test_instances_are_bounded_and_those_that_nobody_uses_make_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adjust(monkeypatch, "sandbox.instances", "adjusted.MOST = 2")
-    async with boxes(tmp_path) as box:
-        for name in ("a", "b"):
-            await box.start(name, "read line", keep_stdin_open=True, scope=name)
-        answer = await box.start("c", "exit 0", scope="c")
-        assert answer.outcome == "start_failed"
-        assert answer.record is not None
-        assert answer.record["errno"] == 11
-        assert b"sandboxes are in use; end some processes" in box.log("c")
-        assert (await box.run("d", "exit 4", scope="a"))["exit_code"] == 4
-        await box.client.write("a", b"\n")
-        await box.exit("a")
-        await until(lambda: len(box.marked()) == 2)
-        async with asyncio.timeout(30):
-            tries = 0
-            while (await box.start(f"e{tries}", "exit 5", scope="c")).outcome == "start_failed":
-                tries += 1
-        assert (await box.exit(f"e{tries}"))["exit_code"] == 5
-        assert (await box.client.info())["sandboxes"] == 2
+@adjusted("sandbox.instances", "adjusted.MOST = 2")
+async def test_instances_are_bounded_and_those_that_nobody_uses_make_room(box: Boxes) -> None:
+    for name in ("a", "b"):
+        await box.start(name, "read line", keep_stdin_open=True, scope=name)
+    assert failure(await box.start("c", "exit 0", scope="c")) == errno.EAGAIN
+    assert b"sandboxes are in use; end some processes" in box.log("c")
+    assert (await box.run("d", "exit 4", scope="a"))["exit_code"] == 4
+    await box.client.write("a", b"\n")
+    await box.exit("a")
+    await until(lambda: len(box.marked()) == 2)
+    async with asyncio.timeout(30):
+        tries = 0
+        while (await box.start(f"e{tries}", "exit 5", scope="c")).outcome == "start_failed":
+            tries += 1
+    assert (await box.exit(f"e{tries}"))["exit_code"] == 5
+    assert (await box.client.info())["sandboxes"] == 2
 
 
 async def test_a_workspace_made_anew_gets_an_instance_of_its_own(box: Boxes) -> None:
@@ -246,19 +236,14 @@ async def test_a_command_has_its_streams_open_and_nothing_else(box: Boxes) -> No
     assert box.log("a").split(b"\n")[0] in {b"0 1 2 3", b"0 1 2 255", b"0 1 2"}
 
 
-async def test_nothing_of_a_commands_environment_reaches_bubblewrap(tmp_path: Path) -> None:
+async def test_nothing_of_a_commands_environment_reaches_bubblewrap(box: Boxes) -> None:
     given = {"PATH": "/usr/bin:/bin", "LD_PRELOAD": "/no/such.so", "BASH_ENV": "/tmp/x", "GIVEN": "1"}
-    async with boxes(tmp_path) as box:
-        plan = await box.plan()
-        assert plan.sandbox is not None
-        seen = box.workspace / "seen"
-        fake = box.script(f'test -w {box.workspace} && cat /proc/$$/environ > {seen}; exec "$BWRAP" "$@"')
-        await box.run("warm", "true", env=given)
-        from dataclasses import replace
-
-        await box.run("a", "env | grep -c -e LD_PRELOAD -e GIVEN", env=given, sandbox=replace(plan.sandbox, bwrap=fake))
-        assert box.log("a").splitlines()[-1] == b"2"
-        assert seen.read_text() == ""
+    seen = box.workspace / "seen"
+    fake = box.script(f'test -w {box.workspace} && cat /proc/$$/environ > {seen}; exec "$BWRAP" "$@"')
+    await box.run("warm", "true", env=given)
+    await box.run("a", "env | grep -c -e LD_PRELOAD -e GIVEN", env=given, sandbox=await box.planned(bwrap=fake))
+    assert box.log("a").splitlines()[-1] == b"2"
+    assert seen.read_text() == ""
 
 
 async def test_a_terminal_has_its_size_job_control_and_outlives_the_supervisor(box: Boxes) -> None:
@@ -340,12 +325,6 @@ HELD = 'read _ < {fifo}; exec "$BWRAP" "$@"'
 HANGS = "exec sleep 600"
 
 
-async def planned(box: Boxes, **changes: Any) -> Sandbox:
-    plan = await box.plan()
-    assert plan.sandbox is not None
-    return replace(plan.sandbox, **changes)
-
-
 class Slow:
     """A start that waits in bubblewrap until it is let go."""
 
@@ -356,7 +335,7 @@ class Slow:
 
     async def begin(self, name: str, script: str, **more: Any) -> None:
         assert (await self.box.run("warm", "mkfifo -m 666 fake-fifo"))["exit_code"] == 0
-        sandbox = await planned(self.box, bwrap=self.box.script(HELD.format(fifo=self.fifo)))
+        sandbox = await self.box.planned(bwrap=self.box.script(HELD.format(fifo=self.fifo)))
         self.again = lambda: self.box.start(name, script, sandbox=sandbox, **more)
         self.asked.append(asyncio.create_task(self.again()))
         async with asyncio.timeout(30):
@@ -415,23 +394,18 @@ async def test_a_bubblewrap_that_hangs_is_a_start_that_failed(
     async with boxes(tmp_path) as box:
         if stage == "command":
             await box.run("warm", "exit 0")
-        answer = await box.start("a", "exit 0", sandbox=await planned(box, bwrap=box.script(HANGS)))
-        assert answer.outcome == "start_failed"
-        assert answer.record is not None
-        assert (answer.record["errno"], answer.record["pid"]) == (errno.ETIMEDOUT, None)
+        answer = await box.start("a", "exit 0", sandbox=await box.planned(bwrap=box.script(HANGS)))
+        assert failure(answer) == errno.ETIMEDOUT
         assert (await box.run("b", "exit 4"))["exit_code"] == 4
         await box.nothing_left()
 
 
 @pytest.mark.parametrize("stage", ["view", "wrap"])
 async def test_a_bubblewrap_that_fails_says_why_in_the_log(box: Boxes, stage: str) -> None:
-    sandbox = await planned(box)
+    sandbox = await box.planned()
     words = ("--ro-bind", "/no/such/place", "/tmp/here")
     sandbox = replace(sandbox, key="spoiled", **{stage: (*getattr(sandbox, stage), *words)})
-    answer = await box.start("a", "exit 0", sandbox=sandbox)
-    assert answer.outcome == "start_failed"
-    assert answer.record is not None
-    assert answer.record["errno"] == errno.ENOENT
+    assert failure(await box.start("a", "exit 0", sandbox=sandbox)) == errno.ENOENT
     assert box.log("a").startswith(b"bwrap: ")
     assert b"/no/such/place" in box.log("a")
     assert (await box.run("b", "exit 4"))["exit_code"] == 4
@@ -457,16 +431,13 @@ print(os.read(read, 100).decode())
 """
 
 
-async def test_more_descriptors_than_a_command_may_have_stop_no_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adjust(monkeypatch, "process.spawn", "adjusted._SOFT = 48")
-    async with boxes(tmp_path) as box:
-        for number in range(12):
-            answer = await box.start(f"s{number}", "exec sleep 600", keep_stdin_open=True)
-            assert answer.outcome == "started"
-        await box.run("last", "ulimit -Sn")
-        assert box.log("last") == b"48\n"
+@adjusted("process.spawn", "adjusted._SOFT = 48")
+async def test_more_descriptors_than_a_command_may_have_stop_no_start(box: Boxes) -> None:
+    for number in range(12):
+        answer = await box.start(f"s{number}", "exec sleep 600", keep_stdin_open=True)
+        assert answer.outcome == "started"
+    await box.run("last", "ulimit -Sn")
+    assert box.log("last") == b"48\n"
 
 
 async def test_a_child_without_a_descriptor_is_not_a_second_supervisor() -> None:
@@ -488,50 +459,42 @@ def test_names_of_files_say_nothing_to_the_supervisor() -> None:
     assert text.splitlines()[1:] == [f"!{errno.ELOOP}"]
 
 
-async def test_a_start_that_fails_early_does_not_end_the_instance_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adjust(monkeypatch, "sandbox.instances", "adjusted.IDLE_S = 0.05")
-    async with boxes(tmp_path) as box:
-        await box.start("long", "echo here > /tmp/x; echo ready; exec sleep 600")
-        await box.until_log("long", b"ready")
-        box.arm("supervisor.held", f"error {errno.EMFILE}")
-        answer = await box.start("failed", "true")
-        assert (answer.outcome, answer.message) == ("refused", "Too many open files")
-        await asyncio.sleep(0.3)
-        assert (await box.run("next", "cat /tmp/x"))["exit_code"] == 0
+@adjusted("sandbox.instances", "adjusted.IDLE_S = 0.05")
+async def test_a_start_that_fails_early_does_not_end_the_instance_of_others(box: Boxes) -> None:
+    await box.start("long", "echo here > /tmp/x; echo ready; exec sleep 600")
+    await box.until_log("long", b"ready")
+    box.arm("supervisor.held", f"error {errno.EMFILE}")
+    answer = await box.start("failed", "true")
+    assert (answer.outcome, answer.message) == ("refused", "Too many open files")
+    await asyncio.sleep(0.3)
+    assert (await box.run("next", "cat /tmp/x"))["exit_code"] == 0
 
 
-async def test_a_forged_mark_of_a_first_process_keeps_nobody_from_being_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adjust(monkeypatch, "service.recovery", "adjusted._STRAYS_S = 0.0")
-    async with boxes(tmp_path) as box:
-        await box.start(
-            "a",
-            f"read go; (setsid sleep 600 &); {layout.MARKER}=init.${layout.MARKER} sleep 601 & echo ready; wait",
-            background=True,
-            keep_stdin_open=True,
-        )
-        first = box.first("a")
-        await box.client.write("a", b"go\n")
-        await box.until_log("a", b"ready")
-        await until(lambda: len(box.inside(first)) == 3)
-        await box.kill_supervisor()
-        await box.client.connect()
-        assert (await box.client.kill("a", grace_s=0, ended_by="agent")).survivors == ()
-        assert box.inside(first) == []
-        assert (await box.exit("a"))["signal"] == signal.SIGKILL
-        await box.nothing_left()
+@adjusted("service.recovery", "adjusted._STRAYS_S = 0.0")
+async def test_a_forged_mark_of_a_first_process_keeps_nobody_from_being_killed(box: Boxes) -> None:
+    await box.start(
+        "a",
+        f"read go; (setsid sleep 600 &); {layout.MARKER}=init.${layout.MARKER} sleep 601 & echo ready; wait",
+        background=True,
+        keep_stdin_open=True,
+    )
+    first = box.first("a")
+    await box.client.write("a", b"go\n")
+    await box.until_log("a", b"ready")
+    await until(lambda: len(box.inside(first)) == 3)
+    await box.kill_supervisor()
+    await box.client.connect()
+    assert (await box.client.kill("a", grace_s=0, ended_by="agent")).survivors == ()
+    assert box.inside(first) == []
+    assert (await box.exit("a"))["signal"] == signal.SIGKILL
+    await box.nothing_left()
 
 
 async def test_an_end_that_finds_no_room_on_disk_does_not_take_the_keeper_along(box: Boxes) -> None:
     _, keeper = await box.pids()
-    sandbox = (await box.plan()).sandbox
-    assert sandbox is not None
     stubs = tuple(str(box.workspace / f"{'n' * 200}{number}") for number in range(200))
     box.arm("supervisor.record_written", f"error {errno.ENOSPC}")
-    assert (await box.run("a", "exit 3", sandbox=replace(sandbox, stubs=stubs)))["exit_code"] == 3
+    assert (await box.run("a", "exit 3", sandbox=await box.planned(stubs=stubs)))["exit_code"] == 3
     box.arm("supervisor.record_written", f"error {errno.ENOSPC}")  # nor a second later
     # When the namespace has ended as well the keeper gives everything back but the record.
     await until(lambda: not box.marked())
@@ -593,13 +556,10 @@ UNMARKED = "known = adjusted.marker; adjusted.marker = lambda pid: m if (m := kn
 """As of one that is about to end, nothing tells whose the first process of `living` is."""
 
 
-async def test_a_first_process_is_not_kept_by_who_ended_before_it_was_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adjust(monkeypatch, "sandbox.namespaces", SLOW)
-    async with boxes(tmp_path) as box:
-        assert (await box.run("a", "(sleep 0.1 &); exit 3"))["exit_code"] == 3
-        await box.nothing_left()
+@adjusted("sandbox.namespaces", SLOW)
+async def test_a_first_process_is_not_kept_by_who_ended_before_it_was_ready(box: Boxes) -> None:
+    assert (await box.run("a", "(sleep 0.1 &); exit 3"))["exit_code"] == 3
+    await box.nothing_left()
 
 
 async def test_nobody_stays_whose_first_thread_has_ended(box: Boxes) -> None:
@@ -612,47 +572,39 @@ async def test_nobody_stays_whose_first_thread_has_ended(box: Boxes) -> None:
     await box.nothing_left()
 
 
-async def test_a_command_that_was_told_to_go_is_never_said_not_to_have_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adjust(monkeypatch, "service.recovery", "adjusted._STRAYS_S = 600.0")
-    async with boxes(tmp_path) as box:
-        supervisor, _ = await box.pids()
-        box.arm("supervisor.forked", "stop self")
-        starts = asyncio.create_task(box.start("a", f"echo ran > ran; exit {namespaces.UNTOLD}"))
-        await until(lambda: state_of(supervisor) == "T")
-        await until(lambda: any(proc.ppid == supervisor and proc.state == "Z" for proc in procfs.snapshot()))
-        await end(supervisor)
-        record = await box.exit("a")
-        assert (record["state"], record["evidence"]) == ("lost", "supervisor_killed")
-        await asyncio.gather(starts, return_exceptions=True)
-        (box.workspace / "ran").unlink()
-        await box.nothing_left()
+@adjusted("service.recovery", "adjusted._STRAYS_S = 600.0")
+async def test_a_command_that_was_told_to_go_is_never_said_not_to_have_begun(box: Boxes) -> None:
+    supervisor, _ = await box.pids()
+    box.arm("supervisor.forked", "stop self")
+    starts = asyncio.create_task(box.start("a", f"echo ran > ran; exit {namespaces.UNTOLD}"))
+    await until(lambda: state_of(supervisor) == "T")
+    await until(lambda: any(proc.ppid == supervisor and proc.state == "Z" for proc in procfs.snapshot()))
+    await end(supervisor)
+    record = await box.exit("a")
+    assert (record["state"], record["evidence"]) == ("lost", "supervisor_killed")
+    await asyncio.gather(starts, return_exceptions=True)
+    (box.workspace / "ran").unlink()
+    await box.nothing_left()
 
 
-async def test_a_first_process_is_not_taken_for_a_command_that_never_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adjust(monkeypatch, "process.procfs", UNMARKED)
-    async with boxes(tmp_path) as box:
-        cold = (await box.plan("cold")).sandbox
-        assert cold is not None
-        cold = replace(cold, bwrap=box.script("exec sleep 600"))
-        waits = asyncio.create_task(box.start("waits", "true", sandbox=cold))
-        await until((box.folder("waits") / layout.LAID).exists)
-        os.mkfifo(box.workspace / "fifo", 0o666)
-        (box.workspace / "fifo").chmod(0o666)
-        await box.start("living", "exec sleep 600")
-        await box.start("ended", "read go < fifo; exit 7")
-        supervisor, _ = await box.pids()
-        await stop(supervisor)
-        (box.workspace / "fifo").write_text("go\n")
-        await until(lambda: any(proc.ppid == supervisor and proc.state == "Z" for proc in procfs.snapshot()))
-        os.kill(supervisor, 9)  # the keeper's child, stopped
-        record = await box.exit("waits")
-        assert (record["state"], record["evidence"]) == ("lost", "never_started")
-        assert (await box.exit("ended"))["exit_code"] == 7
-        await asyncio.gather(waits, return_exceptions=True)
-        assert (await box.client.kill("living", grace_s=0, ended_by="agent")).killed
-        (box.workspace / "fifo").unlink()
-        await box.nothing_left()
+@adjusted("process.procfs", UNMARKED)
+async def test_a_first_process_is_not_taken_for_a_command_that_never_began(box: Boxes) -> None:
+    cold = await box.planned("cold", bwrap=box.script("exec sleep 600"))
+    waits = asyncio.create_task(box.start("waits", "true", sandbox=cold))
+    await until((box.folder("waits") / layout.LAID).exists)
+    os.mkfifo(box.workspace / "fifo", 0o666)
+    (box.workspace / "fifo").chmod(0o666)
+    await box.start("living", "exec sleep 600")
+    await box.start("ended", "read go < fifo; exit 7")
+    supervisor, _ = await box.pids()
+    await stop(supervisor)
+    (box.workspace / "fifo").write_text("go\n")
+    await until(lambda: any(proc.ppid == supervisor and proc.state == "Z" for proc in procfs.snapshot()))
+    os.kill(supervisor, 9)  # the keeper's child, stopped
+    record = await box.exit("waits")
+    assert (record["state"], record["evidence"]) == ("lost", "never_started")
+    assert (await box.exit("ended"))["exit_code"] == 7
+    await asyncio.gather(waits, return_exceptions=True)
+    assert (await box.client.kill("living", grace_s=0, ended_by="agent")).killed
+    (box.workspace / "fifo").unlink()
+    await box.nothing_left()

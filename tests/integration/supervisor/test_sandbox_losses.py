@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import ExitRecord
-from shellback.exec.wire.sandbox import Sandbox
 from tests.sandboxes import Boxes, boxes
-from tests.supervisors import SOON, UID, end, state_of, stop, until
+from tests.supervisors import SOON, UID, end, failure, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -281,17 +279,9 @@ async def test_a_command_does_not_begin_when_a_cover_was_lost_while_its_sandbox_
     await until(lambda: state_of(supervisor) == "T")
     by_rename(box.workspace / ".envrc")
     os.kill(supervisor, signal.SIGCONT)
-    answer = await starting
-    assert answer.record is not None
-    assert (answer.outcome, answer.record["errno"]) == ("start_failed", errno.EAGAIN)
+    assert failure(await starting) == errno.EAGAIN
     assert b".envrc" in box.log("a")
     assert "hostile" not in (box.workspace / ".envrc").read_text()
-
-
-async def planned(box: Boxes, **changes: tuple[str, ...]) -> Sandbox:
-    plan = await box.plan()
-    assert plan.sandbox is not None
-    return replace(plan.sandbox, **changes)
 
 
 @pytest.mark.parametrize("field", ["fixed", "readonly", "masked", "stubs"])
@@ -300,20 +290,16 @@ async def test_a_symlink_that_came_after_the_plan_lets_nothing_in(box: Boxes, fi
     # What a command sees of the view only while its sandbox is made: the processes of the host.
     (box.workspace / "fake-place").symlink_to("/proc")
     place = f"{box.workspace}/fake-place{below and '/sys'}"
-    answer = await box.start("a", "ls fake-place", sandbox=await planned(box, **{field: (place,)}))
-    assert answer.outcome == "start_failed"
-    assert answer.record is not None
-    assert answer.record["errno"] == errno.ELOOP
+    changes: dict[str, Any] = {field: (place,)}
+    assert failure(await box.start("a", "ls fake-place", sandbox=await box.planned(**changes))) == errno.ELOOP
     assert b"fake-place" in box.log("a")
     (box.workspace / "fake-place").unlink()
     await box.nothing_left()
 
 
 async def test_a_place_outside_the_workspace_is_not_covered(box: Boxes) -> None:
-    sandbox = await planned(box, masked=(f"{box.workspace}/../../usr/bin/env",))
-    answer = await box.start("a", "exit 0", sandbox=sandbox)
-    assert answer.record is not None
-    assert (answer.outcome, answer.record["errno"]) == ("start_failed", errno.EXDEV)
+    sandbox = await box.planned(masked=(f"{box.workspace}/../../usr/bin/env",))
+    assert failure(await box.start("a", "exit 0", sandbox=sandbox)) == errno.EXDEV
     await box.nothing_left()
 
 
@@ -322,7 +308,7 @@ async def test_covers_are_read_only_fixed_or_empty_for_their_command_alone(tmp_p
         made = "mkdir -p fake/dir && echo kept > fake/file && echo secret > fake/env"
         assert (await box.run("before", made))["exit_code"] == 0
         root = f"{box.workspace}/fake"
-        sandbox = await planned(box, fixed=(root,), readonly=(f"{root}/file", f"{root}/dir"), masked=(f"{root}/env",))
+        sandbox = await box.planned(fixed=(root,), readonly=(f"{root}/file", f"{root}/dir"), masked=(f"{root}/env",))
         script = """
             mv fake elsewhere && exit 1; rm -rf fake/dir; echo x > fake/file && exit 2; touch fake/dir/x && exit 3
             umount fake/file && exit 4

@@ -39,17 +39,16 @@ async def test_an_end_while_the_supervisor_is_away_keeps_its_status(
 
 
 @pytest.mark.parametrize("pty", [None, (24, 80)])
-async def test_output_is_whole_over_many_kills(tmp_path: Path, pty: tuple[int, int] | None) -> None:
+async def test_output_is_whole_over_many_kills(sup: Rig, pty: tuple[int, int] | None) -> None:
     lines = 300_000 if pty is None else 30_000
     end_of_line = b"\n" if pty is None else b"\r\n"
     expected = hashlib.sha256(b"".join(b"%099d%s" % (number, end_of_line) for number in range(lines))).hexdigest()
-    async with rig(tmp_path) as sup:
-        await sup.start("a", f"seq -f %099.0f 0 {lines - 1}; exit 3", pty=pty, log_cap=0)
-        for _ in range(5):
-            await sup.kill_supervisor()
-        record = await sup.exit("a")
-        assert (record["state"], record["exit_code"]) == ("exited", 3)
-        data = sup.log("a")
+    await sup.start("a", f"seq -f %099.0f 0 {lines - 1}; exit 3", pty=pty, log_cap=0)
+    for _ in range(5):
+        await sup.kill_supervisor()
+    record = await sup.exit("a")
+    assert (record["state"], record["exit_code"]) == ("exited", 3)
+    data = sup.log("a")
     assert len(data) == lines * (99 + len(end_of_line)) == record["bytes_total"]
     assert hashlib.sha256(data).hexdigest() == expected
 

@@ -39,21 +39,19 @@ def shared(tmp_path: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 126, 127, 137, 255])
-async def test_the_exit_code_is_the_kernels(tmp_path: Path, code: int) -> None:
-    async with rig(tmp_path) as sup:
-        record = await sup.run("a", f"exit {code}")
+async def test_the_exit_code_is_the_kernels(sup: Rig, code: int) -> None:
+    record = await sup.run("a", f"exit {code}")
     assert (record["state"], record["exit_code"], record["signal"]) == ("exited", code, None)
     assert record["ended_by"] == "itself"
 
 
-async def test_two_starts_of_one_session_are_one_process(tmp_path: Path) -> None:
+async def test_two_starts_of_one_session_are_one_process(tmp_path: Path, sup: Rig) -> None:
     count = shared(tmp_path, "count")
-    async with rig(tmp_path) as sup:
-        answers = await asyncio.gather(*(sup.start("a", f"echo x >> {count}") for _ in range(10)))
-        await sup.exit("a")
-        assert sorted(answer.outcome for answer in answers) == ["already"] * 9 + ["started"]
-        await sup.client.ack("a")
-        assert (await sup.start("a", f"echo x >> {count}")).outcome == "already"
+    answers = await asyncio.gather(*(sup.start("a", f"echo x >> {count}") for _ in range(10)))
+    await sup.exit("a")
+    assert sorted(answer.outcome for answer in answers) == ["already"] * 9 + ["started"]
+    await sup.client.ack("a")
+    assert (await sup.start("a", f"echo x >> {count}")).outcome == "already"
     assert count.read_text() == "x\n"
 
 
@@ -83,12 +81,11 @@ async def test_a_start_from_another_boot_is_refused(sup: Rig) -> None:
     ],
 )
 async def test_a_command_that_cannot_be_executed_says_why(
-    tmp_path: Path, argv: tuple[str, ...], cwd: str, errno: int, pty: tuple[int, int] | None
+    sup: Rig, argv: tuple[str, ...], cwd: str, errno: int, pty: tuple[int, int] | None
 ) -> None:
-    async with rig(tmp_path) as sup:
-        answer = await sup.start("a", *argv, cwd=cwd, pty=pty)
-        assert answer.outcome == "start_failed"
-        record = await sup.exit("a")
+    answer = await sup.start("a", *argv, cwd=cwd, pty=pty)
+    assert answer.outcome == "start_failed"
+    record = await sup.exit("a")
     assert (record["state"], record["errno"], record["exit_code"]) == ("start_failed", errno, None)
 
 
@@ -106,11 +103,10 @@ def _score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
-async def test_the_child_starts_clean(tmp_path: Path) -> None:
+async def test_the_child_starts_clean(sup: Rig) -> None:
     script = "umask; ls /proc/self/fd | wc -l; grep -E 'Sig(Blk|Ign)' /proc/self/status; env; id -G; ulimit -Sn"
-    async with rig(tmp_path) as sup:
-        await sup.run("a", script, env={"PATH": "/usr/bin:/bin", "SECRET": "yes"})
-        text = sup.log("a").decode()
+    await sup.run("a", script, env={"PATH": "/usr/bin:/bin", "SECRET": "yes"})
+    text = sup.log("a").decode()
     lines = text.splitlines()
     assert lines[:2] == ["0022", "4"]
     assert "SigBlk:\t0000000000000000" in lines
@@ -125,10 +121,9 @@ async def test_the_child_starts_clean(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 @pytest.mark.parametrize("pty", [None, (24, 80)])
-async def test_another_user_gets_no_way_back(tmp_path: Path, pty: tuple[int, int] | None) -> None:
-    async with rig(tmp_path) as sup:
-        await sup.run("a", "cat /proc/self/status; echo again > /dev/stderr", pty=pty)
-        text = sup.log("a").decode().replace("\r", "")
+async def test_another_user_gets_no_way_back(sup: Rig, pty: tuple[int, int] | None) -> None:
+    await sup.run("a", "cat /proc/self/status; echo again > /dev/stderr", pty=pty)
+    text = sup.log("a").decode().replace("\r", "")
     assert f"Uid:\t{UID}\t{UID}\t{UID}\t{UID}" in text
     assert f"Gid:\t{UID}\t{UID}\t{UID}\t{UID}" in text
     assert "CapPrm:\t0000000000000000" in text
@@ -166,17 +161,16 @@ async def test_a_full_input_takes_what_fits_and_says_how_much(sup: Rig) -> None:
     assert (await sup.exit("b"))["exit_code"] == 4
 
 
-async def test_a_terminal_controls_resizes_interrupts_and_ends(tmp_path: Path) -> None:
+async def test_a_terminal_controls_resizes_interrupts_and_ends(sup: Rig) -> None:
     traps = "trap 'stty size' WINCH; trap 'echo caught; exit 5' INT"
     script = f"{traps}; tty; stty size; echo ready; while :; do sleep 0.05; done"
-    async with rig(tmp_path) as sup:
-        await sup.start("a", script, pty=(24, 80))
-        await sup.until_log("a", b"ready")
-        await sup.client.resize("a", 50, 100)
-        await sup.until_log("a", b"50 100")
-        await sup.client.write("a", b"\x03", key="1")
-        record = await sup.exit("a")
-        text = sup.log("a")
+    await sup.start("a", script, pty=(24, 80))
+    await sup.until_log("a", b"ready")
+    await sup.client.resize("a", 50, 100)
+    await sup.until_log("a", b"50 100")
+    await sup.client.write("a", b"\x03", key="1")
+    record = await sup.exit("a")
+    text = sup.log("a")
     assert b"/dev/pts/" in text
     assert b"24 80" in text
     assert (record["exit_code"], b"caught" in text) == (5, True)
@@ -284,76 +278,72 @@ def a_while() -> str:
 
 
 @pytest.mark.parametrize("pty", [None, (24, 80)])
-async def test_a_tree_that_ignores_sigterm_is_gone_after_the_grace(tmp_path: Path, pty: tuple[int, int] | None) -> None:
+async def test_a_tree_that_ignores_sigterm_is_gone_after_the_grace(sup: Rig, pty: tuple[int, int] | None) -> None:
     seconds = a_while()
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "/bin/sh", "-c", STUBBORN, "sh", seconds, pty=pty)
-        await sup.start("bystander", "exec sleep 60")
-        await sup.until_log("a", b"ready")
-        await until(lambda: len(sleepers(seconds)) == 4)  # a child of the shell that says so may have yet to execute
-        began = time.monotonic()
-        killed = await sup.client.kill("a", grace_s=0.5, ended_by="agent")
-        took = time.monotonic() - began
-        assert (killed.killed, killed.survivors) == (True, ())
-        assert sleepers(seconds) == []
-        assert 0.5 <= took < SOON
-        record = await sup.exit("a")
-        assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 9, "agent")
-        assert await sup.live() == ["bystander"]
+    await sup.start("a", "/bin/sh", "-c", STUBBORN, "sh", seconds, pty=pty)
+    await sup.start("bystander", "exec sleep 60")
+    await sup.until_log("a", b"ready")
+    await until(lambda: len(sleepers(seconds)) == 4)  # a child of the shell that says so may have yet to execute
+    began = time.monotonic()
+    killed = await sup.client.kill("a", grace_s=0.5, ended_by="agent")
+    took = time.monotonic() - began
+    assert (killed.killed, killed.survivors) == (True, ())
+    assert sleepers(seconds) == []
+    assert 0.5 <= took < SOON
+    record = await sup.exit("a")
+    assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 9, "agent")
+    assert await sup.live() == ["bystander"]
 
 
-async def test_a_timeout_ends_the_tree_and_keeps_the_kernels_status(tmp_path: Path) -> None:
+async def test_a_timeout_ends_the_tree_and_keeps_the_kernels_status(sup: Rig) -> None:
     seconds = a_while()
-    async with rig(tmp_path) as sup:
-        gentle = await sup.run("gentle", f"trap 'exit 3' TERM; sleep {seconds} & wait", timeout_s=1.5)
-        harsh = await sup.run(
-            "harsh", f"trap '' TERM; while :; do sleep 0.0{seconds[4:]}; done", timeout_s=1.5, grace_s=0.2
-        )
-        assert (gentle["state"], gentle["exit_code"], gentle["ended_by"]) == ("timed_out", 3, "timeout")
-        assert (harsh["state"], harsh["signal"], harsh["ended_by"]) == ("timed_out", 9, "timeout")
-        assert 1.5 <= gentle["duration_s"] < SOON
-        assert 1.7 <= harsh["duration_s"] < SOON
-        await sup.client.kill("gentle", grace_s=0, ended_by="agent")
-        assert sleepers(seconds) == []
+    gentle = await sup.run("gentle", f"trap 'exit 3' TERM; sleep {seconds} & wait", timeout_s=1.5)
+    harsh = await sup.run(
+        "harsh", f"trap '' TERM; while :; do sleep 0.0{seconds[4:]}; done", timeout_s=1.5, grace_s=0.2
+    )
+    assert (gentle["state"], gentle["exit_code"], gentle["ended_by"]) == ("timed_out", 3, "timeout")
+    assert (harsh["state"], harsh["signal"], harsh["ended_by"]) == ("timed_out", 9, "timeout")
+    assert 1.5 <= gentle["duration_s"] < SOON
+    assert 1.7 <= harsh["duration_s"] < SOON
+    await sup.client.kill("gentle", grace_s=0, ended_by="agent")
+    assert sleepers(seconds) == []
 
 
-async def test_living_descendants_are_named_and_may_be_ended_later(tmp_path: Path) -> None:
+async def test_living_descendants_are_named_and_may_be_ended_later(sup: Rig) -> None:
     seconds = a_while()
-    async with rig(tmp_path) as sup:
-        script = f"(setsid sleep {seconds} &) ; sleep {seconds} > /dev/null 2>&1 & exit 2"
-        record = await sup.run("a", script)
-        assert record["exit_code"] == 2
-        await until(lambda: len(sleepers(seconds)) == 2)  # a fork that has not executed yet is a survivor too
-        assert sorted(record["survivors"]) == sorted(sleepers(seconds))
-        assert len(record["survivors"]) == 2
-        assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
-        assert sleepers(seconds) == []
-        assert (await sup.client.status("a"))["record"]["ended_by"] == "itself"
+    script = f"(setsid sleep {seconds} &) ; sleep {seconds} > /dev/null 2>&1 & exit 2"
+    record = await sup.run("a", script)
+    assert record["exit_code"] == 2
+    await until(lambda: len(sleepers(seconds)) == 2)  # a fork that has not executed yet is a survivor too
+    assert sorted(record["survivors"]) == sorted(sleepers(seconds))
+    assert len(record["survivors"]) == 2
+    assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
+    assert sleepers(seconds) == []
+    assert (await sup.client.status("a"))["record"]["ended_by"] == "itself"
 
 
 @pytest.mark.parametrize("away", [False, True])
 @pytest.mark.parametrize("acknowledged", [False, True])
 async def test_survivors_without_the_marker_are_ended_after_the_death_of_a_supervisor(
-    tmp_path: Path, away: bool, acknowledged: bool
+    sup: Rig, away: bool, acknowledged: bool
 ) -> None:
     seconds = a_while()
-    async with rig(tmp_path) as sup:
-        script = f"read line; env -i sleep {seconds} & sleep 0.1; echo left; exit 2"
-        await sup.start("a", script, keep_stdin_open=True)
-        if away:
-            await sup.client.write("a", b"\n")
-            await sup.until_log("a", b"left")
+    script = f"read line; env -i sleep {seconds} & sleep 0.1; echo left; exit 2"
+    await sup.start("a", script, keep_stdin_open=True)
+    if away:
+        await sup.client.write("a", b"\n")
+        await sup.until_log("a", b"left")
+    await sup.kill_supervisor()
+    if not away:
+        await sup.client.write("a", b"\n")
+    record = await sup.exit("a")
+    await until(lambda: len(sleepers(seconds)) == 1)  # a fork that has not executed yet is a survivor too
+    assert (record["exit_code"], record["survivors"]) == (2, sleepers(seconds))
+    if acknowledged:
+        assert await sup.client.ack("a")
         await sup.kill_supervisor()
-        if not away:
-            await sup.client.write("a", b"\n")
-        record = await sup.exit("a")
-        await until(lambda: len(sleepers(seconds)) == 1)  # a fork that has not executed yet is a survivor too
-        assert (record["exit_code"], record["survivors"]) == (2, sleepers(seconds))
-        if acknowledged:
-            assert await sup.client.ack("a")
-            await sup.kill_supervisor()
-        assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
-        assert sleepers(seconds) == []
+    assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
+    assert sleepers(seconds) == []
 
 
 async def test_what_survivors_print_is_still_kept(sup: Rig) -> None:
@@ -408,18 +398,17 @@ async def test_a_stopped_process_hears_sigterm(sup: Rig) -> None:
     assert (await sup.exit("a"))["exit_code"] == 5
 
 
-async def test_a_shell_at_its_prompt_is_hung_up_and_ends_before_the_grace(tmp_path: Path) -> None:
+async def test_a_shell_at_its_prompt_is_hung_up_and_ends_before_the_grace(sup: Rig) -> None:
     """It ignores SIGTERM; what runs in it, in the background too, ends with it."""
     seconds = a_while()
-    async with rig(tmp_path) as sup:
-        await sup.start("a", "exec bash --norc --noprofile -i", pty=(24, 80))
-        await sup.client.write("a", f"sleep {seconds} & (sleep {seconds}); sleep 0\n".encode(), key="1")
-        await until(lambda: len(sleepers(seconds)) == 2)
-        killed = await sup.client.kill("a", grace_s=20, ended_by="agent")
-        assert (killed.killed, killed.survivors) == (True, ())
-        assert sleepers(seconds) == []
-        record = await sup.exit("a")
-        assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 1, "agent")
+    await sup.start("a", "exec bash --norc --noprofile -i", pty=(24, 80))
+    await sup.client.write("a", f"sleep {seconds} & (sleep {seconds}); sleep 0\n".encode(), key="1")
+    await until(lambda: len(sleepers(seconds)) == 2)
+    killed = await sup.client.kill("a", grace_s=20, ended_by="agent")
+    assert (killed.killed, killed.survivors) == (True, ())
+    assert sleepers(seconds) == []
+    record = await sup.exit("a")
+    assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 1, "agent")
 
 
 async def test_the_loop_goes_on_while_a_tree_resists(sup: Rig) -> None:
