@@ -56,6 +56,16 @@ def opened(
         os.close(fd)
 
 
+@contextlib.contextmanager
+def kept(fd: int) -> Generator[int]:
+    """A descriptor that stays open unless an exception comes."""
+    try:
+        yield fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 def become_subreaper() -> None:
     """Make orphaned descendants our children."""
     checked(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
@@ -196,11 +206,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 def text_in_memory(name: str, text: bytes) -> int:
     """A descriptor from which `text` can be read."""
-    fd = os.memfd_create(name)
-    try:
+    with kept(os.memfd_create(name)) as fd:
         write_all(fd, text)
         os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd

@@ -78,16 +78,12 @@ def ruleset(writable: Sequence[str]) -> int:
     ioctl = _IOCTL_DEV if version >= 5 else 0
     handled = _FOLDER | _NOWHERE | ioctl
     rules = ctypes.create_string_buffer(struct.pack("=QQQ", handled, 0, _SCOPES if version >= 6 else 0), 24)
-    fd = linux.checked(linux.libc.syscall(_CREATE, rules, ctypes.c_size_t(24), 0))
-    try:
+    with linux.kept(linux.checked(linux.libc.syscall(_CREATE, rules, ctypes.c_size_t(24), 0))) as fd:
         for path in writable:
             _allow(fd, path, 0)
         for path in DEVICES:
             if os.path.exists(path):
                 _allow(fd, os.path.realpath(path), ioctl)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

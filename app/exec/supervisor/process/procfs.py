@@ -51,17 +51,9 @@ def read(pid: int, thread: int | None = None) -> Proc | None:
     if len(fields) < 32:
         return None
     hangs_up = fields[4] != b"0" and bool(int(fields[30]) & _TERM and int(fields[31]) & _HUP)
-    return Proc(
-        pid,
-        fields[0].decode(),
-        int(fields[1]),
-        int(fields[2]),
-        int(fields[3]),
-        int(fields[19]),
-        int(fields[17]),
-        hangs_up,
-        bool(int(fields[6]) & _EXITING or int(fields[28]) & _KILL),
-    )
+    doomed = bool(int(fields[6]) & _EXITING or int(fields[28]) & _KILL)
+    ppid, pgid, sid, threads, start = (int(fields[at]) for at in (1, 2, 3, 17, 19))
+    return Proc(pid, fields[0].decode(), ppid, pgid, sid, start, threads, hangs_up, doomed)
 
 
 def child(pid: int, parent: int) -> Proc:

@@ -164,17 +164,14 @@ class Cursor:
     def feed(self, data: bytes) -> None:
         """Take in output that neither begins nor ends within a sequence."""
         for token in _TOKEN.finditer(data.decode("utf-8", "replace")):
-            match token.lastgroup:
-                case "text":
-                    self._text(token[0])
-                case "final":
-                    self._sequence(token["inside"], token["final"])
-                case "escape":
-                    self._escape(token["escape"])
-                case "control":
-                    self._control(token[0])
-                case _:
-                    pass
+            if token.lastgroup == "text":
+                self._text(token[0])
+            elif token.lastgroup == "final":
+                self._sequence(token["inside"], token["final"])
+            elif token.lastgroup == "escape":
+                self._escape(token["escape"])
+            elif token.lastgroup == "control":
+                self._control(token[0])
 
     def _text(self, text: str) -> None:
         if text.isascii():
@@ -206,17 +203,14 @@ class Cursor:
         self.x = min(max(column, 1), self.cols) - 1
 
     def _control(self, control: str) -> None:
-        match control:
-            case "\b":
-                self.x = max(min(self.x, self.cols - 1) - 1, 0)
-            case "\t":
-                self._tab(1)
-            case "\n" | "\x0b" | "\x0c":
-                self._down(1)
-            case "\r":
-                self.x = 0
-            case _:
-                pass
+        if control == "\b":
+            self.x = max(min(self.x, self.cols - 1) - 1, 0)
+        elif control == "\t":
+            self._tab(1)
+        elif control in "\n\x0b\x0c":
+            self._down(1)
+        elif control == "\r":
+            self.x = 0
 
     def _escape(self, escape: str) -> None:
         match escape:
@@ -294,18 +288,14 @@ class Cursor:
             self._go(1, 1)
 
     def _switch(self, number: int, *, on: bool) -> None:
-        match number:
-            case 6:
-                self._origin = on
-                self._go(1, 1)
-            case 7:
-                self._wraps = on
-            case 1048:
-                self._escape("7" if on else "8")
-            case 1049:
-                if on and self._behind is None:
-                    self._behind = self.y, self.x
-                elif not on and self._behind is not None:
-                    (self.y, self.x), self._behind = self._behind, None
-            case _:
-                pass
+        if number == 6:
+            self._origin = on
+            self._go(1, 1)
+        elif number == 7:
+            self._wraps = on
+        elif number == 1048:
+            self._escape("7" if on else "8")
+        elif number == 1049 and on and self._behind is None:
+            self._behind = self.y, self.x
+        elif number == 1049 and not on and self._behind is not None:
+            (self.y, self.x), self._behind = self._behind, None

@@ -142,20 +142,17 @@ class Records:
 
     def _read(self, path: str) -> bytes | None:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.fd)
+            with linux.opened(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=self.fd) as fd:
+                found = os.fstat(fd)
+                if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
+                    raise Unreadable(path)
+                return os.read(fd, MAX_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
             if error.errno in _NO_FILE:
                 raise Unreadable(path) from error
             raise
-        try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
-                raise Unreadable(path)
-            return os.read(fd, MAX_BYTES)
-        finally:
-            os.close(fd)
 
     def keep_aside(self, session_id: str, name: str) -> None:
         """Rename what has a file's name and is not that file to `<name>.bad`, for whoever wants to look."""

@@ -8,10 +8,13 @@ earlier than need be, never later. That is how the table stays small.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
 from typing import Final
+
+from shellback.exec.wire import linux
 
 ENTRIES: Final = 4096
 _STRETCH_S: Final = 1.0
@@ -38,12 +41,8 @@ class Times:
         self._printed_at = max(self._printed_at, now)
 
     def _enter(self, offset: int) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(self._name, flags, 0o600, dir_fd=self._directory)
-        except OSError:
-            return
-        try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with contextlib.suppress(OSError), linux.opened(self._name, flags, dir_fd=self._directory) as fd:
             entries = os.fstat(fd).st_size // _ENTRY.size
             if entries >= ENTRIES:
                 kept = _entries(fd)[1::2]
@@ -52,26 +51,16 @@ class Times:
                 os.pwrite(fd, b"".join(_ENTRY.pack(*entry) for entry in kept), 0)
             # Over what a full disk may have left of an entry.
             os.pwrite(fd, _ENTRY.pack(self._printed_at, offset), entries * _ENTRY.size)
-        except OSError:
-            return
-        finally:
-            os.close(fd)
 
 
 def offset_since(path: str, moment: float) -> int:
     """Where to begin to read a log so as to miss nothing printed at `moment` or later."""
     offset = 0
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return 0
-    try:
+    with contextlib.suppress(FileNotFoundError), linux.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
         for ended, begins in _entries(fd):
             if ended >= moment:
                 break
             offset = begins
-    finally:
-        os.close(fd)
     return offset
 
 

@@ -146,12 +146,8 @@ class Ahead:
             return
         try:
             pid = namespaces.in_child(lambda: _stand_by(wanted, found, theirs), theirs.fileno())
-            pidfd = os.pidfd_open(pid)
-            try:
+            with linux.kept(os.pidfd_open(pid)) as pidfd:
                 self._loop.watch(pidfd, lambda _: self._ended(key), IN)
-            except OSError:
-                os.close(pidfd)
-                raise
         except OSError:
             ours.close()
             if pid:

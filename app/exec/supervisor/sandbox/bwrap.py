@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from shellback.exec.supervisor.loop import IN, Loop
+from shellback.exec.wire import linux
 
 READY: Final = "ready\n"
 _MOST: Final = 8192
@@ -74,13 +75,9 @@ class Said:
         self.pid = pid
         self._loop = loop
         self._fd = fd
-        self._pidfd = os.pidfd_open(pid)
-        try:
+        with linux.kept(os.pidfd_open(pid)) as self._pidfd:
             os.set_blocking(fd, False)
             loop.watch(fd, self._read, IN)
-        except OSError:
-            os.close(self._pidfd)
-            raise
         self._timer = loop.after(patience_s, lambda: self._over(errno.ETIMEDOUT))
 
     def _read(self, _events: int) -> None:

@@ -225,12 +225,8 @@ class Launch:
 
 
 def _held(pid: int, parent: int) -> tuple[int, int, int]:
-    fd = os.pidfd_open(pid)
-    try:
+    with linux.kept(os.pidfd_open(pid)) as fd:
         return pid, procfs.child(pid, parent).start, fd
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _options(request: StartRequest, sandbox: Sandbox) -> list[str]:

@@ -90,11 +90,8 @@ class Losses:
             place = replace(place, enter=lambda: restoring.namespaces_of(pid))
         else:
             table = os.dup(table)
-        try:
+        with linux.kept(table):
             return Watch(self, table, place)
-        except OSError:
-            os.close(table)
-            raise
 
     def content(self, path: str) -> bytes:
         """The configuration in a file, a part of one that is too long; read only where it is another than before."""

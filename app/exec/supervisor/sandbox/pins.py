@@ -12,8 +12,7 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from shellback.exec.supervisor.sandbox import covers, namespaces
@@ -27,28 +26,6 @@ _MNT_DETACH: Final = 0x2
 _NOFOLLOW: Final = 0x8
 _TRIES: Final = 50
 _NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class Pins:
-    """Which paths are pinned, and for how many commands. All of its methods run on the loop's thread."""
-
-    def __init__(self) -> None:
-        self._users: Counter[str] = Counter()
-
-    def add(self, paths: Iterable[str]) -> None:
-        """Count one more command for each."""
-        self._users.update(paths)
-
-    def all(self) -> tuple[str, ...]:
-        """All that are."""
-        return tuple(self._users)
-
-    def drop(self, paths: Iterable[str]) -> bool:
-        """Count one less; whether some is needed no more."""
-        before = len(self._users)
-        self._users.subtract(paths)
-        self._users = +self._users
-        return len(self._users) < before
 
 
 def lay(workspace: str, own: Sequence[str], others: Sequence[str] = ()) -> None:

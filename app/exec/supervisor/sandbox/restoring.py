@@ -42,12 +42,8 @@ def namespaces_of(pid: int) -> dict[str, int]:
     Raises:
         OSError: It has gone.
     """
-    mounts = os.open(f"/proc/{pid}/ns/{namespaces.MNT}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with linux.kept(os.open(f"/proc/{pid}/ns/{namespaces.MNT}", os.O_RDONLY | os.O_CLOEXEC)) as mounts:
         return {namespaces.USER: fcntl.ioctl(mounts, _OWNER), namespaces.MNT: mounts}
-    except BaseException:
-        os.close(mounts)
-        raise
 
 
 def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bool]]) -> tuple[int, int]:
@@ -56,12 +52,8 @@ def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bo
     Closes `found`. Its pid, and what `said` reads once it has ended.
     """
     try:
-        said = os.memfd_create("restored")
-        try:
+        with linux.kept(os.memfd_create("restored")) as said:
             pid = os.fork()
-        except BaseException:
-            os.close(said)
-            raise
         if pid == 0:
             _restore(found, who, wanted, said)
         return pid, said

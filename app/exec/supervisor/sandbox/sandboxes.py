@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -19,9 +20,8 @@ from shellback.exec.supervisor.sandbox.bwrap import words_in
 from shellback.exec.supervisor.sandbox.instances import Instances
 from shellback.exec.supervisor.sandbox.launching import Launch, Launched, Orphans
 from shellback.exec.supervisor.sandbox.losses import Losses, Place, Watch
-from shellback.exec.supervisor.sandbox.pins import Pins
 from shellback.exec.supervisor.sandbox.stubs import Stubs
-from shellback.exec.wire import layout
+from shellback.exec.wire import layout, linux
 from shellback.exec.wire.fields import Refused
 from shellback.exec.wire.protocol import Loss, StartRequest
 
@@ -49,7 +49,8 @@ class Sandboxes:
         self._watches: dict[str, Watch] = {}
         self.stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
         self.instances = Instances(loop, keeper, diary, self.losses)
-        self._pins = Pins()
+        self._pins: Counter[str] = Counter()
+        """Which paths are pinned, and for how many commands."""
 
     def launch(
         self,
@@ -70,7 +71,7 @@ class Sandboxes:
         job.notes[PINNED] = [sandbox.workspace, *sandbox.pinned]
         job.notes[COVERED] = sandbox.covered()
         job.notes[WHO] = spawn.owner(request)
-        pinned = self._pins.all()
+        pinned = tuple(self._pins)
 
         def over() -> None:
             for fd in set(streams):
@@ -120,7 +121,7 @@ class Sandboxes:
         """Count the job among the users of its instance, and see to it that what `owner` shall not make is there."""
         if INSTANCE in job.notes:
             self.instances.enter(job.notes[INSTANCE])
-            self._pins.add(job.notes.get(PINNED, [])[1:])
+            self._pins.update(job.notes.get(PINNED, [])[1:])
             self.stubs.need(job.notes.get(STUBS, ()), dict(job.notes.get(PLACEHOLDERS, ())), owner)
 
     def watch(self, job: Job) -> None:
@@ -173,9 +174,11 @@ class Sandboxes:
             watch.close()
         key = job.notes.pop(INSTANCE, None)
         if key is not None:
-            pinned = job.notes.get(PINNED, [])
-            if self._pins.drop(pinned[1:]):
-                pins.lift(self.instances.beside(""), pinned[0], self._pins.all())
+            pinned, before = job.notes.get(PINNED, []), len(self._pins)
+            self._pins.subtract(pinned[1:])
+            self._pins = +self._pins
+            if len(self._pins) < before:
+                pins.lift(self.instances.beside(""), pinned[0], tuple(self._pins))
             self.stubs.let_go((*job.notes.get(STUBS, ()), *dict(job.notes.get(PLACEHOLDERS, ()))))
             with contextlib.suppress(OSError):
                 self._records.remove(job.session_id, layout.LAID)
@@ -214,11 +217,8 @@ class Sandboxes:
         # Also where it has not been reaped: it dies as the last in there.
         if not procfs.alive(*init) or (fd := procfs.open_pidfd(*init)) is None:
             return None
-        try:
+        with linux.kept(fd):
             inside = self._someone_in(init[0])
-        except BaseException:
-            os.close(fd)
-            raise
         if inside is None:
             procfs.send(fd, signal.SIGKILL)
             return fd

@@ -177,8 +177,8 @@ class _Recovery:
             job.init = None
             self._connect(job)
             self._lose(job, "container_restarted" if same else "machine_rebooted")
-            return True
-        self._settle(job)
+        else:
+            self._settle(job)
         return True
 
     def _settle(self, job: Job) -> None:

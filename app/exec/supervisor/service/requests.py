@@ -107,12 +107,7 @@ class Requests:
     def _handle(self, peer: Peer, message: Message) -> None:
         number, op = message.get("id"), message.get("op")
         try:
-            call = self._ops.get(op) if isinstance(op, str) else None
-            if call is None:
-                raise Refused(  # noqa: TRY301 - answered like every refusal
-                    "unknown_op", f"this supervisor speaks version {VERSION} and does not know that request"
-                )
-            answer = call(peer, message)
+            answer = (self._ops.get(op, _unknown) if isinstance(op, str) else _unknown)(peer, message)
         except Refused as refusal:
             peer.send({"id": number, "ok": False, "error": refusal.code, "message": str(refusal)})
         except OSError as error:
@@ -343,6 +338,10 @@ class Requests:
         self._listener.close()
         self._sup.diary.note("ends: nobody needs it")
         self._loop.stop()
+
+
+def _unknown(_peer: Peer, _message: Message) -> Message:
+    raise Refused("unknown_op", f"this supervisor speaks version {VERSION} and does not know that request")
 
 
 def _losses(job: Job) -> Message:

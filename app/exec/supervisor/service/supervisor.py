@@ -240,18 +240,10 @@ class Supervisor:
         orphans = procfs.children(os.getpid())
         if job.adopted and self.keeper.pid is not None:
             orphans += procfs.children(self.keeper.pid)
-        if not orphans:
-            return []
-        found: list[int] = []
-        for pid in orphans:
-            proc = procfs.read(pid)
-            if (
-                proc is not None
-                and proc.alive
-                and pid != job.pid
-                and (job.pid in {proc.sid, proc.pgid} or procfs.marker(pid) == job.session_id)
-            ):
-                found.append(pid)
+        procs = [proc for pid in orphans if pid != job.pid and (proc := procfs.read(pid)) is not None and proc.alive]
+        found = [
+            proc.pid for proc in procs if job.pid in {proc.sid, proc.pgid} or procfs.marker(proc.pid) == job.session_id
+        ]
         if found:
             below = procfs.with_descendants(found, procfs.snapshot(job.start))
             found = sorted(pid for pid in below if procfs.survives(pid))
