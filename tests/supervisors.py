@@ -143,6 +143,22 @@ def failure(answer: StartAnswer) -> int | None:
     return answer.record["errno"]
 
 
+def assert_kept(data: bytes, whole: bytes, rows: list[dict[str, int]]) -> None:
+    """Outside of the holes every byte is right; the newlines of each hole are as many as there were."""
+    assert len(data) == len(whole)
+    at = 0
+    for row in rows:
+        assert data[at : row["start"]] == whole[at : row["start"]]
+        assert whole[row["start"] : row["end"]].count(b"\n") == row["newlines"]
+        at = row["end"]
+    assert data[at:] == whole[at:]
+
+
+def score(pid: int) -> int:
+    """How soon the kernel ends a process where memory is short."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
 async def until(true: Callable[[], bool]) -> None:
     """Wait for what nobody announces."""
     async with asyncio.timeout(SOON):

@@ -36,7 +36,7 @@ from shellback.work.queue.callbacks import CallbackSink
 from tests.execs import GATE, backend_of, end_all, launch, let_go, places
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
-from tests.supervisors import SOON, Rig, failure, gone, removed, rig, until
+from tests.supervisors import SOON, Rig, assert_kept, failure, gone, removed, rig, until
 from tests.surroundings import SmallRig, small_rig
 
 pytestmark = pytest.mark.anyio
@@ -97,12 +97,7 @@ async def test_a_log_goes_on_behind_what_a_full_disk_has_cost(tmp_path: Path) ->
         assert len(log) == record["bytes_total"]
         assert record["bytes_dropped"] == sum(row["end"] - row["start"] for row in rows) > 0
         whole = b"one\ntwo\n" + b"".join(b"%d\n" % number for number in range(1, 20_001)) + b"four\n"
-        at = 0
-        for row in rows:
-            assert log[at : row["start"]] == whole[at : row["start"]]
-            assert whole[row["start"] : row["end"]].count(b"\n") == row["newlines"]
-            at = row["end"]
-        assert log[at:] == whole[at:]
+        assert_kept(log, whole, rows)
 
 
 async def test_an_end_that_the_database_has_no_room_for_is_recorded_when_it_has(

@@ -20,7 +20,7 @@ from shellback.exec.link import launch, reaching
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.link.supervised import end_of
 from shellback.exec.wire import layout
-from shellback.exec.wire.protocol import MAX_ANSWER, VERSION, ExitRecord
+from shellback.exec.wire.protocol import MAX_ANSWER, VERSION, ExitRecord, encode
 from tests.execs import launch as background
 from tests.supervisors import BOOT, SOON, Rig, state_of, stop, until
 
@@ -38,9 +38,7 @@ RECORD: ExitRecord = {
 }  # fmt: skip
 
 
-def frame(value: object) -> bytes:
-    body = json.dumps(value).encode()
-    return struct.pack(">I", len(body)) + body
+frame: Callable[[Any], bytes] = encode
 
 
 @contextlib.asynccontextmanager

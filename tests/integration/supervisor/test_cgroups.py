@@ -23,6 +23,7 @@ from shellback.exec.wire.sandbox import Bounds
 from tests.databases import unavailable
 from tests.forks import fork
 from tests.sandboxes import Boxes
+from tests.supervisors import score
 
 pytestmark = pytest.mark.anyio
 
@@ -312,10 +313,6 @@ def test_processes_are_counted_in_the_namespace_alone_where_the_kernel_can(monke
 EXPENDABLE = 500
 LIMIT = 96 << 20
 HOG = "room = bytearray(512 << 20); room[:: 4096] = b'x' * len(room[:: 4096]); print('had it')"
-
-
-def score(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 @pytest.mark.parametrize("pty", [None, (24, 80)], ids=["pipes", "terminal"])

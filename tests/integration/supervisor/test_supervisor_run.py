@@ -19,10 +19,10 @@ import pytest
 from shellback.exec.core.errors import InvalidCommand, SessionNotFound, TaskCompleted
 from shellback.exec.link import launch
 from shellback.exec.wire import layout
-from shellback.exec.wire.protocol import StartRequest
+from shellback.exec.wire.protocol import StartRequest, encode
 from tests.escape.scene import PYTHON
 from tests.sandboxes import adjust
-from tests.supervisors import BOOT, SOON, UID, Rig, rig, until
+from tests.supervisors import BOOT, SOON, UID, Rig, assert_kept, rig, score, until
 
 pytestmark = pytest.mark.anyio
 
@@ -95,12 +95,8 @@ async def test_a_command_is_ended_before_its_supervisor_where_memory_is_short(
 ) -> None:
     await sup.run("a", "cat /proc/self/oom_score_adj", pty=pty)
     supervisor, _ = await sup.pids()
-    assert int(sup.log("a")) == max(500, _score(os.getpid()))
-    assert _score(supervisor) == _score(os.getpid())
-
-
-def _score(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+    assert int(sup.log("a")) == max(500, score(os.getpid()))
+    assert score(supervisor) == score(os.getpid())
 
 
 async def test_the_child_starts_clean(sup: Rig) -> None:
@@ -448,26 +444,9 @@ CAP = 256 * 1024
 LINES = 40_000
 
 
-def line(number: int) -> bytes:
-    return b"%099d\n" % number
-
-
 def holes(sup: Rig, name: str) -> list[dict[str, int]]:
     rows: Any = json.loads((sup.folder(name) / layout.HOLES).read_text())
     return rows
-
-
-def check(data: bytes, rows: list[dict[str, int]]) -> None:
-    """Outside of the holes every byte is right; the newlines of each hole are as many as there were."""
-    whole = b"".join(line(number) for number in range(LINES))
-    assert len(data) == len(whole)
-    at = 0
-    for row in rows:
-        assert data[at : row["start"]] == whole[at : row["start"]]
-        assert whole[row["start"] : row["end"]].count(b"\n") == row["newlines"]
-        at = row["end"]
-    assert data[at:] == whole[at:]
-    assert all(one["end"] < two["start"] for one, two in pairwise(rows))
 
 
 @pytest.mark.parametrize("kills", [0, 3])
@@ -477,7 +456,8 @@ async def test_the_middle_of_a_long_log_is_dropped_and_on_record(sup: Rig, kills
         await sup.kill_supervisor()
     record = await sup.exit("a")
     rows = holes(sup, "a")
-    check(sup.log("a"), rows)
+    assert_kept(sup.log("a"), b"".join(b"%099d\n" % number for number in range(LINES)), rows)
+    assert all(one["end"] < two["start"] for one, two in pairwise(rows))
     assert record["bytes_total"] == LINES * 100
     assert record["bytes_dropped"] == sum(row["end"] - row["start"] for row in rows)
     assert CAP * 7 // 8 <= record["bytes_total"] - record["bytes_dropped"] <= CAP
@@ -516,9 +496,8 @@ async def answers(sup: Rig, data: bytes) -> bytes:
         return got
 
 
-def frame(value: object) -> bytes:
-    body = json.dumps(value).encode()
-    return struct.pack(">I", len(body)) + body
+def frame(value: Any) -> bytes:
+    return encode(value)
 
 
 @pytest.mark.parametrize(
