@@ -124,7 +124,7 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     )
     wrong = objection(rule)
     if wrong is not None:
-        raise Refused(f"{wrong.reason}: {wrong.remedy}")
+        raise Refused(": ".join(wrong[1:]))
 
     with opened() as where:
         (saved,) = where.database.write_now(kept, [rule], conversation=conversation)

@@ -27,9 +27,9 @@ from shellback.exec.policy.classify.model import Judgement, Segment, Surrounding
 from shellback.exec.policy.classify.syntax import Parsed, Unparsable
 from shellback.exec.policy.policy import TABLE, Asked, Verdict, Withheld
 from shellback.exec.policy.rules.carriers import SHELLS, name_of
-from shellback.exec.policy.rules.denials import denial, denied
+from shellback.exec.policy.rules.denials import denial
 from shellback.exec.policy.rules.enforced import any_outside, outside
-from shellback.exec.policy.rules.matching import Facts, Hit, Rules
+from shellback.exec.policy.rules.matching import Facts, Hit, Rules, Tiers
 from shellback.exec.policy.typed_lines import lines_of, only_interrupts, unknown
 
 log = logging.getLogger(__name__)
@@ -48,21 +48,13 @@ def judged(command: str, around: Surroundings) -> Judgement:
     A mistake of ours in either asks, and is logged: it never lets a command pass and never ends a turn.
     """
     try:
-        return _judged(command, around)
+        judgement = classify(command, around)
+        if judgement.verdict == "deny" or (why := denial(command, around)) is None:
+            return judgement
+        return Judgement(verdict="deny", tier=Tier.ADMIN, reason=why, segments=judgement.segments)
     except Exception:
         log.exception("a command could not be judged, so a person is asked")
         return Judgement(verdict="needs_approval", tier=Tier.ADMIN, reason="it could not be judged: see the log")
-
-
-def _judged(command: str, around: Surroundings) -> Judgement:
-    judgement = classify(command, around)
-    parsed = parse(command)
-    if isinstance(parsed, Unparsable):
-        return judgement
-    why = denied(parsed, around)
-    if why is None:
-        return judgement
-    return Judgement(verdict="deny", tier=Tier.ADMIN, reason=why, segments=judgement.segments)
 
 
 def by_rules(judgement: Judgement, facts: Facts, rules: Rules) -> Judgement:
@@ -79,13 +71,12 @@ def shown_of(judgement: Judgement) -> dict[str, Any]:
     return {
         "tier": str(judgement.tier),
         "reason": judgement.reason,
-        "segments": [_segment(one) for one in judgement.segments],
+        "segments": [
+            {"text": one.text, "tier": str(one.tier), "reason": one.reason, "paths": list(one.paths)}
+            for one in judgement.segments
+        ],
         "touches": sorted({path for one in judgement.segments for path in one.paths}),
     }
-
-
-def _segment(one: Segment) -> dict[str, Any]:
-    return {"text": one.text, "tier": str(one.tier), "reason": one.reason, "paths": list(one.paths)}
 
 
 class Runs(Protocol):
@@ -285,7 +276,7 @@ class Judge:
             return Verdict(decision="allow", reason=reason, shown=shown)
         if hit is not None and not secrets:
             return Verdict(decision="allow", reason=hit.reason, by=_named_by(hit), rule_ids=hit.rule_ids, shown=shown)
-        return _asked(judgement, rules, {**shown, "touches": list(paths)})
+        return _asked(judgement, rules.tiers, {**shown, "touches": list(paths)})
 
     def _facts(self, line: str, conversation_id: str, cwd: Path, *, more: bool = False) -> Facts:
         return Facts(
@@ -312,16 +303,21 @@ class Judge:
         more = bool(spec.stdin or spec.env or spec.keep_stdin_open or spec.pty or spec.kind)
         facts = self._facts(spec.command, asked.conversation_id, around.cwd, more=more)
         hit = rules.decide(judgement, facts)
-        verdict = _by_rule(hit, shown) if hit is not None and hit.effect != "allow" else None
+        ruled = (
+            None
+            if hit is None
+            else Verdict(decision=hit.effect, reason=hit.reason, by=_named_by(hit), rule_ids=hit.rule_ids, shown=shown)
+        )
+        if ruled is not None and ruled.decision != "allow":
+            return ruled
         # What the aliases and functions of a shell make of these words is not known.
         keys = None if spec.kind == SHELL else self._by_keys(spec, judgement, shown)
-        allowed = _by_rule(hit, shown)
-        if keys is not None and allowed is None:
+        if keys is not None and ruled is None:
             keys = replace(keys, timeout_s=self.keys.timeout_s)
             if spec.background and spec.timeout_s > self.keys.timeout_s:
                 reason = _TOO_LONG.format(spec.timeout_s, self.keys.timeout_s)
                 keys, judgement, shown = None, replace(judgement, reason=reason), {**shown, "reason": reason}
-        return verdict or keys or allowed or _asked(judgement, rules, shown)
+        return keys or ruled or _asked(judgement, rules.tiers, shown)
 
     def _of_input(
         self, spec: CommandSpec, judgement: Judgement, asked: Asked, rules: Rules, around: Surroundings
@@ -349,12 +345,6 @@ class Judge:
         return None
 
 
-def _by_rule(hit: Hit | None, shown: Mapping[str, Any]) -> Verdict | None:
-    if hit is None:
-        return None
-    return Verdict(decision=hit.effect, reason=hit.reason, by=_named_by(hit), rule_ids=hit.rule_ids, shown=shown)
-
-
 def _named_by(hit: Hit) -> str:
     return f"rule {' '.join(hit.rule_ids)}" if hit.rule_ids else f"policy {hit.source}"
 
@@ -376,9 +366,8 @@ def _outside(why: str, shown: Mapping[str, Any]) -> Verdict:
     return Verdict(decision="deny", reason=why, by="paths", shown=shown, error=PathOutsideSandbox(why))
 
 
-def _asked(judgement: Judgement, rules: Rules, shown: Mapping[str, Any]) -> Verdict:
-    tiers = rules.tiers
-    required = rules.required(judgement)
+def _asked(judgement: Judgement, tiers: Tiers, shown: Mapping[str, Any]) -> Verdict:
+    required = tiers.required(judgement)
     if required > tiers.default and tiers.strict:
         error = PermissionDenied(str(required), str(tiers.default))
         return Verdict(decision="deny", reason=str(error), by="tier", shown=shown, error=error)

@@ -254,10 +254,10 @@ def test_a_hit_names_the_rule_and_all_saved_ones_that_it_took(here: Path) -> Non
 
 def test_the_pairs_of_globs_and_tiers_raise_and_lower_what_a_command_takes(here: Path) -> None:
     around = Surroundings(cwd=here, allowed=(here,), secret=Secrets(), home=Path("/nonexistent"))
-    rules = Rules(tiers=Tiers(rules=((("terraform", "*ply"), Tier.ADMIN), (("sudo", "ls"), Tier.READ_WRITE))))
+    tiers = Tiers(rules=((("terraform", "*ply"), Tier.ADMIN), (("sudo", "ls"), Tier.READ_WRITE)))
 
     def required(command: str) -> Tier:
-        return rules.required(classify(command, around))
+        return tiers.required(classify(command, around))
 
     assert required("terraform plan") is Tier.READ_WRITE
     assert required("terraform apply -auto-approve") is Tier.ADMIN

@@ -80,15 +80,11 @@ class Trust:
         return name
 
     def _objection(self, given: str, name: str) -> Asks | None:
-        if "/" in given:
-            if not os.path.isfile(given):
-                return Asks(f"{given} is not there")
-            return None if _only_roots(given) else Asks(f"{given} can be changed by others than root")
-        for directory in self._search:
-            path = os.path.join(directory, name)
-            if os.path.lexists(path):
-                return None if _only_roots(path) else Asks(f"{path} can be changed by others than root")
-        return None
+        places = [given] if "/" in given else [os.path.join(directory, name) for directory in self._search]
+        path = next(filter(os.path.lexists, places), None)
+        if "/" in given and not os.path.isfile(given):
+            return Asks(f"{given} is not there")
+        return None if path is None or _only_roots(path) else Asks(f"{path} can be changed by others than root")
 
 
 def _only_roots(path: str) -> bool:
@@ -129,15 +125,10 @@ def judge(call: Call, *, by_path: bool) -> None:
 
 
 def _tier(name: str, arguments: tuple[str, ...]) -> Tier:
-    return Tier.ADMIN if _needs_more(name, arguments) else Tier.READ_WRITE
-
-
-def _needs_more(name: str, arguments: tuple[str, ...]) -> bool:
-    """Whether a program changes the system rather than files, or is given one that does."""
-    if name in _ADMIN or name.startswith("mkfs."):
-        return True
+    """Admin where a program changes the system rather than files, or is given one that does."""
+    admin = name in _ADMIN or name.startswith("mkfs.")
     if name in _CARRIERS:
-        return any(argument.rpartition("/")[2] in _ADMIN for argument in arguments)
-    return name == "dd" and any(
-        argument.startswith("of=/dev/") and argument != "of=/dev/null" for argument in arguments
-    )
+        admin = any(argument.rpartition("/")[2] in _ADMIN for argument in arguments)
+    if name == "dd":
+        admin = any(argument.startswith("of=/dev/") and argument != "of=/dev/null" for argument in arguments)
+    return Tier.ADMIN if admin else Tier.READ_WRITE

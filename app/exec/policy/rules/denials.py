@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Final
 
 from shellback.exec.policy.classify.model import Surroundings
-from shellback.exec.policy.classify.syntax import Parsed
 from shellback.exec.policy.rules import damage, ours
 from shellback.exec.policy.rules.carriers import CARRIERS, INTERPRETER, SHELLS, Text, carried, name_of, names
 from shellback.exec.policy.rules.damage import Where, written
@@ -37,13 +36,11 @@ _ELSEWHERE: Final = re.compile(
 _PATHS: Final = re.compile(r"\.\.|~|(?:^|[\s\"'=:])/(?!dev/null)|\$\{?(?:HOME|PWD|OLDPWD)")
 
 
-def denied(parsed: Parsed, around: Surroundings) -> str | None:
-    """Why a command line is refused before anybody is asked, in words that follow "because"; None if it is not."""
-    return denial(parsed.source, around)
-
-
 def denial(source: str, around: Surroundings) -> str | None:
-    """As `denied`, of a line that nobody is asked about whether it can be parsed or not."""
+    """Why a line is refused before anybody is asked, in words that follow "because"; None if it is not.
+
+    It need not be one that can be parsed.
+    """
     return _line(source, around, _DEPTH) if _worth_reading(source, around) else None
 
 

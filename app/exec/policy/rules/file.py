@@ -10,7 +10,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from shellback.exec.core.errors import PolicyUnusable
 from shellback.exec.core.secrets import Secrets
@@ -273,12 +273,11 @@ def contradiction(rule: Rule, examples: tuple[tuple[str, ...], tuple[str, ...]],
     wanted, unwanted = examples
     if len(wanted) + len(unwanted) > EXAMPLES:
         return f"examples: there are {len(wanted) + len(unwanted)}, at most {EXAMPLES} are tried"
-    for command in wanted:
-        if not matches(rule, command, base):
-            return f"examples: `{command}` should match, and the rule does not {rule.effect} it"
-    for command in unwanted:
-        if matches(rule, command, base):
-            return f"examples: `{command}` should not match, and the rule does {rule.effect} it"
+    for at, command in enumerate((*wanted, *unwanted)):
+        should = at < len(wanted)
+        if should is not matches(rule, command, base):
+            said = ("should match", "does not") if should else ("should not match", "does")
+            return f"examples: `{command}` {said[0]}, and the rule {said[1]} {rule.effect} it"
     return None
 
 
@@ -303,45 +302,28 @@ def matches(rule: Rule, command: str, base: Path) -> bool:
 WORDS: Final = 64
 
 
-class Objection(NamedTuple):
-    """What is wrong with a rule: the key of it, the reason, the remedy."""
-
-    key: str
-    reason: str
-    remedy: str
-
-
-def objection(rule: Rule) -> Objection | None:
-    """Why a rule is not taken; None where it is."""
+def objection(rule: Rule) -> tuple[str, str, str] | None:
+    """What is wrong with a rule: the key of it, the reason, the remedy; None where it is taken."""
     prefix = rule.match.prefix
     if len(prefix) > WORDS or any(not word or any(ord(char) < 32 for char in word) for word in prefix):
-        return Objection(
-            "prefix",
-            f"more than {WORDS} words, or an empty one, or one with control characters",
-            'write the first words of the command, as in ["git", "push"]',
-        )
+        what = f"more than {WORDS} words, or an empty one, or one with control characters"
+        return "prefix", what, 'write the first words of the command, as in ["git", "push"]'
     if prefix and any(char.isspace() for char in prefix[0]):
-        return Objection(
-            "prefix", f"{prefix[0]!r} is one word with a blank in it", 'write a word each: ["git", "push"]'
-        )
+        return "prefix", f"{prefix[0]!r} is one word with a blank in it", 'write a word each: ["git", "push"]'
     if prefix[:1] == (ANY,):
-        return Objection("prefix", "the program is any word", "name the program, or leave the prefix out")
+        return "prefix", "the program is any word", "name the program, or leave the prefix out"
     if rule.match.exact and not prefix:
-        return Objection("exact", "there is no prefix", "give the prefix that it is about")
-    return _too_wide(rule) if rule.effect == "allow" else None
+        return "exact", "there is no prefix", "give the prefix that it is about"
+    return _too_wide(rule.match) if rule.effect == "allow" else None
 
 
-def _too_wide(rule: Rule) -> Objection | None:
-    match = rule.match
+def _too_wide(match: Match) -> tuple[str, str, str] | None:
     if not match.prefix:
         if match.tier is not None and (match.backend is not None or match.profile is not None):
             return None
-        return Objection(
-            "effect",
-            "an allow without a prefix would allow anything",
-            "give it a prefix, or both a tier and a backend or profile",
-        )
+        remedy = "give it a prefix, or both a tier and a backend or profile"
+        return "effect", "an allow without a prefix would allow anything", remedy
     name = name_of(match.prefix[0])
     if not match.exact and len(match.prefix) == 1 and runs_anything((name,)) is not None:
-        return Objection("prefix", f"{name} alone would allow any code", "add the words that follow it")
+        return "prefix", f"{name} alone would allow any code", "add the words that follow it"
     return None

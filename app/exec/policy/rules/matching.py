@@ -45,7 +45,6 @@ class Hit:
     """What the rules say to a command, and which one says it. `rule_ids` are all saved ones that it took."""
 
     effect: Effect
-    rule_id: str
     reason: str
     source: str
     rule_ids: tuple[str, ...] = ()
@@ -115,17 +114,12 @@ class Rules:
                 return f"rule {rule.source}: {rule.described()}"
         return None
 
-    def required(self, judgement: Judgement) -> Tier:
-        """The tier that a command takes, by its class and by what the operator says of its commands."""
-        return self.tiers.required(judgement)
-
 
 def _hit(rules: Sequence[Rule]) -> Hit:
     first = rules[0]
     by = f"{first.source} {first.id}" if first.saved else first.source
     return Hit(
         effect=first.effect,
-        rule_id=first.id,
         reason=f"rule {by}: {first.described()}" + (f" ({first.note})" if first.note else ""),
         source=first.source,
         rule_ids=tuple(dict.fromkeys(rule.id for rule in rules if rule.saved)),

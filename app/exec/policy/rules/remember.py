@@ -7,7 +7,7 @@ from typing import Final
 from shellback.exec.core.errors import InvalidCommand
 from shellback.exec.policy.classify.classify import classify
 from shellback.exec.policy.classify.grammar import parse
-from shellback.exec.policy.classify.model import Judgement, Surroundings, Tier
+from shellback.exec.policy.classify.model import Surroundings, Tier
 from shellback.exec.policy.classify.syntax import Parsed, Simple
 from shellback.exec.policy.rules.carriers import runs_anything
 from shellback.exec.policy.rules.commands import is_plain, moves, tier_of, words_of
@@ -20,20 +20,23 @@ DAYS_MAX: Final = 365
 DAY_S: Final = 86_400.0
 
 
-def offer(
-    judgement: Judgement, *, facts: Facts, owner: str, everywhere: bool = False, days: int = DAYS, reading: bool = False
+def rules_for(
+    tool: Tool, facts: Facts, around: Surroundings, *, owner: str, everywhere: bool = False, days: int = DAYS
 ) -> tuple[Rule, ...]:
-    """The rules that would let this very line run again, without ids; `facts.now` is when they begin.
+    """The rules that would let this very call run again, judged here and now, without ids; they begin at `facts.now`.
 
     Each holds for one whole command, in the same directory, backend and profile, and in its conversation unless
-    `everywhere`. Nothing is offered for a command that is read-only by itself, unless `reading`: where no sandbox holds
-    it to that, it is asked about too.
+    `everywhere`. A command that is read-only by itself has none, unless no sandbox holds it to that: it is asked about.
 
     Raises:
-        InvalidCommand: One of its commands cannot be remembered; the message has it and says why.
+        InvalidCommand: It runs no command that ends by itself, or one of its commands cannot be remembered; the message
+            has it and says why.
     """
+    if not tool.rule:
+        raise InvalidCommand(f"a call of {tool.name} cannot be remembered, only a command; approve it each time")
     if not 1 <= days <= DAYS_MAX:
         raise InvalidCommand(f"a rule holds for 1 to {DAYS_MAX} days, not for {days}")
+    judgement = classify(facts.command, around)
     parsed = parse(facts.command)
     if not isinstance(parsed, Parsed) or judgement.verdict == "deny":
         raise InvalidCommand(f"this cannot be remembered: {judgement.reason}; nothing may allow it")
@@ -56,7 +59,7 @@ def offer(
     for simple in parsed.commands:
         tier = tier_of(simple, judgement)
         why = _unfit(simple, tier)
-        if tier is Tier.READ_ONLY and (why is not None or not reading):
+        if tier is Tier.READ_ONLY and (why is not None or around.sandboxed):
             continue
         if why is not None:
             raise InvalidCommand(f"`{simple.text}` cannot be remembered: {why}; approve it each time")
@@ -77,20 +80,6 @@ def offer(
             saved=True,
         )
     return tuple(found.values())
-
-
-def rules_for(
-    tool: Tool, facts: Facts, around: Surroundings, *, owner: str, everywhere: bool = False, days: int = DAYS
-) -> tuple[Rule, ...]:
-    """What `offer` says to a call that waits for approval, judged here and now.
-
-    Raises:
-        InvalidCommand: It runs no command that ends by itself, or cannot be remembered.
-    """
-    if not tool.rule:
-        raise InvalidCommand(f"a call of {tool.name} cannot be remembered, only a command; approve it each time")
-    judgement = classify(facts.command, around)
-    return offer(judgement, facts=facts, owner=owner, everywhere=everywhere, days=days, reading=not around.sandboxed)
 
 
 def _unfit(simple: Simple, tier: Tier | None) -> str | None:
