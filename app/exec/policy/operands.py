@@ -199,7 +199,8 @@ class _Walk:
             if isinstance(inner, Text):
                 self.text(inner.text, depth + 1)
             else:
-                self._command(_with_globs(inner, words), depth + 1, stdin=stdin)
+                patterns = {word.name for word in words if word.globs}
+                self._command([Operand(word, globs=word in patterns) for word in inner], depth + 1, stdin=stdin)
         if carries and name in _FINDERS:
             self._unknown[f"{name}: the files that it finds or is given are not bound"] = None
         self._folders |= dict.fromkeys(_folders(name, plain))
@@ -331,8 +332,3 @@ def _variants(simple: Simple) -> Iterator[list[Operand] | None]:
             Operand(word.with_values(given), globs=word.globs or any(globs[name] for name in word.variables))
             for word in simple.words
         ]
-
-
-def _with_globs(inner: Sequence[str], words: Sequence[Operand]) -> list[Operand]:
-    patterns = {word.name for word in words if word.globs}
-    return [Operand(word, globs=word in patterns) for word in inner]

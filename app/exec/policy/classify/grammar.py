@@ -61,7 +61,7 @@ def unfinished(command: str) -> bool:
     """Whether bash would refuse the text or read on, as our reader has it; costs a tenth of what `parse` does."""
     try:
         Reader(command).listed()
-    except Refused:
+    except (Refused, Misread):
         return True
     except Unread:
         pass
@@ -79,7 +79,7 @@ def parse(command: str) -> Parsed | Unparsable:
     reader = Reader(command)
     try:
         reader.listed()
-    except Refused as refused:
+    except (Refused, Misread) as refused:
         return Unparsable(reason=refused.reason, at=refused.place)
     except Unread as unread:
         reader.leave(unread.reason, 0, len(command))
@@ -131,17 +131,18 @@ class Reader(Words):
             Refused: Bash would refuse it.
             Unread: It cannot be followed to its end.
         """
-        self.list_upto(frozenset({""}), 0, "", empty=True)
-        if self.pending:
-            raise Refused(self.pending[0].at, f"the heredoc {self.pending[0].delimiter!r} is not ended")
+        self._upto_ended(frozenset({""}), 0, "")
 
     def nested(self, opened: int) -> None:
         """Read commands up to the `)` that ends them, and that too."""
         pending, self.pending = self.pending, []
-        self.list_upto(frozenset({")"}), opened, "the (", empty=True)
+        self._upto_ended(frozenset({")"}), opened, "the (")
+        self.pending = pending
+
+    def _upto_ended(self, closers: frozenset[str], opened: int, what: str) -> None:
+        self.list_upto(closers, opened, what, empty=True)
         if self.pending:
             raise Refused(self.pending[0].at, f"the heredoc {self.pending[0].delimiter!r} is not ended")
-        self.pending = pending
 
     def list_upto(self, closers: frozenset[str], opened: int, what: str, *, empty: bool = False) -> str:
         """Read commands up to one of `closers`, and that too; returns it."""
@@ -354,9 +355,7 @@ class Reader(Words):
             self._semicolon()
             self._body(start, mark)
             return
-        if not self.starts_word():
-            raise Refused(self.at if self.at < self.end else start, f"a name is missing after {mark}")
-        name, named = self.word(), self.at
+        name, named = self._needed_word(start, f"a name is missing after {mark}"), self.at
         self.lines()
         values: tuple[Word, ...] | None = None
         if self.mark_here() == "in":
@@ -412,9 +411,7 @@ class Reader(Words):
         start = self.at
         self.at += 4
         self.skip()
-        if not self.starts_word():
-            raise Refused(self.at, "a word is missing after case")
-        self.word()
+        self._needed_word(self.at, "a word is missing after case")
         self.lines()
         if self.mark_here() != "in":
             raise Refused(self.at if self.at < self.end else start, "in is missing after case")
@@ -434,9 +431,7 @@ class Reader(Words):
             self.at += 1
         while True:
             self.skip()
-            if not self.starts_word():
-                raise Refused(self.at if self.at < self.end else start, "a pattern is missing in case")
-            self.word()
+            self._needed_word(start, "a pattern is missing in case")
             self.skip()
             if self.here() == ")":
                 self.at += 1
@@ -449,9 +444,7 @@ class Reader(Words):
         start = self.at
         self.at += 8
         self.skip()
-        if not self.starts_word():
-            raise Refused(self.at if self.at < self.end else start, "a name is missing after function")
-        self.word()
+        self._needed_word(start, "a name is missing after function")
         self.skip()
         if self.here() == "(":
             self.empty_parenthesis()
@@ -681,12 +674,12 @@ class Reader(Words):
         """The commands in order of the text, with their heredocs."""
         for number, command in enumerate(self.commands):
             if any(redirect.body is not None for redirect in command.redirects):
-                redirects = tuple(self._with_body(redirect) for redirect in command.redirects)
+                redirects = tuple(
+                    one if one.body is None else replace(one, body=self.bodies.get(int(one.body)))
+                    for one in command.redirects
+                )
                 self.commands[number] = command._replace(redirects=redirects)
         return sorted(self.commands, key=lambda command: command.start)
-
-    def _with_body(self, redirect: Redirect) -> Redirect:
-        return redirect if redirect.body is None else replace(redirect, body=self.bodies.get(int(redirect.body)))
 
     def shown(self) -> str:
         """What stands here, for a message."""
@@ -697,6 +690,11 @@ class Reader(Words):
         """Whether a word begins here."""
         begins = self.here() not in {"", "\n", ";", "|", "&", "(", ")"}
         return begins and _NO_WORD.match(self.source, self.at) is None
+
+    def _needed_word(self, start: int, reason: str) -> Word:
+        if not self.starts_word():
+            raise Refused(self.at if self.at < self.end else start, reason)
+        return self.word()
 
     def empty_parenthesis(self) -> None:
         """Read `()`."""

@@ -193,7 +193,6 @@ class _Awk:
         self._divisible = False
         self._printing = False
         self._conditions: list[bool] = []
-        self._condition_ended = False
 
     def token(self) -> None:
         """Go over one token.

@@ -104,19 +104,12 @@ def _echo(call: Call) -> Pieces:
     return call.arguments if plain and not any(one.text.startswith("-") for one in call.arguments) else None
 
 
-def _pwd(call: Call) -> Pieces:
-    return (Argument(str(call.files.around.cwd)),) if not call.arguments else None
-
-
-def _part(cut: Callable[[str], str]) -> Callable[[Call], Pieces]:
-    def told(call: Call) -> Pieces:
-        texts = call.texts
-        if len(texts) != 1 or not _PLAIN.fullmatch(texts[0]) or texts[0].startswith("-"):
-            return None
-        trimmed = texts[0].rstrip("/")
-        return (Argument((cut(trimmed) or ".") if trimmed else "/"),)
-
-    return told
+def _part(cut: Callable[[str], str], call: Call) -> Pieces:
+    texts = call.texts
+    if len(texts) != 1 or not _PLAIN.fullmatch(texts[0]) or texts[0].startswith("-"):
+        return None
+    trimmed = texts[0].rstrip("/")
+    return (Argument((cut(trimmed) or ".") if trimmed else "/"),)
 
 
 def _seq(call: Call) -> Pieces:
@@ -191,9 +184,9 @@ def _date(call: Call) -> Pieces:
 
 _TELLERS: Final[Mapping[str, Callable[[Call], Pieces]]] = {
     "echo": _echo,
-    "pwd": _pwd,
-    "basename": _part(os.path.basename),
-    "dirname": _part(os.path.dirname),
+    "pwd": lambda call: None if call.arguments else (Argument(str(call.files.around.cwd)),),
+    "basename": partial(_part, os.path.basename),
+    "dirname": partial(_part, os.path.dirname),
     "seq": _seq,
     "wc": _wc,
     **dict.fromkeys(_PATTERN_FIRST, _grep),

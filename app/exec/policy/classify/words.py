@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import unicodedata
 from abc import ABC, abstractmethod
@@ -12,8 +13,8 @@ from shellback.exec.policy.classify.characters import named
 from shellback.exec.policy.classify.syntax import KNOWN, STATUS, Output, Outside, Simple, Values, Word
 
 
-class Refused(Exception):
-    """Bash would refuse this text."""
+class _Placed(Exception):
+    """Why a text is not taken, and where."""
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -21,7 +22,11 @@ class Refused(Exception):
         self.reason = reason
 
 
-class Misread(Refused):
+class Refused(_Placed):
+    """Bash would refuse this text."""
+
+
+class Misread(_Placed):
     """A person would take it for something else."""
 
 
@@ -346,8 +351,6 @@ class Words(ABC):
         known, depth = (len(self.outside), len(self.commands)), self.depth
         try:
             self.matched("(", opened)
-        except Misread:
-            raise
         except Refused:
             if not command:
                 raise
@@ -395,8 +398,6 @@ class Words(ABC):
         inner = self.part(end, start)
         try:
             inner.listed()
-        except Misread:
-            raise
         except Refused:
             return False
         self.printer = inner.printer
@@ -406,13 +407,9 @@ class Words(ABC):
         """Read text that bash expands like a quoted one when it comes to it."""
         inner = self.part(end, start)
         pieces = Pieces()
-        try:
+        with contextlib.suppress(Refused):
             while inner.at < inner.end:
                 inner._in_text(pieces, _IN_HEREDOC, "$`\\")  # noqa: SLF001 - of its own kind
-        except Misread:
-            raise
-        except Refused:
-            pass
 
     def matched(self, mark: str, opened: int, *, quoted: bool = False) -> None:
         """Go behind the bracket or quote that closes the one here."""

@@ -13,19 +13,17 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-SHELLS: Final = frozenset(["sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "fish", "rbash", "csh", "tcsh"])
-_SHELL_VALUED: Final = frozenset(["-o", "+o", "-O", "+O", "--rcfile", "--init-file"])
+SHELLS: Final = names("sh bash dash ash zsh ksh mksh fish rbash csh tcsh")
+_SHELL_VALUED: Final = names("-o +o -O +O --rcfile --init-file")
 INTERPRETER: Final = re.compile(
     r"(?:python|pypy|perl|ruby|node|nodejs|deno|bun|php|lua|luajit|tclsh|wish|guile|Rscript|R|julia|java|groovy|scala|"
     r"[gmn]?awk|osascript|erl|elixir|ghci?|irb|ts-node|tsx|npx|pnpx|bunx|uvx|pipx|gdb|lldb|vim?|nvim|ex|view|emacs|ed|"
     r"expect|sqlite3|psql|mysql|m4|bc|dc|jshell|pwsh|powershell)(?:-?[0-9][0-9.]*)?"
 )
-_RUNS_TEXT: Final = frozenset(
-    ["eval", "source", ".", "trap", "alias", "bind", "complete", "compgen", "mapfile", "readarray", "fc"]
-)
-_STEERS: Final = frozenset(
-    ["export", "declare", "typeset", "local", "readonly", "set", "shopt", "enable", "hash", "unset", "umask", "ulimit"]
-)
+_STEERS: Final = names("""
+    eval source . trap alias bind complete compgen mapfile readarray fc export declare typeset local readonly set shopt
+    enable hash unset umask ulimit
+    """)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +38,17 @@ class _Wrapper:
 
 
 def _wrapper(valued: str = "", operands: int = 0, text: str = "", *, assignments: bool = False) -> _Wrapper:
-    return _Wrapper(frozenset(valued.split()), operands, frozenset(text.split()), assignments)
+    return _Wrapper(names(valued), operands, names(text), assignments)
 
 
 _WRAPPERS: Final = {
+    **dict.fromkeys(
+        names("""
+            nohup setsid unbuffer command builtin busybox toybox bwrap capsh dbus-run-session torsocks coproc eatmydata
+            entr
+            """),
+        _wrapper(),
+    ),
     "sudo": _wrapper(
         "-u --user -g --group -h --host -p --prompt -C --close-from -r --role -t --type -T -U -D --chdir -R --chroot",
         assignments=True,
@@ -57,17 +62,10 @@ _WRAPPERS: Final = {
     "ionice": _wrapper("-c --class -n --classdata -p -P -u"),
     "chrt": _wrapper("-T -P -D", 1),
     "taskset": _wrapper("", 1),
-    "nohup": _wrapper(),
-    "setsid": _wrapper(),
     "timeout": _wrapper("-s --signal -k --kill-after", 1),
     "time": _wrapper("-f --format -o --output"),
     "stdbuf": _wrapper("-i --input -o --output -e --error"),
-    "unbuffer": _wrapper(),
-    "command": _wrapper(),
-    "builtin": _wrapper(),
     "exec": _wrapper("-a"),
-    "busybox": _wrapper(),
-    "toybox": _wrapper(),
     "xargs": _wrapper(
         "-I -i -n --max-args -P --max-procs -L --max-lines -d --delimiter -E -e -s --max-chars -a --arg-file"
     ),
@@ -75,7 +73,6 @@ _WRAPPERS: Final = {
     "chroot": _wrapper("--userspec --groups", 1),
     "unshare": _wrapper("-S -G -R --root -w --wd --setuid --setgid --propagation"),
     "nsenter": _wrapper("-t --target -S -G --setuid --setgid"),
-    "bwrap": _wrapper(),
     "flock": _wrapper("-w --timeout -E --conflict-exit-code", 1, "-c --command"),
     "script": _wrapper("-I -O -B -T -m -E -o", 0, "-c --command"),
     "watch": _wrapper("-n --interval"),
@@ -83,23 +80,22 @@ _WRAPPERS: Final = {
     "ltrace": _wrapper("-e -o -p -s -a -u -n -l -x"),
     "setarch": _wrapper("", 1),
     "setpriv": _wrapper("--reuid --regid --groups"),
-    "capsh": _wrapper(),
     "systemd-run": _wrapper("-p --property -u --unit --uid --gid -M -H --slice -E --setenv --working-directory"),
-    "dbus-run-session": _wrapper(),
     "faketime": _wrapper("-f", 1),
     "fakeroot": _wrapper("-l -s -i"),
-    "torsocks": _wrapper(),
     "proxychains": _wrapper("-f"),
     "prlimit": _wrapper("-p --pid"),
-    "coproc": _wrapper(),
-    "eatmydata": _wrapper(),
-    "entr": _wrapper(),
 }
-CARRIERS: Final = SHELLS | frozenset(_WRAPPERS) | {"eval", "source", "find", "fd", "fdfind"}
+_FINDERS: Final = frozenset(("find", "fd", "fdfind"))
+CARRIERS: Final = SHELLS | frozenset(_WRAPPERS) | _FINDERS | {"eval", "source"}
 _JOINS: Final = frozenset(("watch", "parallel"))
 """These hand their words to a shell."""
 _FIND_RUNS: Final = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+
+
+_STEPS: Final = 64
+Words = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +119,26 @@ def carried(words: Sequence[str]) -> Iterator[tuple[str, ...] | Text]:
         yield from _of_shell(words)
     elif name == "eval":
         yield Text(" ".join(word for word in words[1:] if word != "--"))
-    elif name in ("find", "fd", "fdfind"):
+    elif name in _FINDERS:
         yield from _of_find(words)
     elif name == "command" and words[1:2] in (("-v",), ("-V",)):
         return  # it tells what a name is
     elif name in _WRAPPERS:
         for inner in _of_wrapper(_WRAPPERS[name], words):
             yield Text(" ".join(inner)) if name in _JOINS and not isinstance(inner, Text) else inner
+
+
+def unfolded(words: Words) -> Iterator[tuple[Words, list[Words], list[str]]]:
+    """A command and those that it carries, a bounded few, each with the commands and command lines that it hands on."""
+    stack = [words]
+    for _ in range(_STEPS):
+        if not stack:
+            return
+        words = stack.pop()
+        inner = list(carried(words))
+        lists = [one for one in inner if not isinstance(one, Text) and len(one) < len(words)]
+        stack += lists
+        yield words, lists, [one.text for one in inner if isinstance(one, Text)]
 
 
 def runs_anything(words: Sequence[str]) -> str | None:
@@ -139,17 +148,13 @@ def runs_anything(words: Sequence[str]) -> str | None:
         return f"{words[0]} is a file whose content may change"
     if name in SHELLS or INTERPRETER.fullmatch(name):
         return f"{name} runs whatever code it is given"
-    if name in _WRAPPERS or name in ("ssh", "at", "batch", "crontab"):
-        return f"{name} runs another command"
-    if name in _RUNS_TEXT or name in _STEERS:
+    if name in _STEERS:
         return f"{name} changes what later commands do"
-    if name in ("find", "fd", "fdfind") and any(_runs(word) for word in words[1:]):
-        return f"{name} runs another command"
-    return None
-
-
-def _runs(word: str) -> bool:
-    return word in _FIND_RUNS or word in ("-x", "-X") or word.startswith(("--exec", "-exec", "-ok"))
+    finds = name in _FINDERS and any(
+        word in ("-x", "-X") or word.startswith(("--exec", "-exec", "-ok")) for word in words[1:]
+    )
+    runs = finds or name in _WRAPPERS or name in ("ssh", "at", "batch", "crontab")
+    return f"{name} runs another command" if runs else None
 
 
 def _of_shell(words: Sequence[str]) -> Iterator[Text]:

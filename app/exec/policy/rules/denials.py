@@ -15,13 +15,12 @@ from typing import Final
 
 from shellback.exec.policy.classify.model import Surroundings
 from shellback.exec.policy.rules import damage, ours
-from shellback.exec.policy.rules.carriers import CARRIERS, INTERPRETER, SHELLS, Text, carried, name_of, names
+from shellback.exec.policy.rules.carriers import CARRIERS, INTERPRETER, SHELLS, Text, carried, name_of, names, unfolded
 from shellback.exec.policy.rules.damage import Where, written
 from shellback.exec.policy.rules.loose import UNKNOWN, Loose, read, sourced
 
 _DEPTH: Final = 5
 """So deep are command lines read that are handed to a shell inside another one."""
-_STEPS: Final = 64
 _FETCHES: Final = names("curl wget fetch aria2c lynx http https xh ftp lftp w3m links elinks GET nc ncat")
 _KNOWN: Final = (damage.NAMES | ours.NAMES | CARRIERS | _FETCHES) - {"."}
 """Every name that a denial could come of."""
@@ -104,23 +103,14 @@ def _around_it(command: Loose, where: Where) -> str | None:
 
 def _with_carried(command: Loose, around: Surroundings, depth: int) -> Iterator[tuple[str, ...] | str]:
     """A command and all that it would run in turn; the reason, where that is refused."""
-    stack = [command.words]
-    steps = 0
-    while stack and steps < _STEPS:
-        words = stack.pop()
-        steps += 1
+    for words, lists, texts in unfolded(command.words):
         if not words:
             continue
         yield words
-        texts = list(_fed(words, command))
-        for inner in carried(words):
-            if isinstance(inner, Text):
-                texts.append(inner.text)
-            elif len(inner) < len(words):
-                stack.append(inner)
-                if name_of(words[0]) == "xargs" and command.before:
-                    yield from _handed(inner, command.before[0])
-        for text in texts if depth else ():
+        for inner in lists:
+            if name_of(words[0]) == "xargs" and command.before:
+                yield from _handed(inner, command.before[0])
+        for text in (*_fed(words, command), *texts) if depth else ():
             reason = _line(sourced(text), around, depth - 1)
             if reason is not None:
                 yield reason

@@ -14,15 +14,14 @@ from typing import Final
 
 from shellback.exec.core.sight.sight import Sight, TooMuch, Unseen
 from shellback.exec.policy.classify.model import Judgement, Surroundings, Tier
-from shellback.exec.policy.rules.carriers import Text, carried, name_of
+from shellback.exec.policy.rules.carriers import name_of, unfolded
 from shellback.exec.policy.rules.commands import MOVES
 from shellback.exec.policy.rules.damage import written
 from shellback.exec.policy.rules.loose import Loose, read, sourced
 
 _DEPTH: Final = 5
-_STEPS: Final = 64
 _PLACES: Final = 8
-"""Command lines within command lines, commands that one carries, directories that one may run in."""
+"""Command lines within command lines, directories that one may run in."""
 _STREAMS: Final = re.compile(r"/dev/(?:null|zero|full|u?random|tty|std(?:in|out|err)|fd/[0-9]+)")
 _BEHIND: Final = re.compile(r"[=:](?!//)")
 _SHORT: Final = re.compile(r"-[A-Za-z](?=.)")
@@ -67,17 +66,12 @@ class _Line:
     def _command(self, command: Loose, depth: int) -> str | None:
         targets = [target for op, target in command.redirects if not op.startswith("<<")]
         found = self.first([target for target in targets if not target.isdigit()])
-        todo, steps = [command.words], 0
-        while todo and found is None and steps < _STEPS:
-            words, steps = todo.pop(), steps + 1
-            inner = [one for one in carried(words) if words]
-            texts = [one.text for one in inner if isinstance(one, Text)]
-            lists = [one for one in inner if not isinstance(one, Text) and len(one) < len(words)]
-            programs = {one[0] for one in lists if one}
-            todo += lists
-            found = self._words(words, programs, texts)
-            for text in texts if depth and found is None else ():
+        for words, lists, texts in unfolded(command.words):
+            found = found or self._words(words, {one[0] for one in lists if one}, texts)
+            for text in texts if depth else ():
                 found = found or self.line(sourced(text), depth - 1)
+            if found:
+                break
         return found
 
     def _words(self, words: Sequence[str], programs: set[str], texts: Sequence[str]) -> str | None:

@@ -67,7 +67,10 @@ class Rule:
     def described(self) -> str:
         """All of it on one line, for the person who saves or reads it."""
         match = self.match
-        parts = [f"{self.effect} {_commands(match)}"]
+        # As a person would type it: words quoted, the star that stands for any word bare.
+        words = " ".join(word if word == ANY else shlex.quote(word) for word in match.prefix)
+        whole = f"exactly `{words}`" if match.exact else f"`{words}` and whatever follows"
+        parts = [f"{self.effect} {whole if words else 'every command'}"]
         if match.tier is not None:
             parts.append(f"{'up to' if self.effect == 'allow' else 'from'} tier {match.tier}")
         if match.paths:
@@ -93,17 +96,6 @@ def literal(word: str) -> str:
 def fits(pattern: str, word: str) -> bool:
     """Whether a pattern word stands for this word: `*` for any, a backslash before it for the star itself."""
     return pattern == ANY or pattern == literal(word)
-
-
-def shown(prefix: tuple[str, ...]) -> str:
-    """A prefix as a person would type it: words quoted, the star that stands for any word bare."""
-    return " ".join(word if word == ANY else shlex.quote(word) for word in prefix)
-
-
-def _commands(match: Match) -> str:
-    if not match.prefix:
-        return "every command"
-    return f"exactly `{shown(match.prefix)}`" if match.exact else f"`{shown(match.prefix)}` and whatever follows"
 
 
 def absolute_glob(pattern: str, base: Path) -> str:
