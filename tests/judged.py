@@ -100,19 +100,22 @@ def make_tree(root: Path) -> Path:
     return root.resolve()
 
 
-def _repository(root: Path) -> None:
-    def git(*arguments: str) -> None:
-        settings = ("user.name=x", "user.email=x@x.invalid", "init.defaultBranch=main", "safe.directory=*")
-        command = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
-        environment = {"PATH": "/usr/bin:/bin", "HOME": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-        subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, timeout=60)
+def git(root: Path, *arguments: str) -> str:
+    """What git prints, with nobody's settings but its own."""
+    settings = ("user.name=x", "user.email=x@x.invalid", "init.defaultBranch=main", "safe.directory=*")
+    command = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    done = subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()
 
-    git("init", "-q")
-    git("add", "a.txt", "src", "README.md")
-    git("commit", "-qm", "first")
+
+def _repository(root: Path) -> None:
+    git(root, "init", "-q")
+    git(root, "add", "a.txt", "src", "README.md")
+    git(root, "commit", "-qm", "first")
     (root / "a.txt").write_text("hello\nworld\nagain 4\n")
-    git("commit", "-qam", "second")
-    git("tag", "v1")
+    git(root, "commit", "-qam", "second")
+    git(root, "tag", "v1")
 
 
 def trapped(root: Path) -> None:

@@ -70,6 +70,14 @@ def ended(work: Callable[[], T]) -> T:
     return told[0]
 
 
+def said(work: Callable[[], object]) -> str:
+    """What comes of `work`, a refusal of ours too."""
+    try:
+        return repr(ended(work))
+    except (ExecError, WorkspaceUnusable) as error:
+        return str(error)
+
+
 def _secret(path: Path) -> Path:
     path.parent.parent.joinpath("secret").write_text(f"{SECRET}\n")
     return path.parent.parent / "secret"
@@ -116,23 +124,23 @@ def _git(ws: Path, thing: Callable[[Path], object], name: str) -> Path:
 
 def _git_asks(ws: Path, thing: Callable[[Path], object], name: str) -> str:
     git = _git(ws, thing, name)
-    said = classify("git -C dep status", around(ws))
-    return f"{said.verdict}: {said.reason}: {running(git)}: {objection(git)}"
+    found = classify("git -C dep status", around(ws))
+    return f"{found.verdict}: {found.reason}: {running(git)}: {objection(git)}"
 
 
 @pytest.mark.parametrize("thing", THINGS)
 def test_git_is_asked_nothing_where_its_configuration_is_no_plain_file(ws: Path, thing: str) -> None:
-    said = ended(lambda: _git_asks(ws, THINGS[thing], "config"))
-    assert said.startswith("needs_approval")
-    assert SECRET not in said
+    told = ended(lambda: _git_asks(ws, THINGS[thing], "config"))
+    assert told.startswith("needs_approval")
+    assert SECRET not in told
 
 
 @pytest.mark.parametrize("name", ["commondir", "config.worktree", "index", ".git"])
 @pytest.mark.parametrize("thing", ["pipe", "link to a pipe", "link to a terminal", "link to noise", "10 GB"])
 def test_a_look_at_a_repository_ends_whatever_is_in_it(ws: Path, thing: str, name: str) -> None:
-    said = ended(lambda: _git_asks(ws, THINGS[thing], name))
-    assert SECRET not in said
-    assert ": None" not in said.rpartition(": ")[2]
+    told = ended(lambda: _git_asks(ws, THINGS[thing], name))
+    assert SECRET not in told
+    assert ": None" not in told.rpartition(": ")[2]
 
 
 @pytest.mark.parametrize("thing", THINGS)
@@ -148,27 +156,13 @@ def test_what_protects_a_workspace_is_found_out_whatever_is_in_it(ws: Path, thin
     _git(ws, THINGS[thing], "config")
     (ws / ".git").mkdir()
     THINGS[thing](ws / ".git/commondir")
-
-    def covers() -> object:
-        try:
-            return Protected(ws).covers()
-        except WorkspaceUnusable as error:
-            return str(error)
-
-    assert SECRET not in repr(ended(covers))
+    assert SECRET not in said(lambda: Protected(ws).covers())
 
 
 @pytest.mark.parametrize("thing", THINGS)
 def test_a_mount_is_shown_or_refused_whatever_is_in_it(ws: Path, thing: str) -> None:
     THINGS[thing](ws / "x")
-
-    def shown() -> str:
-        try:
-            return preview([HostMount(ws)], roots=[ws])
-        except ExecError as error:
-            return str(error)
-
-    assert SECRET not in ended(shown)
+    assert SECRET not in said(lambda: preview([HostMount(ws)], roots=[ws]))
 
 
 @pytest.mark.parametrize("thing", THINGS)
@@ -195,25 +189,16 @@ def test_a_tool_for_files_looks_at_what_is_there_and_ends(
             calls, found = FileCalls(files, MemorySessionStore()), tool_named(tool)
             assert isinstance(found, FileTool)
             return repr((await calls.look(found, {"path": "x", **more}, lambda _: None)).facts)
-        except ExecError as error:
-            return str(error)
         finally:
             await files.close()
 
-    assert SECRET not in ended(lambda: asyncio.run(look()))
+    assert SECRET not in said(lambda: asyncio.run(look()))
 
 
 @pytest.mark.parametrize("thing", THINGS)
 def test_a_directory_and_a_secret_are_looked_up_in_no_long_time(ws: Path, thing: str) -> None:
     THINGS[thing](ws / "x")
-
-    def cwd() -> str:
-        try:
-            return str(sandbox_cwd("x/", ws))
-        except ExecError as error:
-            return str(error)
-
-    assert SECRET not in ended(cwd)
+    assert SECRET not in said(lambda: sandbox_cwd("x/", ws))
     ended(lambda: Secrets()(ws / "x"))
     ended(lambda: denial("cat x; rm -- x; kill x", around(ws)))
 
@@ -272,8 +257,8 @@ ONLY_READ: Final = frozenset(
 @pytest.mark.parametrize("name", LINES)
 def test_a_line_is_judged_in_the_end_and_nothing_hostile_passes(ws: Path, name: str) -> None:
     line = LINES[name](ws)
-    said = ended(lambda: judged(line, around(ws)))
-    assert (said.verdict == "read_only") <= (name in ONLY_READ)
+    judgement = ended(lambda: judged(line, around(ws)))
+    assert (judgement.verdict == "read_only") <= (name in ONLY_READ)
     ended(lambda: binding.read(line, cwd=str(ws), workspace=ws))
     ended(lambda: visible(line))
 
@@ -285,14 +270,14 @@ def test_a_pattern_is_not_looked_for_outside_of_the_workspace(ws: Path) -> None:
     found = ended(lambda: binding.read(line, cwd=str(ws), workspace=ws))
     assert found.scripts == ()
     assert all(row["name"] == "python3" for row in found.executables)
-    assert sum("a pattern outside of the workspace" in said for said in found.unbound) == 2
+    assert sum("a pattern outside of the workspace" in one for one in found.unbound) == 2
 
 
 def test_a_pattern_with_too_much_behind_it_is_said_not_to_be_bound(ws: Path) -> None:
     for number in range(ENTRIES + 1):
         (ws / str(number)).touch()
     found = ended(lambda: binding.read("python3 x *", cwd=str(ws), workspace=ws))
-    assert any("names would have to be looked at" in said for said in found.unbound)
+    assert any("names would have to be looked at" in one for one in found.unbound)
 
 
 def test_a_file_that_is_exchanged_meanwhile_is_one_or_the_other_and_never_waited_for(ws: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from shellback.exec.policy.classify.options import Argument, Call, Invocation, K
 from shellback.exec.policy.classify.paths import Files
 from shellback.exec.policy.classify.repository import objection
 from shellback.exec.policy.classify.syntax import Word
-from tests.judged import around, make_tree, trapped
+from tests.judged import around, git, make_tree, trapped
 
 
 @pytest.fixture
@@ -107,8 +106,12 @@ def test_a_large_tree_asks_where_it_has_to_be_known(tree: Path, monkeypatch: pyt
         Files(around(tree, sandboxed=False)).descend(".", follows=False, reads=True, hidden=False)
 
 
-def verdict(tree: Path, command: str) -> str:
-    return classify(command, around(tree)).verdict
+def verdict(tree: Path, command: str, *, sandboxed: bool = True) -> str:
+    return classify(command, around(tree, sandboxed=sandboxed)).verdict
+
+
+def passes(tree: Path, command: str, *, sandboxed: bool = True) -> bool:
+    return verdict(tree, command, sandboxed=sandboxed) == "read_only"
 
 
 def test_patterns_stand_for_what_is_there(tree: Path) -> None:
@@ -175,14 +178,6 @@ def test_a_search_path_that_others_can_write_is_not_trusted(tree: Path) -> None:
     assert classify("wc a.txt", first).verdict == "read_only"
 
 
-def git(tree: Path, *arguments: str) -> str:
-    settings = ("user.name=x", "user.email=x@x.invalid", "init.defaultBranch=main", "safe.directory=*")
-    command = ["git", *(word for setting in settings for word in ("-c", setting)), *arguments]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    done = subprocess.run(command, cwd=tree, env=environment, check=True, capture_output=True, text=True, timeout=60)
-    return done.stdout.strip()
-
-
 @pytest.fixture
 def held(tree: Path) -> Path:
     """A repository in which a secret was committed."""
@@ -191,10 +186,6 @@ def held(tree: Path) -> Path:
     git(tree, "add", "-f", ".env", "conf")
     git(tree, "commit", "-qm", "with secrets")
     return tree
-
-
-def asks(tree: Path, command: str) -> bool:
-    return classify(command, around(tree)).verdict != "read_only"
 
 
 NAMED = (
@@ -209,7 +200,7 @@ NAMED = (
 
 @pytest.mark.parametrize("command", NAMED)
 def test_what_names_a_secret_asks_in_every_repository(tree: Path, command: str) -> None:
-    assert asks(tree, command)
+    assert not passes(tree, command)
 
 
 PRINTS = (
@@ -226,14 +217,14 @@ PRINTS = (
 
 @pytest.mark.parametrize("command", PRINTS)
 def test_what_prints_files_asks_where_a_secret_is_among_those_that_are_committed(held: Path, command: str) -> None:
-    assert asks(held, command)
+    assert not passes(held, command)
 
 
 @pytest.mark.parametrize(
     "command", [one for one in PRINTS if not any(word in one for word in ("range-diff", "glob", "conf", "*.pem"))]
 )
 def test_it_passes_where_none_is(tree: Path, command: str) -> None:
-    assert not asks(tree, command)
+    assert passes(tree, command)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +238,7 @@ def test_it_passes_where_none_is(tree: Path, command: str) -> None:
      "git show --name-only HEAD"],
 )  # fmt: skip
 def test_what_prints_other_files_passes_where_a_secret_is_committed(held: Path, command: str) -> None:
-    assert not asks(held, command)
+    assert passes(held, command)
 
 
 def test_a_number_may_be_that_of_a_secret(held: Path) -> None:
@@ -260,9 +251,9 @@ def test_a_number_may_be_that_of_a_secret(held: Path) -> None:
         "git grep KEY {}",
     ):
         for number in (blob, blob[:7], blob.upper()):
-            assert asks(held, command.format(number)), command
-    assert asks(held, f"git diff {blob[:9]}..{blob} -- a.txt")
-    assert not asks(held, f"git log -1 {git(held, 'rev-parse', 'HEAD')}")
+            assert not passes(held, command.format(number)), command
+    assert not passes(held, f"git diff {blob[:9]}..{blob} -- a.txt")
+    assert passes(held, f"git log -1 {git(held, 'rev-parse', 'HEAD')}")
 
 
 @pytest.mark.parametrize("version", ["2", "3", "4"])
@@ -271,10 +262,10 @@ def test_every_version_of_an_index_is_read(held: Path, version: str) -> None:
         (held / "later").write_text("x")
         git(held, "add", "-N", "later")  # only such an entry makes it of this version
     git(held, "update-index", "--index-version", version)
-    assert asks(held, "git diff")
-    assert not asks(held, "git diff -- src")
+    assert not passes(held, "git diff")
+    assert passes(held, "git diff -- src")
     git(held, "rm", "-q", "--cached", ".env", "conf/tls.pem")
-    assert not asks(held, "git diff")
+    assert passes(held, "git diff")
 
 
 def test_an_index_that_cannot_be_told_asks_for_what_prints_files(tree: Path) -> None:
@@ -282,20 +273,20 @@ def test_an_index_that_cannot_be_told_asks_for_what_prints_files(tree: Path) -> 
     whole = index.read_bytes()
     for damaged in (whole[:40], b"DIRC" + b"\0" * 40, b"", whole[: len(whole) // 2]):
         index.write_bytes(damaged)
-        assert asks(tree, "git diff")
-        assert not asks(tree, "git log --oneline")
+        assert not passes(tree, "git diff")
+        assert passes(tree, "git log --oneline")
     index.unlink()
-    assert asks(tree, "git diff")
+    assert not passes(tree, "git diff")
     index.symlink_to("../a.txt")
-    assert asks(tree, "git diff")
+    assert not passes(tree, "git diff")
     index.unlink()
     os.mkfifo(index)
-    assert asks(tree, "git diff")
+    assert not passes(tree, "git diff")
     index.unlink()
     index.write_bytes(whole)
-    assert not asks(tree, "git diff")
+    assert passes(tree, "git diff")
     git(tree, "update-index", "--split-index")
-    assert asks(tree, "git diff")
+    assert not passes(tree, "git diff")
 
 
 def test_a_working_tree_of_another_repository_has_an_index_of_its_own(held: Path) -> None:
@@ -327,33 +318,29 @@ def test_addresses_of_remotes_ask_where_there_is_a_token_in_one(tree: Path, url:
     git(tree, "remote", "add", "origin", url)
     shows = ("git remote -v", "git remote get-url origin", "git config remote.origin.url", "git -C src remote -v")
     for command in shows:
-        assert asks(tree, command) == asks_about_it, command
+        assert passes(tree, command) != asks_about_it, command
     git(tree, "worktree", "add", "-q", "beside")
     beside = replace(around(tree / "beside"), allowed=(tree,))
     assert (classify("git remote -v", beside).verdict == "needs_approval") == asks_about_it
-    assert not asks(tree, "git remote")
-    assert not asks(tree, "git status")
+    assert passes(tree, "git remote")
+    assert passes(tree, "git status")
 
 
 @pytest.mark.parametrize(
-    ("command", "passes"),
+    ("command", "read_only"),
     [("sysctl kernel.hostname", True), ("sysctl kernel/hostname", True), ("sysctl -n net.ipv4.ip_forward", True),
      ("sysctl ../../etc/passwd", False), ("sysctl kernel.//.//.etc.passwd", False), ("sysctl /etc/passwd", False),
      ("sysctl kernel/../../etc/passwd", False), ("sysctl -p x", False), ("tput -T xterm cols", True),
      ("tput -T ../../a.txt cols", False)],
 )  # fmt: skip
-def test_names_of_settings_and_terminals_are_no_paths(tree: Path, command: str, passes: bool) -> None:
-    assert asks(tree, command) != passes
-
-
-def verdict_on(tree: Path, command: str, *, sandboxed: bool = True) -> str:
-    return classify(command, around(tree, sandboxed=sandboxed)).verdict
+def test_names_of_settings_and_terminals_are_no_paths(tree: Path, command: str, read_only: bool) -> None:
+    assert passes(tree, command) == read_only
 
 
 def test_a_plain_repository_is_asked_on_the_host_too(tree: Path) -> None:
     assert objection(tree) is None
     assert objection(tree / "src") is None
-    assert verdict_on(tree, "git status", sandboxed=False) == "read_only"
+    assert verdict(tree, "git status", sandboxed=False) == "read_only"
 
 
 def test_where_there_is_no_repository_nothing_objects(tmp_path: Path) -> None:
@@ -364,7 +351,7 @@ def test_where_there_is_no_repository_nothing_objects(tmp_path: Path) -> None:
 def test_a_trapped_repository_asks_everywhere(tree: Path, sandboxed: bool) -> None:
     trapped(tree)
     for command in ("git status", "git diff", "git log -p", "git show", "git blame a.txt"):
-        assert verdict_on(tree, command, sandboxed=sandboxed) == "needs_approval"
+        assert verdict(tree, command, sandboxed=sandboxed) == "needs_approval"
 
 
 def _append(text: str) -> Callable[[Path], object]:
@@ -375,17 +362,24 @@ def _more(file: Path, content: bytes) -> None:
     file.write_bytes(file.read_bytes() + content)
 
 
+TRAP = "[core]\n\tfsmonitor = ./evil.sh\n"
+
+
+def bare_at(place: Path, config: str) -> None:
+    for name in ("objects", "refs"):
+        (place / name).mkdir(parents=True)
+    (place / "HEAD").write_text("ref: refs/heads/main\n")
+    (place / "config").write_text(config)
+
+
 def _bare(git: Path) -> None:
-    for part in ("objects", "refs"):
-        (git.parent / part).mkdir()
-    (git.parent / "HEAD").write_text("ref: refs/heads/main\n")
-    (git.parent / "config").write_text("[core]\n\tfsmonitor = ./evil.sh\n")
+    bare_at(git.parent, TRAP)
     git.rename(git.parent / "gone")
 
 
 TRICKS: dict[str, Callable[[Path], object]] = {
     "filter": _append('[filter "x"]\n\tclean = ./evil.sh\n'),
-    "fsmonitor": _append("[core]\n\tfsmonitor = ./evil.sh\n"),
+    "fsmonitor": _append(TRAP),
     "fsmonitor_true": _append("[core]\n\tfsmonitor = true\n"),
     "same_line": _append("[core] fsmonitor = ./evil.sh\n"),
     "other_case": _append("[CORE]\n\tFsMonitor = ./evil.sh\n"),
@@ -426,20 +420,20 @@ def test_what_could_run_something_asks_on_the_host(tree: Path, name: str) -> Non
     (tree / ".git/hooks").mkdir(exist_ok=True)
     TRICKS[name](tree / ".git")
     assert objection(tree) is not None
-    assert verdict_on(tree, "git status", sandboxed=False) == "needs_approval"
+    assert verdict(tree, "git status", sandboxed=False) == "needs_approval"
 
 
 @pytest.mark.parametrize("name", ["filter", "fsmonitor", "other_case", "dotted", "external", "alias", "gpg", "include"])
 def test_settings_that_name_a_program_ask_in_a_sandbox_too(tree: Path, name: str) -> None:
     TRICKS[name](tree / ".git")
-    assert verdict_on(tree, "git status") == "needs_approval"
+    assert verdict(tree, "git status") == "needs_approval"
 
 
 @pytest.mark.parametrize("name", ["hook", "hooks_path", "worktree_config", "submodules"])
 def test_what_runs_only_when_something_is_written_passes_in_a_sandbox(tree: Path, name: str) -> None:
     (tree / ".git/hooks").mkdir(exist_ok=True)
     TRICKS[name](tree / ".git")
-    assert verdict_on(tree, "git status") == "read_only"
+    assert verdict(tree, "git status") == "read_only"
 
 
 def test_usual_settings_are_no_objection(tree: Path) -> None:
@@ -457,7 +451,7 @@ def test_usual_settings_are_no_objection(tree: Path) -> None:
      "git -C / status", "git show HEAD:.env", "git blame --contents /etc/passwd a.txt", "git diff -- /etc/shadow"],
 )  # fmt: skip
 def test_what_leads_out_of_the_repository_asks(tree: Path, command: str) -> None:
-    assert verdict_on(tree, command) == "needs_approval"
+    assert verdict(tree, command) == "needs_approval"
 
 
 @pytest.mark.parametrize(
@@ -481,10 +475,6 @@ WHOLE = ("find . -name '*.txt' -print0 | xargs -0 cat", "find . -name '*.txt' -e
 def handed(tmp_path: Path) -> Path:
     (tmp_path / "a.txt").touch()
     return tmp_path.resolve()
-
-
-def passes(handed: Path, command: str, *, sandboxed: bool = True) -> bool:
-    return classify(command, around(handed, sandboxed=sandboxed)).verdict == "read_only"
 
 
 @pytest.mark.parametrize("name", ["a -o PWNED.txt", "a\n-o\nb.txt", "'a.txt", "a\\.txt", "[a].txt"])
@@ -759,9 +749,6 @@ def test_the_first_operand_may_be_of_another_kind(tmp_path: Path) -> None:
         match(table, Call(name="it", arguments=(Argument("-ex"), Argument("/etc/shadow")), files=files))
 
 
-TRAP = "[core]\n\tfsmonitor = ./evil.sh\n"
-
-
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tree(tmp_path_factory.mktemp("redteam"))
@@ -795,15 +782,6 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "git log --remerge-diff",
         "git log --diff-merges=remerge",
         "git log --diff-merges r",
-    ],
-)
-def test_what_would_write_or_run_asks(attacked: Path, command: str) -> None:
-    assert classify(command, around(attacked)).verdict == "needs_approval"
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
         # Options that conflict are all read again the BSD way, where e is the environment.
         "ps -eTH",
         "ps -eLT",
@@ -821,22 +799,21 @@ def test_what_would_write_or_run_asks(attacked: Path, command: str) -> None:
         "git blame .env",
         "git grep KEY .env",
         "iconv -f ./charmap -t utf8 a.txt",
+        "ss dst evil.example",
+        "ss -t src h.invalid:443",
+        "last -d",
+        "uuidgen -t",
+        "tput init",
+        "tput -S",
+        # They never end.
+        "seq inf",
+        "seq 1 inf",
+        "while true; do echo x; done",
+        "until false; do ls; done",
     ],
 )
-def test_what_would_show_a_secret_or_the_environment_asks(attacked: Path, command: str) -> None:
-    assert classify(command, around(attacked)).verdict == "needs_approval"
-
-
-@pytest.mark.parametrize(
-    "command", ["ss dst evil.example", "ss -t src h.invalid:443", "last -d", "uuidgen -t", "tput init", "tput -S"]
-)
-def test_what_would_connect_or_run_what_a_terminal_names_asks(attacked: Path, command: str) -> None:
-    assert classify(command, around(attacked)).verdict == "needs_approval"
-
-
-@pytest.mark.parametrize("command", ["seq inf", "seq 1 inf", "while true; do echo x; done", "until false; do ls; done"])
-def test_what_never_ends_asks(attacked: Path, command: str) -> None:
-    assert classify(command, around(attacked)).verdict == "needs_approval"
+def test_what_would_write_run_connect_never_end_or_show_a_secret_asks(attacked: Path, command: str) -> None:
+    assert not passes(attacked, command)
 
 
 @pytest.mark.parametrize(
@@ -862,14 +839,7 @@ def test_what_never_ends_asks(attacked: Path, command: str) -> None:
     ],
 )
 def test_what_only_looks_alike_passes(attacked: Path, command: str) -> None:
-    assert classify(command, around(attacked)).verdict == "read_only"
-
-
-def bare_at(place: Path, config: str) -> None:
-    for name in ("objects", "refs"):
-        (place / name).mkdir(parents=True)
-    (place / "HEAD").write_text("ref: refs/heads/main\n")
-    (place / "config").write_text(config)
+    assert passes(attacked, command)
 
 
 @pytest.mark.parametrize("sandboxed", [True, False], ids=["sandbox", "host"])

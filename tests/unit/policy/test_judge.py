@@ -47,11 +47,14 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def judge(place: Place, rules: Rules | None = None, **keys: Any) -> Judge:
+def judge(place: Place, rules: Rules | None = None, *, standing: str = "", **keys: Any) -> Judge:
     async def held(_conversation_id: str) -> Rules:
         return rules or Rules()
 
-    return Judge(runs=place, secret=Secrets(), keys=Keys(**keys), rules=held)
+    async def stands(_conversation_id: str, session_id: str) -> str | None:
+        return "a1" if session_id == standing else None
+
+    return Judge(runs=place, secret=Secrets(), keys=Keys(**keys), rules=held, standing=stands)
 
 
 async def verdict(judge: Judge, command: str, **spec: object) -> Verdict:
@@ -232,10 +235,7 @@ async def test_a_directory_that_the_operator_allows_is_inside(
 
 
 async def test_input_to_a_session_passes_only_while_an_approval_stands_for_it(place: Place) -> None:
-    async def stands(_conversation_id: str, session_id: str) -> str | None:
-        return "a1" if session_id == "x1" else None
-
-    told = replace(judge(place), standing=stands)
+    told = judge(place, standing="x1")
     for session_id, tool, decision in (
         ("x1", "process_write", "allow"),
         ("x1", "process_send_keys", "allow"),
@@ -296,31 +296,9 @@ async def test_a_rule_that_allows_lifts_the_timeout(place: Place) -> None:
     assert (await verdict(judge(place, rules), "cat a.txt", background=True, timeout_s=9e4)).decision == "allow"
 
 
-class ShellPlace:
-    """Where commands would run."""
-
-    name = "bubblewrap"
-    profiles = frozenset({WORK, READ_ONLY})
-    uid = os.geteuid() or 65534
-
-    def __init__(self, workspace: Path) -> None:
-        self.workspace = workspace
-        workspace.chmod(0o755)
-
-    def private_home(self, scope: str) -> str:
-        return "/home/agent"
-
-
 def judge_shell(tmp_path: Path, *rules: Rule, tiers: Tiers | None = None, standing: str = "") -> Judge:
     (tmp_path / "a.txt").write_text("a\n")
-
-    async def of(_conversation_id: str) -> Rules:
-        return Rules(rules=rules, tiers=tiers or Tiers())
-
-    async def stands(_conversation_id: str, session_id: str) -> str | None:
-        return "a1" if session_id == standing else None
-
-    return Judge(runs=ShellPlace(tmp_path), secret=Secrets(), rules=of, standing=stands)
+    return judge(Place(tmp_path), Rules(rules=rules, tiers=tiers or Tiers()), standing=standing)
 
 
 async def of_exec(judge_shell: Judge, command: str, *, tool: str = "shell_session") -> Verdict:

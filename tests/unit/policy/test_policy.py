@@ -49,16 +49,14 @@ def test_reading_tools_pass(tool: str) -> None:
 @pytest.mark.parametrize(
     "tool",
     [
-        *(
-            "execute",
-            "execute_pty",
-            "process_write",
-            "process_send_keys",
-            "process_resize",
-            "process_kill",
-            "not_in_the_table",
-            "",
-        ),
+        "execute",
+        "execute_pty",
+        "process_write",
+        "process_send_keys",
+        "process_resize",
+        "process_kill",
+        "not_in_the_table",
+        "",
         *("shell_execute", "evaluate_python", "write_file", "edit_file", "rm"),
     ],
 )
