@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from shellback.exec.core.base import Backend
 from shellback.exec.core.environment import home_of
 from shellback.exec.core.errors import CheckTimedOut, ExecError, PathOutsideSandbox, PermissionDenied
 from shellback.exec.core.limits import UNATTENDED_TIMEOUT_S
@@ -79,24 +80,6 @@ def shown_of(judgement: Judgement) -> dict[str, Any]:
     }
 
 
-class Runs(Protocol):
-    """Where commands run, as far as policy has to know; every `Backend` is one."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def profiles(self) -> frozenset[str]: ...
-
-    @property
-    def workspace(self) -> Path: ...
-
-    @property
-    def uid(self) -> int: ...
-
-    def private_home(self, scope: str) -> str: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
     """What may replace a person, in the background for `timeout_s` at most.
@@ -127,7 +110,7 @@ async def _none_stands(_conversation_id: str, _session_id: str) -> str | None:
 class Judge:
     """Judges calls by what their commands do, where they run, and what people said before."""
 
-    runs: Runs
+    runs: Backend
     secret: Secrets
     allowed: tuple[Path, ...] = ()
     state: Path | None = None

@@ -7,10 +7,11 @@ import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from shellback.exec.core.base import Backend
 from shellback.exec.core.errors import PathOutsideSandbox, PermissionDenied
 from shellback.exec.core.model import READ_ONLY, SHELL, WORK, CommandSpec, WindowSize
 from shellback.exec.core.secrets import Secrets
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Place:
-    """Where commands would run."""
+    """Where commands would run, as far as policy looks at it."""
 
     name = "bubblewrap"
     uid = os.geteuid() or 65534
@@ -54,7 +55,7 @@ def judge(place: Place, rules: Rules | None = None, *, standing: str = "", **key
     async def stands(_conversation_id: str, session_id: str) -> str | None:
         return "a1" if session_id == standing else None
 
-    return Judge(runs=place, secret=Secrets(), keys=Keys(**keys), rules=held, standing=stands)
+    return Judge(runs=cast("Backend", place), secret=Secrets(), keys=Keys(**keys), rules=held, standing=stands)
 
 
 async def verdict(judge: Judge, command: str, **spec: object) -> Verdict:

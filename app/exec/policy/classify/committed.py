@@ -43,13 +43,6 @@ _OF_A_FILE: Final = re.compile(r"[\w./~^@+-]*:(?![/(!^])(?:[0-3]:)?(.*)", re.DOT
 _LEFT_OUT: Final = re.compile(r":(/?[!^]|\((top,)?exclude\))")
 
 
-class _Tracked(NamedTuple):
-    """`prefix` is the directory that a command runs in, from the top of the working tree; "" for that."""
-
-    prefix: str
-    secrets: tuple[str, ...]
-
-
 def no_secret(name: str, found: Invocation, behind: Sequence[str], files: Files) -> None:
     """Accept a subcommand that prints nothing of a file that may be a secret; `behind` are its operands behind `--`.
 
@@ -74,12 +67,11 @@ def no_secret(name: str, found: Invocation, behind: Sequence[str], files: Files)
     numbered = name not in _TOLD and any(_numbered(operand) for operand in named)
     # Git takes the name of a file that is there for no revision, or refuses it as both.
     here = [] if name in {"stash", "reflog", "cat-file"} else [one for one in named if files.stands(one)]
-    for tracked in _looked_at(files.around.cwd, files.around.secret, files.repositories):
-        if tracked.secrets and numbered:
-            shown = tracked.secrets[0]
-            raise Asks(f"it prints an object by its number, and {shown!r} of the repository may be a secret")
-        specs = [_Spec.read(text, tracked.prefix) for text in (*behind, *lines, *here)]
-        for secret in tracked.secrets:
+    for prefix, secrets in _looked_at(files):
+        if secrets and numbered:
+            raise Asks(f"it prints an object by its number, and {secrets[0]!r} of the repository may be a secret")
+        specs = [_Spec.read(text, prefix) for text in (*behind, *lines, *here)]
+        for secret in secrets:
             if _selected(secret, specs):
                 raise Asks(
                     f"it prints what is in files, and {secret!r} of the repository may be a secret: name others behind "
@@ -191,14 +183,18 @@ def _repositories(cwd: Path, sight: Sight) -> Iterator[tuple[str, str]]:
             yield directory, directory
 
 
-def _looked_at(cwd: Path, secret: Secrets, sight: Sight) -> Iterator[_Tracked]:
-    """What each repository that git may take tracks of what may be a secret."""
+def _looked_at(files: Files) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What each repository that git may take tracks of what may be a secret, behind the directory that it is asked in.
+
+    That is told from the top of the working tree; "" for that.
+    """
+    sight, cwd = files.repositories, files.around.cwd
     for git, top in _repositories(cwd, sight):
         try:
             data = sight.content(f"{_place(git, sight)}/index", MOST_INDEX)  # cut off it is not understood
             prefix = os.path.relpath(cwd, top)
-            yield _Tracked("" if prefix == "." else prefix, _secrets(data, top, secret))
-        except (OSError, ValueError, Unread, Unseen):
+            yield "" if prefix == "." else prefix, _secrets(data, top, files.around.secret)
+        except (OSError, ValueError, IndexError, struct.error, Unseen):
             raise Asks("it prints what is in files, and which the repository tracks cannot be told") from None
 
 
@@ -212,7 +208,7 @@ def _place(git: str, sight: Sight) -> str:
 
 @lru_cache(maxsize=2)
 def _secrets(data: bytes, top: str, secret: Secrets) -> tuple[str, ...]:
-    return tuple(path for path in entries(data) if secret.written(f"{top}/{path}"))
+    return tuple(path for path in _entries(data) if secret.written(f"{top}/{path}"))
 
 
 _FIXED: Final = 62
@@ -220,32 +216,24 @@ _FIXED: Final = 62
 _EXTENDED: Final = 0x4000
 _LENGTH: Final = 0xFFF
 _CHECKSUM: Final = 20
+_UNREAD: Final = "an index that is not understood"
 _ELSEWHERE: Final = (b"link", b"sdir")
 """Extensions by which entries are in another file, or stand for directories."""
 
 
-class Unread(Exception):
-    """Raised for an index that is not understood, so that what is in it is not known."""
-
-
-def entries(data: bytes) -> Iterator[str]:
+def _entries(data: bytes) -> Iterator[str]:
     """The path of each entry, relative to the top of the working tree; bytes that are no UTF-8 are replaced.
 
     Format: gitformat-index(5).
 
     Raises:
-        Unread: It is cut off, split, sparse, of objects with other names, or of a version that is not known.
+        ValueError, IndexError, struct.error: It is cut off, split, sparse, of objects with other names, or of a version
+            that is not known.
     """
-    try:
-        yield from _entries(data, len(data) - _CHECKSUM)
-    except (struct.error, IndexError):
-        raise Unread from None
-
-
-def _entries(data: bytes, end: int) -> Iterator[str]:
+    end = len(data) - _CHECKSUM
     signature, version, count = struct.unpack_from(">4sII", data)
     if signature != b"DIRC" or version not in {2, 3, 4}:
-        raise Unread
+        raise ValueError(_UNREAD)
     at, name = 12, b""
     for _ in range(count):
         start = at
@@ -257,19 +245,19 @@ def _entries(data: bytes, end: int) -> Iterator[str]:
             kept = len(name) - dropped
         stop = data.find(b"\0", at, end)
         if stop < 0 or kept < 0:
-            raise Unread
+            raise ValueError(_UNREAD)
         name = name[:kept] + data[at:stop]
         if min(len(name), _LENGTH) != flags & _LENGTH:
-            raise Unread
+            raise ValueError(_UNREAD)
         at = stop + 1 if version == 4 else start + ((stop - start) // 8 + 1) * 8
         yield name.decode("utf-8", "replace")
     while at < end:
         kind, size = struct.unpack_from(">4sI", data, at)
         if kind in _ELSEWHERE:
-            raise Unread
+            raise ValueError(_UNREAD)
         at += 8 + size
     if at != end:
-        raise Unread
+        raise ValueError(_UNREAD)
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

@@ -12,9 +12,8 @@ from shellback.exec.policy.classify.git import git
 from shellback.exec.policy.classify.model import Asks, Tier
 from shellback.exec.policy.classify.options import Call, Judge, Program, table, words
 from shellback.exec.policy.classify.tables.builtins import BUILTINS
-from shellback.exec.policy.classify.tables.checks import CHECKS
 from shellback.exec.policy.classify.tables.find import find
-from shellback.exec.policy.classify.tables.syntaxes import SYNTAXES, VERSIONS
+from shellback.exec.policy.classify.tables.syntaxes import CHECKS, SYNTAXES, VERSIONS
 from shellback.exec.policy.classify.tables.wrappers import WRAPPERS
 
 TABLES: Final[Mapping[str, Program | Judge]] = {

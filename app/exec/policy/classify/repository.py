@@ -67,7 +67,7 @@ def running(cwd: Path, sight: Sight | None = None) -> str | None:
     look = _Look(sight or Sight(("/",)))
     try:
         configs = [config for found in look.candidates(cwd) for config in look.configs(*found)]
-        key = next((key for config in configs if (key := look.first(config, _runs)) is not None), None)
+        key = next((key for config in configs if (key := look.first(config, _RUNS.fullmatch)) is not None), None)
     except (OSError, UnicodeDecodeError, Unseen):
         return _UNREADABLE
     return None if key is None else f"the repository's configuration sets {key}"
@@ -118,7 +118,7 @@ class _Look:
         key = self.first(f"{git}/config", _strange)
         return None if key is None else f"the repository's configuration sets {key}"
 
-    def first(self, file: str, wanted: Callable[[str], bool]) -> str | None:
+    def first(self, file: str, wanted: Callable[[str], object]) -> str | None:
         """A key of a configuration file that is `wanted`, or that something of it is not understood."""
         try:
             content = self.sight.content(file, MOST_BYTES + 1)
@@ -157,10 +157,6 @@ class _Look:
 
 def _strange(name: str) -> bool:
     return not HARMLESS.fullmatch(name)
-
-
-def _runs(name: str) -> bool:
-    return _RUNS.fullmatch(name) is not None
 
 
 def _said(name: str) -> str:

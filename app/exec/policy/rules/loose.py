@@ -96,6 +96,7 @@ NODES: Final = 12_000
 DEPTH: Final = 200
 STAGES: Final = 12
 """So many commands before it in a pipe are known of each."""
+_FEEDS: Final = ("heredoc_redirect", "herestring_redirect")
 _COMMANDS: Final = frozenset(("command", "declaration_command", "unset_command", "test_command"))
 
 Words = tuple[str, ...]
@@ -208,7 +209,7 @@ class _Reader:
             elif not _redirects(child):
                 words += _spread(_word(self._data, child))
         self._left -= len(node.children)
-        fed = tuple(self._fed(child) for child in (*node.children, *around) if _feeds(child))
+        fed = tuple(self._fed(child) for child in (*node.children, *around) if child.type in _FEEDS)
         self.commands.append(
             Loose((*words, *trailing, *extra), (*visit.redirects, *redirects), tuple(assigned), visit.before, fed)
         )
@@ -254,7 +255,3 @@ class _Reader:
 
 def _redirects(node: tree_sitter.Node) -> bool:
     return node.type.endswith("_redirect")
-
-
-def _feeds(node: tree_sitter.Node) -> bool:
-    return node.type in ("heredoc_redirect", "herestring_redirect")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -198,7 +198,8 @@ def objects(match: Match, parsed: Parsed, judgement: Judgement, facts: Facts) ->
         below = [
             pattern for pattern in match.paths if any(pattern.startswith(path) for path in paths if path[-1] == "/")
         ]
-        targets = [*_targets(simple), *paths, *below]
+        written = [redirect.target.text for redirect in simple.redirects if redirect.target is not None]
+        targets = [*written, *paths, *below]
         if (match.tier is None or tier >= match.tier) and _about(match, commands, targets, cwds):
             return True
     if not parsed.outside or (match.tier is not None and judgement.tier < match.tier):
@@ -212,7 +213,8 @@ def objects(match: Match, parsed: Parsed, judgement: Judgement, facts: Facts) ->
 def _about(match: Match, commands: Sequence[tuple[str, ...]], targets: Sequence[str], cwds: Sequence[str]) -> bool:
     if match.prefix and not any(_could_be(match.prefix, words, exact=match.exact) for words in commands):
         return False
-    files = [*targets, *(text for words in commands for text in _named(words))]
+    words = [word for words in commands for word in words]
+    files = [*targets, *(part for word in words for part in (word, word.partition("=")[2]))]
     return not match.paths or any(_touches(match.paths, text, cwds) for text in files)
 
 
@@ -234,17 +236,6 @@ def _could_be(prefix: Sequence[str], words: Sequence[str], *, exact: bool) -> bo
 
 def _may_fit(pattern: str, word: str) -> bool:
     return fits(pattern, word) or _VARIABLE.search(word) is not None
-
-
-def _targets(simple: Simple) -> list[str]:
-    return [redirect.target.text for redirect in simple.redirects if redirect.target is not None]
-
-
-def _named(words: Sequence[str]) -> Iterator[str]:
-    for word in words:
-        yield word
-        if "=" in word:
-            yield word.partition("=")[2]
 
 
 def _touches(patterns: Sequence[str], text: str, cwds: Sequence[str]) -> bool:

@@ -45,16 +45,12 @@ def rules_for(
         raise InvalidCommand(
             f"this cannot be remembered: `{part.text}` is not understood ({part.reason}); approve it each time"
         )
-    if facts.more:
-        raise InvalidCommand(
-            "this cannot be remembered: it comes with environment, input or a terminal, which no rule names; "
-            "approve it each time"
-        )
-    if moves(parsed):
-        raise InvalidCommand(
-            "this cannot be remembered: it changes the directory, and a rule holds for one; "
-            "approve it each time, or have it called there with cwd"
-        )
+    brings = "it comes with environment, input or a terminal, which no rule names; approve it each time"
+    leaves = (
+        "it changes the directory, and a rule holds for one; approve it each time, or have it called there with cwd"
+    )
+    if facts.more or moves(parsed):
+        raise InvalidCommand(f"this cannot be remembered: {brings if facts.more else leaves}")
     found: dict[tuple[str, ...], Rule] = {}
     for simple in parsed.commands:
         tier = tier_of(simple, judgement)
