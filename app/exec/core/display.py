@@ -65,7 +65,7 @@ def visible_line(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """A part of a call as a person may read it; only newlines are left as they are. `bytes_of` is its inverse."""
+    """A part of a call as a person may read it; only newlines are left as they are. `original` is its inverse."""
     text = _AMBIGUOUS.sub("\\\\x5c", text)
     text = _BLANKS.sub(lambda found: "\\x20" * len(found[0]), text)
     if not text.isascii():
@@ -81,11 +81,6 @@ def shown_line(text: str) -> str:
 def original(seen: str) -> str:
     """The text that `shown` or `shown_line` was given."""
     return _ESCAPE.sub(lambda found: chr(int(found[1] or found[2], 16)), seen)
-
-
-def bytes_of(seen: str) -> bytes:
-    """The bytes that run, from what a person was shown of them."""
-    return original(seen).encode("utf-8", "surrogatepass")
 
 
 def request_lines(display: Mapping[str, object]) -> list[str]:

@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -35,13 +36,11 @@ class _Broken(Exception):
     """Raised where a thread could not be prepared."""
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
-    __slots__ = ("future", "left", "work")
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.future: Future[Any] = Future()
-        self.work = work
-        self.left = False
+    work: Callable[[], Any]
+    future: Future[Any] = field(default_factory=Future[Any])
+    left: bool = False
 
 
 class Threads:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -89,18 +89,30 @@ class Line:
         self._scan.take()
 
 
-class Silence:
+class _Timed:
+    """What has to do with time, and tells the last lines."""
+
+    def __init__(self, engine: Engine, session: Session, watch: Watch) -> None:
+        self._follower = Follower(engine, session)
+        self._logs = [log for log in engine.streams(session) if log is not None]
+        self._seconds = watch.seconds or 0.0
+        self.news: News | None = None
+
+    def _last(self) -> News:
+        """The last lines of the stream that was printed to last; of standard error, where the clock does not tell."""
+        shown = max(reversed(self._logs), key=OutputLog.modified_at).last_lines(CALLBACK_LINES, CALLBACK_CHARS)
+        return {"last_lines": shown.text.splitlines()[-CALLBACK_LINES:]}
+
+
+class Silence(_Timed):
     """Nothing printed for some seconds, counted from when the watch was placed; once for each silence."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, clock: Callable[[], float]) -> None:
-        self._follower = Follower(engine, session)
-        self._logs = _logs(engine, session)
-        self._seconds = watch.seconds or 0.0
+        super().__init__(engine, session, watch)
         self._sizes = [log.size() for log in self._logs]
         self._told_at = watch.offset if watch.hits else -1
         last = max(watch.created_at, *(log.modified_at() for log in self._logs))
         self._since = time.monotonic() - max(0.0, clock() - last)
-        self.news: News | None = None
 
     @property
     def offset(self) -> int:
@@ -122,29 +134,26 @@ class Silence:
             self._sizes, self._since = sizes, time.monotonic()
         silent_s = time.monotonic() - self._since
         holds = self.offset > self._told_at and silent_s >= self._seconds
-        self.news = {"silent_s": round(silent_s, 1), **_last(self._logs)} if holds else None
+        self.news = {"silent_s": round(silent_s, 1), **self._last()} if holds else None
         return grown.ended
 
     def told(self) -> None:
         self._told_at, self.news = self.offset, None
 
 
-class Moment:
+class Moment(_Timed):
     """Some seconds after the watch was placed, by the clock; never later for one that is set back."""
 
     def __init__(self, engine: Engine, session: Session, watch: Watch, clock: Callable[[], float]) -> None:
-        self._follower = Follower(engine, session)
-        self._logs = _logs(engine, session)
-        seconds = watch.seconds or 0.0
-        self._due = time.monotonic() + min(seconds, max(0.0, watch.created_at + seconds - clock()))
-        self.news: News | None = None
+        super().__init__(engine, session, watch)
+        self._due = time.monotonic() + min(self._seconds, max(0.0, watch.created_at + self._seconds - clock()))
         self.offset = watch.offset
 
     async def look(self, patience_s: float) -> bool:
         wait_s = min(patience_s, max(0.0, self._due - time.monotonic()))
         grown = await self._follower.grown(_NEVER, timeout_s=wait_s)
         if time.monotonic() >= self._due:
-            self.news = _last(self._logs)
+            self.news = self._last()
         return grown.ended
 
     def told(self) -> None:
@@ -219,16 +228,6 @@ def condition_of(
             return Moment(engine, session, watch, clock)
         case "input":
             return Input(engine, session, watch)
-
-
-def _logs(engine: Engine, session: Session) -> list[OutputLog]:
-    return [log for log in engine.streams(session) if log is not None]
-
-
-def _last(logs: Sequence[OutputLog]) -> News:
-    """The last lines of the stream that was printed to last; of standard error, where the clock does not tell."""
-    shown = max(reversed(logs), key=OutputLog.modified_at).last_lines(CALLBACK_LINES, CALLBACK_CHARS)
-    return {"last_lines": shown.text.splitlines()[-CALLBACK_LINES:]}
 
 
 re2: Final[Any] = _re2  # it says nothing of its types

@@ -59,10 +59,6 @@ class Watcher:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._sessions: dict[str, str] = {}
 
-    async def start(self) -> None:
-        """Go on with the watches of this host."""
-        await self.resume()
-
     async def stop(self) -> None:
         """Look after none any more; a later start goes on. Twice, or without a start, is fine."""
         tasks = list(self._tasks.values())
@@ -79,6 +75,8 @@ class Watcher:
             # It may have been placed since the list was read.
             if (watch := await self.store.get(one)) is None or not watch.on:
                 self._leave(one)
+
+    start = resume
 
     async def place(
         self,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shellback.exec.core.display import bytes_of, folded, original, request_lines, shown, shown_line, visible
+from shellback.exec.core.display import folded, original, request_lines, shown, shown_line, visible
 from tests.displays import TEXTS, assert_faithful, misread
 
 EXAMPLES = 300
@@ -68,7 +68,6 @@ def _columns(char: str) -> int:
 def test_each_kind_of_character_is_shown_as_documented(text: str, seen: str) -> None:
     assert shown(text) == seen
     assert original(seen) == text
-    assert bytes_of(seen) == text.encode("utf-8", "surrogatepass")
 
 
 def test_prose_keeps_its_tabs_and_backslashes_and_every_script() -> None:

@@ -17,6 +17,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Final, Self
 
 from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
@@ -30,6 +31,7 @@ _DIRECTORY: Final = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 Names = tuple[str, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """A name in a directory that is held open, with what stood there: None for nothing.
 
@@ -37,13 +39,10 @@ class Place:
     there from the workspace, without symlinks.
     """
 
-    __slots__ = ("directory", "name", "names", "status")
-
-    def __init__(self, directory: int, name: str, names: Names, status: os.stat_result | None) -> None:
-        self.directory = directory
-        self.name = name
-        self.names = names
-        self.status = status
+    directory: int
+    name: str
+    names: Names
+    status: os.stat_result | None
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ import signal
 import stat
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -256,16 +256,6 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
         """Write a file through links, and make the directories that it is in."""
         await self._on_files(self._files.write_bytes(path, data))
 
-    async def stat(self, path: str) -> FileEntry:
-        """What a path names, links followed."""
-        found = await self._on_files(self._files.stat(path))
-        return FileEntry(name=found.name, path=path, is_dir=found.is_dir, size=found.size)
-
-    async def list_dir(self, path: str) -> Sequence[FileEntry]:
-        """What a directory holds, sorted by name."""
-        found = await self._on_files(self._files.list_dir(path))
-        return [FileEntry(name=one.name, path=one.path, is_dir=one.is_dir, size=one.size) for one in found]
-
     async def make_dir(self, path: str) -> None:
         """Make a directory and those that it is in."""
         await self._on_files(self._files.make_dir(path))
@@ -290,6 +280,16 @@ class ShellbackWorkspace(WorkspaceBackend, SupportsCommands, SupportsFilesystem,
             raise
         with _understood():
             return await act
+
+    async def stat(self, path: str) -> FileEntry:
+        """What a path names, links followed."""
+        found = await self._on_files(self._files.stat(path))
+        return FileEntry(name=found.name, path=path, is_dir=found.is_dir, size=found.size)
+
+    async def list_dir(self, path: str) -> Sequence[FileEntry]:
+        """What a directory holds, sorted by name."""
+        found = await self._on_files(self._files.list_dir(path))
+        return [FileEntry(name=one.name, path=one.path, is_dir=one.is_dir, size=one.size) for one in found]
 
     async def _there(self) -> None:
         async with self._first:
@@ -344,14 +344,14 @@ END_S: Final = 15.0
 _GONE: Final = frozenset({Evidence.CONTAINER_RESTARTED, Evidence.MACHINE_REBOOTED, Evidence.HOST_UNREACHABLE})
 
 
+@dataclass(slots=True, eq=False)
 class Commands:
     """Runs commands through one engine, under one authority, in one scope."""
 
-    def __init__(self, engine: Engine, authority: Authority, scope: str) -> None:
-        self._engine = engine
-        self._authority = authority
-        self._scope = scope
-        self._ending: set[asyncio.Task[None]] = set()
+    _engine: Engine
+    _authority: Authority
+    _scope: str
+    _ending: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def run(self, spec: CommandSpec, origin: CallOrigin, there: Callable[[], Awaitable[None]]) -> CommandResult:
         """Run a command to its end; `there` raises when it has lost its workspace.
@@ -387,7 +387,7 @@ class Commands:
                 return running.result()
             if self._printed(key) > MOST_BYTES:
                 await self._ended(running, key)
-                raise self._too_much(await self._beginnings(key))
+                raise await self._too_much(key)
             await there()
 
     async def _ended(self, running: asyncio.Future[Outcome], key: SessionId) -> None:
@@ -417,7 +417,7 @@ class Commands:
         end = session.end
         assert end is not None
         if self._printed(session.id) > MOST_BYTES:
-            raise self._too_much(await self._beginnings(session.id))
+            raise await self._too_much(session.id)
         if end.state is SessionState.START_FAILED:
             raise OSError(end.errno or 0, f"the command could not be started in session {session.id}")
         if end.state is SessionState.LOST:
@@ -440,13 +440,11 @@ class Commands:
         texts = [(await self._log(key, err=err).raw(0, most)).decode("utf-8", "replace") for err in (False, True)]
         return texts[0], texts[1]
 
-    async def _beginnings(self, key: SessionId) -> tuple[str, str]:
-        return await self._texts(key, BEGINNING_BYTES)
-
-    def _too_much(self, shown: tuple[str, str]) -> WorkspaceOutputLimitError:
+    async def _too_much(self, key: SessionId) -> WorkspaceOutputLimitError:
+        out, err = await self._texts(key, BEGINNING_BYTES)
         return WorkspaceOutputLimitError(
             f"the command printed more than {MOST_BYTES // 1024**2} MiB; let it print into a file, and read that",
             limit=MOST_BYTES,
-            stdout=shown[0],
-            stderr=shown[1],
+            stdout=out,
+            stderr=err,
         )
