@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import pytest
 from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired
 from pydantic_ai.messages import ModelResponse, ToolCallPart, ToolReturn
@@ -125,6 +126,12 @@ async def desk(tmp_path: Path, **tools: Any) -> AsyncGenerator[Desk]:
     """A desk at which the policy of this program judges; `tools` are the parameters of `ExecTools`."""
     async with running_engine(tmp_path) as engine, desk_of(engine, **tools) as here:
         yield here
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncGenerator[Desk]:
+    async with desk(tmp_path) as made:
+        yield made
 
 
 @asynccontextmanager

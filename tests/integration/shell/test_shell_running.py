@@ -29,8 +29,8 @@ WAITS = "trap : TERM; wait; wait; wait"
 TRAP = "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.05; done"
 
 
-@contextlib.asynccontextmanager
-async def shells(tmp_path: Path) -> AsyncGenerator[AsyncShell]:
+@pytest.fixture
+async def shell(tmp_path: Path) -> AsyncGenerator[AsyncShell]:
     workspace, home = places(tmp_path)
     engine = unstarted_engine(workspace, home)
     try:
@@ -49,139 +49,127 @@ async def until_printed(chunks: AsyncGenerator[Chunk], text: str) -> str:
     return seen
 
 
-async def test_nothing_starts_before_the_first_command_and_commands_run_side_by_side(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        assert not shell.engine.started
-        results = await asyncio.gather(*(shell.execute(["echo", str(number)]) for number in range(8)))
-        assert [one.stdout for one in results] == [f"{number}\n" for number in range(8)]
+async def test_nothing_starts_before_the_first_command_and_commands_run_side_by_side(shell: AsyncShell) -> None:
+    assert not shell.engine.started
+    results = await asyncio.gather(*(shell.execute(["echo", str(number)]) for number in range(8)))
+    assert [one.stdout for one in results] == [f"{number}\n" for number in range(8)]
 
 
-async def test_output_comes_while_the_command_runs_each_stream_in_its_order(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        running = await shell.spawn("echo one; read x; echo two-$x; echo err >&2", keep_stdin_open=True)
-        chunks = running.stream()
-        assert await until_printed(chunks, "one\n") == "one\n"
-        assert await running.output() == ("one\n", "")
-        assert await running.write("ü\n") == 3
-        rest = [chunk async for chunk in chunks]
-        assert "".join(one.text for one in rest if one.stream == "stdout") == "two-ü\n"
-        assert "".join(one.text for one in rest if one.stream == "stderr") == "err\n"
-        result = await running.wait()
-        assert (result.exit_code, result.stdout, result.stderr) == (0, "one\ntwo-ü\n", "err\n")
-        with pytest.raises(TaskCompleted):
-            await running.write("late")
+async def test_output_comes_while_the_command_runs_each_stream_in_its_order(shell: AsyncShell) -> None:
+    running = await shell.spawn("echo one; read x; echo two-$x; echo err >&2", keep_stdin_open=True)
+    chunks = running.stream()
+    assert await until_printed(chunks, "one\n") == "one\n"
+    assert await running.output() == ("one\n", "")
+    assert await running.write("ü\n") == 3
+    rest = [chunk async for chunk in chunks]
+    assert "".join(one.text for one in rest if one.stream == "stdout") == "two-ü\n"
+    assert "".join(one.text for one in rest if one.stream == "stderr") == "err\n"
+    result = await running.wait()
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "one\ntwo-ü\n", "err\n")
+    with pytest.raises(TaskCompleted):
+        await running.write("late")
 
 
-async def test_a_stream_has_every_byte_and_no_half_characters(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        text = "".join([chunk.text async for chunk in shell.stream("yes äöü | head -n 40000; printf '\\303'")])
-        assert text == "äöü\n" * 40000 + "\ufffd"
+async def test_a_stream_has_every_byte_and_no_half_characters(shell: AsyncShell) -> None:
+    text = "".join([chunk.text async for chunk in shell.stream("yes äöü | head -n 40000; printf '\\303'")])
+    assert text == "äöü\n" * 40000 + "\ufffd"
 
 
-async def test_leaving_a_stream_ends_its_command(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        async with contextlib.aclosing(shell.stream("echo ready; sleep 600")) as chunks:
-            assert await until_printed(chunks, "ready\n")
-        assert not await shell.engine.store.list(live=True)
+async def test_leaving_a_stream_ends_its_command(shell: AsyncShell) -> None:
+    async with contextlib.aclosing(shell.stream("echo ready; sleep 600")) as chunks:
+        assert await until_printed(chunks, "ready\n")
+    assert not await shell.engine.store.list(live=True)
 
 
-async def test_an_input_that_is_closed_is_at_its_end(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        running = await shell.spawn(["cat"], stdin="a", keep_stdin_open=True)
-        await running.write(b"b")
-        await running.close_stdin()
-        assert (await running.wait(SOON)).stdout == "ab"
-        with pytest.raises(InvalidCommand):
-            await (await shell.spawn(["sleep", "60"])).write("x")
+async def test_an_input_that_is_closed_is_at_its_end(shell: AsyncShell) -> None:
+    running = await shell.spawn(["cat"], stdin="a", keep_stdin_open=True)
+    await running.write(b"b")
+    await running.close_stdin()
+    assert (await running.wait(SOON)).stdout == "ab"
+    with pytest.raises(InvalidCommand):
+        await (await shell.spawn(["sleep", "60"])).write("x")
 
 
-async def test_a_signal_reaches_the_command_and_only_kill_is_certain(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        running = await shell.spawn(TRAP)
-        chunks = running.stream()
-        await until_printed(chunks, "ready\n")
+async def test_a_signal_reaches_the_command_and_only_kill_is_certain(shell: AsyncShell) -> None:
+    running = await shell.spawn(TRAP)
+    chunks = running.stream()
+    await until_printed(chunks, "ready\n")
+    await running.send_signal(signal.SIGINT)
+    result = await running.wait(SOON)
+    assert (result.exit_code, result.signal) == (5, None)
+    with pytest.raises(TaskCompleted):
         await running.send_signal(signal.SIGINT)
-        result = await running.wait(SOON)
-        assert (result.exit_code, result.signal) == (5, None)
-        with pytest.raises(TaskCompleted):
-            await running.send_signal(signal.SIGINT)
-        with pytest.raises(ValueError, match="signal is 99"):
-            await running.send_signal(99)
+    with pytest.raises(ValueError, match="signal is 99"):
+        await running.send_signal(99)
 
 
-async def test_a_signal_reaches_every_process_of_the_tree(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        inner = "trap 'echo $0 caught; exit 0' TERM; echo $0 ready; while :; do sleep 0.05; done"
-        running = await shell.spawn(f"setsid sh -c {quoted(inner)} one & sh -c {quoted(inner)} two & {WAITS}")
-        seen = ""
-        async with asyncio.timeout(SOON):
-            async for chunk in running.stream():
-                ready_before = seen.count("ready")
-                seen += chunk.text
-                if seen.count("ready") == 2 and ready_before < 2:
-                    await running.send_signal(signal.SIGTERM)
-        assert {"one caught", "two caught"} <= set(seen.splitlines())
-        assert (await running.wait(SOON)).exit_code == 0
+async def test_a_signal_reaches_every_process_of_the_tree(shell: AsyncShell) -> None:
+    inner = "trap 'echo $0 caught; exit 0' TERM; echo $0 ready; while :; do sleep 0.05; done"
+    running = await shell.spawn(f"setsid sh -c {quoted(inner)} one & sh -c {quoted(inner)} two & {WAITS}")
+    seen = ""
+    async with asyncio.timeout(SOON):
+        async for chunk in running.stream():
+            ready_before = seen.count("ready")
+            seen += chunk.text
+            if seen.count("ready") == 2 and ready_before < 2:
+                await running.send_signal(signal.SIGTERM)
+    assert {"one caught", "two caught"} <= set(seen.splitlines())
+    assert (await running.wait(SOON)).exit_code == 0
 
 
-async def test_a_stopped_command_goes_on_when_it_is_told_to(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        running = await shell.spawn("echo ready; read x; echo done", keep_stdin_open=True)
-        await until_printed(running.stream(), "ready\n")
-        await running.send_signal(signal.SIGSTOP)
-        await running.write("x\n")
-        with pytest.raises(TimeoutError):
-            await running.wait(0.3)
-        await running.send_signal(signal.SIGCONT)
-        assert (await running.wait(SOON)).stdout == "ready\ndone\n"
+async def test_a_stopped_command_goes_on_when_it_is_told_to(shell: AsyncShell) -> None:
+    running = await shell.spawn("echo ready; read x; echo done", keep_stdin_open=True)
+    await until_printed(running.stream(), "ready\n")
+    await running.send_signal(signal.SIGSTOP)
+    await running.write("x\n")
+    with pytest.raises(TimeoutError):
+        await running.wait(0.3)
+    await running.send_signal(signal.SIGCONT)
+    assert (await running.wait(SOON)).stdout == "ready\ndone\n"
 
 
-async def test_kill_gives_the_result_and_leaves_an_end_alone(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        running = await shell.spawn("echo part; sleep 600")
-        await until_printed(running.stream(), "part\n")
-        killed = await running.kill()
-        assert (killed.exit_code, killed.signal, killed.stdout, killed.timed_out) == (-15, 15, "part\n", False)
-        assert await running.kill() == killed
-        by_signal = await shell.spawn("trap '' TERM; echo ready; sleep 600")
-        await until_printed(by_signal.stream(), "ready\n")
-        await by_signal.send_signal(signal.SIGKILL)
-        assert not (await by_signal.wait(SOON)).success
+async def test_kill_gives_the_result_and_leaves_an_end_alone(shell: AsyncShell) -> None:
+    running = await shell.spawn("echo part; sleep 600")
+    await until_printed(running.stream(), "part\n")
+    killed = await running.kill()
+    assert (killed.exit_code, killed.signal, killed.stdout, killed.timed_out) == (-15, 15, "part\n", False)
+    assert await running.kill() == killed
+    by_signal = await shell.spawn("trap '' TERM; echo ready; sleep 600")
+    await until_printed(by_signal.stream(), "ready\n")
+    await by_signal.send_signal(signal.SIGKILL)
+    assert not (await by_signal.wait(SOON)).success
 
 
-async def test_a_command_in_the_background_has_a_timeout_of_its_own(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        result = await (await shell.spawn("echo part; sleep 600", timeout_seconds=0.5)).wait(SOON)
-        assert (result.timed_out, result.exit_code, result.stdout) == (True, -1, "part\n")
-        assert result.stderr == "Command timed out after 0.5s"
-        with pytest.raises(ValueError, match=r"0.1 to 604800"):
-            await shell.spawn("true", timeout_seconds=604801)
+async def test_a_command_in_the_background_has_a_timeout_of_its_own(shell: AsyncShell) -> None:
+    result = await (await shell.spawn("echo part; sleep 600", timeout_seconds=0.5)).wait(SOON)
+    assert (result.timed_out, result.exit_code, result.stdout) == (True, -1, "part\n")
+    assert result.stderr == "Command timed out after 0.5s"
+    with pytest.raises(ValueError, match=r"0.1 to 604800"):
+        await shell.spawn("true", timeout_seconds=604801)
 
 
-async def test_a_terminal_is_one_and_changes_its_size(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        running = await shell.spawn(
-            "stty size; test -t 0 && echo terminal; read x; stty size; echo got $x", pty=WindowSize(10, 33)
-        )
-        chunks = running.stream()
-        assert "10 33" in await until_printed(chunks, "terminal")
-        await running.resize(20, 44)
-        await running.write("word\n")
-        assert "20 44" in await until_printed(chunks, "got word")
-        result = await running.wait(SOON)
-        assert result.stderr == ""
-        with pytest.raises(PtyError):
-            await (await shell.spawn(["sleep", "60"])).resize(1, 1)
+async def test_a_terminal_is_one_and_changes_its_size(shell: AsyncShell) -> None:
+    running = await shell.spawn(
+        "stty size; test -t 0 && echo terminal; read x; stty size; echo got $x", pty=WindowSize(10, 33)
+    )
+    chunks = running.stream()
+    assert "10 33" in await until_printed(chunks, "terminal")
+    await running.resize(20, 44)
+    await running.write("word\n")
+    assert "20 44" in await until_printed(chunks, "got word")
+    result = await running.wait(SOON)
+    assert result.stderr == ""
+    with pytest.raises(PtyError):
+        await (await shell.spawn(["sleep", "60"])).resize(1, 1)
 
 
-async def test_a_synchronous_shell_serves_threads_and_refuses_a_running_loop(tmp_path: Path) -> None:
-    async with shells(tmp_path) as shell:
-        sync = SyncShell(shell, asyncio.get_running_loop())
-        with pytest.raises(RuntimeError, match=r"use AsyncShell, or `await asyncio\.to_thread"):
-            sync.execute("true")
-        result = await asyncio.to_thread(sync.execute, ["echo", "from a thread"])
-        assert result.stdout == "from a thread\n"
-        assert (await asyncio.to_thread(sync.env)).cwd == str(shell.engine.workspace)
+async def test_a_synchronous_shell_serves_threads_and_refuses_a_running_loop(shell: AsyncShell) -> None:
+    sync = SyncShell(shell, asyncio.get_running_loop())
+    with pytest.raises(RuntimeError, match=r"use AsyncShell, or `await asyncio\.to_thread"):
+        sync.execute("true")
+    result = await asyncio.to_thread(sync.execute, ["echo", "from a thread"])
+    assert result.stdout == "from a thread\n"
+    assert (await asyncio.to_thread(sync.env)).cwd == str(shell.engine.workspace)
 
 
 async def test_it_keeps_what_commands_leave_behind_and_is_ended_with_its_context(engine: Engine) -> None:

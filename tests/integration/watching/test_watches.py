@@ -73,14 +73,19 @@ async def scene(tmp_path: Path, apart_s: float = 0.0) -> AsyncGenerator[Scene]:
             await watcher.stop()
 
 
+@pytest.fixture
+async def on(tmp_path: Path) -> AsyncGenerator[Scene]:
+    async with scene(tmp_path) as made:
+        yield made
+
+
 @pytest.mark.usefixtures("each_backend")
-async def test_a_line_fires_when_it_is_printed_and_the_wake_quotes_it_as_data(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, f"echo starting; {GATE}; echo 'server listening on 8000'; sleep 600")
-        watch = await on.place(session, pattern=r"listening on \d+$")
-        assert on.fired.told == []
-        let_go(on.engine)
-        (told,) = await on.fired.times(1)
+async def test_a_line_fires_when_it_is_printed_and_the_wake_quotes_it_as_data(on: Scene) -> None:
+    session = await launch(on.engine, f"echo starting; {GATE}; echo 'server listening on 8000'; sleep 600")
+    watch = await on.place(session, pattern=r"listening on \d+$")
+    assert on.fired.told == []
+    let_go(on.engine)
+    (told,) = await on.fired.times(1)
     assert (told["count"], told["last_lines"], told["off"]) == (1, ["server listening on 8000"], None)
     text = watch_text(told)
     assert f"Session {session.id} (" in text
@@ -89,27 +94,25 @@ async def test_a_line_fires_when_it_is_printed_and_the_wake_quotes_it_as_data(tm
     assert (told["watch_id"], told["hit"]) == (watch.id, 1)
 
 
-async def test_what_is_there_since_the_last_poll_fires_at_once_and_what_was_polled_does_not(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, f"echo listening; {STEP}", keep_stdin_open=True)
-        await printed(on.engine, session.id, "listening")
-        first = await on.place(session, pattern="listening")
-        (told,) = await on.fired.times(1)
-        assert told["watch_id"] == first.id
-        await on.engine.store.advance_poll(call_key(origin()), session.id, 10)
-        second = await on.place(session, pattern="listening")
-        await on.say(session, "listening again")
-        await on.fired.times(3)
+async def test_what_is_there_since_the_last_poll_fires_at_once_and_what_was_polled_does_not(on: Scene) -> None:
+    session = await launch(on.engine, f"echo listening; {STEP}", keep_stdin_open=True)
+    await printed(on.engine, session.id, "listening")
+    first = await on.place(session, pattern="listening")
+    (told,) = await on.fired.times(1)
+    assert told["watch_id"] == first.id
+    await on.engine.store.advance_poll(call_key(origin()), session.id, 10)
+    second = await on.place(session, pattern="listening")
+    await on.say(session, "listening again")
+    await on.fired.times(3)
     of_second = [told for told in on.fired.told if told["watch_id"] == second.id]
     assert [told["last_lines"] for told in of_second] == [["listening again"]]
 
 
-async def test_a_prompt_without_a_line_end_fires_after_a_second(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, "printf 'one\\nuser name: '; sleep 600")
-        began = time.monotonic()
-        await on.place(session, pattern="name: $")
-        (told,) = await on.fired.times(1)
+async def test_a_prompt_without_a_line_end_fires_after_a_second(on: Scene) -> None:
+    session = await launch(on.engine, "printf 'one\\nuser name: '; sleep 600")
+    began = time.monotonic()
+    await on.place(session, pattern="name: $")
+    (told,) = await on.fired.times(1)
     assert told["last_lines"] == ["user name: "]
     assert time.monotonic() - began >= 0.9
 
@@ -129,50 +132,47 @@ async def test_hits_keep_their_distance_and_what_comes_meanwhile_is_told_with_th
     assert apart >= 1.9
 
 
-async def test_a_hit_that_keeps_is_told_with_what_came_until_then(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, STEP, keep_stdin_open=True)
-        await on.place(session, pattern="^hit")
-        on.fired.busy = True
-        await on.say(session, "hit 1")
-        await printed(on.engine, session.id, "hit 1")
-        await on.say(session, "hit 2")
-        await printed(on.engine, session.id, "hit 2")
-        on.fired.busy = False
-        (told,) = await on.fired.times(1)
-        assert (told["hit"], told["last_lines"][0]) == (1, "hit 1")
-        await on.say(session, "hit 3")
-        async with asyncio.timeout(60):
-            while "hit 3" not in on.fired.told[-1]["last_lines"]:  # noqa: ASYNC110 - in this hit or another one
-                await asyncio.sleep(0.01)
+async def test_a_hit_that_keeps_is_told_with_what_came_until_then(on: Scene) -> None:
+    session = await launch(on.engine, STEP, keep_stdin_open=True)
+    await on.place(session, pattern="^hit")
+    on.fired.busy = True
+    await on.say(session, "hit 1")
+    await printed(on.engine, session.id, "hit 1")
+    await on.say(session, "hit 2")
+    await printed(on.engine, session.id, "hit 2")
+    on.fired.busy = False
+    (told,) = await on.fired.times(1)
+    assert (told["hit"], told["last_lines"][0]) == (1, "hit 1")
+    await on.say(session, "hit 3")
+    async with asyncio.timeout(60):
+        while "hit 3" not in on.fired.told[-1]["last_lines"]:  # noqa: ASYNC110 - in this hit or another one
+            await asyncio.sleep(0.01)
     assert [line for one in on.fired.told for line in one["last_lines"]] == ["hit 1", "hit 2", "hit 3"]
 
 
-async def test_silence_fires_once_and_again_only_after_more_output(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, f"echo begun; {STEP}", keep_stdin_open=True)
-        await printed(on.engine, session.id, "begun")
-        watch = await on.place(session, idle=1)
-        (told,) = await on.fired.times(1)
-        assert told["silent_s"] >= 1.0
-        assert told["last_lines"] == ["begun"]
-        await asyncio.sleep(1.5)
-        assert len(on.fired.told) == 1
-        await on.say(session, "more")
-        await on.fired.times(2)
-        stored = await on.watcher.store.get(watch.id)
+async def test_silence_fires_once_and_again_only_after_more_output(on: Scene) -> None:
+    session = await launch(on.engine, f"echo begun; {STEP}", keep_stdin_open=True)
+    await printed(on.engine, session.id, "begun")
+    watch = await on.place(session, idle=1)
+    (told,) = await on.fired.times(1)
+    assert told["silent_s"] >= 1.0
+    assert told["last_lines"] == ["begun"]
+    await asyncio.sleep(1.5)
+    assert len(on.fired.told) == 1
+    await on.say(session, "more")
+    await on.fired.times(2)
+    stored = await on.watcher.store.get(watch.id)
     assert stored is not None
     assert (stored.hits, stored.offset) == (2, len("begun\nmore\n"))
 
 
-async def test_what_is_printed_on_standard_error_breaks_a_silence_and_is_told(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, "echo begun; echo failed >&2; sleep 600", separate_stderr=True)
-        while not on.engine.output(session, err=True).size():  # noqa: ASYNC110 - a log has nobody to notify us
-            await asyncio.sleep(0.005)
-        watch = await on.place(session, idle=1)
-        (told,) = await on.fired.times(1)
-        stored = await on.watcher.store.get(watch.id)
+async def test_what_is_printed_on_standard_error_breaks_a_silence_and_is_told(on: Scene) -> None:
+    session = await launch(on.engine, "echo begun; echo failed >&2; sleep 600", separate_stderr=True)
+    while not on.engine.output(session, err=True).size():  # noqa: ASYNC110 - a log has nobody to notify us
+        await asyncio.sleep(0.005)
+    watch = await on.place(session, idle=1)
+    (told,) = await on.fired.times(1)
+    stored = await on.watcher.store.get(watch.id)
     assert told["last_lines"] == ["failed"]
     assert stored is not None
     assert stored.offset == len("begun\nfailed\n")
@@ -193,31 +193,29 @@ async def test_a_silence_that_has_lasted_long_enough_is_told_at_once_by_a_worker
     assert told["silent_s"] >= 60.0
 
 
-async def test_a_moment_fires_once_and_a_session_that_waits_for_input_says_what_it_asked(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, "read -p 'Continue? [y/n] ' x; sleep 600", pty=True)
-        moment = await on.place(session, after=1)
-        await on.place(session, waiting=True)
-        told = {one["kind"]: one for one in await on.fired.times(2)}
-        assert told["after"]["off"] == "fired"
-        assert (await on.off(moment)).why_off == "fired"
+async def test_a_moment_fires_once_and_a_session_that_waits_for_input_says_what_it_asked(on: Scene) -> None:
+    session = await launch(on.engine, "read -p 'Continue? [y/n] ' x; sleep 600", pty=True)
+    moment = await on.place(session, after=1)
+    await on.place(session, waiting=True)
+    told = {one["kind"]: one for one in await on.fired.times(2)}
+    assert told["after"]["off"] == "fired"
+    assert (await on.off(moment)).why_off == "fired"
     assert told["input"]["prompt"].endswith("Continue? [y/n]")
     assert "it waits for input after printing" in watch_text(told["input"])
 
 
-async def test_a_moment_is_waited_for_with_one_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, "sleep 600")
-        supervised, asked = on.engine.supervised, list[Grown]()
-        grown = supervised.port.grown
+async def test_a_moment_is_waited_for_with_one_question(on: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await launch(on.engine, "sleep 600")
+    supervised, asked = on.engine.supervised, list[Grown]()
+    grown = supervised.port.grown
 
-        async def counted(*args: Any, **more: Any) -> Grown:
-            asked.append(found := await grown(*args, **more))
-            return found
+    async def counted(*args: Any, **more: Any) -> Grown:
+        asked.append(found := await grown(*args, **more))
+        return found
 
-        monkeypatch.setattr(supervised.port, "grown", counted)
-        await on.place(session, after=1)
-        await on.fired.times(1)
+    monkeypatch.setattr(supervised.port, "grown", counted)
+    await on.place(session, after=1)
+    await on.fired.times(1)
     assert len(asked) == 1
 
 
@@ -235,85 +233,78 @@ async def test_the_end_of_a_session_ends_its_watches_and_tells_what_they_have_fo
     assert len(on.fired.told) == 2
 
 
-async def test_a_watch_on_an_ended_session_fires_at_once_with_its_match_or_without_one(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, "printf 'server listening'; exit 3")
-        await on.engine.wait(session.id, up_to=60)
-        await on.place(session, pattern="listening")
-        await on.place(session, pattern="ready")
-        await on.place(session, after=600)
-        told = {one["pattern"]: one for one in await on.fired.times(3)}
+async def test_a_watch_on_an_ended_session_fires_at_once_with_its_match_or_without_one(on: Scene) -> None:
+    session = await launch(on.engine, "printf 'server listening'; exit 3")
+    await on.engine.wait(session.id, up_to=60)
+    await on.place(session, pattern="listening")
+    await on.place(session, pattern="ready")
+    await on.place(session, after=600)
+    told = {one["pattern"]: one for one in await on.fired.times(3)}
     assert told["listening"]["last_lines"] == ["server listening"]
     assert 'no line matched "ready"' in watch_text(told["ready"])
     assert "The session has ended: exit code 3." in watch_text(told["ready"])
     assert {one["off"] for one in told.values()} == {"ended"}
 
 
-async def test_an_end_that_is_no_news_is_told_by_a_watch_that_waited_in_vain(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        quiet = await launch(on.engine, f"{GATE}; exit 1", on_exit="never")
-        loud = await launch(on.engine, f"{GATE}; exit 1")
-        await on.place(quiet, pattern="ready")
-        watch = await on.place(loud, pattern="ready")
-        let_go(on.engine)
-        (told,) = await on.fired.times(1)
-        assert (await on.off(watch)).why_off == "ended"
+async def test_an_end_that_is_no_news_is_told_by_a_watch_that_waited_in_vain(on: Scene) -> None:
+    quiet = await launch(on.engine, f"{GATE}; exit 1", on_exit="never")
+    loud = await launch(on.engine, f"{GATE}; exit 1")
+    await on.place(quiet, pattern="ready")
+    watch = await on.place(loud, pattern="ready")
+    let_go(on.engine)
+    (told,) = await on.fired.times(1)
+    assert (await on.off(watch)).why_off == "ended"
     assert (told["session_id"], told["ended"]) == (quiet.id, "exit code 1")
     assert len(on.fired.told) == 1
 
 
-async def test_a_watch_goes_on_where_it_was_when_its_worker_comes_back(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, STEP, keep_stdin_open=True)
-        watch = await on.place(session, pattern="hit")
-        await on.say(session, "hit 1")
-        await on.fired.times(1)
-        await on.watcher.stop()
-        await on.say(session, "hit 2")
-        await printed(on.engine, session.id, "hit 2")
-        others = [Watcher(on.engine, on.watcher.store, apart_s=0.0) for _ in range(2)]
-        for other in others:  # two workers of one host
-            await other.start()
-        _, second = await on.fired.times(2)
-        await on.say(session, "hit 3")
-        await on.fired.times(3)
-        for other in others:
-            await other.stop()
+async def test_a_watch_goes_on_where_it_was_when_its_worker_comes_back(on: Scene) -> None:
+    session = await launch(on.engine, STEP, keep_stdin_open=True)
+    watch = await on.place(session, pattern="hit")
+    await on.say(session, "hit 1")
+    await on.fired.times(1)
+    await on.watcher.stop()
+    await on.say(session, "hit 2")
+    await printed(on.engine, session.id, "hit 2")
+    others = [Watcher(on.engine, on.watcher.store, apart_s=0.0) for _ in range(2)]
+    for other in others:  # two workers of one host
+        await other.start()
+    _, second = await on.fired.times(2)
+    await on.say(session, "hit 3")
+    await on.fired.times(3)
+    for other in others:
+        await other.stop()
     assert second["last_lines"] == ["hit 2"]
     assert [told["hit"] for told in on.fired.told] == [1, 2, 3]
     assert {told["watch_id"] for told in on.fired.told} == {watch.id}
 
 
-async def test_a_watch_survives_a_store_that_fails_for_a_while(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with scene(tmp_path) as on:
-        on.fired.refuses = True
-        session = await launch(on.engine, "echo hit; sleep 600")
-        await on.place(session, pattern="hit")
-        async with asyncio.timeout(60):
-            while "cannot be looked after" not in caplog.text:  # noqa: ASYNC110 - a log has nobody to notify us
-                await asyncio.sleep(0.01)
-        on.fired.refuses = False
-        (told,) = await on.fired.times(1)
+async def test_a_watch_survives_a_store_that_fails_for_a_while(on: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    on.fired.refuses = True
+    session = await launch(on.engine, "echo hit; sleep 600")
+    await on.place(session, pattern="hit")
+    async with asyncio.timeout(60):
+        while "cannot be looked after" not in caplog.text:  # noqa: ASYNC110 - a log has nobody to notify us
+            await asyncio.sleep(0.01)
+    on.fired.refuses = False
+    (told,) = await on.fired.times(1)
     assert told["hit"] == 1
 
 
-async def test_watches_that_were_ended_are_silent_and_a_heeded_one_stays(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, STEP, keep_stdin_open=True)
-        ended = await on.place(session, pattern="hit")
-        asked = origin()
-        await on.watcher.off(session.id, asked)
-        assert (await on.off(ended)).why_off == "agent"
-        watch = await on.place(session, pattern="hit")
-        await on.watcher.off(session.id, asked)  # the call from before, made again
-        for number in range(1, 6):
-            await on.say(session, f"hit {number}")
-            await on.fired.times(number)
-            if number < 3:
-                await on.watcher.heed(session.id)
-        stored = await on.off(watch)
+async def test_watches_that_were_ended_are_silent_and_a_heeded_one_stays(on: Scene) -> None:
+    session = await launch(on.engine, STEP, keep_stdin_open=True)
+    ended = await on.place(session, pattern="hit")
+    asked = origin()
+    await on.watcher.off(session.id, asked)
+    assert (await on.off(ended)).why_off == "agent"
+    watch = await on.place(session, pattern="hit")
+    await on.watcher.off(session.id, asked)  # the call from before, made again
+    for number in range(1, 6):
+        await on.say(session, f"hit {number}")
+        await on.fired.times(number)
+        if number < 3:
+            await on.watcher.heed(session.id)
+    stored = await on.off(watch)
     assert (stored.hits, stored.strikes, stored.why_off) == (5, 3, "strikes")
     assert {told["watch_id"] for told in on.fired.told} == {watch.id}
     assert "Place it again if it is still wanted" in watch_text(on.fired.told[-1])
@@ -330,13 +321,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_a_wish_that_cannot_be_fulfilled_is_refused_with_the_reason(tmp_path: Path) -> None:
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, "sleep 600")
-        for wish, said in REFUSED:
-            with pytest.raises(InvalidCommand, match=said):
-                await on.place(session, **wish)
-        assert await on.watcher.store.list() == []
+async def test_a_wish_that_cannot_be_fulfilled_is_refused_with_the_reason(on: Scene) -> None:
+    session = await launch(on.engine, "sleep 600")
+    for wish, said in REFUSED:
+        with pytest.raises(InvalidCommand, match=said):
+            await on.place(session, **wish)
+    assert await on.watcher.store.list() == []
 
 
 async def called(engine: Engine, watcher: Watcher, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
