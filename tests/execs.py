@@ -50,6 +50,13 @@ def each_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     return request.param
 
 
+@pytest.fixture
+def sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of the test run commands in bubblewrap; skipped where that cannot be had."""
+    sandboxes.needed()
+    monkeypatch.setattr("tests.execs.KIND", "bubblewrap")
+
+
 class Told(ExitSink):
     """A sink that remembers whose end it was told."""
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from pydantic_ai import Agent, RunContext
@@ -119,8 +119,11 @@ def section_of(kind: str, root: Path, **more: Any) -> SandboxSection:
     return elsewhere(kind, root, **more)
 
 
+S = TypeVar("S", bound=SandboxSection)
+
+
 @asynccontextmanager
-async def closing(section: SandboxSection) -> AsyncGenerator[SandboxSection]:
+async def closing(section: S) -> AsyncGenerator[S]:
     """Whatever happens, nothing of the section is left."""
     try:
         yield section
@@ -205,7 +208,6 @@ async def test_nothing_is_made_before_the_first_call_and_nothing_is_left_at_the_
     images.needed()
     began = time.time()
     async with closing(in_podman(root, scope="mine", env={"GREETING": "hello"})) as section:
-        assert isinstance(section, PodmanSandboxSection)
         assert section.workspace is None
         assert not section.overlay.exists()
         (listed,) = await call(section, ("ls", {}))
@@ -236,18 +238,18 @@ async def test_records_and_telemetry_of_a_clone_go_to_its_own(root: Path) -> Non
     images.needed()
     watch, other = Watched(), Watched()
     store, rows = MemorySessionStore(), MemoryWorkspaceStore()
-    async with closing(in_podman(root, watch=watch)) as section:
-        assert isinstance(section, PodmanSandboxSection)
-        async with closing(section.clone(scope="c", store=store, watch=other, workspaces=rows)) as made:
-            assert isinstance(made, PodmanSandboxSection)
-            await call(section, sh("echo first"))
-            await call(made, sh("echo second"))
-            assert [["first" in line for line in seen.commands] for seen in (watch, other)] == [[True], [False]]
-            assert [one.command for one in await store.list()] == other.commands
-            assert [one.scope for one in await rows.list()] == ["c"]
-            assert section.workspace is not None
-            assert made.workspace is not None
-            assert section.workspace.container_id != made.workspace.container_id
+    async with (
+        closing(in_podman(root, watch=watch)) as section,
+        closing(section.clone(scope="c", store=store, watch=other, workspaces=rows)) as made,
+    ):
+        await call(section, sh("echo first"))
+        await call(made, sh("echo second"))
+        assert [["first" in line for line in seen.commands] for seen in (watch, other)] == [[True], [False]]
+        assert [one.command for one in await store.list()] == other.commands
+        assert [one.scope for one in await rows.list()] == ["c"]
+        assert section.workspace is not None
+        assert made.workspace is not None
+        assert section.workspace.container_id != made.workspace.container_id
 
 
 async def test_every_use_of_a_tool_is_noted(root: Path) -> None:
@@ -261,7 +263,6 @@ async def test_every_use_of_a_tool_is_noted(root: Path) -> None:
         ("rm", {"path": "new"}),
     )
     async with closing(in_podman(root)) as section:
-        assert isinstance(section, PodmanSandboxSection)
         last = 0.0
         for use in uses:
             (done,) = await call(section, use)
@@ -282,7 +283,6 @@ async def test_it_is_a_section_with_shell_and_files_and_exactly_nine_tools(root:
         return ModelResponse(parts=[ToolCallPart("inside", {})])
 
     async with closing(in_podman(root, env={"GREETING": "hello there"})) as section:
-        assert isinstance(section, PodmanSandboxSection)
         assert isinstance(section, ShellSection)
         assert isinstance(section, WorkspaceSection)
         agent = Agent(FunctionModel(model), capabilities=[section])
@@ -352,7 +352,6 @@ async def test_an_idle_container_of_a_section_stops_by_itself_and_the_next_call_
     images.needed()
     monkeypatch.setattr(sandbox, "IDLE_LOOK_S", 0.2)
     async with closing(in_podman(root)) as section:
-        assert isinstance(section, PodmanSandboxSection)
         (ran,) = await call(section, sh("true"))
         assert ran.outcome == "success"
         assert section.workspace is not None

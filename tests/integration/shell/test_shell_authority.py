@@ -22,19 +22,12 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.shell import AsyncShell, ExecutionResult, HostShell, SyncShell
 from shellback.exec.shell.permit import ByOperator, ByPolicy
 from shellback.exec.tools.toolset import plain_judge
-from tests import sandboxes
 from tests.conformance.test_shells import a_root
 from tests.documents import ROOT
 from tests.execs import running_engine
 from tests.supervisors import SOON, until
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr("tests.execs.KIND", "bubblewrap")
 
 
 def by_policy(engine: Engine, **more: Any) -> AsyncShell:

@@ -39,7 +39,7 @@ from shellback.storage.errors import StaleTurn
 from shellback.work.turn import equipment
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Fenced
-from tests import execs, sandboxes
+from tests import execs
 
 pytestmark = pytest.mark.anyio
 
@@ -59,39 +59,44 @@ async def workspace(
             await files.close()
 
 
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncGenerator[ShellbackWorkspace]:
+    async with workspace(tmp_path) as made:
+        yield made
+
+
 async def nothing_runs(engine: Engine) -> None:
     assert await engine.store.list(live=True) == []
 
 
-async def test_a_command_that_prints_without_end_is_ended(tmp_path: Path) -> None:
-    async with workspace(tmp_path) as here:
-        with pytest.raises(WorkspaceOutputLimitError, match="more than 10 MiB") as caught:
-            await here.run(["yes", "on and on"])
-        assert caught.value.stdout.startswith("on and on\n")
-        assert len(caught.value.stdout) <= 64 * 1024
-        await nothing_runs(here.engine)
-        # Just as much as may be is no error.
-        whole = await here.run("head -c 10485760 /dev/zero | tr '\\0' x", shell=True)
-        assert len(whole.stdout) == 10 * 1024 * 1024
+async def test_a_command_that_prints_without_end_is_ended(here: ShellbackWorkspace) -> None:
+    with pytest.raises(WorkspaceOutputLimitError, match="more than 10 MiB") as caught:
+        await here.run(["yes", "on and on"])
+    assert caught.value.stdout.startswith("on and on\n")
+    assert len(caught.value.stdout) <= 64 * 1024
+    await nothing_runs(here.engine)
+    # Just as much as may be is no error.
+    whole = await here.run("head -c 10485760 /dev/zero | tr '\\0' x", shell=True)
+    assert len(whole.stdout) == 10 * 1024 * 1024
 
 
-async def test_a_command_that_is_out_of_time_leaves_what_it_printed(tmp_path: Path) -> None:
-    async with workspace(tmp_path) as here:
-        with pytest.raises(WorkspaceTimeoutError) as caught:
-            await here.run("echo out; echo err >&2; sleep 60", shell=True, timeout=0.5)
-        assert (caught.value.stdout, caught.value.stderr) == ("out\n", "err\n")
-        await nothing_runs(here.engine)
+async def test_a_command_that_is_out_of_time_leaves_what_it_printed(here: ShellbackWorkspace) -> None:
+    with pytest.raises(WorkspaceTimeoutError) as caught:
+        await here.run("echo out; echo err >&2; sleep 60", shell=True, timeout=0.5)
+    assert (caught.value.stdout, caught.value.stderr) == ("out\n", "err\n")
+    await nothing_runs(here.engine)
 
 
 @pytest.mark.parametrize(
     ("command", "env"),
     [("\0", None), (" ", None), (":" * 100_000, None), ("true", {"LD_PRELOAD": "x"}), ("true", {"A B": "x"})],
 )
-async def test_what_cannot_be_run_is_a_value_error(tmp_path: Path, command: str, env: dict[str, str] | None) -> None:
-    async with workspace(tmp_path) as here:
-        with pytest.raises(ValueError, match=r"command|env"):
-            await here.run(command, shell=True, env=env)
-        assert await here.engine.store.list() == []
+async def test_what_cannot_be_run_is_a_value_error(
+    here: ShellbackWorkspace, command: str, env: dict[str, str] | None
+) -> None:
+    with pytest.raises(ValueError, match=r"command|env"):
+        await here.run(command, shell=True, env=env)
+    assert await here.engine.store.list() == []
 
 
 class Once:
@@ -144,36 +149,34 @@ async def test_a_command_outlives_the_engine_that_stops_and_its_repeat_goes_on_w
     await files.close()
 
 
-async def test_who_is_stopped_by_a_person_ends_the_command(tmp_path: Path) -> None:
-    async with workspace(tmp_path) as here:
-        waiting = asyncio.ensure_future(here.run(["sleep", "60"]))
-        (session,) = await execs.running(here.engine)
-        here.engine.give_up(session.id)
-        with pytest.raises(WorkspaceError, match="was given up, and its command has been ended"):
-            await waiting
-        ended = await here.engine.registry.get(session.id)
-        assert ended.end is not None
-        assert ended.end.ended_by is EndedBy.AGENT
+async def test_who_is_stopped_by_a_person_ends_the_command(here: ShellbackWorkspace) -> None:
+    waiting = asyncio.ensure_future(here.run(["sleep", "60"]))
+    (session,) = await execs.running(here.engine)
+    here.engine.give_up(session.id)
+    with pytest.raises(WorkspaceError, match="was given up, and its command has been ended"):
+        await waiting
+    ended = await here.engine.registry.get(session.id)
+    assert ended.end is not None
+    assert ended.end.ended_by is EndedBy.AGENT
 
 
-async def test_another_directory_of_the_same_name_is_not_the_workspace(tmp_path: Path) -> None:
-    async with workspace(tmp_path) as here:
-        await here.working_dir()
-        directory = here.engine.workspace
-        directory.rename(directory.with_name("moved"))
-        directory.mkdir()
-        for act in (here.working_dir(), here.run(["true"]), here.read_bytes(f"{directory}/x")):
-            with pytest.raises(WorkspaceUnavailableError, match="is gone"):
-                await act
-        other = ShellbackWorkspace(
-            here.engine,
-            ByOperator(here.engine),
-            files_of(here.engine.backend),
-            origin=execs.origin,
-            ref=WorkspaceRef(provider="shellback", id="another"),
-        )
-        with pytest.raises(WorkspaceUnavailableError, match="another"):
-            await other.working_dir()
+async def test_another_directory_of_the_same_name_is_not_the_workspace(here: ShellbackWorkspace) -> None:
+    await here.working_dir()
+    directory = here.engine.workspace
+    directory.rename(directory.with_name("moved"))
+    directory.mkdir()
+    for act in (here.working_dir(), here.run(["true"]), here.read_bytes(f"{directory}/x")):
+        with pytest.raises(WorkspaceUnavailableError, match="is gone"):
+            await act
+    other = ShellbackWorkspace(
+        here.engine,
+        ByOperator(here.engine),
+        files_of(here.engine.backend),
+        origin=execs.origin,
+        ref=WorkspaceRef(provider="shellback", id="another"),
+    )
+    with pytest.raises(WorkspaceUnavailableError, match="another"):
+        await other.working_dir()
 
 
 async def test_a_run_of_a_durable_engine_begins_without_a_workspace_and_its_tool_is_told(engine: Engine) -> None:
@@ -192,7 +195,7 @@ async def _told(ctx: RunContext[Any]) -> tuple[str, str]:
     return directory, ""
 
 
-async def test_a_replay_that_skips_recorded_steps_goes_on_with_the_command_it_had_begun(tmp_path: Path) -> None:
+async def test_a_replay_that_skips_recorded_steps_goes_on_with_the_command_it_had_begun(engine: Engine) -> None:
     step = 0
 
     async def replayed(ctx: RunContext[Any]) -> None:
@@ -210,12 +213,8 @@ async def test_a_replay_that_skips_recorded_steps_goes_on_with_the_command_it_ha
             with pytest.raises(ValueError, match="another command in this place before"):
                 await run("echo third >> ran", shell=True)
 
-    async with execs.running_engine(tmp_path) as engine:
-        durable = Bare(engine, replayed, place=lambda: step).capability
-        agent = Agent(TestModel(), capabilities=[durable], output_type=DEFERRING)
-        agent.tool(requires_approval=True)(replayed)
-        await approved_run(agent)
-        assert (engine.workspace / "ran").read_text() == "first\nsecond\n"
+    await approved_run(Bare(engine, replayed, place=lambda: step).capability, replayed)
+    assert (engine.workspace / "ran").read_text() == "first\nsecond\n"
 
 
 async def test_an_execution_that_was_overtaken_ends_and_is_no_outcome_of_its_step(engine: Engine) -> None:
@@ -245,7 +244,7 @@ def equipped(engine: Engine, files: Files) -> TurnDeps:
 
 
 async def test_commands_of_a_plain_function_and_of_the_workspace_are_numbered_as_one_row_in_each_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = 0
 
@@ -273,22 +272,15 @@ async def test_commands_of_a_plain_function_and_of_the_workspace_are_numbered_as
                 await plainly("echo fourth >> ran")
 
     monkeypatch.setattr(equipment, "place_in_turn", lambda: step)
-    async with execs.running_engine(tmp_path) as engine:
-        files = files_of(engine.backend)
-        durable = Bare(engine, replayed, place=lambda: step).capability
-        agent = Agent(TestModel(), capabilities=[durable], output_type=DEFERRING)
-        agent.tool(requires_approval=True)(replayed)
-        await approved_run(agent)
-        assert (engine.workspace / "ran").read_text() == "first\nsecond\nthird\n"
-        await files.close()
+    files = files_of(engine.backend)
+    await approved_run(Bare(engine, replayed, place=lambda: step).capability, replayed)
+    assert (engine.workspace / "ran").read_text() == "first\nsecond\nthird\n"
+    await files.close()
 
 
-async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_repeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("sandbox")
+async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_repeat(engine: Engine) -> None:
     """A thread cannot be cancelled: that of a run which was cut off goes on with its next command."""
-    sandboxes.needed()
-    monkeypatch.setattr("tests.execs.KIND", "bubblewrap")
 
     async def replayed(ctx: RunContext[Any]) -> None:
         deps = equipped(engine, files)
@@ -313,12 +305,9 @@ async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_r
         profiles = [one.profile for one in await engine.store.list()]
         assert profiles == [WORK, READ_ONLY, WORK]
 
-    async with execs.running_engine(tmp_path) as engine:
-        files = files_of(engine.backend)
-        agent = Agent(TestModel(), capabilities=[Bare(engine, replayed).capability], output_type=DEFERRING)
-        agent.tool(requires_approval=True)(replayed)
-        await approved_run(agent)
-        await files.close()
+    files = files_of(engine.backend)
+    await approved_run(Bare(engine, replayed).capability, replayed)
+    await files.close()
 
 
 class Overtaken:
@@ -328,15 +317,11 @@ class Overtaken:
         raise StaleTurn("talk", "turn", 1)
 
 
-async def test_a_number_that_one_command_wrote_down_is_no_process_of_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr("tests.execs.KIND", "bubblewrap")
-    async with workspace(tmp_path) as here:
-        await here.run("echo $$ > pid", shell=True)
-        for _ in range(3):
-            assert (await here.run('kill -0 "$(cat pid)"', shell=True)).exit_code == 1
+@pytest.mark.usefixtures("sandbox")
+async def test_a_number_that_one_command_wrote_down_is_no_process_of_the_next(here: ShellbackWorkspace) -> None:
+    await here.run("echo $$ > pid", shell=True)
+    for _ in range(3):
+        assert (await here.run('kill -0 "$(cat pid)"', shell=True)).exit_code == 1
 
 
 class Bare:
@@ -353,8 +338,10 @@ class Bare:
             return "done"
 
 
-async def approved_run(agent: Agent[Any, Any]) -> None:
-    """Let the agent call its tools, and approve all that asks."""
+async def approved_run(capability: WorkspaceCapability, tool: Callable[[RunContext[Any]], Any]) -> None:
+    """Let an agent with this capability call a tool, and approve the call."""
+    agent = Agent(TestModel(), capabilities=[capability], output_type=DEFERRING)
+    agent.tool(requires_approval=True)(tool)
     first = await agent.run("go")
     assert isinstance(first.output, DeferredToolRequests)
     yes = DeferredToolResults(approvals={call.tool_call_id: ToolApproved() for call in first.output.approvals})
@@ -379,9 +366,7 @@ async def test_a_tool_that_nobody_approved_changes_nothing_and_an_approved_one_d
     assert "nobody approved this call of work_on" in plain.got[0][1]
     assert not {path.name for path in engine.workspace.iterdir()} & {"ran", "made"}
 
-    asked = Agent(TestModel(), capabilities=[plain.capability], output_type=DEFERRING)
-    asked.tool(requires_approval=True)(_writes)
-    await approved_run(asked)
+    await approved_run(plain.capability, _writes)
     assert {path.name for path in engine.workspace.iterdir()} >= {"ran", "made"}
     assert [session.granted_by for session in await engine.store.list()] == ["approved call"]
 
@@ -406,9 +391,7 @@ async def test_the_yes_to_a_call_is_lent_neither_to_an_agent_in_it_nor_to_what_o
         left.append(asyncio.create_task(later(ctx)))
         await ctx.workspace.write_text("mine", "text")
 
-    asked = Agent(TestModel(), capabilities=[Bare(engine, _writes).capability], output_type=DEFERRING)
-    asked.tool(requires_approval=True)(lends)
-    await approved_run(asked)
+    await approved_run(Bare(engine, _writes).capability, lends)
     over.set()
     for refused in (dug[0], await left[0]):
         assert "nobody approved this command" in refused[0]
@@ -416,19 +399,18 @@ async def test_the_yes_to_a_call_is_lent_neither_to_an_agent_in_it_nor_to_what_o
     assert {path.name for path in engine.workspace.iterdir()} & {"ran", "made", "mine"} == {"mine"}
 
 
-async def test_a_link_to_a_secret_is_a_secret(tmp_path: Path) -> None:
+async def test_a_link_to_a_secret_is_a_secret(engine: Engine) -> None:
     async def reads(ctx: RunContext[Any]) -> str:
         try:
             return await ctx.workspace.read_text("plain")
         except PermissionError as error:
             return str(error)
 
-    async with execs.running_engine(tmp_path) as engine:
-        (engine.workspace / ".env").write_text("hidden")
-        (engine.workspace / "plain").symlink_to(".env")
-        bare = Bare(engine, reads)
-        await bare.agent.run("go")
-        assert "may be a secret" in bare.got[0]
+    (engine.workspace / ".env").write_text("hidden")
+    (engine.workspace / "plain").symlink_to(".env")
+    bare = Bare(engine, reads)
+    await bare.agent.run("go")
+    assert "may be a secret" in bare.got[0]
 
 
 async def test_the_next_run_and_the_agent_of_a_tool_are_in_the_same_workspace(engine: Engine) -> None:
@@ -467,23 +449,21 @@ async def _attached(ctx: RunContext[Any]) -> tuple[bool, str]:
     return True, ""
 
 
+@pytest.mark.usefixtures("sandbox")
 async def test_a_turn_has_a_shell_for_as_long_as_it_lasts_and_leaves_it_behind_when_it_is_carried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
 ) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr("tests.execs.KIND", "bubblewrap")
-    async with execs.running_engine(tmp_path) as engine:
-        deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=1.0)
-        files = files_of(engine.backend)
-        equipment.equip(deps, engine, plain_judge(engine), files)
-        assert deps.shell is not None
-        assert deps.filesystem is not None
-        result = await asyncio.to_thread(deps.shell.execute, "sleep 60")
-        assert result.timed_out
-        assert result.duration_seconds < 30
-        with pytest.raises(PermissionError, match="nobody approved code outside of a tool call"):
-            await asyncio.to_thread(deps.filesystem.write, "made", "text")
-        carried = pickle.loads(pickle.dumps(deps))
-        assert carried == deps
-        assert (carried.shell, carried.filesystem, carried.async_shell, carried.async_filesystem) == (None,) * 4
-        await files.close()
+    deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=1.0)
+    files = files_of(engine.backend)
+    equipment.equip(deps, engine, plain_judge(engine), files)
+    assert deps.shell is not None
+    assert deps.filesystem is not None
+    result = await asyncio.to_thread(deps.shell.execute, "sleep 60")
+    assert result.timed_out
+    assert result.duration_seconds < 30
+    with pytest.raises(PermissionError, match="nobody approved code outside of a tool call"):
+        await asyncio.to_thread(deps.filesystem.write, "made", "text")
+    carried = pickle.loads(pickle.dumps(deps))
+    assert carried == deps
+    assert (carried.shell, carried.filesystem, carried.async_shell, carried.async_filesystem) == (None,) * 4
+    await files.close()
