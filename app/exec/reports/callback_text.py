@@ -55,12 +55,9 @@ def callback_payload(session: Session, log: OutputLog | None = None, err: Output
         last, lines = _last(err)
         counts = {key: value for key, value in err_measured(last).items() if key != "err_next_offset"}
         chosen |= {"err_log_path": payload["err_log_path"], **counts, "err_last_lines": lines}
-    if session.end is not None and session.end.errno is not None:
-        chosen["errno"] = session.end.errno
-    if session.end is not None and session.end.findings:
-        chosen["findings"] = list(session.end.findings)
-    if session.end is not None and session.end.losses:
-        chosen["protection_lost"] = losses_text(session.end.losses)
+    if (end := session.end) is not None:
+        more = {"errno": end.errno, "findings": [*end.findings], "protection_lost": losses_text(end.losses)}
+        chosen |= {key: value for key, value in more.items() if value not in (None, [])}
     return chosen
 
 

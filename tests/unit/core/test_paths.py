@@ -29,13 +29,9 @@ def test_the_workspace_itself_is_the_default(workspace: Path, cwd: str | None) -
     assert sandbox_cwd(cwd, workspace) == workspace
 
 
-@pytest.mark.parametrize("cwd", ["sub", "./sub", "~/sub", "in", "sub/../sub"])
+@pytest.mark.parametrize("cwd", ["sub", "./sub", "~/sub", "in", "sub/../sub", "{}/sub"])
 def test_directories_inside_are_resolved(workspace: Path, cwd: str) -> None:
-    assert sandbox_cwd(cwd, workspace) == workspace / "sub"
-
-
-def test_an_absolute_path_inside_is_fine(workspace: Path) -> None:
-    assert sandbox_cwd(str(workspace / "sub"), workspace) == workspace / "sub"
+    assert sandbox_cwd(cwd.format(workspace), workspace) == workspace / "sub"
 
 
 @pytest.mark.parametrize("cwd", ["..", "/", "../ws-evil", "out", "out/ws-evil", "sub/../../ws-evil", "loop"])
