@@ -18,7 +18,7 @@ from shellback.exec.policy.judge import Judge
 from shellback.exec.shell import AsyncShell, Chunk, CommandValidator, SyncShell
 from shellback.exec.shell.permit import ByOperator, ByPolicy
 from shellback.exec.shell.words import quoted
-from tests.execs import each_backend, end_all, places, running_engine, unstarted_engine
+from tests.execs import each_backend, end_all, places, unstarted_engine
 from tests.supervisors import SOON
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
@@ -204,21 +204,20 @@ async def test_it_keeps_what_commands_leave_behind_and_is_ended_with_its_context
         await few.session()
 
 
-async def test_code_gets_every_character_that_is_no_part_of_a_control_sequence(tmp_path: Path) -> None:
+async def test_code_gets_every_character_that_is_no_part_of_a_control_sequence(engine: Engine) -> None:
     every = 'for ((i=0;i<256;i++)); do printf "\\x$(printf %x $i)"; done'
-    async with running_engine(tmp_path) as engine:
-        made = AsyncShell(engine, ByOperator(engine))
-        printed = (await made.execute(every)).stdout
-        assert printed == bytes(range(256)).decode("utf-8", "replace")
-        async with await made.session() as shell:
-            assert (await shell.exec(every)).output == printed.replace("\x1b", "")
-            styled = await shell.exec("printf 'a\\rb\\n\\e[31mred\\e[0m\\a\\n\\n'")
-            assert styled.output == "a\rb\nred\a\n\n"
-            assert (await shell.exec("sleep 0.5; printf 'x\\x01y'", timeout_seconds=0.1)).timed_out
-            seen = ""
-            while "y" not in seen:
-                seen += (await shell.read()).output
-            assert seen.startswith("x\x01y")
+    made = AsyncShell(engine, ByOperator(engine))
+    printed = (await made.execute(every)).stdout
+    assert printed == bytes(range(256)).decode("utf-8", "replace")
+    async with await made.session() as shell:
+        assert (await shell.exec(every)).output == printed.replace("\x1b", "")
+        styled = await shell.exec("printf 'a\\rb\\n\\e[31mred\\e[0m\\a\\n\\n'")
+        assert styled.output == "a\rb\nred\a\n\n"
+        assert (await shell.exec("sleep 0.5; printf 'x\\x01y'", timeout_seconds=0.1)).timed_out
+        seen = ""
+        while "y" not in seen:
+            seen += (await shell.read()).output
+        assert seen.startswith("x\x01y")
 
 
 async def test_what_nobody_approved_is_held_to_reading_or_not_started(engine: Engine) -> None:

@@ -25,7 +25,7 @@ from tests.desks import Desk, here
 from tests.execs import launch, origin, printed, running_engine
 from tests.integration.tools.test_toolset_agent import Deps, Script, converse, returns
 from tests.pods import in_pod
-from tests.supervisors import SOON, Rig, end, rig, until
+from tests.supervisors import SOON, Rig, end, until
 from tests.terminals import Typist, typist
 
 pytestmark = pytest.mark.anyio
@@ -274,7 +274,7 @@ async def test_questions_are_answered_in_their_order_and_with_the_size_of_now(su
     assert b"<^[0n^[30;100R^[?62;22c>" in sup.log("a")
 
 
-async def test_what_asks_a_terminal_that_is_read_by_the_line_is_answered_once_it_is_not(tmp_path: Path) -> None:
+async def test_what_asks_a_terminal_that_is_read_by_the_line_is_answered_once_it_is_not(sup: Rig) -> None:
     lines = r"""
 termios.tcsetattr(0, termios.TCSANOW, before)
 os.write(1, b"\x1b[6n")
@@ -282,28 +282,26 @@ time.sleep(0.2)
 tty.setraw(0, termios.TCSANOW)
 ask("", b"R", 0.1)
 """
-    async with rig(tmp_path) as sup:
-        await asked(sup, lines)
-        await sup.until_log("a", b"done")
-        assert b"<^[1;1R>" in sup.log("a")
+    await asked(sup, lines)
+    await sup.until_log("a", b"done")
+    assert b"<^[1;1R>" in sup.log("a")
 
 
-async def test_a_file_that_is_shown_types_nothing_into_what_reads_lines(tmp_path: Path) -> None:
+async def test_a_file_that_is_shown_types_nothing_into_what_reads_lines(sup: Rig) -> None:
     script = r"printf '\033[6n\033[c'; read line; echo got=$line; read line; echo then=$line"
-    async with rig(tmp_path) as sup:
-        await sup.start("a", script, pty=(24, 80), keep_stdin_open=True)
-        await sup.until_log("a", b"\x1b[c")
-        # One that asks after it has its answer only when the first has been given up.
-        await asked(sup, "time.sleep(1.2); ask(r'\\x1b[5n', b'n', 0)", "b")
-        await sup.until_log("b", b"done")
-        await sup.client.write("a", b"one\n", key="1")
-        await sup.client.write("a", b"two\n", key="2")
-        await sup.exit("a")
-        assert b"got=one" in sup.log("a")
-        assert b"then=two" in sup.log("a")
+    await sup.start("a", script, pty=(24, 80), keep_stdin_open=True)
+    await sup.until_log("a", b"\x1b[c")
+    # One that asks after it has its answer only when the first has been given up.
+    await asked(sup, "time.sleep(1.2); ask(r'\\x1b[5n', b'n', 0)", "b")
+    await sup.until_log("b", b"done")
+    await sup.client.write("a", b"one\n", key="1")
+    await sup.client.write("a", b"two\n", key="2")
+    await sup.exit("a")
+    assert b"got=one" in sup.log("a")
+    assert b"then=two" in sup.log("a")
 
 
-async def test_no_answer_comes_between_two_parts_of_a_write(tmp_path: Path) -> None:
+async def test_no_answer_comes_between_two_parts_of_a_write(sup: Rig) -> None:
     lines = r"""
 ready()
 os.write(1, b"\x1b[6n")
@@ -313,12 +311,11 @@ while len(got) < 20000 + 6:
     got += os.read(0, 4096)
 os.write(1, b"whole" if got[:20000] == b"x" * 20000 and got[20000:].endswith(b"R") else b"mixed")
 """
-    async with rig(tmp_path) as sup:
-        await asked(sup, lines)
-        await sup.until_log("a", b"ready")
-        assert (await sup.client.write("a", b"x" * 20_001, key="1")).accepted == 20_001
-        await sup.until_log("a", b"done")
-        assert b"whole" in sup.log("a")
+    await asked(sup, lines)
+    await sup.until_log("a", b"ready")
+    assert (await sup.client.write("a", b"x" * 20_001, key="1")).accepted == 20_001
+    await sup.until_log("a", b"done")
+    assert b"whole" in sup.log("a")
 
 
 @pytest.mark.parametrize("point", ["supervisor.asked", "supervisor.answered", "supervisor.output"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from shellback.exec.backends.host import EXEC_UID
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.terminals.keys import ALTERNATE_SCREEN, APPLICATION_CURSOR
-from tests.execs import origin, running_engine
+from tests.execs import origin
 from tests.terminals import needed, typist
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
@@ -52,66 +51,63 @@ async def test_python_is_talked_to_and_edits_lines(engine: Engine) -> None:
     assert ended.end.exit_code == 0
 
 
-async def test_node_is_talked_to_and_interrupted(tmp_path: Path) -> None:
+async def test_node_is_talked_to_and_interrupted(engine: Engine) -> None:
     needed("node")
-    async with running_engine(tmp_path) as engine:
-        node = await typist(engine, "exec node")
-        await node.until("^>$")
-        await node.press("Enter", literal="[1, 2, 3].map(x => x * 2).join('-')")
-        await node.until("^'2-4-6'$")
-        await node.press("Enter", literal="console.log('in' + ' vain'); for (;;) {}")
-        await node.until("^in vain$")
-        await node.press("C-c")
-        await node.until("interrupted")
-        await node.press("Enter", literal=".exit")
-        ended = await node.ended()
-        assert ended.end is not None
-        assert ended.end.exit_code == 0
+    node = await typist(engine, "exec node")
+    await node.until("^>$")
+    await node.press("Enter", literal="[1, 2, 3].map(x => x * 2).join('-')")
+    await node.until("^'2-4-6'$")
+    await node.press("Enter", literal="console.log('in' + ' vain'); for (;;) {}")
+    await node.until("^in vain$")
+    await node.press("C-c")
+    await node.until("interrupted")
+    await node.press("Enter", literal=".exit")
+    ended = await node.ended()
+    assert ended.end is not None
+    assert ended.end.exit_code == 0
 
 
-async def test_less_scrolls_searches_and_gives_the_screen_back(tmp_path: Path) -> None:
+async def test_less_scrolls_searches_and_gives_the_screen_back(engine: Engine) -> None:
     needed("less")
-    async with running_engine(tmp_path) as engine:
-        (engine.workspace / "lines").write_text("".join(f"line {n}\n" for n in range(1, 301)))
-        less = await typist(engine, "echo before; less lines")
-        shown = await less.until("^lines$|^line 39$")
-        assert shown.lines[0] == "line 1"
-        assert ALTERNATE_SCREEN in shown.modes
-        await less.press("Down")
-        await less.until(lambda screen: screen.lines[0] == "line 2")
-        await less.press("Enter", literal="/line 250")
-        await less.until(lambda screen: screen.lines[0] == "line 250")
-        answer = await less.call("process_screen")
-        assert "line 250\nline 251\n" in answer.content
-        assert "screen of 40 rows and 120 columns" in answer.content
-        assert answer.metadata["modes"] == sorted(shown.modes)
-        await less.press("q")
-        ended = await less.ended()
-        left = await less.screens.of(ended)
-        assert left.lines[0] == "before"
-        assert "line 250" not in left.text
+    (engine.workspace / "lines").write_text("".join(f"line {n}\n" for n in range(1, 301)))
+    less = await typist(engine, "echo before; less lines")
+    shown = await less.until("^lines$|^line 39$")
+    assert shown.lines[0] == "line 1"
+    assert ALTERNATE_SCREEN in shown.modes
+    await less.press("Down")
+    await less.until(lambda screen: screen.lines[0] == "line 2")
+    await less.press("Enter", literal="/line 250")
+    await less.until(lambda screen: screen.lines[0] == "line 250")
+    answer = await less.call("process_screen")
+    assert "line 250\nline 251\n" in answer.content
+    assert "screen of 40 rows and 120 columns" in answer.content
+    assert answer.metadata["modes"] == sorted(shown.modes)
+    await less.press("q")
+    ended = await less.ended()
+    left = await less.screens.of(ended)
+    assert left.lines[0] == "before"
+    assert "line 250" not in left.text
 
 
-async def test_vim_edits_a_file(tmp_path: Path) -> None:
+async def test_vim_edits_a_file(engine: Engine) -> None:
     needed("vim")
-    async with running_engine(tmp_path) as engine:
-        (engine.workspace / "poem").write_text("roses are blue\nthe end\n")
-        if os.geteuid() == 0:
-            os.chown(engine.workspace / "poem", EXEC_UID, EXEC_UID)
-        vim = await typist(engine, "exec vim -u NONE -N -n poem")
-        shown = await vim.until("^roses are blue$")
-        assert ALTERNATE_SCREEN in shown.modes
-        assert shown.lines[2] == "~"
-        await vim.press("End", "b", "c", "w")
-        await vim.press("Escape", literal="red")
-        shown = await vim.until("^roses are red$")
-        assert shown.cursor[0] == 1
-        await vim.press("Down", "o", "S-a", "F")
-        await vim.press("Escape")
-        await vim.until("^AF$")
-        await vim.press("Enter", literal=":wq")
-        await vim.ended()
-        assert (engine.workspace / "poem").read_text() == "roses are red\nthe end\nAF\n"
+    (engine.workspace / "poem").write_text("roses are blue\nthe end\n")
+    if os.geteuid() == 0:
+        os.chown(engine.workspace / "poem", EXEC_UID, EXEC_UID)
+    vim = await typist(engine, "exec vim -u NONE -N -n poem")
+    shown = await vim.until("^roses are blue$")
+    assert ALTERNATE_SCREEN in shown.modes
+    assert shown.lines[2] == "~"
+    await vim.press("End", "b", "c", "w")
+    await vim.press("Escape", literal="red")
+    shown = await vim.until("^roses are red$")
+    assert shown.cursor[0] == 1
+    await vim.press("Down", "o", "S-a", "F")
+    await vim.press("Escape")
+    await vim.until("^AF$")
+    await vim.press("Enter", literal=":wq")
+    await vim.ended()
+    assert (engine.workspace / "poem").read_text() == "roses are red\nthe end\nAF\n"
 
 
 async def test_git_asks_for_each_hunk(engine: Engine) -> None:
@@ -130,23 +126,22 @@ async def test_git_asks_for_each_hunk(engine: Engine) -> None:
     assert "1 file changed" in (await engine.output(ended).ends()).text
 
 
-async def test_ssh_keygen_takes_a_passphrase_from_a_person_only(tmp_path: Path) -> None:
+async def test_ssh_keygen_takes_a_passphrase_from_a_person_only(engine: Engine) -> None:
     needed("ssh-keygen")
-    async with running_engine(tmp_path) as engine:
-        keygen = await typist(engine, "exec ssh-keygen -q -t ed25519 -f key")
-        await keygen.until("passphrase .*:$")
-        refused = await keygen.press("Enter", literal="hunter2")
-        assert refused.outcome == "failed"
-        assert "attach" in str(refused.content)
-        sessions = Sessions(engine, None)
-        await sessions.write(keygen.session.id, b"hunter2\r", origin(), tool="process_write", by_model=False)
-        await keygen.until("same passphrase again:$")
-        await sessions.write(keygen.session.id, b"hunter2\r", origin(), tool="process_write", by_model=False)
-        ended = await keygen.ended()
-        assert ended.end is not None
-        assert ended.end.exit_code == 0
-        assert "hunter2" not in (await engine.output(ended).ends()).text
-        assert (engine.workspace / "key.pub").exists()
+    keygen = await typist(engine, "exec ssh-keygen -q -t ed25519 -f key")
+    await keygen.until("passphrase .*:$")
+    refused = await keygen.press("Enter", literal="hunter2")
+    assert refused.outcome == "failed"
+    assert "attach" in str(refused.content)
+    sessions = Sessions(engine, None)
+    await sessions.write(keygen.session.id, b"hunter2\r", origin(), tool="process_write", by_model=False)
+    await keygen.until("same passphrase again:$")
+    await sessions.write(keygen.session.id, b"hunter2\r", origin(), tool="process_write", by_model=False)
+    ended = await keygen.ended()
+    assert ended.end is not None
+    assert ended.end.exit_code == 0
+    assert "hunter2" not in (await engine.output(ended).ends()).text
+    assert (engine.workspace / "key.pub").exists()
 
 
 async def test_a_full_screen_menu_is_steered_with_arrows(engine: Engine) -> None:

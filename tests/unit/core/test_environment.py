@@ -58,10 +58,9 @@ LISTED = {
 @pytest.mark.parametrize(("reason", "name"), [(why, name) for why, names in LISTED.items() for name in names.split()])
 def test_each_name_that_others_refuse_is_refused_for_its_reason_whatever_its_case(reason: str, name: str) -> None:
     for spelling in {name, name.lower(), name.title()}:
-        with pytest.raises(InvalidCommand, match=r"\(rule [^)]+\): .* \(listed by [^)]+\)") as refusal:
+        said = rf"env name '{spelling}' is refused \(rule [^)]+\): {reason} \(listed by [^)]+\)"
+        with pytest.raises(InvalidCommand, match=said):
             check_env({spelling: "x"})
-        assert reason in str(refusal.value)
-        assert repr(spelling) in str(refusal.value)
 
 
 @pytest.mark.parametrize("value", ["() { :; }; touch x", " (){ x; }", "()"])
@@ -70,25 +69,11 @@ def test_a_value_that_old_shells_would_run_is_refused(value: str) -> None:
         check_env({"FOO": value})
 
 
-@pytest.mark.parametrize(
-    "name", ["LDFLAGS", "MY_PATH", "PATHS", "GITHUB_REF", "PYTHONUNBUFFERED", "NODE_ENV", "TOKENS"]
-)
-def test_a_name_that_only_begins_like_a_refused_one_passes(name: str) -> None:
-    check_env({name: "x"})
-
-
 def test_the_list_of_the_specification_is_a_frozenset_with_its_names() -> None:
     assert isinstance(DANGEROUS, frozenset)
     assert {"LD_PRELOAD", "PYTHONPATH", "BASH_ENV", "NODE_OPTIONS", "PATH", "HOME", "IFS"} <= DANGEROUS
     # Each of them is written down here too, so that none goes unseen.
     assert DANGEROUS.issubset(name for names in LISTED.values() for name in names.split())
-
-
-@pytest.mark.parametrize("name", sorted(DANGEROUS))
-def test_every_listed_name_is_refused_in_any_case(name: str) -> None:
-    for spelling in (name, name.lower()):
-        with pytest.raises(InvalidCommand, match=f"env name '{spelling}' is refused"):
-            check_env({spelling: "x"})
 
 
 @pytest.mark.parametrize(
@@ -112,9 +97,11 @@ def test_patterns_are_refused_and_named(name: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["FOO", "_x", "GIT_TERMINAL_PROMPT", "CI", "DEBUG", "LC_ALL", "TZ", "TERM", "OLD_PATHS"]
-)
-def test_ordinary_names_pass(name: str) -> None:
+    "name",
+    ["FOO", "_x", "GIT_TERMINAL_PROMPT", "CI", "DEBUG", "LC_ALL", "TZ", "TERM", "OLD_PATHS", "LDFLAGS", "MY_PATH",
+     "PATHS", "GITHUB_REF", "PYTHONUNBUFFERED", "NODE_ENV", "TOKENS"],
+)  # fmt: skip
+def test_ordinary_names_pass_also_where_they_begin_like_a_refused_one(name: str) -> None:
     check_env({name: "value"})
 
 
