@@ -192,6 +192,7 @@ def neighbours(where: Place) -> Generator[Neighbours]:
 
 def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple[Agent[Any, Any], str]:
     """The agent whose turns DBOS can replay, and the version that tells who may."""
+    import pydantic_ai
     from pydantic_ai.durable_exec.dbos import DBOSDurability
 
     from shellback.work.turn.failures import model_steps
@@ -199,6 +200,7 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
     from shellback.work.turn.telling import Telling
     from shellback.work.worker.worker import application_version
 
+    pydantic_ai.BANNER_ENABLED = False  # a worker's terminal shows its log and nothing else
     durability = DBOSDurability(
         event_stream_handler=Telling(where.database),
         parallel_execution_mode="sequential",

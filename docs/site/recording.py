@@ -39,15 +39,15 @@ COLUMN: Final = 8.43
 SCRIPT: Final = (
     ("shellback worker &", r"ready"),
     (
-        "shellback send -c build --wait '$ sleep 8 && echo failed >log.txt; exit 3 &'",
+        "shellback send -c build --wait '$ sleep 8; date >built; exit 3 &'",
         r"(?P<request>a[0-9a-f]{3})[0-9a-f]{8} waits(?s:.*)--reason",
     ),
     ("shellback approvals approve {request}", r"approved"),
     ("shellback ps", r"running"),
-    ("kill -9 %1    # the worker is gone; the process is not", r"\$ $"),
+    ("kill -9 %1    # the worker is gone; its process is not", r"\$ $"),
     ("shellback ps", r"running"),
-    ("shellback worker &    # another worker wakes the agent when the process ends", r"ready"),
-    ("shellback events -f --since 5m -k exit -k answer", r"answer +.*\S"),
+    ("shellback worker &    # the next worker wakes the agent when the process ends", r"ready"),
+    ("shellback events -f --since 5m -k exit", r"exit code 3"),
 )
 """What is typed, and what the screen shows before the next line is."""
 

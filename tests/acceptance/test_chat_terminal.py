@@ -208,3 +208,14 @@ def test_a_person_who_confirms_on_the_command_line_types_it_after_the_question(p
         terminal.type("y\n")
         terminal.until("approved")
         assert terminal.ended() == 0
+
+
+def test_a_worker_at_a_terminal_shows_its_log_and_no_banner_of_the_agent_framework() -> None:
+    with stage() as alone, pane(alone, rows=60, cols=120) as seat:
+        seat.line(f"clear; env -u CI -u PYTEST_VERSION {' '.join(PROGRAM)} worker")
+        seat.until("ready")
+        alone.send("hello", "quiet")
+        alone.until("it is answered", lambda: alone.answers(conversation="quiet"))
+        seat.keys("C-c")
+        shown = seat.until("draining")
+        assert "pydantic-ai" not in shown
