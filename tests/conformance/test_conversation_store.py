@@ -39,6 +39,8 @@ from tests.databases import wait_until_locked_out
 
 WHEN = datetime(2026, 3, 1, 12, 30, 15, 123457, tzinfo=UTC)
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest) -> Iterator[ConversationStore]:
@@ -70,7 +72,7 @@ async def stored(store: ConversationStore, *words: str, conversation_id: str = "
     return conversation
 
 
-def test_every_kind_of_message_reads_back_equal(store: ConversationStore) -> None:
+async def test_every_kind_of_message_reads_back_equal(store: ConversationStore) -> None:
     messages: list[ModelMessage] = [
         ModelRequest(
             parts=[
@@ -105,19 +107,15 @@ def test_every_kind_of_message_reads_back_equal(store: ConversationStore) -> Non
             ]
         ),
     ]
-
-    async def run() -> None:
-        await store.save(Conversation(messages=messages, conversation_id="c1"))
-        loaded = await store.load("c1")
-        assert loaded is not None
-        assert loaded.messages == messages
-        content = loaded.messages[0].parts[0].content  # type: ignore[union-attr]
-        assert content[1].data == b"\x00\xff\xfe\x80binary"  # type: ignore[index,union-attr]
-
-    asyncio.run(run())
+    await store.save(Conversation(messages=messages, conversation_id="c1"))
+    loaded = await store.load("c1")
+    assert loaded is not None
+    assert loaded.messages == messages
+    content = loaded.messages[0].parts[0].content  # type: ignore[union-attr]
+    assert content[1].data == b"\x00\xff\xfe\x80binary"  # type: ignore[index,union-attr]
 
 
-def test_a_record_reads_back_equal(store: ConversationStore) -> None:
+async def test_a_record_reads_back_equal(store: ConversationStore) -> None:
     record = ConversationRecord(
         conversation_id="c1",
         head_id=None,
@@ -131,187 +129,156 @@ def test_a_record_reads_back_equal(store: ConversationStore) -> None:
         branches=["e1", "e2"],
         updated_at=WHEN,
     )
-
-    async def run() -> None:
-        await store.write_record(record, expected_revision=None)
-        assert await store.read_record("c1") == record
-        plain = ConversationRecord(conversation_id="c2", head_id=None)
-        await store.write_record(plain, expected_revision=None)
-        assert await store.read_record("c2") == plain
-        assert await store.read_record("c3") is None
-
-    asyncio.run(run())
+    await store.write_record(record, expected_revision=None)
+    assert await store.read_record("c1") == record
+    plain = ConversationRecord(conversation_id="c2", head_id=None)
+    await store.write_record(plain, expected_revision=None)
+    assert await store.read_record("c2") == plain
+    assert await store.read_record("c3") is None
 
 
-def test_a_save_stores_only_what_is_new_and_the_whole_history_loads_in_order(store: ConversationStore) -> None:
-    async def run() -> None:
-        conversation = Conversation(messages=said("a", "b"), conversation_id="c1")
-        assert len(await store.save(conversation)) == 2
-        assert await store.save(conversation) == []
-        loaded = await store.load("c1")
-        assert loaded is not None
-        loaded.messages.extend(said("c", "d"))
-        added = await store.save(loaded)
-        history = await store.load_entries("c1")
-        assert history is not None
-        assert texts([entry.message for entry in history]) == ["a", "b", "c", "d"]
-        assert history[2:] == added
-        assert [entry.parent_id for entry in history] == [None, *(entry.id for entry in history[:-1])]
-        assert await store.read_entry(added[0].id) == added[0]
-
-    asyncio.run(run())
+async def test_a_save_stores_only_what_is_new_and_the_whole_history_loads_in_order(store: ConversationStore) -> None:
+    conversation = Conversation(messages=said("a", "b"), conversation_id="c1")
+    assert len(await store.save(conversation)) == 2
+    assert await store.save(conversation) == []
+    loaded = await store.load("c1")
+    assert loaded is not None
+    loaded.messages.extend(said("c", "d"))
+    added = await store.save(loaded)
+    history = await store.load_entries("c1")
+    assert history is not None
+    assert texts([entry.message for entry in history]) == ["a", "b", "c", "d"]
+    assert history[2:] == added
+    assert [entry.parent_id for entry in history] == [None, *(entry.id for entry in history[:-1])]
+    assert await store.read_entry(added[0].id) == added[0]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 4, 9])
-def test_a_limit_loads_the_last_messages_and_saving_appends_to_all(store: ConversationStore, limit: int) -> None:
-    async def run() -> None:
-        await stored(store, "a", "b", "c", "d")
-        window = await store.load("c1", limit=limit)
-        assert window is not None
-        assert texts(window.messages) == ["a", "b", "c", "d"][max(0, 4 - limit) :]
-        window.messages.extend(said("e"))
-        await store.save(window)
-        whole = await store.load("c1")
-        assert whole is not None
-        assert texts(whole.messages) == ["a", "b", "c", "d", "e"]
-        with pytest.raises(UserError):
-            await store.load("c1", limit=-1)
-
-    asyncio.run(run())
+async def test_a_limit_loads_the_last_messages_and_saving_appends_to_all(store: ConversationStore, limit: int) -> None:
+    await stored(store, "a", "b", "c", "d")
+    window = await store.load("c1", limit=limit)
+    assert window is not None
+    assert texts(window.messages) == ["a", "b", "c", "d"][max(0, 4 - limit) :]
+    window.messages.extend(said("e"))
+    await store.save(window)
+    whole = await store.load("c1")
+    assert whole is not None
+    assert texts(whole.messages) == ["a", "b", "c", "d", "e"]
+    with pytest.raises(UserError):
+        await store.load("c1", limit=-1)
 
 
-def test_a_branch_keeps_the_history_it_leaves_and_goes_back_to_it(store: ConversationStore) -> None:
-    async def run() -> None:
-        conversation = await stored(store, "a", "b", "c", "d")
-        history = await store.load_entries("c1")
-        assert history is not None
-        branched = await store.branch("c1", at=2, expected_revision=conversation.revision)
-        branched.messages.extend(said("x"))
-        await store.save(branched)
-        record = await store.read_record("c1")
-        assert record is not None
-        assert record.branches == [history[-1].id]
-        back = await store.branch("c1", from_entry=history[-1].id, expected_revision=branched.revision)
-        assert texts(back.messages) == ["a", "b", "c", "d"]
-
-    asyncio.run(run())
+async def test_a_branch_keeps_the_history_it_leaves_and_goes_back_to_it(store: ConversationStore) -> None:
+    conversation = await stored(store, "a", "b", "c", "d")
+    history = await store.load_entries("c1")
+    assert history is not None
+    branched = await store.branch("c1", at=2, expected_revision=conversation.revision)
+    branched.messages.extend(said("x"))
+    await store.save(branched)
+    record = await store.read_record("c1")
+    assert record is not None
+    assert record.branches == [history[-1].id]
+    back = await store.branch("c1", from_entry=history[-1].id, expected_revision=branched.revision)
+    assert texts(back.messages) == ["a", "b", "c", "d"]
 
 
-def test_a_rewritten_history_branches_off_at_the_last_shared_message(store: ConversationStore) -> None:
-    async def run() -> None:
-        conversation = await stored(store, "a", "b", "c")
-        rewritten = Conversation(messages=said("a", "b", "x"), conversation_id="c1", revision=conversation.revision)
-        assert len(await store.save(rewritten)) == 1
-        loaded = await store.load("c1")
-        assert loaded is not None
-        assert texts(loaded.messages) == ["a", "b", "x"]
-
-    asyncio.run(run())
+async def test_a_rewritten_history_branches_off_at_the_last_shared_message(store: ConversationStore) -> None:
+    conversation = await stored(store, "a", "b", "c")
+    rewritten = Conversation(messages=said("a", "b", "x"), conversation_id="c1", revision=conversation.revision)
+    assert len(await store.save(rewritten)) == 1
+    loaded = await store.load("c1")
+    assert loaded is not None
+    assert texts(loaded.messages) == ["a", "b", "x"]
 
 
-def test_a_fork_shares_entries_and_outlives_its_source(store: ConversationStore) -> None:
-    async def run() -> None:
-        await stored(store, "a", "b", "c", "d")
-        fork = await store.fork("c1", at=2, new_conversation_id="c2")
-        first, second = await store.load_entries("c1"), await store.load_entries("c2")
-        assert first is not None
-        assert second == first[:2]
-        with pytest.raises(ConversationConflict):
-            await store.fork("c1", new_conversation_id="c2")
-        fork.messages.extend(said("x"))
-        await store.save(fork)
-        await store.delete("c1")
-        assert await store.load("c1") is None
-        loaded = await store.load("c2")
-        assert loaded is not None
-        assert texts(loaded.messages) == ["a", "b", "x"]
-        for entry in first[2:]:
-            with pytest.raises(LookupError):
-                await store.read_entry(entry.id)
-
-    asyncio.run(run())
-
-
-def test_deleting_the_fork_spares_its_source_and_deleting_both_leaves_nothing(store: ConversationStore) -> None:
-    async def run() -> None:
-        conversation = await stored(store, "a", "b", "c")
-        branched = await store.branch("c1", at=1, expected_revision=conversation.revision)
-        branched.messages.extend(said("x"))
-        await store.save(branched)
-        entries = await store.load_entries("c1")
-        left = await store.read_record("c1")
-        assert entries is not None
-        assert left is not None
-        await store.fork("c1", from_entry=left.branches[0], new_conversation_id="c2")
-        await store.delete("c2")
-        assert await store.load_entries("c1") == entries
-        assert len(await store.read_history(left.branches[0])) == 3
-        await store.fork("c1", from_entry=left.branches[0], new_conversation_id="c3")
-        await store.delete("c1")
-        assert len(await store.read_history(left.branches[0])) == 3
-        await store.delete("c3")
+async def test_a_fork_shares_entries_and_outlives_its_source(store: ConversationStore) -> None:
+    await stored(store, "a", "b", "c", "d")
+    fork = await store.fork("c1", at=2, new_conversation_id="c2")
+    first, second = await store.load_entries("c1"), await store.load_entries("c2")
+    assert first is not None
+    assert second == first[:2]
+    with pytest.raises(ConversationConflict):
+        await store.fork("c1", new_conversation_id="c2")
+    fork.messages.extend(said("x"))
+    await store.save(fork)
+    await store.delete("c1")
+    assert await store.load("c1") is None
+    loaded = await store.load("c2")
+    assert loaded is not None
+    assert texts(loaded.messages) == ["a", "b", "x"]
+    for entry in first[2:]:
         with pytest.raises(LookupError):
-            await store.read_entry(entries[0].id)
-
-    asyncio.run(run())
+            await store.read_entry(entry.id)
 
 
-def test_a_stale_revision_conflicts_and_leaves_nothing_behind(store: ConversationStore) -> None:
-    async def run() -> None:
-        await stored(store, "a", "b")
-        mine, theirs = await store.load("c1"), await store.load("c1")
-        assert mine is not None
-        assert theirs is not None
-        mine.messages.extend(said("mine"))
-        theirs.messages.extend(said("theirs"))
-        await store.save(theirs)
-        with pytest.raises(ConversationConflict):
-            await store.save(mine)
-        with pytest.raises(ConversationConflict):
-            await store.save(Conversation(messages=said("z"), conversation_id="c1"))
-        record = await store.read_record("c1")
-        assert record is not None
-        orphan = ConversationEntry(parent_id=None, message=said("o")[0])
-        with pytest.raises(ConversationConflict):
-            await store.write_record(
-                dataclasses.replace(record, head_id=orphan.id), new_entries=[orphan], expected_revision="old"
-            )
-        with pytest.raises(LookupError):
-            await store.read_entry(orphan.id)
-        with pytest.raises(ConversationConflict):
-            await store.delete_record("c1", expected_revision="old")
-        loaded = await store.load("c1")
-        assert loaded is not None
-        assert texts(loaded.messages) == ["a", "b", "theirs"]
-
-    asyncio.run(run())
+async def test_deleting_the_fork_spares_its_source_and_deleting_both_leaves_nothing(store: ConversationStore) -> None:
+    conversation = await stored(store, "a", "b", "c")
+    branched = await store.branch("c1", at=1, expected_revision=conversation.revision)
+    branched.messages.extend(said("x"))
+    await store.save(branched)
+    entries = await store.load_entries("c1")
+    left = await store.read_record("c1")
+    assert entries is not None
+    assert left is not None
+    await store.fork("c1", from_entry=left.branches[0], new_conversation_id="c2")
+    await store.delete("c2")
+    assert await store.load_entries("c1") == entries
+    assert len(await store.read_history(left.branches[0])) == 3
+    await store.fork("c1", from_entry=left.branches[0], new_conversation_id="c3")
+    await store.delete("c1")
+    assert len(await store.read_history(left.branches[0])) == 3
+    await store.delete("c3")
+    with pytest.raises(LookupError):
+        await store.read_entry(entries[0].id)
 
 
-def test_a_record_that_hangs_on_a_missing_entry_conflicts(store: ConversationStore) -> None:
-    async def run() -> None:
-        record = ConversationRecord(conversation_id="c1", head_id="gone")
-        with pytest.raises(ConversationConflict):
-            await store.write_record(record, expected_revision=None)
-        assert await store.read_record("c1") is None
-        with pytest.raises(LookupError):
-            await store.read_history("gone")
+async def test_a_stale_revision_conflicts_and_leaves_nothing_behind(store: ConversationStore) -> None:
+    await stored(store, "a", "b")
+    mine, theirs = await store.load("c1"), await store.load("c1")
+    assert mine is not None
+    assert theirs is not None
+    mine.messages.extend(said("mine"))
+    theirs.messages.extend(said("theirs"))
+    await store.save(theirs)
+    with pytest.raises(ConversationConflict):
+        await store.save(mine)
+    with pytest.raises(ConversationConflict):
+        await store.save(Conversation(messages=said("z"), conversation_id="c1"))
+    record = await store.read_record("c1")
+    assert record is not None
+    orphan = ConversationEntry(parent_id=None, message=said("o")[0])
+    with pytest.raises(ConversationConflict):
+        await store.write_record(
+            dataclasses.replace(record, head_id=orphan.id), new_entries=[orphan], expected_revision="old"
+        )
+    with pytest.raises(LookupError):
+        await store.read_entry(orphan.id)
+    with pytest.raises(ConversationConflict):
+        await store.delete_record("c1", expected_revision="old")
+    loaded = await store.load("c1")
+    assert loaded is not None
+    assert texts(loaded.messages) == ["a", "b", "theirs"]
 
-    asyncio.run(run())
+
+async def test_a_record_that_hangs_on_a_missing_entry_conflicts(store: ConversationStore) -> None:
+    record = ConversationRecord(conversation_id="c1", head_id="gone")
+    with pytest.raises(ConversationConflict):
+        await store.write_record(record, expected_revision=None)
+    assert await store.read_record("c1") is None
+    with pytest.raises(LookupError):
+        await store.read_history("gone")
 
 
-def test_scopes_keep_conversations_to_their_owner(store: ConversationStore) -> None:
-    async def run() -> None:
-        await store.save(Conversation(messages=said("a"), conversation_id="c1"), scope="ana")
-        await store.save(Conversation(messages=said("b"), conversation_id="c2"), scope="bob")
-        await store.save(Conversation(messages=said("c"), conversation_id="c3"), scope="ana")
-        assert await store.load("c1", scope="bob") is None
-        await store.delete("c1", scope="bob")
-        assert await store.load("c1", scope="ana") is not None
-        assert [record.conversation_id for record in await store.list_conversations(scope="ana")] == ["c3", "c1"]
-        assert [record.conversation_id for record in await store.list_conversations(limit=1)] == ["c3"]
-        assert len(await store.list_conversations()) == 3
-
-    asyncio.run(run())
+async def test_scopes_keep_conversations_to_their_owner(store: ConversationStore) -> None:
+    await store.save(Conversation(messages=said("a"), conversation_id="c1"), scope="ana")
+    await store.save(Conversation(messages=said("b"), conversation_id="c2"), scope="bob")
+    await store.save(Conversation(messages=said("c"), conversation_id="c3"), scope="ana")
+    assert await store.load("c1", scope="bob") is None
+    await store.delete("c1", scope="bob")
+    assert await store.load("c1", scope="ana") is not None
+    assert [record.conversation_id for record in await store.list_conversations(scope="ana")] == ["c3", "c1"]
+    assert [record.conversation_id for record in await store.list_conversations(limit=1)] == ["c3"]
+    assert len(await store.list_conversations()) == 3
 
 
 @pytest.mark.parametrize("round_", range(5))

@@ -14,6 +14,8 @@ from shellback.storage.errors import StorageError
 from shellback.work.notices.findings import SqlFindings
 from shellback.work.queue import stream
 
+pytestmark = pytest.mark.anyio
+
 
 def a_finding(name: str = "lib", session: str = "x1") -> Finding:
     path = f"/work space/{name}/.git/config"
@@ -39,24 +41,18 @@ def sink(request: pytest.FixtureRequest) -> Iterator[FindingSink]:
     database.close()
 
 
-def test_a_finding_reads_back_equal_and_by_its_session_alone(sink: FindingSink) -> None:
-    async def run() -> None:
-        one, other = a_finding(), a_finding("other", session="x2")
-        assert list(await sink.found([one, other])) == [one, other]
-        assert list(await sink.of("x1")) == [one]
-        assert list(await sink.of("x3")) == []
-
-    asyncio.run(run())
+async def test_a_finding_reads_back_equal_and_by_its_session_alone(sink: FindingSink) -> None:
+    one, other = a_finding(), a_finding("other", session="x2")
+    assert list(await sink.found([one, other])) == [one, other]
+    assert list(await sink.of("x1")) == [one]
+    assert list(await sink.of("x3")) == []
 
 
-def test_what_was_found_before_is_not_told_again(sink: FindingSink) -> None:
-    async def run() -> None:
-        await sink.found([a_finding()])
-        assert list(await sink.found([a_finding(session="x9"), a_finding("new")])) == [a_finding("new")]
-        assert list(await sink.of("x9")) == []
-        assert list(await sink.found([])) == []
-
-    asyncio.run(run())
+async def test_what_was_found_before_is_not_told_again(sink: FindingSink) -> None:
+    await sink.found([a_finding()])
+    assert list(await sink.found([a_finding(session="x9"), a_finding("new")])) == [a_finding("new")]
+    assert list(await sink.of("x9")) == []
+    assert list(await sink.found([])) == []
 
 
 def test_names_that_are_no_text_are_kept_as_text(sink: FindingSink) -> None:
