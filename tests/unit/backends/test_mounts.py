@@ -54,6 +54,13 @@ def nothing_is_left(workspace: Path) -> bool:
     return not workspace.exists() and [path.suffix for path in workspace.parent.iterdir()] in ([], [".filled"])
 
 
+def refused(why: str, mount: HostMount, workspace: Path, root: Path, **more: Any) -> None:
+    """The mount is refused for this reason, and nothing was made."""
+    with pytest.raises(MountUnusable, match=why):
+        filled(mount, workspace, root, **more)
+    assert nothing_is_left(workspace)
+
+
 def test_bytes_modes_and_empty_directories_are_copied(root: Path, workspace: Path) -> None:
     done = filled(HostMount("project"), workspace, root)
     assert (done.files, done.skipped, done.changed) == (4, False, ())
@@ -135,11 +142,8 @@ def test_what_is_in_no_allowed_root_is_refused(root: Path, workspace: Path, host
     (root.parent / "outside").mkdir()
     (root.parent / "root-sibling").mkdir()
     os.symlink(root.parent / "outside", root / "link")
-    with pytest.raises(MountUnusable, match="in none of the directories"):
-        filled(HostMount(host_path), workspace, root)
-    with pytest.raises(MountUnusable, match="in none of the directories"):
-        filled(HostMount(root.parent / "root-sibling"), workspace, root)
-    assert nothing_is_left(workspace)
+    refused("in none of the directories", HostMount(host_path), workspace, root)
+    refused("in none of the directories", HostMount(root.parent / "root-sibling"), workspace, root)
 
 
 def test_without_an_allowed_root_nothing_is_mounted(root: Path, workspace: Path) -> None:
@@ -150,24 +154,19 @@ def test_without_an_allowed_root_nothing_is_mounted(root: Path, workspace: Path)
 
 
 def test_what_is_missing_is_named(root: Path, workspace: Path) -> None:
-    with pytest.raises(MountUnusable, match=r"absent.*does not exist"):
-        filled(HostMount("absent"), workspace, root)
+    refused(r"absent.*does not exist", HostMount("absent"), workspace, root)
 
 
 @pytest.mark.parametrize("limit", [1, len(BINARY) - 1, len(BINARY) + 12])
 def test_over_budget_nothing_is_copied(root: Path, workspace: Path, limit: int) -> None:
-    with pytest.raises(MountUnusable, match=f"more than {limit:,} bytes"):
-        filled(HostMount("project", max_bytes=limit), workspace, root)
-    assert nothing_is_left(workspace)
+    refused(f"more than {limit:,} bytes", HostMount("project", max_bytes=limit), workspace, root)
     assert filled(HostMount("project", max_bytes=len(BINARY) + 13), workspace, root).bytes == len(BINARY) + 13
 
 
 def test_a_mount_without_a_budget_may_have_a_gibibyte(root: Path, workspace: Path) -> None:
     with open(root / "project/large", "wb") as large:
         large.truncate(2**30 + 1)
-    with pytest.raises(MountUnusable, match="more than 1,073,741,824 bytes"):
-        filled(HostMount("project"), workspace, root)
-    assert nothing_is_left(workspace)
+    refused("more than 1,073,741,824 bytes", HostMount("project"), workspace, root)
 
 
 def a_fifo(path: Path) -> None:
@@ -189,9 +188,7 @@ def test_what_is_no_file_is_refused_by_name(
     root: Path, workspace: Path, make: Callable[[Path], None], said: str
 ) -> None:
     make(root / "project/src/odd")
-    with pytest.raises(MountUnusable, match=f"src/odd is {said}"):
-        filled(HostMount("project"), workspace, root)
-    assert nothing_is_left(workspace)
+    refused(f"src/odd is {said}", HostMount("project"), workspace, root)
     assert filled(HostMount("project", exclude_glob=("odd",)), workspace, root).files == 4
 
 
@@ -213,9 +210,7 @@ def test_a_symlink_out_of_the_mount_is_refused(root: Path, workspace: Path, targ
     (root / "secret").write_text("no")
     os.symlink(".", root / "project/turn")
     os.symlink(target, root / "project/link")
-    with pytest.raises(MountUnusable, match="link is a symlink to"):
-        filled(HostMount("project"), workspace, root)
-    assert nothing_is_left(workspace)
+    refused("link is a symlink to", HostMount("project"), workspace, root)
 
 
 def test_followed_symlinks_bring_what_they_name_from_allowed_roots_only(root: Path, workspace: Path) -> None:
@@ -228,15 +223,12 @@ def test_followed_symlinks_bring_what_they_name_from_allowed_roots_only(root: Pa
     forget(workspace)
     (root.parent / "outside").write_text("no")
     os.symlink(root.parent / "outside", root / "project/out")
-    with pytest.raises(MountUnusable, match="in none of the directories"):
-        filled(HostMount("project", follow_symlinks=True), workspace, root)
-    assert nothing_is_left(workspace)
+    refused("in none of the directories", HostMount("project", follow_symlinks=True), workspace, root)
 
 
 def test_followed_symlinks_in_a_circle_are_refused(root: Path, workspace: Path) -> None:
     os.symlink("..", root / "project/src/again")
-    with pytest.raises(MountUnusable, match="back to a directory"):
-        filled(HostMount("project", follow_symlinks=True), workspace, root)
+    refused("back to a directory", HostMount("project", follow_symlinks=True), workspace, root)
 
 
 def test_what_an_agent_wrote_or_removed_stays(root: Path, workspace: Path) -> None:
@@ -286,9 +278,7 @@ def test_a_failure_while_copying_leaves_nothing(root: Path, workspace: Path, mon
         raise OSError(28, "No space left on device", str(workspace))
 
     monkeypatch.setattr(copying, "_sync", full)
-    with pytest.raises(MountUnusable, match=r"No space left on device; make room"):
-        filled(HostMount("project"), workspace, root)
-    assert nothing_is_left(workspace)
+    refused(r"No space left on device; make room", HostMount("project"), workspace, root)
 
 
 def test_it_can_be_given_up_and_tells_how_far_it_is(
@@ -332,9 +322,7 @@ def test_a_file_that_changes_meanwhile_is_copied_again_and_said(
 
 def test_a_file_that_never_rests_is_refused(root: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writing_while_read(monkeypatch, root / "project/run", 1000)
-    with pytest.raises(MountUnusable, match=r"run changes each time"):
-        filled(HostMount("project"), workspace, root)
-    assert nothing_is_left(workspace)
+    refused(r"run changes each time", HostMount("project"), workspace, root)
 
 
 def test_a_file_that_grows_over_budget_while_it_is_copied_is_refused(
@@ -342,9 +330,7 @@ def test_a_file_that_grows_over_budget_while_it_is_copied_is_refused(
 ) -> None:
     writing_while_read(monkeypatch, root / "project/run", 1)
     budget = len(BINARY) + 13
-    with pytest.raises(MountUnusable, match=f"and others grew beyond {budget:,} bytes"):
-        filled(HostMount("project", max_bytes=budget), workspace, root)
-    assert nothing_is_left(workspace)
+    refused(f"and others grew beyond {budget:,} bytes", HostMount("project", max_bytes=budget), workspace, root)
 
 
 def test_what_is_swapped_for_a_symlink_between_look_and_copy_is_not_followed(
@@ -361,9 +347,7 @@ def test_what_is_swapped_for_a_symlink_between_look_and_copy_is_not_followed(
         return found
 
     monkeypatch.setattr("shellback.exec.backends.mounts.hydration.plan", planned)
-    with pytest.raises(MountUnusable, match="went away while it was copied"):
-        filled(HostMount("project"), workspace, root)
-    assert nothing_is_left(workspace)
+    refused("went away while it was copied", HostMount("project"), workspace, root)
 
 
 def test_two_at_once_make_one(root: Path, workspace: Path) -> None:
@@ -396,16 +380,13 @@ def test_two_mounts_of_the_same_place_are_refused(root: Path, workspace: Path) -
 
 def test_too_many_entries_are_refused(root: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "ENTRIES", 5)
-    with pytest.raises(MountUnusable, match="more than 5 entries"):
-        filled(HostMount("project"), workspace, root)
+    refused("more than 5 entries", HostMount("project"), workspace, root)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_what_cannot_be_read_is_told_before_anything_is_copied(root: Path, workspace: Path) -> None:
     (root / "project/run").chmod(0)
-    with pytest.raises(MountUnusable, match="Permission denied"):
-        filled(HostMount("project"), workspace, root)
-    assert nothing_is_left(workspace)
+    refused("Permission denied", HostMount("project"), workspace, root)
 
 
 def test_a_place_that_cannot_be_written_is_told(root: Path, tmp_path: Path) -> None:
@@ -424,8 +405,7 @@ def test_a_listed_secret_is_refused_by_name(root: Path, workspace: Path) -> None
 
     for globs in ((), (".env",), ("keys",)):
         mount = HostMount("project", exclude_glob=globs, follow_symlinks=True)
-        with pytest.raises(MountUnusable, match=r"(\.env|keys) may be a secret"):
-            filled(mount, workspace, root, secret=secret)
+        refused(r"(\.env|keys) may be a secret", mount, workspace, root, secret=secret)
         with pytest.raises(MountUnusable, match="may be a secret"):
             preview([mount], roots=[root], secret=secret)
     assert nothing_is_left(workspace)

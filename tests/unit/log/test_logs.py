@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -333,69 +333,62 @@ def workspace(tmp_path: Path) -> Path:
     return root
 
 
-def links_of(workspace: Path) -> LogLinks:
-    return LogLinks(workspace, workspace.parent / "sessions")
+@pytest.fixture
+def links(workspace: Path) -> Iterator[LogLinks]:
+    made = LogLinks(workspace, workspace.parent / "sessions")
+    yield made
+    made.close()
 
 
-def test_the_link_points_to_the_log(workspace: Path) -> None:
-    links = links_of(workspace)
+def test_the_link_points_to_the_log(links: LogLinks, workspace: Path) -> None:
     links.add("x1", separate_stderr=True)
     links.add("x1", separate_stderr=True)
     assert links.path("x1") == f"{workspace}/.tmp/exec/x1.log"
     assert os.readlink(links.path("x1")) == f"{workspace.parent}/sessions/x1/log"
     assert os.readlink(workspace / ".tmp/exec/x1.err") == f"{workspace.parent}/sessions/x1/err"
     assert (workspace / ".tmp/.gitignore").read_text() == "*\n"
-    links.close()
 
 
 @pytest.mark.parametrize("planted", [".tmp", ".tmp/exec"])
-def test_a_planted_symlink_is_not_followed(workspace: Path, planted: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_planted_symlink_is_not_followed(
+    links: LogLinks, workspace: Path, planted: str, caplog: pytest.LogCaptureFixture
+) -> None:
     target = workspace.parent / "elsewhere"
     target.mkdir()
     (workspace / planted).parent.mkdir(exist_ok=True)
     (workspace / planted).symlink_to(target)
-    links = links_of(workspace)
     links.add("x1", separate_stderr=False)
     assert list(target.iterdir()) == []
     assert "no link to the log of session x1" in caplog.text
-    links.close()
 
 
-def test_a_planted_gitignore_is_left_as_it_is(workspace: Path) -> None:
+def test_a_planted_gitignore_is_left_as_it_is(links: LogLinks, workspace: Path) -> None:
     precious = workspace.parent / "precious"
     precious.write_text("precious")
     (workspace / ".tmp").mkdir()
     (workspace / ".tmp/.gitignore").symlink_to(precious)
-    links = links_of(workspace)
     links.add("x1", separate_stderr=False)
     assert precious.read_text() == "precious"
-    links.close()
 
 
-def test_a_removed_directory_is_made_again(workspace: Path) -> None:
-    links = links_of(workspace)
+def test_a_removed_directory_is_made_again(links: LogLinks, workspace: Path) -> None:
     links.add("x1", separate_stderr=False)
     (workspace / ".tmp/exec/x1.log").unlink()
     (workspace / ".tmp/exec").rmdir()
     links.add("x2", separate_stderr=False)
     assert (workspace / ".tmp/exec/x2.log").is_symlink()
-    links.close()
 
 
-def test_a_directory_that_was_moved_away_is_made_again(workspace: Path) -> None:
-    links = links_of(workspace)
+def test_a_directory_that_was_moved_away_is_made_again(links: LogLinks, workspace: Path) -> None:
     links.add("x1", separate_stderr=False)
     (workspace / ".tmp").rename(workspace / "moved")
     links.add("x2", separate_stderr=False)
     assert (workspace / ".tmp/exec/x2.log").is_symlink()
-    links.close()
 
 
-def test_removing_what_is_not_there_is_fine(workspace: Path) -> None:
-    links = links_of(workspace)
+def test_removing_what_is_not_there_is_fine(links: LogLinks, workspace: Path) -> None:
     links.add("x1", separate_stderr=False)
     links.remove("x1")
     links.remove("x1")
     assert not (workspace / ".tmp/exec/x1.log").is_symlink()
-    links.close()
     links.close()
