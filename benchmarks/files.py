@@ -16,6 +16,7 @@ from shellback.exec.backends.protected import Protected
 from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.files.files import Files
 from shellback.exec.files.protection import Protection
+from shellback.exec.files.text import replaced
 
 TWICE: Final = 2.0
 SIZE: Final = 64 * 1024
@@ -67,7 +68,7 @@ def tools(options: Options) -> Mapping[str, Reading]:
         plain: dict[str, tuple[Callable[[], Awaitable[object]], Callable[[], object]]] = {
             "read": (lambda: files.read_bytes("file"), (workspace / "file").read_bytes),
             "write": (lambda: files.write_bytes("wrote", data), lambda: (workspace / "plain").write_bytes(data)),
-            "edit": (lambda: files.edit_text("file", *texts[0]()), lambda: edited(workspace / "edited", *texts[1]())),
+            "edit": (lambda: edit(files, *texts[0]()), lambda: edited(workspace / "edited", *texts[1]())),
             "list": (lambda: files.list_dir("many"), lambda: listed(workspace / "many")),
             "glob": (lambda: files.glob("**/*.py", path="tree"), lambda: sorted((workspace / "tree").glob("**/*.py"))),
             "grep": (
@@ -88,8 +89,13 @@ def tools(options: Options) -> Mapping[str, Reading]:
     return asyncio.run(measure())
 
 
+async def edit(files: Files, old: str, new: str) -> None:
+    data, _ = replaced("file", await files.read_bytes("file"), old, new, every=False)
+    await files.write_bytes("file", data, atomic=True)
+
+
 def edited(path: Path, old: str, new: str) -> None:
-    """What `edit_text` promises: the old or the new file, whatever is killed."""
+    """What an edit promises: the old or the new file, whatever is killed."""
     text = path.read_text()
     if text.count(old) != 1:
         raise ValueError(old)

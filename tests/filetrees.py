@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -50,3 +51,13 @@ def tree(path: Path) -> dict[str, str | bytes | None]:
         name = str(one.relative_to(path))
         found[name] = os.readlink(one) if one.is_symlink() else None if one.is_dir() else one.read_bytes()
     return found
+
+
+def git(*words: str, cwd: Path) -> str:
+    """What git prints, whosever the repository is, and whatever configuration somebody has."""
+    env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+    settings = ("safe.directory=*", "protocol.file.allow=always", "user.name=a", "user.email=a@b")
+    given = [word for setting in settings for word in ("-c", setting)]
+    done = subprocess.run(["git", *given, *words], check=False, cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -128,7 +128,11 @@ class ContainerEngine(ABC):
         return uid
 
     def remove_tree(self, workspace: Path) -> None:
-        """Remove a workspace that nothing uses with all that users of containers have made in it. Blocks."""
+        """Remove a workspace that nothing uses with all that users of containers have made in it. Blocks.
+
+        Raises:
+            BackendUnavailable: Something of it stays.
+        """
         forget(workspace)
 
     # -- what all do -------------------------------------------------------------------------------

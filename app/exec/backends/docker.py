@@ -51,7 +51,6 @@ class Docker(ContainerEngine):
         self._remote = ["--host", self._host]
 
     def check(self) -> None:
-        """Find out whether there is a docker that is new enough, and that its engine is root's and on this machine."""
         if not self._host.startswith("unix://"):
             raise BackendUnavailable(
                 "DOCKER_HOST leads to a remote engine, and a remote one cannot be used: the socket by which a container"

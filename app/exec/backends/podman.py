@@ -72,7 +72,6 @@ class Podman(ContainerEngine):
             self._remote += ["--identity", identity]
 
     def check(self) -> None:
-        """Find out whether there is a podman on this machine that is new enough; its engine has to be here too."""
         if self._url:
             # Before anything is asked of it: it may be far away, and not even answer.
             self._refuse_remote(_URL, self._url)
@@ -130,7 +129,6 @@ class Podman(ContainerEngine):
         )
 
     def run(self, name: str, words: Sequence[str]) -> str:
-        """Start a container with these words of `podman run`, in the background; its id. Leaves none that failed."""
         first: Done | None = None
         for runtime in self._runtimes():
             done = self._call([*(("--runtime", runtime) if runtime else ()), "run", "-d", "--name", name, *words])
@@ -147,22 +145,18 @@ class Podman(ContainerEngine):
         raise self._failure("run", first)
 
     def stop(self, name: str, *, grace_s: float) -> None:
-        """Have what runs in a container end; after `grace_s` seconds it is killed. One that is not there is stopped."""
         done = self._call(["stop", "--ignore", "--time", str(max(1, round(grace_s))), name], grace_s)
         if done.code:
             raise self._failure("stop", done)
 
     def remove(self, name: str) -> None:
-        """Kill a container and take it away, if it is there."""
         self._must("rm", "--force", "--ignore", "--time", "0", "--volumes", name)
 
     def console(self, home: Path) -> list[str]:
-        """See `ContainerEngine.console`: podman marks each line with time and stream."""
-        try:
-            text = (home / _CONSOLE).read_text("utf-8", "replace")
-        except OSError:
-            return []
-        return [line.split(" ", 3)[-1] for line in text.splitlines()]
+        with contextlib.suppress(OSError):
+            # Podman marks each line with time and stream.
+            return [line.split(" ", 3)[-1] for line in (home / _CONSOLE).read_text("utf-8", "replace").splitlines()]
+        return []
 
     def own(self, home: Path) -> Iterable[str]:
         log = ("--log-opt", f"path={home / _CONSOLE}", "--log-opt", f"max-size={CONSOLE_BYTES}")
@@ -187,8 +181,7 @@ class Podman(ContainerEngine):
         return ["--entrypoint", json.dumps(program), *image, *told]
 
     def forgotten(self, home: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            (home / _CONSOLE).unlink()
+        (home / _CONSOLE).unlink(missing_ok=True)
 
     def outer(self, uid: int) -> int:
         """Who a user of a container is on this machine, where podman runs without root."""
@@ -199,11 +192,6 @@ class Podman(ContainerEngine):
         raise BackendUnavailable(f"your user has too few subordinate ids for user {uid} of a container; {_SUBIDS}")
 
     def remove_tree(self, workspace: Path) -> None:
-        """Remove a workspace that nothing uses with all that users of containers have made in it. Blocks.
-
-        Raises:
-            BackendUnavailable: Something of it stays.
-        """
         try:
             forget(workspace)
         except PermissionError:  # without root it belongs to users that only podman can become

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from shellback.exec.backends import view
@@ -43,7 +43,7 @@ def probe(backend: BubblewrapBackend, machine: Machine | None = None) -> Found:
     with _decoy() as decoy, ThreadPoolExecutor(2) as pool:
         name = f".shellback-probe-{secrets.token_hex(6)}"
         reports = list(pool.map(partial(_look, backend, name, decoy), (WORK, READ_ONLY)))
-        signs = list(_seen_outside(decoy))
+        signs = ["it can write /tmp of the host"] if os.path.exists(f"{decoy}/written") else []
     for report in reports:
         failed = _failure(backend, report, machine)
         if failed is not None:
@@ -94,19 +94,10 @@ def _look(backend: BubblewrapBackend, name: str, decoy: str, profile: str) -> Re
 @contextlib.contextmanager
 def _decoy() -> Generator[str]:
     """A directory outside that everybody may write, with a file in it that everybody may read."""
-    path = tempfile.mkdtemp(prefix="shellback-probe-", dir="/tmp")
-    try:
+    with tempfile.TemporaryDirectory(prefix="shellback-probe-", dir="/tmp", ignore_cleanup_errors=True) as path:
         os.chmod(path, 0o777)  # noqa: S103
-        with open(f"{path}/decoy", "w", encoding="ascii") as file:
-            file.write("outside\n")
+        Path(path, "decoy").write_text("outside\n", "ascii")
         yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _seen_outside(decoy: str) -> Iterator[str]:
-    if os.path.exists(f"{decoy}/written"):
-        yield "it can write /tmp of the host"
 
 
 def _failure(backend: BubblewrapBackend, report: Report, machine: Machine) -> Found | None:

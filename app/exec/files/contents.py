@@ -32,17 +32,8 @@ class FileTooLarge(ExecError, OSError):
         self.limit = limit
 
 
-class OwnerLost(PermissionError):
-    """Raised when a new file could not have the owner and group of the one whose place it was to take."""
-
-
 def reading(place: Place) -> contextlib.AbstractContextManager[int]:
-    """A descriptor to read the file at `place`.
-
-    Raises:
-        FileNotFoundError: Nothing stands there.
-        OSError: As `opened`.
-    """
+    """A descriptor to read the file at `place`; FileNotFoundError where nothing stands, else it raises as `opened`."""
     place.there  # noqa: B018 - raises where nothing is
     return closing(opened(place.name, place.directory))
 
@@ -68,11 +59,7 @@ def read(place: Place, descriptor: int, offset: int = 0, limit: int | None = Non
 
 
 def read_all(place: Place) -> bytes:
-    """All bytes of the file at `place`.
-
-    Raises:
-        FileTooLarge, OSError: As `reading` and `read`.
-    """
+    """All bytes of the file at `place`; raises as `reading` and `read`."""
     with reading(place) as descriptor:
         return read(place, descriptor)
 
@@ -140,7 +127,7 @@ def replace(place: Place, data: bytes, mode: Mode) -> int:
 
     Raises:
         FileExistsError: `mode` is `create`, and something is there.
-        PermissionError: The old file may not be written; OwnerLost, a kind of it.
+        PermissionError: The old file may not be written, or a new one could not have its owner and group.
         OSError: As `opened`. The old file is as it was, and nothing else is left.
     """
     if place.name == ".":
@@ -178,7 +165,7 @@ def _like(descriptor: int, kept: os.stat_result) -> None:
         try:
             os.fchown(descriptor, kept.st_uid, kept.st_gid)
         except PermissionError:
-            raise OwnerLost(
+            raise PermissionError(
                 errno.EPERM,
                 f"it belongs to user {kept.st_uid}, group {kept.st_gid}, which a new file in its place would not; "
                 "write it without `atomic`",

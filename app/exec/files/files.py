@@ -17,7 +17,7 @@ from shellback.exec.files import contents
 from shellback.exec.files.contents import READ_MOST, Mode
 from shellback.exec.files.entries import Entry, Found, Glob, entry_of, listed
 from shellback.exec.files.grep import Grep, Hits
-from shellback.exec.files.text import Edited, Text, lines_of, replaced
+from shellback.exec.files.text import Text, lines_of
 
 TEXT_MOST: Final = 262_144
 LINES_MOST: Final = 2000
@@ -111,7 +111,7 @@ class Files:
         """At most `limit` lines of a file from line `offset` on (0 is the first), and at most `most` characters.
 
         Raises:
-            BinaryFile: It holds a NUL in its first 8 KiB, or is not UTF-8.
+            InvalidCommand: It holds a NUL in its first 8 KiB, or is not UTF-8.
             FileTooLarge: It has more than 64 MiB.
         """
         if offset < 0 or limit < 1 or most < 1:
@@ -178,33 +178,6 @@ class Files:
                 return entry_of(self._root, path, place.again())
 
         return await self._run(path, write)
-
-    async def edit_text(self, path: str, old: str, new: str, *, every: bool = False) -> Edited:
-        """Replace `old` by `new` in a text, once, or with `every` wherever it is.
-
-        Byte order mark and line ends stay as they are; `old` with LF also matches a file that has CRLF. The file is
-        replaced as with `atomic`, or, where that could not keep owner and group, written itself.
-
-        Raises:
-            CommandDenied: `forbidden` has a reason.
-            TextAbsent: It is not there.
-            TextNotUnique: It is there more than once, without `every`.
-            InvalidCommand: `old` is empty, or both are the same.
-            BinaryFile, FileTooLarge: As `read_text`.
-        """
-
-        def edit() -> Edited:
-            with self._root.place(path) as place, self._locks.held(place.names):
-                self._permit(place.names)
-                shown = self._root.shown(place.names)
-                data, lines = replaced(shown, contents.read_all(place.again()), old, new, every=every)
-                try:
-                    size = contents.replace(place, data, "overwrite")
-                except contents.OwnerLost:
-                    size = contents.write(place, data, "overwrite")
-            return Edited(path=shown, count=len(lines), lines=lines, size=size)
-
-        return await self._run(path, edit)
 
     async def stat(self, path: str) -> Entry:
         """What stands at `path`, symlinks followed."""

@@ -23,11 +23,7 @@ class Protection:
         self._inner = Path(inner or workspace)
 
     def __call__(self, path: Path) -> str | None:
-        """Blocks as `Protected.covers`.
-
-        Raises:
-            WorkspaceUnusable: As `Protected.covers`.
-        """
+        """Blocks and raises as `Protected.covers`."""
         below = path.relative_to(self._inner).as_posix()
         where = self._workspace if below == "." else f"{self._workspace}/{below}"
         covers = self._protected.covers()

@@ -26,6 +26,7 @@ from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.wire import linux
 from tests.desks import Desk, desk
 from tests.execs import EXEC_UID, places, run
+from tests.filetrees import git
 from tests.shells import hung_up
 
 pytestmark = pytest.mark.anyio
@@ -180,10 +181,6 @@ async def test_where_home_is_the_workspace_what_is_not_there_looks_absent(
     async with desk(tmp_path, shell=True) as here:
         (said,) = re.findall(r"'(?:stdout|output)': (['\"].*?['\"]), '", await way(here, LOOKS))
         assert said == r"'over\n'"
-
-
-def git(*words: str, cwd: Path) -> str:
-    return subprocess.check_output(["git", "-c", "safe.directory=*", *words], cwd=cwd, text=True)
 
 
 @pytest.mark.parametrize("each_backend", ["bubblewrap"], indirect=True)

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from shellback.exec.backends import homes
 from shellback.exec.backends.container import COMMANDS
 from shellback.exec.backends.trusted import PROTECTED
 from shellback.exec.core.model import READ_ONLY, WORK
+from tests.filetrees import git
 from tests.podmans import Yard, yard
 
 pytestmark = pytest.mark.anyio
@@ -39,13 +39,6 @@ true
 def place(request: pytest.FixtureRequest) -> Iterator[Yard]:
     with yard(request.param) as made:
         yield made
-
-
-def git(*words: str, cwd: Path) -> str:
-    env = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "GIT_CONFIG_NOSYSTEM": "1"}
-    return subprocess.run(
-        ["git", "-c", "safe.directory=*", *words], cwd=cwd, env=env, check=True, capture_output=True, text=True
-    ).stdout
 
 
 def repository(place: Yard) -> None:

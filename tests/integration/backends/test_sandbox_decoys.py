@@ -5,8 +5,6 @@ Each backend is a new one, as after a restart of the worker: what it knew before
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,8 @@ from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.protected import Protected
 from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.core.model import READ_ONLY
-from tests.sandboxes import UID, Boxes
+from tests.filetrees import git, give
+from tests.sandboxes import Boxes
 
 pytestmark = pytest.mark.anyio
 
@@ -39,12 +38,6 @@ def restart(box: Boxes, directories: int = protected.DIRECTORIES) -> None:
     box.backend.protected = Protected(box.workspace, directories=directories)
 
 
-def git(*words: str, cwd: Path) -> str:
-    env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-    given = ("-c", "safe.directory=*", "-c", "user.name=a", "-c", "user.email=a@b")
-    return subprocess.run(["git", *given, *words], check=True, cwd=cwd, env=env, capture_output=True, text=True).stdout
-
-
 def real_repository(box: Boxes) -> Path:
     path = box.workspace / "zz" / "real"
     path.mkdir(parents=True)
@@ -53,10 +46,7 @@ def real_repository(box: Boxes) -> Path:
     git("config", "core.hooksPath", "tools", cwd=path)
     (path / "tools").mkdir()
     (path / "tools" / "post-commit").touch()
-    if UID is not None:
-        for folder, names, files in os.walk(box.workspace):
-            for one in (folder, *(f"{folder}/{name}" for name in (*names, *files))):
-                os.chown(one, UID, UID)
+    give(box.workspace)
     return path
 
 

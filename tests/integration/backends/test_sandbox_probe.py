@@ -122,8 +122,8 @@ def test_a_whole_sandbox_passes_and_says_what_is_in_force(
     decoys: list[str] = []
     mkdtemp = tempfile.mkdtemp
 
-    def noted(**more: str) -> str:
-        decoys.append(mkdtemp(**more))
+    def noted(*given: str | None, **more: str) -> str:
+        decoys.append(mkdtemp(*given, **more))
         return decoys[-1]
 
     monkeypatch.setattr(tempfile, "mkdtemp", noted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,20 +15,13 @@ from shellback.exec.backends.protected import Covers, Protected
 from shellback.exec.backends.trusted import PROTECTED
 from shellback.exec.core.errors import WorkspaceUnusable
 from shellback.exec.supervisor.sandbox.stubs import make
+from tests.filetrees import git
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     (tmp_path / "ws").mkdir()
     return tmp_path / "ws"
-
-
-def git(*words: str, cwd: Path) -> str:
-    env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
-    given = ("-c", "protocol.file.allow=always", "-c", "user.name=a", "-c", "user.email=a@b")
-    done = subprocess.run(["git", *given, *words], check=False, cwd=cwd, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def repository(path: Path) -> Path:

@@ -104,7 +104,6 @@ async def test_no_path_leads_out(files: Files, made: Path, path: str) -> None:
         files.exists(path),
         files.glob("*", path=path),
         files.grep(".", path=path),
-        files.edit_text(path, "what", "that"),
     ):
         with pytest.raises(PathOutsideSandbox):
             await done
@@ -256,7 +255,7 @@ async def test_what_is_forbidden_is_asked_by_its_true_name_before_anything_is_ma
         (workspace / "held").mkdir()
         (workspace / "held" / "f").write_text("x")
         give(workspace)
-        for call in (files.remove("link/f"), files.edit_text("held/f", "x", "y"), files.remove("held")):
+        for call in (files.remove("link/f"), files.write_bytes("held/f", b"y", atomic=True), files.remove("held")):
             with pytest.raises(PermissionError, match="because"):
                 await call
         assert await files.read_bytes("held/f") == b"x"
@@ -305,7 +304,7 @@ async def test_no_descriptor_is_left_open(files: Files, workspace: Path) -> None
     async def everything() -> None:
         await files.write_bytes("a/f", b"x", atomic=True)
         await files.glob("**/*")
-        await files.edit_text("a/f", "x", "y")
+        await files.write_bytes("a/f", b"y", mode="append")
         for path in ("no/f", "a/f/x", "loop", "out/f", "../x", "a", "pipe"):
             for call in (files.read_bytes(path), files.write_bytes(f"{path}/f/f", b""), files.list_dir(path)):
                 with contextlib.suppress(OSError, ValueError):
@@ -336,6 +335,13 @@ async def test_files_belong_to_whom_commands_run_as(files: Files, workspace: Pat
         await shared.close()
     assert ((workspace / "b").stat().st_mode & 0o777, (workspace / "b/f").stat().st_mode & 0o777) == (0o775, 0o664)
     assert os.umask(0o022) == 0o022
+
+
+async def test_an_atomic_write_keeps_the_mode_and_leaves_nothing_beside_it(files: Files, workspace: Path) -> None:
+    await files.write_bytes("f", b"old")
+    (workspace / "f").chmod(0o750)
+    await files.write_bytes("f", b"new", atomic=True)
+    assert (tree(workspace), (workspace / "f").stat().st_mode & 0o777) == ({"f": b"new"}, 0o750)
 
 
 @pytest.mark.skipif(not ROOT, reason="only root can become somebody else")

@@ -14,7 +14,7 @@ from shellback.exec.core.errors import CommandDenied, InvalidCommand, PathOutsid
 from shellback.exec.files import scan
 from shellback.exec.files.files import Files
 from shellback.exec.files.protection import Protection
-from shellback.exec.files.text import BinaryFile, TextAbsent, TextNotUnique
+from shellback.exec.files.text import replaced
 from tests.filetrees import give, ground
 
 pytestmark = pytest.mark.anyio
@@ -52,39 +52,23 @@ async def test_lines_are_counted_and_cut_at_their_ends(files: Files) -> None:
 @pytest.mark.parametrize("data", [b"a\0b", b"\xff\xfe", b"ok " * 10 + b"\xc3"])
 async def test_binary_files_are_no_text_and_their_size_is_said(files: Files, data: bytes) -> None:
     await files.write_bytes("f", data)
-    for call in (files.read_text("f"), files.edit_text("f", "a", "b")):
-        with pytest.raises(BinaryFile, match=f"{len(data)} bytes") as raised:
-            await call
-        assert raised.value.size == len(data)
+    with pytest.raises(InvalidCommand, match=f"f is binary .{len(data)} bytes"):
+        await files.read_text("f")
+    with pytest.raises(InvalidCommand, match=f"f is binary .{len(data)} bytes"):
+        replaced("f", data, "a", "b", every=False)
 
 
-async def test_an_edit_keeps_mark_line_ends_mode_and_nothing_else_is_left(files: Files) -> None:
-    await files.write_bytes("f", b"\xef\xbb\xbfone\r\ntwo\r\ntwo\r\n")
-    (files.workspace / "f").chmod(0o750)
-    done = await files.edit_text("f", "one\ntwo\n", "1\n2\n")
-    assert (done.count, done.lines) == (1, (1,))
-    assert await files.read_bytes("f") == b"\xef\xbb\xbf1\r\n2\r\ntwo\r\n"
-    await files.edit_text("f", "two", "3\n4")
-    assert await files.read_bytes("f") == b"\xef\xbb\xbf1\r\n2\r\n3\r\n4\r\n"
-    with pytest.raises(TextAbsent):
-        await files.edit_text("f", "three", "x")
-    await files.write_bytes("g", b"a b\na\nb a")
-    with pytest.raises(TextNotUnique) as raised:
-        await files.edit_text("g", "a", "x")
-    assert (raised.value.count, raised.value.lines) == (3, (1, 2, 3))
-    assert (await files.edit_text("g", "a", "x", every=True)).count == 3
-    assert await files.read_bytes("g") == b"x b\nx\nb x"
-    for old, new in (("", "x"), ("x", "x"), ("x", "\ud800")):
-        with pytest.raises(InvalidCommand):
-            await files.edit_text("f" if new else "g", old, new)
-    assert (files.workspace / "f").stat().st_mode & 0o777 == 0o750
-    assert sorted(os.listdir(files.workspace)) == ["f", "g"]
-
-
-async def test_edits_at_the_same_time_lose_nothing(files: Files) -> None:
-    await files.write_bytes("f", b"".join(b"<%d>" % number for number in range(30)))
-    await asyncio.gather(*(files.edit_text("f", f"<{number}>", f"[{number}]") for number in range(30)))
-    assert await files.read_bytes("f") == b"".join(b"[%d]" % number for number in range(30))
+def test_an_edit_keeps_mark_and_line_ends() -> None:
+    data, lines = replaced("f", b"\xef\xbb\xbfone\r\ntwo\r\ntwo\r\n", "one\ntwo\n", "1\n2\n", every=False)
+    assert (data, lines) == (b"\xef\xbb\xbf1\r\n2\r\ntwo\r\n", (1,))
+    assert replaced("f", data, "two", "3\n4", every=False)[0] == b"\xef\xbb\xbf1\r\n2\r\n3\r\n4\r\n"
+    assert replaced("g", b"a b\na\nb a", "a", "x", every=True) == (b"x b\nx\nb x", (1, 2, 3))
+    for old, new, why in (
+        ("three", "x", "not in g"), ("a", "x", r"3 times .lines 1, 2, 3."), ("", "x", "empty"), ("x", "x", "same"),
+        ("a b", "\ud800", "surrogates"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidCommand, match=why):
+            replaced("g", b"a b\na\nb a", old, new, every=False)
 
 
 async def test_patterns_find_names(files: Files) -> None:

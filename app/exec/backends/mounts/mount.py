@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from shellback.exec.core.errors import MountUnusable
 
@@ -85,7 +84,7 @@ class HostMount:
         return _fits(self.exclude_glob, path)
 
 
-class Roots:
+class Roots(contextlib.ExitStack):
     """The directories that mounts may come from, held open; every path below is reached without a symlink.
 
     What `secret` says True of, by its real path, no mount brings.
@@ -97,32 +96,20 @@ class Roots:
     def __init__(
         self, paths: Iterable[str | os.PathLike[str]], secret: Callable[[Path], bool] = lambda _: False
     ) -> None:
+        super().__init__()
         self.secret: Final = secret
         self.paths: Final = tuple(dict.fromkeys(os.path.realpath(os.path.expanduser(path)) for path in paths))
         self._fds: list[int] = []
         for path in self.paths:
             try:
-                self._fds.append(os.open(path, FLAGS | os.O_DIRECTORY))
+                fd = os.open(path, FLAGS | os.O_DIRECTORY)
             except OSError as error:
                 self.close()
                 raise MountUnusable(
                     f"{path}, which mounts may come from (HOST_MOUNT_ROOTS), cannot be read: {error.strerror}"
                 ) from None
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """Let go of them."""
-        self.close()
-
-    def close(self) -> None:
-        """Let go of them."""
-        for fd in self._fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self._fds = []
+            self.callback(os.close, fd)
+            self._fds.append(fd)
 
     def find(self, mount: HostMount) -> str:
         """The real path of what a mount copies.
