@@ -189,20 +189,17 @@ SECONDS: Final = 120.0
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def remove(place: Place, *, recursive: bool) -> int:
+def remove(place: Place) -> int:
     """Take away what stands at `place`, a symlink itself; returns how many names that were.
 
     Raises:
         FileNotFoundError: Nothing stands there.
-        OSError: It may not be removed, or it is a directory with something in it and not `recursive`. What of a
-            directory was removed by then stays removed.
+        OSError: It may not be removed. What of a directory was removed by then stays removed.
     """
     if not stat.S_ISDIR(place.there.st_mode):
         os.unlink(place.name, dir_fd=place.directory)
         return 1
-    removed = 0
-    if recursive:
-        removed = _emptied(place)
+    removed = _emptied(place)
     os.rmdir(place.name, dir_fd=place.directory)
     return removed + 1
 

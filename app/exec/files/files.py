@@ -183,10 +183,6 @@ class Files:
         """What stands at `path`, symlinks followed."""
         return await self._looked(path, partial(entry_of, self._root, path))
 
-    async def lstat(self, path: str) -> Entry:
-        """What stands at `path`, a symlink itself."""
-        return await self._looked(path, partial(entry_of, self._root, path), follow=False)
-
     async def list_dir(self, path: str = ".") -> list[Entry]:
         """The entries of a directory, sorted by name.
 
@@ -210,8 +206,8 @@ class Files:
 
         return await self._run(path, make)
 
-    async def remove(self, path: str, *, recursive: bool = True, check: Check | None = None) -> int:
-        """Remove a file, a symlink itself, or a directory, with `recursive` also what is in it; how many names.
+    async def remove(self, path: str, *, check: Check | None = None) -> int:
+        """Remove a file, a symlink itself, or a directory with what is in it; how many names.
 
         It takes at most two minutes. An error in the middle leaves what is not removed by then. `check` is as for
         `write_bytes`, of a symlink itself.
@@ -220,7 +216,7 @@ class Files:
             CommandDenied: `forbidden` has a reason.
             InvalidCommand: It is the workspace; PathOutsideSandbox for what that is in.
         """
-        return await self._run(path, lambda: self._remove(path.rstrip("/") or path, recursive, check))
+        return await self._run(path, lambda: self._remove(path.rstrip("/") or path, check))
 
     async def exists(self, path: str) -> bool:
         """Whether something stands at `path`, symlinks followed; False for symlinks that lead nowhere."""
@@ -239,10 +235,6 @@ class Files:
     async def realpath(self, path: str) -> str:
         """`path` without symlinks, as commands see it; from where nothing is to be seen it is kept as written."""
         return await self._seen(path, lambda: self._root.shown(self._root.real(path)))
-
-    async def resolve(self, path: str) -> Path:
-        """The same as `realpath`, as this machine sees it; nothing has to be there."""
-        return await self._seen(path, lambda: self.workspace.joinpath(*self._root.real(path)))
 
     async def glob(self, pattern: str, *, path: str = ".", limit: int = 1000, seconds: float = 10.0) -> Found:
         """Files and directories below `path` that match: `**`, `*`, `?`, `[...]` and `{a,b}`; dotfiles do too.
@@ -327,7 +319,7 @@ class Files:
         if reason is not None:
             raise CommandDenied(reason)
 
-    def _remove(self, path: str, recursive: bool, check: Check | None) -> int:
+    def _remove(self, path: str, check: Check | None) -> int:
         with self._root.place(path, follow=False) as place:
             if not place.names:
                 raise InvalidCommand(f"{self.inner} is the workspace itself, which is not removed; name what is in it")
@@ -335,8 +327,8 @@ class Files:
                 self._permit(place.names)
                 with self._locks.held(place.names):
                     self._check(place, check)
-                    return contents.remove(place, recursive=recursive)
-        return self._remove(self._root.shown(place.names), recursive, check)
+                    return contents.remove(place)
+        return self._remove(self._root.shown(place.names), check)
 
 
 @contextlib.contextmanager

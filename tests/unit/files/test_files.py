@@ -70,7 +70,6 @@ async def test_the_inner_path_is_what_commands_see(workspace: Path) -> None:
         os.symlink(workspace / "a", workspace / "host")
         assert await files.read_bytes("link/f") == b"x"
         assert await files.realpath("link/new") == "/workspace/a/new"
-        assert await files.resolve("link/f") == workspace / "a" / "f"
         assert [one.path for one in (await files.glob("**/f")).entries] == ["/workspace/a/f"]
         for outside in (str(workspace / "a" / "f"), "host/f", "/workspaces", "/"):
             with pytest.raises(PathOutsideSandbox):
@@ -100,7 +99,6 @@ async def test_no_path_leads_out(files: Files, made: Path, path: str) -> None:
         files.make_dir(f"{path}/new"),
         files.remove(f"{path}/f"),
         files.realpath(path),
-        files.resolve(path),
         files.exists(path),
         files.glob("*", path=path),
         files.grep(".", path=path),
@@ -212,8 +210,6 @@ async def test_the_workspace_and_what_it_is_in_stay(files: Files, workspace: Pat
         with pytest.raises(InvalidCommand):
             await files.remove(path)
     assert await files.remove("self") == 1
-    with pytest.raises(OSError, match="not empty"):
-        await files.remove("a", recursive=False)
     assert (workspace / "a/f").exists()
 
 
