@@ -119,15 +119,11 @@ class BubblewrapBackend(ChosenBackend):
 
     def facts(self, profile: str) -> dict[str, Any]:
         """See `Backend.facts`; `view` names all that is seen in the sandbox, as it was when it was first asked for."""
-        known = self._facts.get(profile)
-        if known is None:
-            known = self._facts[profile] = self._found_facts(profile)
-        return known
-
-    def _found_facts(self, profile: str) -> dict[str, Any]:
+        if profile in self._facts:
+            return self._facts[profile]
         work = profile == WORK
         words = "\0".join([*self._view(profile), "", *view.command()])
-        return {
+        self._facts[profile] = {
             "shell": _BASH,
             "mounts": {
                 "readable": ["/usr", "/opt", "/etc (parts)", *map(str, self.readable)],
@@ -137,6 +133,7 @@ class BubblewrapBackend(ChosenBackend):
             },
             "limits": {**asdict(self.bounds), "scratch_bytes": self.scratch_bytes},
         }
+        return self._facts[profile]
 
     def check(self) -> None:
         if self.bwrap is None:

@@ -113,18 +113,13 @@ def _version(bwrap: str) -> tuple[int, ...] | None:
 
 
 def _sysctls(machine: Machine) -> str:
-    if machine.sysctl("kernel.unprivileged_userns_clone") == "0":
-        return _switched_off("kernel.unprivileged_userns_clone", "1")
-    if machine.sysctl("user.max_user_namespaces") == "0":
-        return _switched_off("user.max_user_namespaces", "15000")
+    for name, value in (("kernel.unprivileged_userns_clone", "1"), ("user.max_user_namespaces", "15000")):
+        if machine.sysctl(name) == "0":
+            return (
+                f"user namespaces are switched off here: {name} is 0; as root run `sysctl -w {name}={value}`, and put"
+                f" the line `{name}={value}` into /etc/sysctl.d/60-shellback.conf for the next boot"
+            )
     return ""
-
-
-def _switched_off(name: str, value: str) -> str:
-    return (
-        f"user namespaces are switched off here: {name} is 0; as root run `sysctl -w {name}={value}`, and put the line"
-        f" `{name}={value}` into /etc/sysctl.d/60-shellback.conf for the next boot"
-    )
 
 
 def _container(report: Report, machine: Machine) -> str:

@@ -139,7 +139,3 @@ class Container:
             return cls(**row)
         except (TypeError, KeyError) as error:
             raise ValueError(f"no description of a container: {error}") from None
-
-    def labels(self, home: Path) -> dict[str, str]:
-        """By what people find it: `podman ps --filter label=shellback.scope=...`."""
-        return {"shellback.scope": self.scope, "shellback.profile": self.profile, "shellback.home": str(home)}

@@ -205,8 +205,9 @@ class ContainerEngine(ABC):
             lent.append(Mount(source=str(crash_dir), target=f"{made_of.OURS}/crash", writable=True))
             told += ["--crash-dir", f"{made_of.OURS}/crash"]
         found += [word for mount in lent for word in self.mounted(mount)]
-        for name, value in want.labels(home).items():
-            found += ["--label", f"{name}={value}"]
+        # By these people find it: `podman ps --filter label=shellback.scope=...`.
+        for name, value in (("scope", want.scope), ("profile", want.profile), ("home", home)):
+            found += ["--label", f"shellback.{name}={value}"]
         return [*found, *self.started(want, ["python3", "-I", "-S", "-E", "-c", made_of.CODE], told)]
 
     def argv(self, *words: str) -> list[str]:

@@ -72,15 +72,16 @@ class Containers:
             found = sorted(path.parent for path in self.root.glob(f"*/{homes.DESCRIPTION}"))
         except OSError:
             return []
-        return [home for home in found if (known := self.known(home)) is None or known.engine == self.engine.name]
+        return [home for home in found if (known := homes.known(home)) is None or known.engine == self.engine.name]
 
-    def known(self, home: Path) -> Container | None:
-        """What the container of a home was made of; None where that cannot be read."""
-        return homes.known(home)
+    def _alike(self, scope: str, profile: str) -> list[Path]:
+        """The homes of containers of this scope and profile."""
+        known = [(home, homes.known(home)) for home in self.homes()]
+        return [home for home, one in known if one is not None and (one.scope, one.profile) == (scope, profile)]
 
     def masks(self) -> tuple[Path, Path]:
         """An empty file and an empty directory, to be mounted over what is not to be seen."""
-        self._make_root()
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, folder = self.root / "empty", self.root / "empty.d"
         file.touch(mode=0o444)
         folder.mkdir(mode=0o555, exist_ok=True)
@@ -111,7 +112,7 @@ class Containers:
         Raises:
             BackendUnavailable: It cannot be had, or nobody knows what it was made of.
         """
-        want = await asyncio.to_thread(self.known, home)
+        want = await asyncio.to_thread(homes.known, home)
         if want is None:
             raise BackendUnavailable(f"nobody knows what the container of {home} was made of; its commands are lost")
         if want.engine != self.engine.name:
@@ -120,10 +121,8 @@ class Containers:
 
     async def touch(self, scope: str, profile: str = WORK) -> None:
         """Say that the containers of this scope and profile are in use, by something other than a command."""
-        for home in await asyncio.to_thread(self.homes):
-            want = self.known(home)
-            if want is not None and (want.scope, want.profile) == (scope, profile):
-                await self._used(home)
+        for home in await asyncio.to_thread(self._alike, scope, profile):
+            await self._used(home)
 
     async def sweep(self, busy: Callable[[Path], bool] = lambda _home: False) -> list[Path]:
         """Stop what nobody has used for `idle_s` seconds and where nothing runs; the homes of what was stopped.
@@ -132,7 +131,7 @@ class Containers:
         """
         stopped: list[Path] = []
         for home in await asyncio.to_thread(self.homes):
-            if self._idle_for(home) < self.idle_s or busy(home) or not await self._at_rest(home):
+            if time.time() - self._last_used(home) < self.idle_s or busy(home) or not await self._at_rest(home):
                 continue
             try:
                 what = await asyncio.to_thread(self._put_away, home)
@@ -293,11 +292,8 @@ class Containers:
 
     async def _replace(self, home: Path, want: Container) -> None:
         """Take away what others of this scope and profile are left, where nothing runs in them."""
-        for other in await asyncio.to_thread(self.homes):
-            known = self.known(other)
-            if other == home or known is None or (known.scope, known.profile) != (want.scope, want.profile):
-                continue
-            if await self._at_rest(other):
+        for other in await asyncio.to_thread(self._alike, want.scope, want.profile):
+            if other != home and await self._at_rest(other):
                 with contextlib.suppress(BackendUnavailable):
                     await self.remove(other.name)
 
@@ -316,9 +312,6 @@ class Containers:
         except OSError:
             return time.time()
 
-    def _idle_for(self, home: Path) -> float:
-        return time.time() - self._last_used(home)
-
     async def _at_rest(self, home: Path) -> bool:
         """Whether its supervisor says that nothing runs and no end waits to be heard, or has gone with its keeper."""
         client = SupervisorClient(home, spawn=False)
@@ -332,7 +325,7 @@ class Containers:
 
     def _put_away(self, home: Path) -> str:
         with self._locked(home):
-            idle_s = self._idle_for(home)
+            idle_s = time.time() - self._last_used(home)
             if homes.listens(home):
                 if idle_s < self.idle_s:
                     return ""
@@ -362,13 +355,10 @@ class Containers:
                 shutil.rmtree(home, ignore_errors=True)
         return there
 
-    def _make_root(self) -> None:
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-
     @contextlib.contextmanager
     def _locked(self, home: Path) -> Generator[None]:
         """Against other processes of ours, and other threads: an engine does not bear two at the same container."""
-        self._make_root()
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with linux.opened(self.root / f"{home.name}.lock", os.O_RDWR | os.O_CREAT) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield

@@ -148,7 +148,9 @@ class Protected:
                 for place in surplus:
                     draft.whole(place)
             else:
-                draft.closed |= self._holding(map(_top, surplus), f"it has more than {PLACES} repositories")
+                draft.closed |= self._holding(
+                    (one.removesuffix("/.git") for one in surplus), f"it has more than {PLACES} repositories"
+                )
             too_long = f"git's configuration there has more than {_CONFIG_BYTES >> 10} KiB"
             draft.closed |= self._holding(draft.unread, too_long)
             secrets = (path for path in self._dotenvs(found) if path not in draft.placeholders)
@@ -283,17 +285,15 @@ class _Draft:
         readonly = self.readonly | closed
         tops = readonly | self.stubs | self.placeholders.keys()
         nested = {path for path in tops if not tops.isdisjoint(_above(self._root, path))}
+        pins = tops | {path for path in self.pinned if tops.isdisjoint(_above(self._root, path))}
         return Covers(
-            writable=tuple(sorted({above for path in self._pins(tops) - nested for above in _above(self._root, path)})),
+            writable=tuple(sorted({above for path in pins - nested for above in _above(self._root, path)})),
             readonly=tuple(sorted(readonly - nested)),
             stubs=tuple(sorted(self.stubs - nested)),
             placeholders=tuple(sorted((p, c) for p, c in self.placeholders.items() if p not in nested)),
             masked=tuple(sorted(files | {path for path in folders if folders.isdisjoint(_above(self._root, path))})),
             closed=tuple(sorted(closed | folders)),
         )
-
-    def _pins(self, tops: set[str]) -> set[str]:
-        return tops | {path for path in self.pinned if tops.isdisjoint(_above(self._root, path))}
 
     def _wanted(self, place: str, rule: Rule) -> bool:
         """Whether a file that is missing would mean anything to git, or is there."""
@@ -363,11 +363,6 @@ def _above(root: str, path: str) -> Iterator[str]:
     """The directories on the way to it, below the root, the nearest first."""
     while len(path := path[: path.rindex("/")]) > len(root):
         yield path
-
-
-def _top(place: str) -> str:
-    """The directory of a repository, with its files."""
-    return place.removesuffix("/.git")
 
 
 def _marked(name: str) -> bool:

@@ -56,7 +56,8 @@ class LogLinks:
         try:
             with self._lock:
                 for name, target in names:
-                    self._link(f"{self.sessions}/{session_id}/{target}", name)
+                    with contextlib.suppress(FileExistsError):
+                        os.symlink(f"{self.sessions}/{session_id}/{target}", name, dir_fd=self._directory())
         except OSError as error:
             log.warning("no link to the log of session %s in the workspace: %s", session_id, error)
 
@@ -74,10 +75,6 @@ class LogLinks:
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
-
-    def _link(self, target: str, name: str) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.symlink(target, name, dir_fd=self._directory())
 
     def _directory(self) -> int:
         if self._fd is not None and _identity(f"{self._workspace}/{TMP}/{EXEC}") != self._identity:

@@ -210,7 +210,11 @@ def empty_logs(directory: Path, before: float) -> bool:
                 continue
             if status.st_blocks:
                 _note_dropped(fd, directory / table)
-                _punch(fd, status.st_size)
+                try:
+                    linux.punch_hole(fd, 0, status.st_size)
+                except OSError:  # a file system without holes in files
+                    os.ftruncate(fd, 0)
+                    os.ftruncate(fd, status.st_size)
             emptied = True
     return emptied
 
@@ -231,11 +235,3 @@ def _note_dropped(fd: int, table: Path) -> None:
         gaps.write_last(str(table), whole)
     else:
         gaps.remove_last(str(table))
-
-
-def _punch(fd: int, size: int) -> None:
-    try:
-        linux.punch_hole(fd, 0, size)
-    except OSError:  # a file system without holes in files
-        os.ftruncate(fd, 0)
-        os.ftruncate(fd, size)

@@ -155,7 +155,17 @@ class OutputLog:
     def last_lines(self, count: int, chars: int) -> Slice:
         """The last `count` lines, at most `chars` characters of them; read at once, as they are few."""
         with closing(self._open()) as fd:
-            return self._last_lines(fd, self._extent(fd), count, chars)
+            size, holes = self._extent(fd)
+            kept = holes[-1].start if holes and holes[-1].end >= size else size
+            window = max(0, kept - chars)
+            data = os.pread(fd, kept - window, window)
+            position = len(data) - 1 if data.endswith(b"\n") else len(data)
+            for _ in range(count):
+                position = data.rfind(b"\n", 0, position)
+                if position < 0:
+                    break
+            skip = position + 1 if position >= 0 else continuation_bytes(data) if window else 0
+            return self._sliced(size, window + skip, size, [(window + skip, kept)], fd)
 
     def tail(self, most: int) -> bytes:
         """The last `most` bytes as they are, read at once, as they are few; what was dropped of them are zeros."""
@@ -226,19 +236,6 @@ class OutputLog:
             whole = self._back_to_character(fd, end)
             end = whole if whole > offset else end
         return self._sliced(size, offset, end, [(offset, end)], fd)
-
-    def _last_lines(self, fd: int, found: tuple[int, list[Hole]], count: int, chars: int) -> Slice:
-        size, holes = found
-        kept = holes[-1].start if holes and holes[-1].end >= size else size
-        window = max(0, kept - chars)
-        data = os.pread(fd, kept - window, window)
-        position = len(data) - 1 if data.endswith(b"\n") else len(data)
-        for _ in range(count):
-            position = data.rfind(b"\n", 0, position)
-            if position < 0:
-                break
-        skip = position + 1 if position >= 0 else continuation_bytes(data) if window else 0
-        return self._sliced(size, window + skip, size, [(window + skip, kept)], fd)
 
     def _back_to_character(self, fd: int, end: int) -> int:
         start = max(0, end - 4)
@@ -340,8 +337,7 @@ def holes_in(path: str) -> list[Hole]:
     # Before the table: one that is gone by now is in there.
     last = gaps.read_last(path)
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
-            rows = cast("list[dict[str, Any]]", json.loads(file.read()))
+        rows = cast("list[dict[str, Any]]", json.loads(Path(path).read_bytes()))
         return gaps.with_last(sorted(map(gaps.hole_of, rows)), last)
     except FileNotFoundError:
         pass

@@ -291,7 +291,7 @@ async def test_an_image_of_a_name_gives_its_environment_and_is_told_by_its_id(sh
 
 def left_of(scope: str, containers: Containers) -> list[tuple[str, str] | None]:
     """What podman says of each container that was described for this scope."""
-    described = [home for home in containers.homes() if (known := containers.known(home)) and known.scope == scope]
+    described = [home for home in containers.homes() if (known := homes.known(home)) and known.scope == scope]
     return [containers.engine.state(home.name) for home in described]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.backends.containers import Containers
+from shellback.exec.backends.homes import known
 from shellback.exec.core.errors import BackendUnavailable
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.engine.memory_store import MemoryWorkspaceStore
@@ -227,7 +228,7 @@ async def test_the_description_is_durable_before_the_container_is_there(place: Y
     containers.engine.run = dies  # type: ignore[method-assign]
     with pytest.raises(BackendUnavailable, match="no room"):
         await containers.ensure(want)
-    assert containers.known(containers.home(want)) == want
+    assert known(containers.home(want)) == want
     with pytest.raises(BackendUnavailable, match="nobody knows"):
         await containers.revive(containers.root / "shellback-none")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import os
 import stat
@@ -93,13 +94,11 @@ class Copying:
         return Hydrated(files=self._files, bytes=self._bytes, changed=tuple(self._changed))
 
     def _missing(self, to: Path) -> list[Path]:
-        made: list[Path] = []
-        while (to := to.parent) not in self._made:
-            made.append(to)
-        for path in reversed(made):
+        missing = list(itertools.takewhile(lambda path: path not in self._made, to.parents))[::-1]
+        for path in missing:
             path.mkdir(mode=0o700)
-        self._made.update(made)
-        return made[::-1]
+        self._made.update(missing)
+        return missing
 
     def _copied(self, entry: Entry, to: Path) -> None:
         changed = False
