@@ -358,10 +358,6 @@ def settings(workspace: Path, **environ: str) -> Settings:
     )
 
 
-def refused(_backend: object) -> probe.Found:
-    return probe.Found(ok=False, why="the kernel refuses; run `this line`")
-
-
 def out_of_memory(_backend: object) -> probe.Found:
     return probe.Found(ok=False, why="no memory", passing=True)
 
@@ -380,21 +376,6 @@ def test_auto_takes_the_sandbox_that_works(workspace: Path) -> None:
     assert chosen.backend.network
     assert "at most 2 MiB" in chosen.backend.description
     assert chosen.why == "BACKEND=auto, and a try in it succeeded"
-
-
-def test_auto_falls_back_to_the_host_and_says_why(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "probe", refused)
-    chosen = choose(settings(workspace))
-    assert (chosen.backend.name, chosen.fallen_back) == ("host", True)
-    assert "no sandbox can be had: the kernel refuses; run `this line`" in chosen.why
-
-
-def test_a_named_backend_that_fails_refuses_and_never_falls_back(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(probe, "probe", refused)
-    with pytest.raises(BackendUnavailable, match="BACKEND=bubblewrap cannot be used here: the kernel refuses; run"):
-        choose(settings(workspace, BACKEND="bubblewrap"))
 
 
 def test_a_failure_that_may_pass_is_no_reason_to_do_without(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,13 +57,14 @@ def test_a_container_is_taken_where_it_is_asked_for(
     assert chosen.why == "BACKEND=podman asks for it, and a try in a container succeeded"
 
 
-@pytest.mark.parametrize("why", [BackendUnavailable("no image"), Found(ok=False, why="no image")])
+@pytest.mark.parametrize("name", ["bubblewrap", "podman"])
+@pytest.mark.parametrize("why", [BackendUnavailable("it refuses"), Found(ok=False, why="it refuses")])
 def test_a_named_backend_never_falls_back(
-    settings: dict[str, str], found: dict[str, Found | BackendUnavailable], why: Found | BackendUnavailable
+    settings: dict[str, str], found: dict[str, Found | BackendUnavailable], why: Found | BackendUnavailable, name: str
 ) -> None:
-    found["podman"] = why
-    with pytest.raises(BackendUnavailable, match="BACKEND=podman cannot be used here: no image"):
-        choose(Settings.load({**settings, "BACKEND": "podman"}))
+    found[name] = why
+    with pytest.raises(BackendUnavailable, match=f"BACKEND={name} cannot be used here: it refuses"):
+        choose(Settings.load({**settings, "BACKEND": name}))
 
 
 def test_without_a_name_bubblewrap_comes_first_then_a_container_then_the_host(
@@ -75,7 +76,7 @@ def test_without_a_name_bubblewrap_comes_first_then_a_container_then_the_host(
     found["podman"] = BackendUnavailable("no image")
     chosen = choose(Settings.load(settings))
     assert (chosen.backend.name, chosen.fallen_back) == ("host", True)
-    assert "no bubblewrap here" in chosen.why
+    assert "no sandbox can be had: no bubblewrap here" in chosen.why
     assert "no image" in chosen.why
     found["bubblewrap"] = Found(ok=True)
     assert choose(Settings.load(settings)).backend.name == "bubblewrap"

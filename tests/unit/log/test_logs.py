@@ -371,17 +371,12 @@ def test_a_planted_gitignore_is_left_as_it_is(links: LogLinks, workspace: Path) 
     assert precious.read_text() == "precious"
 
 
-def test_a_removed_directory_is_made_again(links: LogLinks, workspace: Path) -> None:
+@pytest.mark.parametrize("moved", [".tmp/exec", ".tmp"])
+def test_a_directory_that_was_removed_or_moved_away_is_made_again(links: LogLinks, workspace: Path, moved: str) -> None:
     links.add("x1", separate_stderr=False)
-    (workspace / ".tmp/exec/x1.log").unlink()
-    (workspace / ".tmp/exec").rmdir()
-    links.add("x2", separate_stderr=False)
-    assert (workspace / ".tmp/exec/x2.log").is_symlink()
-
-
-def test_a_directory_that_was_moved_away_is_made_again(links: LogLinks, workspace: Path) -> None:
-    links.add("x1", separate_stderr=False)
-    (workspace / ".tmp").rename(workspace / "moved")
+    (workspace / moved).rename(workspace / "moved")
+    if moved == ".tmp/exec":
+        shutil.rmtree(workspace / "moved")
     links.add("x2", separate_stderr=False)
     assert (workspace / ".tmp/exec/x2.log").is_symlink()
 
