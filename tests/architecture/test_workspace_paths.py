@@ -47,7 +47,6 @@ JUSTIFIED: dict[str, str] = {
     "exec/backends/containers.py": f"{STATE}; mounts as {KERNEL}",
     "exec/backends/homes.py": STATE,
     "exec/backends/container_probe.py": STATE,
-    "exec/backends/probe.py": "a directory of its own that it makes and takes away",
     "exec/backends/podman.py": STATE,
     "exec/backends/private_homes.py": STATE,
     "exec/backends/stand_ins.py": STATE,
