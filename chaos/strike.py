@@ -17,8 +17,9 @@ from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.log.placements import Placements
 from shellback.exec.supervisor.process import procfs
 from tests.databases import PostgresServer
-from tests.pods import kill, podman
+from tests.pods import podman
 from tests.stage import Stage
+from tests.supervisors import kill, state_of
 
 DATABASE_AWAY_S = 0.3
 HELD_S = 2.0
@@ -211,11 +212,5 @@ def _making(parent: int) -> int | None:
 
 def _wait_until_stopped(pid: int) -> None:
     until = time.monotonic() + 5.0
-    while time.monotonic() < until:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return
-        if state == "T":
-            return
+    while time.monotonic() < until and state_of(pid) not in {"T", ""}:
         time.sleep(0.002)

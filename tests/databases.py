@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from shellback.exec.supervisor.process import procfs
 from shellback.storage import schema
 from shellback.storage.db import Database
 
@@ -72,14 +73,22 @@ class PostgresServer:
                     **self.identity,
                 )
             )
-        wait_until_it_answers(self)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                return self.execute("SELECT 1")
+            except psycopg.OperationalError as error:
+                if time.monotonic() > deadline:
+                    log = (self.directory / "log").read_text(errors="replace")
+                    pytest.fail(f"Postgres does not answer ({error}):\n{log}", pytrace=False)
+                time.sleep(0.05)
 
     def kill(self) -> None:
         """Kill it and all its processes, as the loss of power would; `start` runs it again."""
         main = int((self.directory / "data" / "postmaster.pid").read_text().split("\n", 1)[0])
         pidfd = os.pidfd_open(main)
         signal.pidfd_send_signal(pidfd, signal.SIGSTOP)  # it makes no more of them
-        children = [os.pidfd_open(pid) for pid in children_of(main)]
+        children = [os.pidfd_open(pid) for pid in procfs.children(main)]
         for each in (*children, pidfd):
             signal.pidfd_send_signal(each, signal.SIGKILL)
         for each in (*children, pidfd):
@@ -125,6 +134,12 @@ def unavailable(reason: str) -> NoReturn:
     if os.environ.get("EXEC_TESTS_STRICT") == "1":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+def unless(refusal: str | None) -> None:
+    """Go on where nothing refuses; else as `unavailable`."""
+    if refusal is not None:
+        unavailable(refusal)
 
 
 def postgres_binaries() -> Path | None:
@@ -203,30 +218,6 @@ def serving_postgres(*, durable: bool = False, connections: int = 100) -> Genera
             server.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def children_of(parent: int) -> list[int]:
-    """Processes whose parent this is."""
-    found: list[int] = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(stat.parent.name))
-    return found
-
-
-def wait_until_it_answers(server: PostgresServer) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            server.execute("SELECT 1")
-        except psycopg.OperationalError as error:
-            if time.monotonic() > deadline:
-                log = (server.directory / "log").read_text(errors="replace")
-                pytest.fail(f"Postgres does not answer ({error}):\n{log}", pytrace=False)
-            time.sleep(0.05)
-        else:
-            return
 
 
 @pytest.fixture(scope="session")

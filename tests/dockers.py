@@ -16,7 +16,8 @@ import pytest
 
 from shellback.exec.backends.docker import Docker
 from shellback.exec.core.runner import found
-from tests.databases import unavailable
+from tests import images
+from tests.databases import unless
 
 _UP_S = 60.0
 _END_S = 60.0
@@ -67,23 +68,16 @@ def refusal() -> str | None:
 
 def needed() -> None:
     """Skip without docker; fail where nothing may be skipped, unless it is for want of root."""
-    why = refusal()
-    if why is not None and os.geteuid():
+    if os.geteuid() and (why := refusal()):
         pytest.skip(why)
-    if why is not None:
-        unavailable(why)
+    unless(refusal())
 
 
 @functools.cache
 def image(root: Path, env: tuple[str, ...] = ()) -> str:
     """An image of this root file system with this environment, by its name, in the engine's storage."""
     name = f"shellback-test:{hashlib.sha256(f'{root} {env}'.encode()).hexdigest()[:16]}"
-    program = [found("docker") or "docker", "--host", host()]
-    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
-        words = [word for value in env for word in ("--change", f"ENV {value}")]
-        subprocess.run(
-            [*program, "import", *words, "-", name], stdin=tar.stdout, capture_output=True, check=True, timeout=120
-        )
+    images.imported([found("docker") or "docker", "--host", host()], root, name, env)
     return name
 
 

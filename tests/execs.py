@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import atexit
-import os
-import shutil
-import tempfile
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +12,7 @@ from typing import Any
 import pytest
 
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
-from shellback.exec.backends.host import EXEC_UID, HostBackend
+from shellback.exec.backends.host import HostBackend
 from shellback.exec.core.base import Backend
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import CallOrigin, CommandSpec, EndedBy, Session, SessionState
@@ -30,7 +25,7 @@ from shellback.exec.link.client import SupervisorClient
 from shellback.exec.policy.commands import command_spec, proposal_for
 from shellback.exec.policy.policy import Grant, grant_by_operator
 from tests import sandboxes
-from tests.supervisors import SOON
+from tests.supervisors import answered
 
 KIND = "host"
 """The backend of engines that tests make; `each_backend` runs a test once with each."""
@@ -81,18 +76,9 @@ def origin(conversation_id: str = "talk", **more: Any) -> CallOrigin:
 
 def places(tmp_path: Path) -> tuple[Path, Path]:
     """A workspace that the user who runs commands may write, and a state directory."""
-    # Not below tmp_path: pytest shuts its directories to others, again with every run that begins.
-    base = Path(tempfile.mkdtemp(prefix="shellback-test-")).resolve()
-    atexit.register(shutil.rmtree, base, ignore_errors=True)
-    base.chmod(0o755)
-    workspace, home = base / "ws", tmp_path / "home"
-    workspace.mkdir()
+    home = tmp_path / "home"
     home.mkdir(mode=0o700)
-    if os.geteuid() == 0:
-        os.chown(workspace, EXEC_UID, EXEC_UID)
-    else:
-        workspace.chmod(0o2775)  # commands in a rootless container have the group alone
-    return workspace, home
+    return sandboxes.a_workspace(), home
 
 
 def unstarted_engine(workspace: Path, home: Path, store: SessionStore | None = None, **more: Any) -> Engine:
@@ -129,9 +115,7 @@ async def engine(tmp_path: Path) -> AsyncGenerator[Engine]:
 async def printed(engine: Engine, session_id: str, text: str, *, err: bool = False) -> None:
     """Wait until the process has printed `text`; a log has nobody to notify us."""
     session = await engine.registry.get(session_id)
-    async with asyncio.timeout(SOON):
-        while text not in (await engine.output(session, err=err).ends()).text:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await answered(engine.output(session, err=err).ends, lambda ends: text in ends.text)
 
 
 GATE = "until [ -e go ]; do sleep 0.02; done"
@@ -144,12 +128,11 @@ def let_go(engine: Engine) -> None:
 
 async def running(engine: Engine) -> list[Session]:
     """Wait until something runs; returns it."""
-    async with asyncio.timeout(SOON):
-        while True:
-            found = [one for one in await engine.store.list(live=True) if one.state is SessionState.RUNNING]
-            if found:
-                return found
-            await asyncio.sleep(0.005)
+
+    async def look() -> list[Session]:
+        return [one for one in await engine.store.list(live=True) if one.state is SessionState.RUNNING]
+
+    return await answered(look)
 
 
 async def end_all(engine: Engine) -> None:

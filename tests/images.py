@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.databases import unavailable
+from tests.databases import unless
 
 VERSION = "1"
 STALE_S = 14 * 86400
@@ -70,11 +70,16 @@ def test_image() -> str:
     root = test_rootfs()
     name = f"localhost/shellback-test:{root.name}"
     if subprocess.run([_PODMAN, "image", "exists", name], check=False).returncode:
-        with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
-            changes = [word for value in IMAGE_ENV for word in ("--change", f"ENV {value}")]
-            command = [_PODMAN, "import", "--quiet", *changes, "-", name]
-            subprocess.run(command, stdin=tar.stdout, capture_output=True, check=True, timeout=120)
+        imported([_PODMAN], root, name, IMAGE_ENV)
     return name
+
+
+def imported(engine: list[str], root: Path, name: str, env: Iterable[str]) -> None:
+    """Make an image of a root file system, with this environment, in the storage of an engine."""
+    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as tar:
+        changes = [word for value in env for word in ("--change", f"ENV {value}")]
+        command = [*engine, "import", *changes, "-", name]
+        subprocess.run(command, stdin=tar.stdout, capture_output=True, check=True, timeout=120)
 
 
 test_image.__test__ = False  # pyright: ignore[reportAttributeAccessIssue]
@@ -83,14 +88,13 @@ test_image.__test__ = False  # pyright: ignore[reportAttributeAccessIssue]
 @functools.cache
 def refusal() -> str | None:
     """Why no container can be had on this machine, None where they can."""
-    podman = shutil.which("podman", path="/usr/local/bin:/usr/bin:/bin")
-    if podman is None:
+    if not os.path.isabs(_PODMAN):
         return "podman is not installed"
     said = ""
     for runtime in ([], ["--runtime", "crun"], ["--runtime", "runc"]):
         limits = ["--ulimit", "nofile=1024:4096", "--ulimit", "nproc=1000:1000"]
         root = ["--rootfs", f"{test_rootfs()}:O", "true"]
-        command = [podman, *runtime, "run", "--rm", "--network", "none", *limits, *root]
+        command = [_PODMAN, *runtime, "run", "--rm", "--network", "none", *limits, *root]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode == 0:
             return None
@@ -100,9 +104,7 @@ def refusal() -> str | None:
 
 def needed() -> None:
     """Skip, or fail where nothing may be skipped, without podman."""
-    why = refusal()
-    if why is not None:
-        unavailable(why)
+    unless(refusal())
 
 
 def _made(kind: str, fill: Callable[[Path], None]) -> Path:

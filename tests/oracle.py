@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import random
 import re
 import shlex
@@ -30,9 +29,10 @@ from shellback.exec.policy.classify.git import GIT
 from shellback.exec.policy.classify.model import Surroundings
 from shellback.exec.policy.classify.options import Kind, Program
 from shellback.exec.policy.classify.programs import TABLES
+from tests.filetrees import give
 from tests.judged import MARK, around, cases, make_tree, trapped
 from tests.sandboxes import Boxes, boxes
-from tests.supervisors import UID
+from tests.supervisors import WHO
 
 TRIAL: Final = Path(__file__).parent / "programs/trial.py"
 PYTHON: Final = "/usr/bin/python3"
@@ -107,9 +107,7 @@ async def tried(box: Boxes, commands: Sequence[str], profile: str, *, traps: boo
         make_tree(tree)
         if traps:
             trapped(tree)
-        shutil.copy(TRIAL, tree / "trial.py")
-        (tree / "listed.json").write_text(json.dumps(list(commands)))
-        _given(tree)
+        _to_be_tried(tree, commands)
     await box.start(name, PYTHON, "-I", "-S", str(tree / "trial.py"), str(tree / "listed.json"), str(tree),
                     profile=profile, cwd=str(tree))  # fmt: skip
     record = await box.exit(name, within=1_800)
@@ -133,10 +131,10 @@ def outcome(output: str, marked: bool) -> Outcome:
     )
 
 
-def _given(tree: Path) -> None:
-    if UID is not None:
-        for path in (tree, *tree.rglob("*")):
-            os.chown(path, UID, UID, follow_symlinks=False)
+def _to_be_tried(tree: Path, commands: Sequence[str]) -> None:
+    shutil.copy(TRIAL, tree / "trial.py")
+    (tree / "listed.json").write_text(json.dumps(list(commands)))
+    give(tree)
 
 
 def traced(commands: Sequence[str]) -> tuple[Outcome, list[str]]:
@@ -147,10 +145,8 @@ def traced(commands: Sequence[str]) -> tuple[Outcome, list[str]]:
         tree.mkdir()
         told.mkdir()
         make_tree(tree)
-        shutil.copy(TRIAL, tree / "trial.py")
-        (tree / "listed.json").write_text(json.dumps(list(commands)))
-        _given(tree)
-        _given(told)
+        _to_be_tried(tree, commands)
+        give(told)
         links = (("--symlink", f"usr/{name}", f"/{name}") for name in ("bin", "sbin", "lib", "lib64"))
         command = [
             "bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--ro-bind", "/etc", "/etc",
@@ -159,10 +155,9 @@ def traced(commands: Sequence[str]) -> tuple[Outcome, list[str]]:
             "strace", "-f", "-qq", "-s", "200", "-e", "trace=execve,connect,sendto", "-o", "/told/trace",
             PYTHON, "-I", "-S", str(tree / "trial.py"), str(tree / "listed.json"), str(tree),
         ]  # fmt: skip
-        who: Any = {} if UID is None else {"user": UID, "group": UID, "extra_groups": []}
         environment = {"PATH": "/usr/bin:/bin"}
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True, timeout=3_000, **who
+            command, env=environment, capture_output=True, text=True, check=True, timeout=3_000, **WHO
         )
         return outcome(done.stdout, (tree / MARK).exists()), _untrusted((told / "trace").read_text())
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shellback.exec.backends.container import COMMANDS
 from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.backends.container_engine import ContainerEngine
 from shellback.exec.backends.containers import Containers
@@ -25,6 +24,7 @@ from shellback.exec.link.client import SupervisorClient
 from shellback.exec.policy.commands import command_spec
 from shellback.exec.wire.protocol import ExitRecord, StartRequest
 from tests import dockers, images
+from tests.sandboxes import writable
 from tests.supervisors import SOON
 
 _NUMBERS = itertools.count(1)
@@ -57,11 +57,7 @@ class Yard:
         self.base = base
         self.kind = kind
         self.workspace = base / "ws"
-        self.workspace.mkdir(exist_ok=True)
-        if os.geteuid() == 0:
-            os.chown(self.workspace, COMMANDS, COMMANDS)
-        else:
-            self.workspace.chmod(0o2775)
+        writable(self.workspace)
         self.options: dict[str, Any] = {"image": str(images.test_rootfs()), **options}
 
     def containers(self, **options: Any) -> Containers:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Generator
@@ -22,7 +20,8 @@ from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.log.placements import Placements
 from tests import images
-from tests.execs import EXEC_UID, Told, end_all
+from tests.execs import Told, end_all
+from tests.sandboxes import writable
 from tests.stage import Stage
 
 
@@ -34,12 +33,9 @@ class Pod:
         self.root = root
         self.state, self.workspace = root / "state", root / "workspace"
         self.crash = root / "crash"
-        for path, mode in ((self.state, 0o700), (self.workspace, 0o775), (self.crash, 0o700)):
-            path.mkdir(mode=mode)
-        if os.geteuid() == 0:
-            os.chown(self.workspace, EXEC_UID, EXEC_UID)
-        else:
-            self.workspace.chmod(0o775)
+        for path in (self.state, self.crash):
+            path.mkdir(mode=0o700)
+        writable(self.workspace)
         self.environ = environ
         self.told = Told()
         self.store = MemorySessionStore(sink=self.told)
@@ -94,15 +90,6 @@ def emptied(made: Stage) -> Generator[None]:
 def podman(*words: str) -> str:
     """What podman says, whoever else uses it."""
     return subprocess.run(["podman", *words], check=True, capture_output=True, text=True, timeout=100).stdout.strip()
-
-
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Signal a process of ours."""
-    fd = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(fd, number)
-    finally:
-        os.close(fd)
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import functools
@@ -22,13 +21,14 @@ from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.core.base import Plan
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import WORK
+from shellback.exec.core.runner import found, make_workspace
 from shellback.exec.link import launch
 from shellback.exec.link.client import StartAnswer
 from shellback.exec.policy.commands import command_spec
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.wire.sandbox import Sandbox
-from tests.databases import unavailable
-from tests.supervisors import SOON, UID, Rig, end, until
+from tests.databases import unless
+from tests.supervisors import WHO, Rig, answered, end, until
 
 FAKE = "fake-bwrap"
 LINGER_S = 0.1
@@ -38,20 +38,17 @@ ADJUSTED = "import shellback.exec.supervisor.{module} as adjusted; {change}; "
 @functools.cache
 def refusal() -> str | None:
     """Why no sandbox can be made on this machine, None where they can."""
-    bwrap = shutil.which("bwrap", path="/usr/bin:/bin")
+    bwrap = found("bwrap")
     if bwrap is None:
         return "bubblewrap is not installed"
     command = [bwrap, "--unshare-user", "--unshare-net", "--unshare-pid", "--ro-bind", "/", "/", "/bin/true"]
-    who: Any = {} if UID is None else {"user": UID, "group": UID, "extra_groups": []}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, **who)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, **WHO)
     return None if done.returncode == 0 else f"bubblewrap does not work here: {done.stderr.strip()}"
 
 
 def needed() -> None:
     """Skip, or fail where nothing may be skipped, without bubblewrap."""
-    why = refusal()
-    if why is not None:
-        unavailable(why)
+    unless(refusal())
 
 
 def adjust(patch: pytest.MonkeyPatch, module: str, change: str) -> None:
@@ -60,23 +57,31 @@ def adjust(patch: pytest.MonkeyPatch, module: str, change: str) -> None:
     patch.setattr(launch, "_CODE", f"{begin}{ADJUSTED.format(module=module, change=change)}from {rest}")
 
 
+def a_workspace() -> Path:
+    """A directory that the user who runs commands may write, in one of its own; it is gone when this process ends."""
+    # Not below tmp_path: pytest shuts its directories to others, again with every run that begins.
+    base = Path(tempfile.mkdtemp(prefix="shellback-test-")).resolve()
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    base.chmod(0o755)
+    writable(base / "ws")
+    return base / "ws"
+
+
+def writable(workspace: Path) -> None:
+    """Make a directory that the user who runs commands may write."""
+    make_workspace(workspace)
+    if os.geteuid():
+        workspace.chmod(0o2775)  # commands in a rootless container have the group alone
+
+
 class Boxes(Rig):
     """A rig whose commands run in sandboxes."""
 
     def __init__(self, home: Path, **options: Any) -> None:
         super().__init__(home, **options)
-        base = Path(tempfile.mkdtemp(prefix="shellback-box-")).resolve()
-        atexit.register(shutil.rmtree, base, ignore_errors=True)
-        base.chmod(0o755)
-        self.workspace = base / "ws"
-        self.make_workspace()
+        self.workspace = a_workspace()
         self.backend = BubblewrapBackend(self.workspace)
         self.backend.check()
-
-    def make_workspace(self) -> None:
-        self.workspace.mkdir()
-        if UID is not None:
-            os.chown(self.workspace, UID, UID)
 
     async def plan(self, scope: str = "talk", profile: str = WORK) -> Plan:
         made = command_spec(command=":", workspace=self.workspace, limits=Limits())
@@ -127,9 +132,7 @@ class Boxes(Rig):
     async def nothing_left(self) -> None:
         """Wait until neither process nor stub of any command is there."""
         await until(lambda: not self.marked() and {path.name for path in self.workspace.iterdir()} <= {FAKE})
-        async with asyncio.timeout(SOON):
-            while not await self._alone():  # noqa: ASYNC110 - nobody announces it
-                await asyncio.sleep(0.01)
+        await answered(self._alone)
 
     async def _alone(self) -> bool:
         # Asked anew each time: a supervisor without a keeper makes room for a new pair.

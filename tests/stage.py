@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -22,6 +20,8 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter
 from shellback.cli.children import WorkerChild
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import Session
+from shellback.exec.core.runner import make_workspace
+from shellback.exec.supervisor.process import procfs
 from shellback.exec.wire import layout
 from shellback.settings import Settings, plain_environment
 from shellback.storage import history
@@ -33,12 +33,12 @@ from shellback.work.approvals.approvals import Request
 from shellback.work.turn import stopping
 from tests import supervisors
 from tests.nursery import ForkedWorker
+from tests.supervisors import kill
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
 LEAVE_S = 20.0
 VERSIONED = str(Path(__file__).parent / "programs" / "versioned_worker.py")
-EXEC_UID = 65534
 IMPORTED_BY = ("AGENT", "PYTHON", "OTEL_")
 
 
@@ -52,9 +52,7 @@ class Stage:
         self.workspace = root / "workspace"
         self.points = root / "points"
         self.points.mkdir()
-        self.workspace.mkdir()
-        if os.geteuid() == 0:
-            os.chown(self.workspace, EXEC_UID, EXEC_UID)
+        make_workspace(self.workspace)
         self.environ = {
             **plain_environment(),
             "SHELLBACK_HOME": str(self.home),
@@ -161,13 +159,8 @@ class Stage:
 
     def at_rest(self) -> bool:
         """Every item has an outcome and nothing is unread."""
-
-        def look(conn: sa.Connection) -> bool:
-            open_items = conn.execute(sa.select(turns.c.id).where(turns.c.outcome.is_(None))).first()
-            unread = conn.execute(sa.select(mailbox.c.id).where(mailbox.c.state != "heard")).first()
-            return open_items is None and unread is None
-
-        return self.read(look)
+        unread = sa.select(sa.cast(mailbox.c.id, sa.String)).where(mailbox.c.state != "heard")
+        return not self.scalars(sa.select(turns.c.id).where(turns.c.outcome.is_(None)).union_all(unread).limit(1))
 
     def no_turn(self, conversation: str) -> bool:
         """No turn of the conversation runs, or is about to; others may, and mail may wait behind an approval."""
@@ -184,16 +177,11 @@ class Stage:
         return self.until(f"an answer to {item_id}", lambda: next(iter(self.answers(since=item_id)), None))
 
     def answers(self, *, since: str | None = None, conversation: str = "c1") -> list[str]:
-        def look(conn: sa.Connection) -> list[str]:
-            query = sa.select(turns.c.answer).where(
-                turns.c.answer.is_not(None), turns.c.conversation_id == conversation
-            )
-            if since is not None:
-                after = sa.select(turns.c.created_at).where(turns.c.id == since).scalar_subquery()
-                query = query.where(turns.c.ended_at >= after)
-            return list(conn.execute(query.order_by(turns.c.ended_at)).scalars())
-
-        return self.read(look)
+        query = sa.select(turns.c.answer).where(turns.c.answer.is_not(None), turns.c.conversation_id == conversation)
+        if since is not None:
+            after = sa.select(turns.c.created_at).where(turns.c.id == since).scalar_subquery()
+            query = query.where(turns.c.ended_at >= after)
+        return self.scalars(query.order_by(turns.c.ended_at))
 
     def turn(self, item_id: str) -> dict[str, Any] | None:
         def look(conn: sa.Connection) -> dict[str, Any] | None:
@@ -231,12 +219,10 @@ class Stage:
     def callbacks(self) -> list[str]:
         """Ids of EXEC_CALLBACK workflows, counted in DBOS's own table."""
         table = "workflow_status" if self.where.database.dialect == "sqlite" else "dbos.workflow_status"
-        query = sa.text(f"select workflow_uuid from {table} where workflow_uuid like 'EXEC_CALLBACK:%'")
+        return self.scalars(sa.text(f"select workflow_uuid from {table} where workflow_uuid like 'EXEC_CALLBACK:%'"))
 
-        def look(conn: sa.Connection) -> list[str]:
-            return list(conn.execute(query).scalars())
-
-        return self.read(look)
+    def scalars(self, query: sa.Executable) -> list[Any]:
+        return self.where.database.read_now(lambda conn: list(conn.execute(query).scalars()))
 
     def supervisor_pids(self) -> tuple[int, int]:
         """The supervisor and its parent, the keeper."""
@@ -249,14 +235,13 @@ class Stage:
                 await client.close()
 
         pid = asyncio.run(ask())
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return pid, int(stat.rpartition(")")[2].split()[1])
+        found = procfs.read(pid)
+        assert found is not None
+        return pid, found.ppid
 
     def kill_supervisor(self) -> int:
         pid, _ = self.supervisor_pids()
-        fd = os.pidfd_open(pid)
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-        os.close(fd)
+        kill(pid)
         return pid
 
     def write(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:

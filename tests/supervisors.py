@@ -10,18 +10,22 @@ import re
 import select
 import shutil
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from shellback.exec.link.client import StartAnswer, SupervisorClient
+from shellback.exec.supervisor.process import procfs
 from shellback.exec.wire import layout, linux
 from shellback.exec.wire.protocol import ExitRecord, StartRequest
 
+T = TypeVar("T")
 BOOT = linux.boot_id()
 UID = 65534 if os.geteuid() == 0 else None
+WHO: dict[str, Any] = {} if UID is None else {"user": UID, "group": UID, "extra_groups": []}
+"""How `subprocess` runs a program as the user who runs commands."""
 SOON = 60.0
 CALLS = re.compile(r"\breach\((.*)\)")
 
@@ -159,11 +163,28 @@ def score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def until(true: Callable[[], object]) -> None:
     """Wait for what nobody announces."""
     async with asyncio.timeout(SOON):
         while not true():  # noqa: ASYNC110 - see above
             await asyncio.sleep(0.005)
+
+
+async def answered(ask: Callable[[], Awaitable[T]], wanted: Callable[[T], object] = bool) -> T:
+    """Ask until the answer is as wanted; returns it."""
+    async with asyncio.timeout(SOON):
+        while not wanted(answer := await ask()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return answer
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a process of ours."""
+    fd = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(fd, number)
+    finally:
+        os.close(fd)
 
 
 async def end(pid: int, number: int = signal.SIGKILL) -> None:
@@ -183,8 +204,9 @@ async def stop(pid: int) -> None:
 
 
 def state_of(pid: int) -> str:
-    """What a process does, in the kernel's letter."""
-    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    """What a process does, in the kernel's letter; '' when there is none."""
+    found = procfs.read(pid)
+    return found.state if found else ""
 
 
 def removed(home: Path) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
 
 from shellback.exec.core.model import Session
+from shellback.exec.core.runner import found
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.following import Follower
 from shellback.exec.terminals.screen import Screen, Screens
@@ -22,7 +21,7 @@ PATIENCE_S = 60.0
 
 def needed(program: str) -> None:
     """Skip the test where the program is not installed."""
-    if shutil.which(program, path="/usr/local/bin:/usr/bin:/bin") is None:
+    if found(program) is None:
         unavailable(f"{program} is not installed")
 
 
@@ -49,30 +48,18 @@ class Typist:
     async def until(self, wanted: str | Callable[[Screen], bool]) -> Screen:
         """The screen once it has what matches `wanted`; looks only when something was printed."""
         follower = Follower(self.engine, self.session)
-        found = re.compile(wanted, re.MULTILINE) if isinstance(wanted, str) else None
+        pattern = re.compile(wanted, re.MULTILINE) if isinstance(wanted, str) else None
         until = time.monotonic() + PATIENCE_S
         size = 0
         while True:
             self.session = await self.engine.registry.get(self.session.id)
             screen = await self.screens.of(self.session)
-            if found.search(screen.text) if found else wanted(screen):  # pyright: ignore[reportCallIssue]
+            if pattern.search(screen.text) if pattern else wanted(screen):  # pyright: ignore[reportCallIssue]
                 return screen
             assert time.monotonic() < until, f"it does not show {wanted}:\n{screen.text}"
             grown = await follower.grown(size, timeout_s=1.0)
             assert not (grown.ended and grown.size == size), f"it ended and does not show {wanted}:\n{screen.text}"
             size = grown.size
-
-    async def until_foreground(self, wanted: Callable[[int, int], bool]) -> None:
-        """Wait until the main process and the group that has the terminal are as `wanted`; nobody tells of that."""
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            look = await self.engine.supervised.port.look(self.session.id)
-            assert look is not None
-            assert look.terminal is not None
-            if wanted(look.pid, look.terminal.foreground):
-                return
-            assert time.monotonic() < until
-            await asyncio.sleep(0.01)
 
     async def ended(self) -> Session:
         """The session once it has ended."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from chaos.soak.staff import Staff
-from tests.databases import children_of
+from shellback.exec.supervisor.process import procfs
 
 EVERY_S: Final = 2.0
 WARM_S: Final = 10.0
@@ -66,7 +66,7 @@ def quarters(samples: Sequence[Sample], role: str, what: str) -> tuple[float, fl
 
 def descendants(pid: int) -> int:
     """How many processes there are below it."""
-    children = children_of(pid)
+    children = procfs.children(pid)
     return len(children) + sum(map(descendants, children))
 
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from shellback.exec.core.runner import EXEC_UID
 from shellback.storage.host import ensure_home
 from shellback.storage.tables import approvals, conversations, mailbox
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, facts, shellback
 from tests.databases import unavailable
-from tests.stage import EXEC_UID, Stage, stage
+from tests.stage import Stage, stage
 
 PROJECT = Path(__file__).parents[2]
 

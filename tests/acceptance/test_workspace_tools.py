@@ -13,11 +13,12 @@ import sqlalchemy as sa
 
 from shellback.exec.core.identity import workspace_scope
 from shellback.exec.core.model import SessionState
+from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.tools.short_commands import PYTHON
 from shellback.storage.tables import calls
 from shellback.work.approvals import approvals
 from tests.commands import facts, told
-from tests.stage import EXEC_UID, Stage, stage
+from tests.stage import Stage, stage
 
 
 @pytest.fixture(scope="module")

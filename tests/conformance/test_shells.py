@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from shellback.exec.backends.docker import Docker, DockerBackend
-from shellback.exec.backends.host import EXEC_UID
 from shellback.exec.shell import (
     BubblewrapShell,
     DockerShell,
@@ -28,20 +22,6 @@ from shellback.exec.shell import (
 )
 from shellback.exec.shell.standalone import in_container
 from tests import dockers, images, sandboxes
-
-
-def a_root() -> Path:
-    """A directory that the user who runs commands may write."""
-    base = Path(tempfile.mkdtemp(prefix="shellback-test-")).resolve()
-    atexit.register(shutil.rmtree, base, ignore_errors=True)
-    base.chmod(0o755)
-    root = base / "ws"
-    root.mkdir()
-    if os.geteuid() == 0:
-        os.chown(root, EXEC_UID, EXEC_UID)
-    else:
-        root.chmod(0o2775)  # a rootless container's commands have the group alone
-    return root
 
 
 def what(shell: Shell) -> tuple[str, bool, bool, float]:
@@ -61,7 +41,7 @@ class TestHostShell(_Shared):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def made(cls) -> Iterator[None]:
-        with HostShell(a_root(), allowed_paths=["/tmp"]) as shell:
+        with HostShell(sandboxes.a_workspace(), allowed_paths=["/tmp"]) as shell:
             cls.shell = shell
             yield
 
@@ -69,7 +49,7 @@ class TestHostShell(_Shared):
         assert what(self.shell) == ("host", False, True, 30.0)
 
     def test_what_it_lists_and_blocks_is_told_in_the_words_of_the_document(self) -> None:
-        with HostShell(a_root(), frozenset({"ls"}), frozenset({"ls -R"})) as shell:
+        with HostShell(sandboxes.a_workspace(), frozenset({"ls"}), frozenset({"ls -R"})) as shell:
             assert shell.execute(["ls"]).success
             with pytest.raises(PermissionError, match=r"^Command not in allowlist: cat$"):
                 shell.execute("ls | cat")
@@ -78,7 +58,7 @@ class TestHostShell(_Shared):
             assert shell.which("cat").found
             assert not shell.which("ls -R").found
         with (
-            HostShell(a_root()) as shell,
+            HostShell(sandboxes.a_workspace()) as shell,
             pytest.raises(PermissionError, match=r"^Command contains blocked pattern: mkfs"),
         ):
             shell.execute_script("echo mkfs")
@@ -96,7 +76,7 @@ class TestBubblewrapShell(_Shared):
     @classmethod
     def made(cls) -> Iterator[None]:
         sandboxes.needed()
-        with BubblewrapShell(a_root()) as shell:
+        with BubblewrapShell(sandboxes.a_workspace()) as shell:
             cls.shell = shell
             yield
 
@@ -104,7 +84,7 @@ class TestBubblewrapShell(_Shared):
         assert what(self.shell) == ("bubblewrap", True, False, 30.0)
 
     def test_a_program_that_is_not_listed_or_is_blocked_is_looked_for_all_the_same(self) -> None:
-        with BubblewrapShell(a_root(), frozenset({"ls"}), frozenset({"cat"})) as shell:
+        with BubblewrapShell(sandboxes.a_workspace(), frozenset({"ls"}), frozenset({"cat"})) as shell:
             assert shell.which("cat").path == "/usr/bin/cat"
             assert not shell.which("mkfs /dev/sda").found
 
@@ -118,7 +98,7 @@ class TestPodmanShell(_Shared):
     @classmethod
     def made(cls) -> Iterator[None]:
         images.needed()
-        with PodmanShell(a_root(), image=str(images.test_rootfs())) as shell:
+        with PodmanShell(sandboxes.a_workspace(), image=str(images.test_rootfs())) as shell:
             cls.shell = shell
             yield
 
@@ -136,7 +116,7 @@ class TestDockerShell(_Shared):
         class OfTests(DockerShell):
             _make = partial(in_container, DockerBackend, partial(Docker, host=dockers.host()))
 
-        with OfTests(a_root(), image=dockers.image(images.test_rootfs())) as shell:
+        with OfTests(sandboxes.a_workspace(), image=dockers.image(images.test_rootfs())) as shell:
             cls.shell = shell
             yield
 

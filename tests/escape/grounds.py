@@ -8,10 +8,10 @@ import os
 import re
 import select
 import shutil
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from shellback.exec.backends import homes
 from shellback.exec.backends.bubblewrap import BubblewrapBackend
@@ -20,20 +20,17 @@ from shellback.exec.backends.container_backend import ContainerBackend
 from shellback.exec.backends.containers import Containers
 from shellback.exec.backends.supervisors import Supervisors
 from shellback.exec.core.base import Backend, Plan
-from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec, Session
 from shellback.exec.core.runner import found
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
-from shellback.exec.policy.commands import command_spec, proposal_for
-from shellback.exec.policy.policy import grant_by_operator
 from shellback.exec.wire.sandbox import Bounds
 from tests import dockers, images, sandboxes
 from tests.escape.probe import Probe, Way
 from tests.escape.protected import SWAPS
 from tests.escape.scene import FILE_BYTES, PROCESSES, PYTHON, SCRATCH_BYTES, UID, Scene
-from tests.execs import end_all, origin
+from tests.execs import end_all, granted, origin, spec
 from tests.podmans import BACKENDS, engine_of
 
 RUN_S: Final = 240.0
@@ -42,52 +39,13 @@ _LATE: Final = ".env"
 _MEMORY_BYTES: Final = 128 << 20
 
 
-class Ground(Protocol):
-    """A kind of sandbox."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def python(self) -> str: ...
-
-    @property
-    def image(self) -> Callable[[Path], None] | None:
-        """Makes the root file system of what attempts see, where it is another than the machine's."""
-        ...
-
-    def missing(self) -> str | None:
-        """Why none can be had here, None where they can."""
-        ...
-
-    def lacks(self, probe: Probe) -> bool:
-        """Whether the attempt means nothing here."""
-        ...
-
-    def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> contextlib.AbstractAsyncContextManager[Engine]:
-        """An engine whose commands run in such sandboxes; nothing is left of it at the end."""
-        ...
-
-    async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
-        """Find out who supervises the sandbox of the attempts; what they are told of it."""
-        ...
-
-
 async def command(engine: Engine, text: str, way: Way, scope: str = TALK, *, background: bool = False) -> Session:
     """Run a command to its end, or let it go on; another conversation's is always of profile work."""
-    spec = command_spec(
-        command=text,
-        workspace=engine.workspace,
-        limits=Limits(),
-        pty=way == "terminal",
-        timeout=RUN_S,
-        background=background,
-    )
-    spec = replace(spec, profile=READ_ONLY if way == "read_only" else WORK)
-    grant = grant_by_operator(proposal_for(spec, engine.backend), "test")
-    if spec.background:
-        return await engine.launch(spec, origin(scope), grant)
-    return (await engine.run(spec, origin(scope), grant)).session
+    made = spec(engine, text, pty=way == "terminal", timeout=RUN_S, background=background)
+    made = replace(made, profile=READ_ONLY if way == "read_only" else WORK)
+    if background:
+        return await engine.launch(made, origin(scope), granted(engine, made))
+    return (await engine.run(made, origin(scope), granted(engine, made))).session
 
 
 def hidden(made: Scene) -> tuple[Path, ...]:
@@ -134,15 +92,19 @@ class Boxes:
     name = "bubblewrap"
     python = PYTHON
     image = None
+    """Makes the root file system of what attempts see, where it is another than the machine's."""
 
     def missing(self) -> str | None:
+        """Why none can be had here, None where they can."""
         return sandboxes.refusal()
 
     def lacks(self, probe: Probe) -> bool:
+        """Whether the attempt means nothing here."""
         return probe.backend not in {"", self.name}
 
     @contextlib.asynccontextmanager
     async def engine(self, made: Scene, probes: Sequence[Probe], way: Way) -> AsyncGenerator[Engine]:
+        """An engine whose commands run in such sandboxes; nothing is left of it at the end."""
         kind = Moving if way == "moved" else BubblewrapBackend
         bounds = Bounds(processes=PROCESSES, file_bytes=FILE_BYTES) if way == "bounded" else None
         more: dict[str, Any] = {"bounds": bounds, "scratch_bytes": SCRATCH_BYTES} if bounds else {}
@@ -161,6 +123,7 @@ class Boxes:
         await asyncio.to_thread(_wait_for_end, made.supervisor)
 
     async def first(self, engine: Engine, made: Scene, way: Way) -> dict[str, Any]:
+        """Find out who supervises the sandbox of the attempts; what they are told of it."""
         made.supervisor = _of_host(made)
         return {"supervisor": made.supervisor}
 
@@ -288,4 +251,6 @@ def _linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+Ground = Boxes | Pods
+"""A kind of sandbox."""
 GROUNDS: Final[dict[str, Ground]] = {"bubblewrap": Boxes(), "podman": Pods("podman"), "docker": Pods("docker")}

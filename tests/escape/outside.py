@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from shellback.exec.core.model import READ_ONLY, WORK
+from tests.filetrees import give
 from tests.sandboxes import Boxes, boxes
-from tests.supervisors import UID
 
 ROUNDS: Final = 200
 _PAUSE_S: Final = 0.03
@@ -124,16 +124,13 @@ def _covered(poller: select.poll, table: int, path: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
-    if UID is not None:
-        os.chown(path, UID, UID)
+    give(path)
 
 
 def _prepare(folder: Path) -> None:
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     _write(folder / ".env", "API_KEY=secret\n")
-    if UID is not None:
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, UID, UID)
+    give(folder)
 
 
 @contextlib.contextmanager

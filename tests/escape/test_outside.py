@@ -17,7 +17,7 @@ from shellback.exec.wire.gitconfig import UNREADABLE
 from tests import sandboxes
 from tests.escape.test_repositories import Ground, contained
 from tests.execs import launch, printed
-from tests.supervisors import SOON, until
+from tests.supervisors import SOON, answered, until
 
 LOOP = """
 import os, time
@@ -84,9 +84,7 @@ async def attacked(ground: Ground, edit: Callable[[Ground], None], *, ends: bool
         after = await asyncio.to_thread(config.read_bytes)
         if not ends and (await engine.store.get(session.id) or session).live:
             before = (await engine.output(session).ends()).bytes_total
-            async with asyncio.timeout(SOON):
-                while (await engine.output(session).ends()).bytes_total < before + 40:  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+            await answered(engine.output(session).ends, lambda ends: ends.bytes_total >= before + 40)
         assert await asyncio.to_thread(config.read_bytes) == after
         found = [one for one in ground.sink.all.values() if one.kind == LOST_MOUNT]
         assert {(one.path, one.session_id, one.conversation_id) for one in found} == {(str(config), session.id, "talk")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -33,9 +32,9 @@ from tests.databases import unavailable
 from tests.escape.grounds import Pods
 from tests.escape.repositories import ATTACKS, BEGIN, Attack
 from tests.execs import GATE, end_all, launch, let_go, places, printed, run
-from tests.supervisors import SOON, UID
+from tests.supervisors import WHO, until
 
-WHO: dict[str, Any] = {} if UID is None else {"user": UID, "group": UID, "extra_groups": []}
+pytestmark = pytest.mark.anyio
 
 
 class Ground:
@@ -144,28 +143,19 @@ def attacks() -> pytest.MarkDecorator:
 
 
 @attacks()
-def test_each_attack_works_where_nothing_is_inspected(bare_ground: Ground, attack: Attack) -> None:
+async def test_each_attack_works_where_nothing_is_inspected(bare_ground: Ground, attack: Attack) -> None:
     ground = bare_ground
-
-    async def attempt() -> None:
-        async with ground.engine() as engine:
-            await ground.done(engine, attack.command)
-
-    asyncio.run(attempt())
+    await ran(ground, attack.command)
     assert not ground.mark.exists()
     said = ground.outdoors(*attack.person, at=attack.at)
     assert ground.mark.exists(), said
 
 
 @attacks()
-def test_what_git_would_obey_is_taken_away_before_the_person_uses_git_and_kept_and_told(
+async def test_what_git_would_obey_is_taken_away_before_the_person_uses_git_and_kept_and_told(
     ground: Ground, attack: Attack
 ) -> None:
-    async def attempt() -> Outcome:
-        async with ground.engine() as engine:
-            return await ground.done(engine, attack.command)
-
-    outcome = asyncio.run(attempt())
+    (outcome,) = await ran(ground, attack.command)
     ground.outdoors(*attack.person, at=attack.at)
     assert not ground.mark.exists()
     found = {one.path: one for one in ground.sink.all.values() if one.kind == REPOSITORY}
@@ -173,27 +163,19 @@ def test_what_git_would_obey_is_taken_away_before_the_person_uses_git_and_kept_a
     assert one.session_id == outcome.session.id
     assert one.conversation_id == "talk"
     assert one.kept is not None
-    assert os.path.lexists(one.kept)
     assert Path(one.kept).is_relative_to(ground.home)
     assert one.sentence in outcome_text(outcome)
-    assert not os.path.lexists(one.path)
+    assert (there(one.kept), there(one.path)) == (True, False)
 
 
-def ran(ground: Ground, *commands: str) -> list[Outcome]:
+async def ran(ground: Ground, *commands: str) -> list[Outcome]:
     """The outcomes of commands, one after the other."""
-
-    async def all_of_them() -> list[Outcome]:
-        async with ground.engine() as engine:
-            return [await ground.done(engine, command) for command in commands]
-
-    return asyncio.run(all_of_them())
+    async with ground.engine() as engine:
+        return [await ground.done(engine, command) for command in commands]
 
 
-async def there(path: Path) -> None:
-    """Wait for what is made while nobody listens."""
-    async with asyncio.timeout(SOON):
-        while not path.exists():  # noqa: ASYNC110, ASYNC240
-            await asyncio.sleep(0.005)
+def there(path: str | None) -> bool:
+    return path is not None and os.path.lexists(path)
 
 
 def found(ground: Ground, kind: str) -> list[Finding]:
@@ -208,35 +190,31 @@ git -C two checkout -q topic; git -C one status -s; git add one/f 2>/dev/null ||
 """
 
 
-def test_repositories_that_run_nothing_stay_as_they_were_made(ground: Ground) -> None:
-    (outcome,) = ran(ground, BENIGN)
+async def test_repositories_that_run_nothing_stay_as_they_were_made(ground: Ground) -> None:
+    (outcome,) = await ran(ground, BENIGN)
     assert ground.sink.all == {}
     assert outcome.findings == ()
     for name in ("one", "two", "four", "five", "five/s"):
         ground.git("status", at=name)
 
 
-def test_what_a_person_has_made_is_never_taken_away(ground: Ground) -> None:
+async def test_what_a_person_has_made_is_never_taken_away(ground: Ground) -> None:
     ground.git("init", "-q", "theirs")
     ground.git("config", "filter.x.clean", "cat", at="theirs")
     (ground.workspace / "theirs/.git/hooks/pre-commit").write_text("#!/bin/sh\n")
-
-    async def attempt() -> None:
-        async with ground.engine() as engine:
-            await ground.done(engine, "true")
-            # Nothing runs now: this is the person's too, between two commands.
-            ground.git("init", "-q", "later")
-            ground.git("config", "alias.x", "!true", at="later")
-            await ground.done(engine, "true")
-
-    asyncio.run(attempt())
+    async with ground.engine() as engine:
+        await ground.done(engine, "true")
+        # Nothing runs now: this is the person's too, between two commands.
+        ground.git("init", "-q", "later")
+        ground.git("config", "alias.x", "!true", at="later")
+        await ground.done(engine, "true")
     assert ground.sink.all == {}
     assert (ground.workspace / "theirs/.git/hooks/pre-commit").exists()
     assert b"alias" in (ground.workspace / "later/.git/config").read_bytes()
 
 
-def test_a_nested_repository_that_is_added_to_the_protected_index_is_told(ground: Ground) -> None:
-    one, two = ran(
+async def test_a_nested_repository_that_is_added_to_the_protected_index_is_told(ground: Ground) -> None:
+    one, two = await ran(
         ground,
         'made lib; git update-index --add --cacheinfo "160000,$(git -C lib rev-parse HEAD),lib"',
         "echo y > other; git add other",
@@ -248,8 +226,8 @@ def test_a_nested_repository_that_is_added_to_the_protected_index_is_told(ground
 
 
 @pytest.mark.parametrize("format_", ["--index-version 4", "--index-version 3", "--split-index"])
-def test_an_index_of_each_kind_is_read(ground: Ground, format_: str) -> None:
-    ran(
+async def test_an_index_of_each_kind_is_read(ground: Ground, format_: str) -> None:
+    await ran(
         ground,
         f'''git update-index {format_}; for i in 1 2 3; do echo > "a file $i"; done; git add "a file "*
         made lib; git update-index --add --cacheinfo "160000,$(git -C lib rev-parse HEAD),lib/with a name"''',
@@ -257,8 +235,10 @@ def test_an_index_of_each_kind_is_read(ground: Ground, format_: str) -> None:
     assert [one.path for one in found(ground, GITLINK)] == [str(ground.workspace / "lib/with a name")]
 
 
-def test_another_name_of_a_protected_file_no_longer_writes_it(ground: Ground) -> None:
-    one, two = ran(ground, "made lib; file lib; ln lib/.git/config other", 'git config -f other core.fsmonitor "$PWN"')
+async def test_another_name_of_a_protected_file_no_longer_writes_it(ground: Ground) -> None:
+    one, two = await ran(
+        ground, "made lib; file lib; ln lib/.git/config other", 'git config -f other core.fsmonitor "$PWN"'
+    )
     (told,) = found(ground, HARD_LINK)
     assert told.path == str(ground.workspace / "lib/.git/config")
     assert "other" in told.detail
@@ -268,100 +248,82 @@ def test_another_name_of_a_protected_file_no_longer_writes_it(ground: Ground) ->
     assert not ground.mark.exists()
 
 
-def test_what_a_command_in_the_background_has_made_is_found_by_the_next_command_and_again_at_its_end(
+async def test_what_a_command_in_the_background_has_made_is_found_by_the_next_command_and_again_at_its_end(
     ground: Ground,
 ) -> None:
-    async def attempt() -> tuple[str, str, tuple[str, ...], str]:
-        async with ground.engine() as engine:
-            text = f'''{ground.begin}made lib; file lib; git -C lib config core.fsmonitor "$PWN"; echo ready
-            {GATE}; git -C lib config core.fsmonitor "$PWN"; made last; git -C last config alias.x "!x"'''
-            session = await launch(engine, text)
-            await printed(engine, session.id, "ready")
-            told = outcome_text(await ground.done(engine, "true"))
-            ground.git("status", at="lib")
-            let_go(engine)
-            ended = await engine.wait(session.id, up_to=60)
-            assert ended.end is not None
-            notice = wake_text(callback_payload(ended, engine.output(ended)))
-            return session.id, told, ended.end.findings, notice
-
-    background, told, at_the_end, notice = asyncio.run(attempt())
+    async with ground.engine() as engine:
+        text = f'''{ground.begin}made lib; file lib; git -C lib config core.fsmonitor "$PWN"; echo ready
+        {GATE}; git -C lib config core.fsmonitor "$PWN"; made last; git -C last config alias.x "!x"'''
+        session = await launch(engine, text)
+        await printed(engine, session.id, "ready")
+        told = outcome_text(await ground.done(engine, "true"))
+        ground.git("status", at="lib")
+        let_go(engine)
+        ended = await engine.wait(session.id, up_to=60)
+        assert ended.end is not None
+        notice = wake_text(callback_payload(ended, engine.output(ended)))
     ground.git("status", at="lib")
     assert not ground.mark.exists()
-    assert [one.session_id for one in found(ground, REPOSITORY)] == [background] * 3
+    assert [one.session_id for one in found(ground, REPOSITORY)] == [session.id] * 3
     assert "lib/.git/config, made by a command" in told
-    assert len(at_the_end) == 2
-    assert all(one in notice for one in at_the_end)
-    assert any("last/.git/config" in one for one in at_the_end)
+    assert len(ended.end.findings) == 2
+    assert all(one in notice for one in ended.end.findings)
+    assert any("last/.git/config" in one for one in ended.end.findings)
 
 
-def test_what_a_process_makes_that_outlives_its_command_is_found_by_the_next_one(ground: Ground) -> None:
-    async def attempt() -> None:
-        async with ground.engine() as engine:
-            later = f'{GATE}; git init -q lib; git -C lib config core.fsmonitor "$PWN"; : > made'
-            outcome = await ground.done(
-                engine, f"export PWN; (setsid bash -c '{later}' > /dev/null 2>&1 &); echo begun"
-            )
-            assert outcome.session.end is not None
-            assert outcome.session.end.survivors
-            let_go(engine)
-            await there(ground.workspace / "made")
-            await ground.done(engine, "true")
-
-    asyncio.run(attempt())
+async def test_what_a_process_makes_that_outlives_its_command_is_found_by_the_next_one(ground: Ground) -> None:
+    async with ground.engine() as engine:
+        later = f'{GATE}; git init -q lib; git -C lib config core.fsmonitor "$PWN"; : > made'
+        outcome = await ground.done(engine, f"export PWN; (setsid bash -c '{later}' > /dev/null 2>&1 &); echo begun")
+        assert outcome.session.end is not None
+        assert outcome.session.end.survivors
+        let_go(engine)
+        await until((ground.workspace / "made").exists)
+        await ground.done(engine, "true")
     (told,) = found(ground, REPOSITORY)
     assert told.path == str(ground.workspace / "lib/.git/config")
     # Nothing lives any more that a command has left: what is there now is the person's.
     ground.git("init", "-q", "mine")
     ground.git("config", "alias.x", "!true", at="mine")
-    ran(ground, "true")
+    await ran(ground, "true")
     assert len(found(ground, REPOSITORY)) == 1
 
 
-def test_a_look_that_fails_is_told_and_what_was_made_is_examined_by_the_next_one(
+async def test_a_look_that_fails_is_told_and_what_was_made_is_examined_by_the_next_one(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def attempt() -> tuple[Outcome, Outcome]:
-        async with ground.engine() as engine:
-            looks = ground.protected._look  # pyright: ignore[reportPrivateUsage]
-            with monkeypatch.context() as patch:
-                made = ground.workspace / "lib/.git/config"
+    looks, made = ground.protected._look, ground.workspace / "lib/.git/config"  # pyright: ignore[reportPrivateUsage]
 
-                def fails() -> Covers:
-                    if made.exists():
-                        raise WorkspaceUnusable("too much")
-                    return looks()
+    def fails() -> Covers:
+        if made.exists():
+            raise WorkspaceUnusable("too much")
+        return looks()
 
-                patch.setattr(ground.protected, "_look", fails)
-                one = await ground.done(engine, 'made lib; git -C lib config core.fsmonitor "$PWN"')
-            return one, await ground.done(engine, "true")
-
-    one, two = asyncio.run(attempt())
+    async with ground.engine() as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(ground.protected, "_look", fails)
+            one = await ground.done(engine, 'made lib; git -C lib config core.fsmonitor "$PWN"')
+        two = await ground.done(engine, "true")
     (unseen,) = found(ground, UNSEEN)
     assert unseen.sentence in outcome_text(one)
     assert "lib/.git/config" in outcome_text(two)
 
 
-def test_a_worker_that_comes_back_knows_what_was_made_while_it_was_away(ground: Ground) -> None:
+async def test_a_worker_that_comes_back_knows_what_was_made_while_it_was_away(ground: Ground) -> None:
     ground.git("init", "-q", "theirs")
     ground.git("config", "alias.x", "!true", at="theirs")
-
-    async def attempt() -> Finding:
-        store = MemorySessionStore()
-        async with ground.engine(store, leaving=True) as engine:
-            await ground.done(engine, "true")
-            text = f"{ground.begin}echo ready; {GATE}; made lib; git -C lib config alias.x !x; : > made; sleep 600"
-            session = await launch(engine, text)
-            await printed(engine, session.id, "ready")
-        let_go(engine)
-        await there(ground.workspace / "made")
-        async with ground.engine(store) as engine:
-            await ground.done(engine, "true")
-        (told,) = found(ground, REPOSITORY)
-        assert told.session_id == session.id
-        return told
-
-    assert asyncio.run(attempt()).path == str(ground.workspace / "lib/.git/config")
+    store = MemorySessionStore()
+    async with ground.engine(store, leaving=True) as engine:
+        await ground.done(engine, "true")
+        text = f"{ground.begin}echo ready; {GATE}; made lib; git -C lib config alias.x !x; : > made; sleep 600"
+        session = await launch(engine, text)
+        await printed(engine, session.id, "ready")
+    let_go(engine)
+    await until((ground.workspace / "made").exists)
+    async with ground.engine(store) as engine:
+        await ground.done(engine, "true")
+    (told,) = found(ground, REPOSITORY)
+    assert (told.session_id, told.path) == (session.id, str(ground.workspace / "lib/.git/config"))
 
 
 ODD = """
@@ -375,19 +337,19 @@ made eight; for i in $(seq 100); do touch "eight/.git/hooks/h$i"; done
 """
 
 
-def test_what_cannot_be_read_as_git_does_is_taken_away_unread(ground: Ground) -> None:
-    ran(ground, ODD)
-    paths = {os.path.relpath(one.path, ground.workspace) for one in found(ground, REPOSITORY)}
+async def test_what_cannot_be_read_as_git_does_is_taken_away_unread(ground: Ground) -> None:
+    await ran(ground, ODD)
+    paths = {str(Path(one.path).relative_to(ground.workspace)) for one in found(ground, REPOSITORY)}
     assert paths == {
         "lib/.git/config", "two/.git/config", "three/.git/hooks", "four/.git/config", "five/.git", "six/.git",
         "seven/.git", "eight/.git/hooks",
     }  # fmt: skip
-    assert all(one.kept and os.path.lexists(one.kept) for one in found(ground, REPOSITORY))
+    assert all(there(one.kept) for one in found(ground, REPOSITORY))
 
 
-def test_git_itself_takes_no_command_from_a_file_of_submodules(bare_ground: Ground) -> None:
+async def test_git_itself_takes_no_command_from_a_file_of_submodules(bare_ground: Ground) -> None:
     ground = bare_ground
-    ran(
+    await ran(
         ground,
         """made sub; file sub; made lib; git -C lib -c protocol.file.allow=always submodule add "$WORKSPACE/sub" s
         git -C lib config -f .gitmodules submodule.s.update "!$PWN"; git -C lib add .gitmodules; git -C lib commit -qm s
@@ -398,13 +360,13 @@ def test_git_itself_takes_no_command_from_a_file_of_submodules(bare_ground: Grou
 
 
 @pytest.mark.parametrize("inspected", [False, True], ids=["not inspected", "inspected"])
-def test_in_containers_too_the_person_s_git_runs_nothing_of_theirs(tmp_path: Path, inspected: bool) -> None:
+async def test_in_containers_too_the_person_s_git_runs_nothing_of_theirs(tmp_path: Path, inspected: bool) -> None:
     attack = ATTACKS[0]
     program = 'git -C vendor/lib config core.fsmonitor "$PWN"'  # by the path that the person's git takes it from
     with contained(tmp_path, inspected=inspected) as ground:
         text = attack.command.replace(program, program.replace("$PWN", str(ground.workspace / "pwn")))
         assert text != attack.command
-        (outcome,) = ran(ground, text)
+        (outcome,) = await ran(ground, text)
         ground.outdoors(*attack.person)
         assert ground.mark.exists() is not inspected
         assert bool(outcome.findings) is inspected

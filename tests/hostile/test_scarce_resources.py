@@ -36,7 +36,7 @@ from shellback.work.queue.callbacks import CallbackSink
 from tests.execs import GATE, backend_of, end_all, launch, let_go, places
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session
-from tests.supervisors import SOON, Rig, assert_kept, failure, gone, removed, rig, until
+from tests.supervisors import SOON, Rig, answered, assert_kept, failure, gone, removed, rig, until
 from tests.surroundings import SmallRig, small_rig
 
 pytestmark = pytest.mark.anyio
@@ -138,9 +138,7 @@ async def test_an_end_that_the_database_has_no_room_for_is_recorded_when_it_has(
 
 
 async def _printed(sup: Rig, name: str, size: int) -> None:
-    async with asyncio.timeout(SOON):
-        while (await sup.client.status(name))["bytes_total"] < size:  # noqa: ASYNC110 - nobody announces it
-            await asyncio.sleep(0.01)
+    await answered(lambda: sup.client.status(name), lambda status: status["bytes_total"] >= size)
 
 
 async def test_a_read_only_state_directory_is_named_and_nothing_is_started(tmp_path: Path) -> None:

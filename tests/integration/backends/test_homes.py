@@ -22,6 +22,7 @@ from shellback.exec.backends.private_homes import PrivateHomes
 from shellback.exec.backends.trusted import PROTECTED
 from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.model import CommandSpec
+from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.wire import linux
 from tests.desks import Desk, desk

@@ -14,8 +14,8 @@ from shellback.exec.core.model import Evidence, Session, SessionEnd, SessionStat
 from shellback.exec.log.placements import Placements
 from shellback.exec.wire import layout
 from tests.execs import granted, launch, origin, printed, run, spec
-from tests.pods import Pod, in_pod, kill, pod, podman
-from tests.supervisors import until
+from tests.pods import Pod, in_pod, pod, podman
+from tests.supervisors import kill, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 SOON_S = 90.0

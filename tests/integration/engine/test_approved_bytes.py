@@ -22,11 +22,12 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 
 from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.model import CommandSpec, Evidence, SessionEnd, SessionState
+from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.commands import proposal_for
 from shellback.exec.tools.toolset import exec_toolset
 from tests import execs, sandboxes
-from tests.execs import EXEC_UID, each_backend, granted, origin, running_engine, spec
+from tests.execs import each_backend, granted, origin, running_engine, spec
 from tests.integration.tools.test_toolset_agent import OUTPUT, Script, returns
 from tests.programs import swapper
 from tests.supervisors import until

@@ -44,6 +44,7 @@ from tests.execs import (
     spec,
     unstarted_engine,
 )
+from tests.supervisors import answered
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -96,8 +97,7 @@ async def test_an_end_that_nobody_heard_is_recorded_when_the_next_start_returns(
         session = await launch(first, f"{GATE}; exit 9")
     let_go(first)
     client = SupervisorClient(home, idle_s=0.5)
-    while not await client.unacknowledged():  # noqa: ASYNC110 - nobody listens, that is the point
-        await asyncio.sleep(0.01)
+    await answered(client.unacknowledged)  # nobody listens, that is the point
     await client.close()
     assert told.sessions == []
     async with unstarted_engine(workspace, home, store) as second:

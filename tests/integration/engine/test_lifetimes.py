@@ -12,7 +12,7 @@ from shellback.exec.core.model import EndedBy
 from shellback.exec.engine.following import Follower
 from tests.execs import launch, origin
 from tests.pods import in_pod
-from tests.supervisors import SOON, Rig, gone, until
+from tests.supervisors import SOON, Rig, answered, gone, until
 
 pytestmark = pytest.mark.anyio
 
@@ -106,9 +106,8 @@ async def test_a_container_is_asked_too_for_output_for_readers_and_to_end_what_a
         session = await launch(engine, "echo $$; exec cat", pty=True, lifetime="turn", origin=origin(turn_id="turn1"))
         follower = Follower(engine, session)
         assert (await follower.grown(0, timeout_s=SOON)).size > 0
-        async with asyncio.timeout(SOON):
-            while (look := await engine.supervised.port.look(session.id)) is None or look.how != "read":  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        look = await answered(lambda: engine.supervised.port.look(session.id), lambda look: look and look.how == "read")
+        assert look is not None
         assert (look.name, look.terminal is not None) == ("cat", True)
         waiting = asyncio.ensure_future(follower.grown(1 << 20, timeout_s=SOON))
         assert await engine.supervised.port.expire("turn", "turn2") == []

@@ -28,7 +28,7 @@ from tests.databases import unavailable
 from tests.execs import Told, each_backend, granted, launch, origin, printed, run, running, running_engine, spec
 from tests.integration.tools.test_toolset_agent import Script, converse, refusal
 from tests.pods import in_pod
-from tests.supervisors import SOON, Rig, end, stop
+from tests.supervisors import SOON, Rig, answered, end, stop
 
 pytestmark = pytest.mark.anyio
 
@@ -247,10 +247,7 @@ async def look_at(engine: Engine, session: Session) -> Look:
 
 async def seen_waiting(engine: Engine, session: Session) -> Look:
     """What is seen once somebody waits for input."""
-    async with asyncio.timeout(SOON):
-        while (look := await look_at(engine, session)).how == "none":  # noqa: ASYNC110 - nobody announces it
-            await asyncio.sleep(0.02)
-    return look
+    return await answered(lambda: look_at(engine, session), lambda look: look.how != "none")
 
 
 async def started(engine: Engine, rows: list[Row]) -> list[Session]:
@@ -312,9 +309,7 @@ async def test_a_stopped_reader_does_not_wait_and_quiet_counts_from_the_last_out
         return "" if look is None else look.how
 
     async def reading() -> None:
-        async with asyncio.timeout(SOON):
-            while await how() != "read":  # noqa: ASYNC110 - nobody announces it
-                await asyncio.sleep(0.01)
+        await answered(how, lambda found: found == "read")
 
     await reading()
     look = await sup.client.look("a")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from shellback.exec.shell.permit import permit
 from shellback.exec.tools.toolset import ExecTools
 from tests import sandboxes
 from tests.execs import running_engine, spec
+from tests.supervisors import until
 
 pytestmark = pytest.mark.anyio
 
@@ -129,9 +129,7 @@ async def claimed(call: Call, verdict: Verdict, crash: str) -> None:
 
 async def made(path: Path) -> None:
     """Wait until a command has made this file."""
-    async with asyncio.timeout(30):
-        while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240
-            await asyncio.sleep(0.005)
+    await until(lambda: os.path.exists(path))
 
 
 async def test_what_was_claimed_by_its_class_never_runs_in_the_profile_of_a_rule(

@@ -20,6 +20,7 @@ from shellback.storage.tables import events
 from shellback.work.queue import stream
 from shellback.work.turn import output_notes
 from shellback.work.turn.output_notes import note_output
+from tests import supervisors
 from tests.execs import GATE, launch, let_go, origin, run, running_engine, spec
 from tests.execs import granted as grant
 from tests.supervisors import SOON
@@ -56,9 +57,7 @@ async def test_a_process_tells_how_much_it_printed_on_which_stream_and_how_it_ex
 
 async def test_the_iterator_follows_what_runs_already_from_now_on_and_only_its_conversation(engine: Engine) -> None:
     session = await launch(engine, f"echo before; {GATE}; echo after")
-    async with asyncio.timeout(SOON):
-        while not engine.output(session).size():  # noqa: ASYNC110 - a log has nobody to notify us
-            await asyncio.sleep(0.005)
+    await supervisors.until(engine.output(session).size)
     other = spec(engine, "echo theirs", background=True)
     feed = output_events(engine, "talk")
     first = asyncio.ensure_future(anext(feed))
@@ -139,9 +138,7 @@ async def test_what_nobody_takes_is_joined_and_beyond_a_bound_counted(
 
 async def _has_ended(engine: Engine, session: Session) -> None:
     await engine.wait(session.id, up_to=SOON)
-    async with asyncio.timeout(SOON):
-        while any(task.get_name() == f"notices {session.id}" for task in asyncio.all_tasks()):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await supervisors.until(lambda: all(task.get_name() != f"notices {session.id}" for task in asyncio.all_tasks()))
 
 
 async def test_a_note_takes_the_place_of_the_last_one_and_has_a_higher_number(

@@ -19,7 +19,7 @@ from shellback.exec.link.client import SupervisorClient
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import VERSION
 from shellback.settings import plain_environment
-from tests.supervisors import Rig, end, gone
+from tests.supervisors import Rig, end, gone, until
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 60.0
@@ -73,8 +73,7 @@ async def test_a_worker_that_came_first_waits_until_the_service_is_there_and_say
 ) -> None:
     monkeypatch.setattr(reaching, "_AWAY_S", 0.2)
     waiting = asyncio.create_task(outside.client.connect())
-    while not caplog.records:  # noqa: ASYNC110 - a log calls nobody
-        await asyncio.sleep(0.02)
+    await until(lambda: caplog.records)
     said = caplog.records[0].getMessage()
     assert "SUPERVISOR=external" in said
     assert "`shellback supervisor`" in said

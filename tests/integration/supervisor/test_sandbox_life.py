@@ -23,8 +23,8 @@ from shellback.exec.supervisor.sandbox.cgroups import Cgroups
 from shellback.exec.wire import layout
 from shellback.exec.wire.sandbox import Bounds
 from tests.escape.scene import PYTHON
-from tests.sandboxes import Boxes, adjust, adjusted, boxes
-from tests.supervisors import end, failure, gone, removed, state_of, stop, until
+from tests.sandboxes import Boxes, adjust, adjusted, boxes, writable
+from tests.supervisors import answered, end, failure, gone, removed, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -224,7 +224,7 @@ async def test_instances_are_bounded_and_those_that_nobody_uses_make_room(box: B
 async def test_a_workspace_made_anew_gets_an_instance_of_its_own(box: Boxes) -> None:
     await box.run("a", "echo old > file; echo old > /tmp/file")
     await until(lambda: not box.marked() and removed(box.workspace))
-    box.make_workspace()
+    writable(box.workspace)
     record = await box.run("b", "cat /tmp/file; echo new > file")
     assert (record["exit_code"], box.log("b")) == (0, b"cat: /tmp/file: No such file or directory\n")
     assert (box.workspace / "file").read_text() == "new\n"
@@ -338,9 +338,7 @@ class Slow:
         sandbox = await self.box.planned(bwrap=self.box.script(HELD.format(fifo=self.fifo)))
         self.again = lambda: self.box.start(name, script, sandbox=sandbox, **more)
         self.asked.append(asyncio.create_task(self.again()))
-        async with asyncio.timeout(30):
-            while (await self.box.client.status(name))["state"] != "running":  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await answered(lambda: self.box.client.status(name), lambda status: status["state"] == "running")
 
     async def go_on(self) -> None:
         await asyncio.to_thread(self.fifo.write_text, "\n")

@@ -19,7 +19,7 @@ from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import ExitRecord
 from tests.sandboxes import Boxes, boxes
-from tests.supervisors import SOON, UID, end, failure, state_of, stop, until
+from tests.supervisors import SOON, UID, answered, end, failure, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -76,10 +76,7 @@ EDITS = [by_rename, by_backup, by_unlink]
 
 async def losses(box: Boxes, name: str) -> list[dict[str, Any]]:
     """The losses of a session that runs, once there is one."""
-    async with asyncio.timeout(SOON):
-        while not (found := (await box.client.status(name)).get("losses")):  # noqa: ASYNC110 - nobody announces it
-            await asyncio.sleep(0.005)
-    return found
+    return (await answered(lambda: box.client.status(name), lambda status: status.get("losses")))["losses"]
 
 
 async def gone_on(box: Boxes, name: str) -> ExitRecord:

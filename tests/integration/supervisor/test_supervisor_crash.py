@@ -14,7 +14,7 @@ import pytest
 
 from shellback.exec.core.errors import InputUnknown
 from shellback.exec.wire import layout
-from tests.supervisors import SOON, Rig, end, gone, removed, rig, stop, until
+from tests.supervisors import SOON, Rig, answered, end, gone, removed, rig, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -97,9 +97,7 @@ async def test_without_a_keeper_what_runs_goes_on_and_nothing_new_starts_in_the_
     await sup.start("a", "read line; echo $line; exit 4", keep_stdin_open=True, background=True)
     _, keeper = await sup.pids()
     await end(keeper)
-    async with asyncio.timeout(SOON):
-        while (await sup.client.info())["keeper"]:  # noqa: ASYNC110 - nobody announces it
-            await asyncio.sleep(0.01)
+    await answered(sup.client.info, lambda info: not info["keeper"])
     answer = await sup.start("b", "exit 0", background=True)
     assert (answer.outcome, answer.code) == ("refused", "keeper_dead")
     assert (await sup.run("c", "exit 2"))["exit_code"] == 2

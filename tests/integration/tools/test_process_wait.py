@@ -16,7 +16,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.tools.toolset import exec_toolset
 from tests.execs import launch, let_go, printed, running_engine
 from tests.integration.tools.test_toolset_agent import OUTPUT, Deps, Script, converse, refusal, returns
-from tests.supervisors import SOON
+from tests.supervisors import SOON, until
 
 pytestmark = pytest.mark.anyio
 
@@ -48,9 +48,7 @@ async def test_any_returns_with_the_first_end_and_all_with_the_last(tmp_path: Pa
         again = await waited(engine, gated.id, quick.id, timeout=0)
         assert column(again, "output") == ["", ""]
         task = asyncio.ensure_future(waited(engine, gated.id, quick.id, until="all", timeout=60))
-        async with asyncio.timeout(SOON):
-            while not engine.awaited:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await until(lambda: engine.awaited)
         let_go(engine)
         last = await task
     assert last.content["why"] == "all have ended"
@@ -72,9 +70,7 @@ async def test_it_returns_when_its_time_is_up_when_the_turn_is_to_end_and_when_o
     assert (await waited(engine, silent.id, timeout=60, deps=Short())).content["why"] == "none has ended yet"
 
     task = asyncio.ensure_future(waited(engine, silent.id, timeout=60))
-    async with asyncio.timeout(SOON):
-        while not engine.awaited:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: engine.awaited)
     engine.give_up(silent.id)
     assert (await task).content["why"] == "none has ended yet"
     assert not engine.awaited
@@ -88,9 +84,7 @@ async def test_it_returns_when_its_time_is_up_when_the_turn_is_to_end_and_when_o
 async def test_cancelling_ends_the_waiting_and_no_process(engine: Engine) -> None:
     session = await launch(engine, "sleep 600")
     task = asyncio.ensure_future(waited(engine, session.id, timeout=60))
-    async with asyncio.timeout(SOON):
-        while not engine.awaited:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await until(lambda: engine.awaited)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

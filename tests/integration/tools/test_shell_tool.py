@@ -16,6 +16,7 @@ from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
 from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.errors import SpawnFailed
 from shellback.exec.core.model import READ_ONLY, SHELL, Session, SessionEnd, SessionState
+from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.link.supervised import Seen
 from shellback.exec.persistent import Executed, PersistentShells
 from shellback.exec.policy.classify.model import Tier
@@ -24,7 +25,7 @@ from shellback.exec.reports.callback_text import callback_payload, wake_text
 from shellback.exec.tools.tool import Invocation
 from shellback.exec.tools.tool_calls import Granted, ToolCalls
 from tests.desks import Desk, desk
-from tests.execs import EXEC_UID, GATE, let_go, printed
+from tests.execs import GATE, let_go, printed
 from tests.supervisors import SOON, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
