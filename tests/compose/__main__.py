@@ -33,16 +33,15 @@ def _run(options: argparse.Namespace) -> int:
     directory = Path(tempfile.mkdtemp(prefix="shellback-compose-"))
     kept = False
     try:
-        try:
-            engine = engines.chosen(directory, options.compose)
-        except NoEngine as error:
-            print(f"compose-test: {error}", file=sys.stderr)
-            return 2
+        engine = engines.chosen(directory, options.compose)
         project.copied(directory)
         image = project.set_apart(engine)
         run = Run(engine, lambda text: print(f"compose-test: {text}", file=sys.stderr, flush=True))
         kept = options.keep
         return _reported(run, image, options)
+    except NoEngine as error:
+        print(f"compose-test: {error}", file=sys.stderr)
+        return 2
     finally:
         if not kept:
             shutil.rmtree(directory, ignore_errors=True)
@@ -56,7 +55,8 @@ def _reported(run: Run, image: str, options: argparse.Namespace) -> int:
         failed = error
     finally:
         if options.keep:
-            print(f"compose-test: kept: {_where(run.engine)}", file=sys.stderr)
+            project_name = run.engine.environ["COMPOSE_PROJECT_NAME"]
+            print(f"compose-test: kept: project {project_name}, files in {run.engine.directory}", file=sys.stderr)
         else:
             scenes.removed(run.engine, image, run.stand_ins)
     print(table(run))
@@ -93,10 +93,6 @@ def facts(run: Run) -> dict[str, Any]:
 def _version(engine: Engine) -> str:
     said = [engine.call("--version").splitlines()[0], engine.composed("version").splitlines()[0]]
     return ", ".join(dict.fromkeys(said))
-
-
-def _where(engine: Engine) -> str:
-    return f"project {engine.environ['COMPOSE_PROJECT_NAME']}, files in {engine.directory}"
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -6,11 +6,13 @@ import os
 import resource
 import shlex
 import shutil
-import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
+
+from tests.supervisors import kill
 
 CALL_S: Final = 120.0
 SAID: Final = 1_500
@@ -50,19 +52,17 @@ class Engine:
         """
         return self._run([self.kind, *words], timeout, stdin).stdout.strip()
 
-    def said(self, *words: str) -> str:
-        """What the engine prints on either stream; the end of it.
-
-        Raises:
-            CommandFailed: It did not end with 0, or not in time.
-        """
-        done = self._run([self.kind, *words], CALL_S, None)
-        return f"{done.stdout}{done.stderr}"[-SAID:]
+    def log(self, service: str) -> str:
+        """The end of what a service has printed, on either stream."""
+        with suppress(CommandFailed):
+            words = ["logs", "--tail", "20", self.container(service) or service]
+            done = self._run([self.kind, *words], CALL_S, None)
+            return f"{done.stdout}{done.stderr}"[-SAID:]
+        return ""
 
     def succeeds(self, *words: str) -> bool:
         """Whether the engine ends with 0."""
-        done = subprocess.run([self.kind, *words], env=self._env(), capture_output=True, check=False, timeout=CALL_S)
-        return done.returncode == 0
+        return _ends_well([self.kind, *words], self.environ)
 
     def composed(self, *words: str, timeout: float = CALL_S, ends: tuple[int, ...] = (0,)) -> str:
         """What compose prints for the project.
@@ -97,18 +97,11 @@ class Engine:
         What the engine kills it takes for stopped by a person, and does not restart.
         """
         try:
-            fd = os.pidfd_open(int(self.seen(service, ".State.Pid")))
-            try:
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-            finally:
-                os.close(fd)
+            kill(int(self.seen(service, ".State.Pid")))
         except OSError:
             self.call("kill", "--signal", "KILL", self.container(service) or service)
             return False
         return True
-
-    def _env(self) -> dict[str, str]:
-        return {**os.environ, **self.environ}
 
     def _run(
         self, argv: list[str], timeout: float, stdin: Any, ends: tuple[int, ...] = (0,)
@@ -117,7 +110,7 @@ class Engine:
             done = subprocess.run(
                 argv,
                 cwd=self.directory,
-                env=self._env(),
+                env={**os.environ, **self.environ},
                 stdin=stdin or subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
@@ -149,12 +142,13 @@ def chosen(directory: Path, named: str = "") -> Engine:
     """
     missing: list[str] = []
     words = shlex.split(named)
-    if not words or "podman" not in Path(words[0]).name:
+    for_podman = bool(words) and "podman" in Path(words[0]).name
+    if not for_podman:
         argv = words or ["docker", "compose"]
         missing.append(_docker(argv))
         if not missing[-1]:
             return Engine("docker", argv, directory)
-    if not words or "podman" in Path(words[0]).name:
+    if for_podman or not words:
         argv = words or ["podman-compose"]
         environ = _podman_environ(directory)
         missing.append(_podman(argv, environ))
@@ -193,7 +187,7 @@ def _podman(argv: list[str], environ: dict[str, str]) -> str:
 
 def _ends_well(argv: list[str], environ: dict[str, str] | None = None) -> bool:
     env = {**os.environ, **(environ or {})}
-    return subprocess.run(argv, env=env, capture_output=True, check=False).returncode == 0
+    return subprocess.run(argv, env=env, capture_output=True, check=False, timeout=CALL_S).returncode == 0
 
 
 def _podman_environ(directory: Path) -> dict[str, str]:

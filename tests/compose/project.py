@@ -32,16 +32,11 @@ def set_apart(engine: Engine) -> str:
     engine.environ["COMPOSE_PROJECT_NAME"] = name
     lines = [f"POSTGRES_PASSWORD={secrets.token_hex(24)}", "MODEL=offline", "ENABLE_EXECUTE=true", "BACKEND=host"]
     (engine.directory / ".env").write_text("\n".join([*lines, ""]))
-    _change(engine, image)
-    return image
-
-
-def _change(engine: Engine, image: str) -> None:
-    """Write image, port and what the machine does not allow into the copy; a second file is merged by each its way."""
+    # Into the copy, since a second file is merged by each its way.
     path = engine.directory / "docker-compose.yml"
     whole = yaml.safe_load(path.read_text())
-    for name, service in whole["services"].items():
-        if name == "postgres":
+    for role, service in whole["services"].items():
+        if role == "postgres":
             service["ports"] = [f"127.0.0.1:{_free_port()}:5432"]
         else:
             service["image"] = image
@@ -50,6 +45,7 @@ def _change(engine: Engine, image: str) -> None:
         if engine.kind == "podman":
             service.get("healthcheck", {}).pop("start_interval", None)  # it has none for the start
     path.write_text(yaml.safe_dump(whole))
+    return image
 
 
 def _copy(source: Path, to: Path) -> None:

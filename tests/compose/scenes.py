@@ -98,7 +98,7 @@ class Run:
         if self.engine.seen(service, ".State.Status") not in {"exited", "stopped"}:
             return False
         if (code := self.engine.seen(service, ".State.ExitCode")) != "0":
-            raise Failed(f"{service} ended with {code}: {self._log(service)}")
+            raise Failed(f"{service} ended with {code}: {self.engine.log(service)}")
         return True
 
     def _killed(self, victim: str) -> None:
@@ -156,11 +156,6 @@ class Run:
     def _shellback(self, *words: str, ends: tuple[int, ...] = (0,)) -> str:
         return self.engine.composed("exec", "-T", "worker", "shellback", *words, ends=ends)
 
-    def _log(self, service: str) -> str:
-        with suppress(CommandFailed):
-            return self.engine.said("logs", "--tail", "20", self.engine.container(service) or service)
-        return ""
-
     def _until(self, what: str, true: Callable[[], bool]) -> None:
         """Ask until it is so. Each asking takes the time that an engine needs to answer."""
         deadline = time.monotonic() + PATIENCE_S
@@ -174,7 +169,7 @@ class Run:
                 raise
             except (CommandFailed, json.JSONDecodeError) as error:
                 said = f"; last: {error}"
-        logs = "".join(f"\n--- {service}\n{self._log(service)}" for service in VICTIMS)
+        logs = "".join(f"\n--- {service}\n{self.engine.log(service)}" for service in VICTIMS)
         raise CommandFailed(f"not within {PATIENCE_S:.0f} s: {what}{said}{logs}")
 
 
