@@ -19,8 +19,8 @@ from typing import Final
 
 from shellback.exec.core.runner import found
 from tests.escape.grounds import GROUNDS, Ground
+from tests.escape.inside import PROBES
 from tests.escape.runs import Verdict, run
-from tests.escape.table import PROBES
 
 ENOUGH: Final = 40
 QUIET: Final = frozenset({"read_inherited"})

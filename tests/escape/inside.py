@@ -11,11 +11,14 @@ import os
 import select
 import signal
 import sys
+from typing import Final
 
-from tests.escape.probe import DONE, TIME_S, Attempt, Place
-from tests.escape.table import PROBES
+from tests.escape import bombs, containers, files, networks, privileges, processes, protected
+from tests.escape.probe import DONE, TIME_S, Attempt, Place, Probe
 
 MARK = "@@"
+_MODULES: Final = (files, processes, networks, privileges, protected, bombs, containers)
+PROBES: Final[tuple[Probe, ...]] = tuple(probe for module in _MODULES for probe in module.probe.all)
 
 
 def main(argv: list[str]) -> None:

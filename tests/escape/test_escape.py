@@ -13,9 +13,9 @@ import pytest
 from tests.databases import unavailable
 from tests.escape.__main__ import missing, unheard
 from tests.escape.grounds import GROUNDS, Pods
+from tests.escape.inside import PROBES
 from tests.escape.probe import Probe
 from tests.escape.runs import WAYS, Verdict, run
-from tests.escape.table import PROBES
 from tests.podmans import needed
 from tests.sandboxes import LINGER_S, adjust
 
