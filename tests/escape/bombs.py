@@ -6,28 +6,7 @@ import os
 import signal
 import time
 
-from tests.escape.probe import Place, Probes, done
-
-probe = Probes()
-BOMBS = "Fork and disk bombs"
-
-
-@probe(BOMBS, seen=done, way="bounded")
-def fork_bomb(place: Place) -> object:
-    """Fork until it is refused: more processes than the bound."""
-    made: list[int] = []
-    try:
-        for _ in range(place.processes * 2):
-            pid = os.fork()
-            if pid == 0:
-                time.sleep(60)
-                os._exit(0)
-            made.append(pid)
-    finally:
-        for pid in made:
-            os.kill(pid, signal.SIGKILL)
-        for pid in made:
-            os.waitpid(pid, 0)
+from tests.escape.probe import Group, Place
 
 
 def _fill(path: str, size: int, piece: int = 1 << 20) -> object:
@@ -46,33 +25,41 @@ def _fill(path: str, size: int, piece: int = 1 << 20) -> object:
                 os.unlink(one)
 
 
-@probe(BOMBS, seen=done, way="bounded")
-def fill_scratch(place: Place) -> object:
-    """Fill /tmp beyond its bound."""
-    return _fill(f"{place.scratch}/bomb", place.scratch_bytes * 2)
+class Bombs(Group, called="Fork and disk bombs", way="bounded"):
+    def fork_bomb(self, place: Place) -> object:
+        """Fork until it is refused: more processes than the bound."""
+        made: list[int] = []
+        try:
+            for _ in range(place.processes * 2):
+                pid = os.fork()
+                if pid == 0:
+                    time.sleep(60)
+                    os._exit(0)
+                made.append(pid)
+        finally:
+            for pid in made:
+                os.kill(pid, signal.SIGKILL)
+            for pid in made:
+                os.waitpid(pid, 0)
 
+    def fill_scratch(self, place: Place) -> object:
+        """Fill /tmp beyond its bound."""
+        return _fill(f"{place.scratch}/bomb", place.scratch_bytes * 2)
 
-@probe(BOMBS, seen=done, way="bounded")
-def fill_home(place: Place) -> object:
-    """Fill the home directory beyond its bound."""
-    return _fill(os.path.expanduser("~/bomb"), place.scratch_bytes * 2)
+    def fill_home(self, place: Place) -> object:
+        """Fill the home directory beyond its bound."""
+        return _fill(os.path.expanduser("~/bomb"), place.scratch_bytes * 2)
 
+    def fill_shared_memory(self, place: Place) -> object:
+        """Fill /dev/shm beyond its bound."""
+        return _fill(f"/dev/shm/bomb-{place.nonce}", 80 << 20)
 
-@probe(BOMBS, seen=done, way="bounded")
-def fill_shared_memory(place: Place) -> object:
-    """Fill /dev/shm beyond its bound."""
-    return _fill(f"/dev/shm/bomb-{place.nonce}", 80 << 20)
+    def fill_run(self, place: Place) -> object:
+        """Fill /run, or the runtime directory of the user, beyond its bound."""
+        folder = os.path.dirname(place.socket_in_run)
+        return _fill(f"{folder if os.path.exists(folder) else '/run'}/bomb", 24 << 20)
 
-
-@probe(BOMBS, seen=done, way="bounded")
-def fill_run(place: Place) -> object:
-    """Fill /run, or the runtime directory of the user, beyond its bound."""
-    folder = os.path.dirname(place.socket_in_run)
-    return _fill(f"{folder if os.path.exists(folder) else '/run'}/bomb", 24 << 20)
-
-
-@probe(BOMBS, seen=done, way="bounded")
-def large_file(place: Place) -> object:
-    """Write one file of the workspace beyond the bound of files."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    return _fill(f"{place.workspace}/bomb", place.file_bytes * 2, place.file_bytes * 2)
+    def large_file(self, place: Place) -> object:
+        """Write one file of the workspace beyond the bound of files."""
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        return _fill(f"{place.workspace}/bomb", place.file_bytes * 2, place.file_bytes * 2)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from dataclasses import dataclass
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 if TYPE_CHECKING:
     from tests.escape.scene import Scene
@@ -77,28 +78,39 @@ class Probe:
     way: Way
     control: bool
     """Whether the same attempt can succeed without a sandbox at all."""
-    backend: str = ""
+    backend: str
     """Where it means something: '' in every kind of sandbox."""
+    module: str
 
 
-@dataclass
-class Probes:
-    """The probes of one module, in the order in which they stand there."""
+class Group:
+    """Attempts of one kind, each a method: its docstring says what it tries, and its name is the probe's.
 
-    all: list[Probe] = field(default_factory=list[Probe])
+    A subclass is `called` something, and says what is so for its attempts unless they are decorated with `but`.
+    """
 
-    def __call__(
-        self, group: str, *, seen: Seen, way: Way = "work", control: bool = True, backend: str = ""
-    ) -> Callable[[Attempt], Attempt]:
-        """Decorate an attempt; its docstring says what it tries, its name is the probe's."""
+    all: Final[list[Probe]] = []
 
-        def kept(attempt: Attempt) -> Attempt:
-            name = getattr(attempt, "__name__", "")
-            words = " ".join((attempt.__doc__ or name).split()).rstrip(".")
-            self.all.append(Probe(name, group, words, attempt, seen, way, control, backend))
-            return attempt
+    def __init_subclass__(
+        cls, *, called: str, seen: Seen | None = None, way: Way = "work", control: bool = True, backend: str = ""
+    ) -> None:
+        given = {"seen": seen or done, "way": way, "control": control, "backend": backend}
+        for name, attempt in vars(cls).items():
+            if not name.startswith("_"):
+                words = " ".join((attempt.__doc__ or name).split()).rstrip(".")
+                more: dict[str, Any] = {**given, **getattr(attempt, "but", {})}
+                Group.all.append(Probe(name, called, words, MethodType(attempt, cls()), module=cls.__module__, **more))
 
-        return kept
+
+def but(*, seen: Seen | None = None, way: Way | None = None, control: bool | None = None) -> Callable[[T], T]:
+    """What is otherwise for one attempt of a group."""
+    more = {"seen": seen, "way": way, "control": control}
+
+    def kept(attempt: T) -> T:
+        setattr(attempt, "but", {name: value for name, value in more.items() if value is not None})  # noqa: B010 - a function has no such attribute, to the type checker
+        return attempt
+
+    return kept
 
 
 def told(scene: Scene, _name: str, said: str) -> bool:
