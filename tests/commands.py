@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -89,23 +89,21 @@ def _control() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-class Terminal:
-    """A command on a terminal of its own: what it shows, and keys."""
+class OnTerminal:
+    """A program on a terminal of its own: what it shows, and keys."""
 
-    program: tuple[str, ...] = PROGRAM
-
-    def __init__(self, stage: Stage, *args: str, **environ: str | None) -> None:
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> None:
         self._ours, theirs = pty.openpty()
         self.shown = ""
         self.raw = ""
         self._seen = 0
         self.process = subprocess.Popen(
-            [*self.program, *args],
+            argv,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={"TERM": "dumb", **OURS, **environment(stage, environ)},
-            cwd=stage.root,
+            env=environ,
+            cwd=cwd,
             start_new_session=True,
             preexec_fn=_control,  # noqa: PLW1509 - nothing but one system call
         )
@@ -130,17 +128,18 @@ class Terminal:
         """Wait until `text` appears after what was waited for before."""
         deadline = time.monotonic() + PATIENCE_S
         while (at := self.shown.find(text, self._seen)) < 0:
-            if time.monotonic() > deadline or not self._more():
+            if time.monotonic() > deadline or not self.more():
                 raise AssertionError(f"{text!r} did not appear in:\n{self.shown}")
         self._seen = at + len(text)
 
     def ended(self) -> int:
         """Wait for the end of the command; its exit code."""
-        while self._more():
+        while self.more():
             pass
         return self.process.wait(PATIENCE_S)
 
-    def _more(self) -> bool:
+    def more(self) -> bool:
+        """Wait for more to be shown; False when nothing comes, or nothing can come any more."""
         ready, _, _ = select.select([self._ours], [], [], PATIENCE_S)
         data = b""
         with contextlib.suppress(OSError):  # what a terminal without a program answers
@@ -148,3 +147,10 @@ class Terminal:
         self.raw += data.decode("utf-8", "replace")
         self.shown += re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", data.decode("utf-8", "replace"))
         return bool(data)
+
+
+class Terminal(OnTerminal):
+    """A command of ours on a terminal, in the stage's environment; a variable of None is left out."""
+
+    def __init__(self, stage: Stage, *args: str, **environ: str | None) -> None:
+        super().__init__([*PROGRAM, *args], {"TERM": "dumb", **OURS, **environment(stage, environ)}, stage.root)

@@ -25,7 +25,7 @@ from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
 from tests import execs
 from tests.pods import pod
-from tests.supervisors import UID
+from tests.supervisors import WHO
 
 KINDS: Final = ("host", "bubblewrap", "podman")
 _FORKS: Final = 1500
@@ -49,6 +49,10 @@ class Decoys:
     victim: int
     name: str
 
+    @property
+    def halves(self) -> tuple[str, str]:
+        return self.name[:8], self.name[8:]
+
 
 Try = Callable[[Engine, Decoys], Awaitable[bool]]
 
@@ -57,39 +61,18 @@ async def _said(engine: Engine, command: str, **more: Any) -> str:
     return (await execs.run(engine, command, **more)).output.text
 
 
-async def _terminal(engine: Engine, _: Decoys) -> bool:
-    return "40 120" in await _said(engine, "stty size", pty=True)
+def _says(word: str, command: str, **more: Any) -> Try:
+    """Whether a command prints this word; in both `at` is what there is outside."""
+
+    async def attempt(engine: Engine, decoys: Decoys) -> bool:
+        return word.format(at=decoys) in await _said(engine, command.format(at=decoys), **more)
+
+    return attempt
 
 
 async def _writes_outside(engine: Engine, decoys: Decoys) -> bool:
     await _said(engine, f"echo x > {decoys.folder}/written")
     return (decoys.folder / "written").exists()
-
-
-async def _reads_outside(engine: Engine, decoys: Decoys) -> bool:
-    return decoys.name in await _said(engine, f"cat {decoys.readable}")
-
-
-async def _reaches_loopback(engine: Engine, decoys: Decoys) -> bool:
-    return "reached" in await _said(engine, f"exec 3<>/dev/tcp/127.0.0.1/{decoys.port} && echo reached")
-
-
-async def _sees_processes(engine: Engine, decoys: Decoys) -> bool:
-    # The name is put together in the command, so that the command itself does not have it.
-    halves = decoys.name[:8], decoys.name[8:]
-    return "found" in await _said(
-        engine, f'n={halves[0]}""; grep -qs "$n"{halves[1]} /proc/[0-9]*/environ && echo found'
-    )
-
-
-async def _signals(engine: Engine, decoys: Decoys) -> bool:
-    return "could" in await _said(
-        engine, f"kill -0 {decoys.victim} && grep -qs sleep /proc/{decoys.victim}/comm && echo could"
-    )
-
-
-async def _bounded(engine: Engine, _: Decoys) -> bool:
-    return "refused" in await _said(engine, f'python3 -c "{_FORK}"', timeout=60)
 
 
 async def _shares_scratch(engine: Engine, _: Decoys) -> bool:
@@ -127,17 +110,27 @@ async def _holds_to_reading(engine: Engine, _: Decoys) -> bool:
 
 
 ROWS: Final[tuple[tuple[str, Try], ...]] = (
-    ("terminals", _terminal),
+    ("terminals", _says("40 120", "stty size", pty=True)),
     ("commands of one conversation share /tmp", _shares_scratch),
     ("and a loopback", _shares_loopback),
     ("those of another conversation do not share /tmp", _private_scratch),
     ("a profile that can only read", _holds_to_reading),
     ("a command writes a directory outside that anybody may write", _writes_outside),
-    ("it reads a file outside that anybody may read", _reads_outside),
-    ("it reaches a server on the machine's loopback", _reaches_loopback),
-    ("it sees processes of the machine", _sees_processes),
-    ("it could signal one of the same user", _signals),
-    (f"{_FORKS} processes are too many", _bounded),
+    ("it reads a file outside that anybody may read", _says("{at.name}", "cat {at.readable}")),
+    (
+        "it reaches a server on the machine's loopback",
+        _says("reached", "exec 3<>/dev/tcp/127.0.0.1/{at.port} && echo reached"),
+    ),
+    # The name is put together in the command, so that the command itself does not have it.
+    (
+        "it sees processes of the machine",
+        _says("found", 'n={at.halves[0]}""; grep -qs "$n"{at.halves[1]} /proc/[0-9]*/environ && echo found'),
+    ),
+    (
+        "it could signal one of the same user",
+        _says("could", "kill -0 {at.victim} && grep -qs sleep /proc/{at.victim}/comm && echo could"),
+    ),
+    (f"{_FORKS} processes are too many", _says("refused", f'python3 -c "{_FORK}"', timeout=60)),
 )
 OUTLIVES: Final = "a process outlives the worker that started it, and its exit code is known"
 
@@ -155,8 +148,7 @@ def _decoys() -> Generator[Decoys]:
         folder.chmod(0o777)
         readable.write_text(name)
         readable.chmod(0o644)
-        who: dict[str, Any] = {"user": UID, "group": UID, "extra_groups": []} if UID is not None else {}
-        with subprocess.Popen(["sleep", "600"], env={"PATH": os.defpath, "NAME": name}, **who) as victim:
+        with subprocess.Popen(["sleep", "600"], env={"PATH": os.defpath, "NAME": name}, **WHO) as victim:
             try:
                 yield Decoys(
                     folder=folder, readable=readable, port=server.getsockname()[1], victim=victim.pid, name=name

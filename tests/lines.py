@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from shellback.exec.policy.classify.grammar import parse
 from shellback.exec.policy.classify.syntax import Output, Parsed, Simple, Unparsable, Word
+from tests.supervisors import WHO
 
 BASH: Final = ("/bin/bash", "--noprofile", "--norc")
-NOBODY: Final = 65534
 HOME: Final = "/nowhere/home"
 LIMIT_S: Final = 60
 TOO_LONG_S: Final = 3
@@ -85,20 +85,7 @@ WORDS: Final = (
     *("'p q'", "p\\ q", '"a b"', '"a\\"b"', '"a\\\\"', '"\\x"', "'a\nb'", '"a\nb"'),
 )
 LOOPED: Final = ("$f", '"$f"', "${f}x", '"a${f}b"')
-REDIRECTIONS: Final = (
-    ">/dev/null",
-    "2>&1",
-    "2>/dev/null",
-    "> x",
-    "<<<'a b'",
-    "<<<a",
-    "&>x",
-    ">>x",
-    "1>&2",
-    ">|x",
-    "2> x",
-    "<&-",
-)
+REDIRECTIONS: Final = (*_apart(">/dev/null 2>&1 2>/dev/null <<<a &>x >>x 1>&2 >|x <&-"), "> x", "2> x", "<<<'a b'")
 BLANKS: Final = (" ", "  ", "\t", " \\\n ")
 ENDS: Final = (";", "\n", " ;", "\n\n", " # c'\"(\n")
 BETWEEN: Final = (" | ", " && ", " || ", "; ", ";", "\n", "|", "&&", " |\n", " |& ", " &&\n ", "  # x\n")
@@ -178,7 +165,6 @@ def refusal(text: str) -> str | None:
 def received(text: str, directory: Path) -> list[tuple[str, ...]] | None:
     """Run a harmless text: what each program got, its name first; None if it did not end by itself."""
     reading, writing = os.pipe()
-    ours = os.geteuid() != 0
     try:
         subprocess.run(
             [*BASH, "-c", "--", text],
@@ -190,9 +176,7 @@ def received(text: str, directory: Path) -> list[tuple[str, ...]] | None:
             pass_fds=(writing,),
             timeout=TOO_LONG_S,
             check=False,
-            user=None if ours else NOBODY,
-            group=None if ours else NOBODY,
-            extra_groups=None if ours else [],
+            **WHO,
         )
     except subprocess.TimeoutExpired:
         os.close(reading)
@@ -216,17 +200,17 @@ def _argvs(simple: Simple) -> Iterator[tuple[str, ...]]:
     loops = dict(simple.loops)
     choices = [() if given is None or isinstance(given, Output) else given for given in map(loops.__getitem__, names)]
     for chosen in itertools.product(*choices):
-        values = dict(zip(names, map(_expanded, chosen), strict=True))
+        values = {name: _expanded(word, word.text) for name, word in zip(names, chosen, strict=True)}
         yield tuple(itertools.chain.from_iterable(_given(word, values) for word in simple.words))
 
 
 def _given(word: Word, values: dict[str, str]) -> list[str]:
     text = word.with_values(values)
-    return text.split() if word.splits else [HOME + text[1:] if word.tilde else text]
+    return text.split() if word.splits else [_expanded(word, text)]
 
 
-def _expanded(word: Word) -> str:
-    return HOME + word.text[1:] if word.tilde else word.text
+def _expanded(word: Word, text: str) -> str:
+    return HOME + text[1:] if word.tilde else text
 
 
 def well_formed(text: str) -> None:

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -20,12 +19,10 @@ from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import Session, SessionId
 from shellback.exec.engine.engine import Engine
 from shellback.exec.link.client import SupervisorClient
-from shellback.exec.policy.commands import command_spec, proposal_for
-from shellback.exec.policy.policy import grant_by_operator
 from shellback.storage.sessions import SqlSessionStore
 from tests.commands import OURS, PROGRAM
 from tests.databases import unavailable
-from tests.execs import end_all, origin
+from tests.execs import end_all, launch, origin
 from tests.stage import Stage
 
 PATIENCE_S = 40.0
@@ -41,17 +38,8 @@ class Started:
 
     def start(self, command: str, *, conversation: str = "c1", pty: bool = True, stdin: bool = False) -> Session:
         """Start a command in the background; without a terminal its streams are apart."""
-        made = command_spec(
-            command=command,
-            workspace=self.engine.workspace,
-            limits=self.engine.limits,
-            background=True,
-            pty=pty,
-            keep_stdin_open=stdin,
-        )
-        made = replace(made, separate_stderr=not pty)
-        grant = grant_by_operator(proposal_for(made, self.engine.backend), "test")
-        return self._portal.call(lambda: self.engine.launch(made, origin(conversation), grant))
+        more = {"origin": origin(conversation), "separate_stderr": not pty, "pty": pty, "keep_stdin_open": stdin}
+        return self._portal.call(lambda: launch(self.engine, command, **more))
 
     def log(self, session: Session) -> str:
         return self._portal.call(self._log, session).decode("utf-8", "replace")

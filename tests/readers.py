@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import pty
 import random
 import re
 import select
@@ -22,7 +20,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import termios
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -31,6 +28,7 @@ from typing import Final
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.wire import layout
+from tests.commands import OnTerminal
 from tests.documents import ROOT, Block, Ids
 from tests.sandboxes import refusal
 
@@ -123,37 +121,21 @@ class Reader:
     def _at_a_terminal(self, block: Block, text: str) -> None:
         command, *lines = text.split("\n")
         assert command.startswith("$ "), f"{block}: the first line of a console block is `$ COMMAND`"
-        fd, theirs = pty.openpty()
-        program = subprocess.Popen(
-            ["bash", "-euc", command[2:]],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            cwd=self.project,
-            env=self._environ,
-            start_new_session=True,
-            preexec_fn=_control,  # noqa: PLW1509 - nothing but one system call
-        )
-        os.close(theirs)
-        shown, seen, ended = "", 0, False
-        try:
-            for line in [*lines, None]:
-                if line is None or line.startswith("> "):
-                    os.write(fd, b"\x04" if line is None else f"{line[2:]}\n".encode())
+        seen = 0
+        with OnTerminal(["bash", "-euc", command[2:]], self._environ, self.project) as program:
+            for line in lines:
+                if line.startswith("> "):
+                    program.type(f"{line[2:]}\n")
                     continue
                 pattern = self._ids.pattern(_here(line.strip()))
                 deadline = time.monotonic() + PATIENCE_S
-                while (match := pattern.search(self._shown(shown), seen)) is None:
-                    data = "" if ended or time.monotonic() > deadline else _read(fd)
-                    assert data or not ended, f"{block}: no {line!r} in\n{shown}"
-                    shown, ended = shown + data, not data
+                while (match := pattern.search(self._shown(program.raw), seen)) is None:
+                    assert time.monotonic() < deadline, f"{block}: no {line!r} in\n{program.raw}"
+                    assert program.more(), f"{block}: no {line!r} in\n{program.raw}"
                 self._ids.learn(match)
                 seen = match.end()
-            while data := _read(fd):
-                shown += data
-        finally:
-            os.close(fd)  # the program loses its terminal, if it still runs
-            program.wait(PATIENCE_S)
+            program.type("\x04")
+            program.ended()
 
     def _shown(self, text: str) -> str:
         plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", text).replace("\r\n", "\n").replace(str(self.home), YOU)
@@ -185,17 +167,6 @@ def _free_port() -> str:
         port = random.randrange(10_000, lowest) if lowest > 20_000 else 0
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)) as free:
             return str(free.getsockname()[1])
-
-
-def _control() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-def _read(fd: int) -> str:
-    ready, _, _ = select.select([fd], [], [], PATIENCE_S)
-    with contextlib.suppress(OSError):  # what a terminal without a program answers
-        return os.read(fd, 65536).decode("utf-8", "replace") if ready else ""
-    return ""
 
 
 def _group_lives(group: int) -> bool:
