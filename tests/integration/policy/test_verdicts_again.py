@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
-from pydantic_ai.messages import ModelResponse, ToolCallPart
-from pydantic_ai.models.test import TestModel
-from pydantic_ai.usage import RunUsage
 
 from shellback.exec.core.base import Plan
 from shellback.exec.core.errors import ExecError
-from shellback.exec.core.model import CallKey, CommandSpec, Evidence, Session, SessionState
+from shellback.exec.core.model import CommandSpec, Evidence, Session, SessionState
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.judge import CLASSIFIER, TRUSTED
-from shellback.exec.policy.policy import Approval, Asked, Verdict, Withheld
+from shellback.exec.policy.policy import Asked, Verdict, Withheld
 from shellback.exec.shell.permit import permit
 from shellback.exec.tools.toolset import ExecTools
 from tests import sandboxes
+from tests.desks import Deps, context_of
 from tests.execs import running_engine, spec
 from tests.supervisors import until
 
@@ -41,14 +36,6 @@ COMMAND = "pwd"
 
 class Crash(BaseException):
     """The worker dies."""
-
-
-@dataclass
-class Deps:
-    conversation_id: str = "talk"
-    turn_id: str = ""
-    epoch: int = 0
-    approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
 
 
 @dataclass
@@ -79,16 +66,7 @@ class Call:
 
     async def __call__(self, verdict: Verdict, *, approved: bool = False, **args: Any) -> str:
         self.policy.verdict = verdict
-        part = ToolCallPart("execute", {}, tool_call_id="call_1")
-        ctx = RunContext(
-            deps=Deps(),
-            model=TestModel(),
-            usage=RunUsage(),
-            messages=[ModelResponse(parts=[part], timestamp=datetime(2026, 1, 2, tzinfo=UTC), run_id="r")],
-            tool_call_id="call_1",
-            tool_name="execute",
-            tool_call_approved=approved,
-        )
+        ctx = context_of(Deps(), "execute", 0, approved=approved)
         given = {"command": self.command, **args}
         tools = ExecTools(self.engine, policy=self.policy)
         execute = tools._tools.tools["execute"]  # pyright: ignore[reportPrivateUsage]
@@ -127,11 +105,6 @@ async def claimed(call: Call, verdict: Verdict, crash: str) -> None:
     call.engine.supervised.start = start
 
 
-async def made(path: Path) -> None:
-    """Wait until a command has made this file."""
-    await until(lambda: os.path.exists(path))
-
-
 async def test_what_was_claimed_by_its_class_never_runs_in_the_profile_of_a_rule(
     tmp_path: Path, crash: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +134,7 @@ async def test_a_rule_that_is_gone_asks_nobody_about_a_claim_of_before(tmp_path:
         script.write_text("echo one")
         await claimed(call, BY_RULE, crash)
         if crash == "after":
-            await made(call.engine.workspace / "n")
+            await until((call.engine.workspace / "n").exists)
         script.write_text("echo two; :")
         if crash == "before":
             with pytest.raises(ToolFailed, match="nothing was started"):
@@ -182,7 +155,7 @@ async def test_a_claim_whose_script_changed_runs_nothing_else_by_the_same_rule(t
         script.write_text("echo first >> n")
         await claimed(call, BY_RULE, crash)
         if crash == "after":
-            await made(call.engine.workspace / "n")
+            await until((call.engine.workspace / "n").exists)
         script.write_text("echo second >> n")
         if crash == "before":
             with pytest.raises(ToolFailed, match="changed meanwhile"):

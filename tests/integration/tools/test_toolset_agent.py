@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from shellback.exec.backends.host import HostBackend
 from shellback.exec.core.errors import BackendUnavailable, SupervisorUnreachable
 from shellback.exec.core.identity import call_key, origins_in
-from shellback.exec.core.model import CallKey
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
@@ -35,6 +34,7 @@ from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.toolset import ExecTools, exec_toolset
 from shellback.exec.watching.memory import MemoryWatchStore
 from shellback.exec.watching.watcher import Watcher
+from tests import desks
 from tests.desks import desk
 from tests.execs import GATE, Told, launch, let_go, places, printed, running_engine, unstarted_engine
 
@@ -44,15 +44,8 @@ OUTPUT: list[Any] = [str, DeferredToolRequests]
 
 
 @dataclass
-class Deps:
-    conversation_id: str = "talk"
-    turn_id: str = ""
-    epoch: int = 0
+class Deps(desks.Deps):
     gate: bool = True
-    approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
-
-    def approval_for(self, key: CallKey) -> Approval | None:
-        return self.approvals.get(key)
 
 
 class Script:

@@ -16,7 +16,7 @@ from pydantic_ai.messages import ToolReturn
 
 from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import call_key, origin_of, workspace_scope
-from shellback.exec.core.model import Act, CallKey
+from shellback.exec.core.model import Act
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.judge import Judge
@@ -27,21 +27,10 @@ from shellback.exec.shell.workspaces.authority import files_of
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.tools.tool import FileTool
 from shellback.exec.tools.toolset import ExecTools
-from tests.desks import context_of
+from tests.desks import Deps, context_of
 from tests.execs import run, running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
-
-
-@dataclass
-class Deps:
-    conversation_id: str = "talk"
-    turn_id: str = ""
-    epoch: int = 0
-    approvals: dict[CallKey, Approval] = field(default_factory=dict[CallKey, Approval])
-
-    def approval_for(self, key: CallKey) -> Approval | None:
-        return self.approvals.get(key)
 
 
 @dataclass
