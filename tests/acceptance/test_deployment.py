@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shutil
 import signal
@@ -30,6 +29,7 @@ from shellback.work.hosts import roster
 from tests.commands import assert_refused, facts, shellback
 from tests.databases import unavailable
 from tests.stage import Stage, stage
+from tests.supervisors import kill
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy"
@@ -278,9 +278,7 @@ def tell(running: subprocess.Popen[bytes], *, apart: bool) -> None:
     pid = running.pid
     if apart:
         pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
-    fd = os.pidfd_open(pid)
-    signal.pidfd_send_signal(fd, signal.SIGTERM)
-    os.close(fd)
+    kill(pid, signal.SIGTERM)
 
 
 def test_workers_come_and_go_beside_a_supervisor_and_neither_a_turn_nor_a_command_is_lost(

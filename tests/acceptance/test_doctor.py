@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from shellback.exec.supervisor.sandbox import probe
 from shellback.work.hosts import clock
 from tests.databases import unavailable
 from tests.stage import Stage, stage
-from tests.supervisors import rig
+from tests.supervisors import kill, rig
 
 ROOT = str(Path(__file__).resolve().parents[2])
 LOCAL = "24 1 8:1 / / rw - ext4 /dev/sda1 rw"
@@ -291,9 +290,7 @@ async def test_supervisors_that_nobody_will_ask_again_are_named_with_what_ends_t
         assert f"supervisor {supervisor}" in check.text
         assert "which was removed" in check.text
         assert f"kill {keeper}" in check.remedy
-        fd = os.pidfd_open(keeper)
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-        os.close(fd)
+        kill(keeper)
         kept["supervisor.lock"].touch()
         lonely = leftovers.Serving(
             pid=5, name=leftovers.SUPERVISOR, home="/h", gone=False, since=1.0, service=False, parent=1, children=2

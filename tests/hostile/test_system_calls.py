@@ -20,17 +20,16 @@ from typing import Any
 
 import pytest
 
-from shellback.exec.backends.host import EXEC_UID
 from shellback.exec.backends.seccomp import DENIED, NEWEST, program
 from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.errors import BackendUnavailable
 from tests.databases import unavailable
+from tests.supervisors import WHO
 
 RETURN, ERRNO = 0x06, 5
 MARK = 1000
 LIMIT_S = 60.0
 WRONG = 2**64 - 1
-IDENTITY: dict[str, Any] = {"user": EXEC_UID, "group": EXEC_UID, "extra_groups": []} if os.geteuid() == 0 else {}
 ENVIRONMENT = {"PATH": CHILD_PATH, "HOME": "/tmp", "LC_ALL": "C.UTF-8", "PS1": "$ "}
 ALONE = "--unshare-all --cap-drop ALL --die-with-parent --ro-bind / / --dev /dev --proc /proc --tmpfs /tmp --chdir /tmp"
 
@@ -141,7 +140,7 @@ def wrapped(command: list[str], code: bytes | None) -> Generator[dict[str, Any]]
             os.write(memory, code)
             os.lseek(memory, 0, os.SEEK_SET)
             bwrap += ["--seccomp", str(memory)]
-        yield {"args": [*bwrap, "--", *command], "cwd": "/", "env": ENVIRONMENT, "pass_fds": (memory,), **IDENTITY}
+        yield {"args": [*bwrap, "--", *command], "cwd": "/", "env": ENVIRONMENT, "pass_fds": (memory,), **WHO}
     finally:
         os.close(memory)
 

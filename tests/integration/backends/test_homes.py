@@ -27,7 +27,7 @@ from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.wire import linux
 from tests.desks import Desk, desk
 from tests.execs import EXEC_UID, places, run
-from tests.filetrees import git
+from tests.filetrees import git, give
 from tests.shells import hung_up
 
 pytestmark = pytest.mark.anyio
@@ -74,8 +74,7 @@ def plant(workspace: Path, programs: Collection[str] = QUICK) -> str:
         (workspace / name).write_text(text)
     for path in (workspace, *workspace.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-        if os.geteuid() == 0:
-            os.chown(path, EXEC_UID, EXEC_UID)
+    give(workspace)
     (workspace / "below").mkdir()  # what is in the current directory, npm and gdb read by design
     here = [line for name, line in PROGRAMS.items() if name in programs and shutil.which(name, path=CHILD_PATH)]
     assert len(here) > 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +42,7 @@ from tests.execs import (
     spec,
     unstarted_engine,
 )
-from tests.supervisors import answered
+from tests.supervisors import answered, kill
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -63,14 +61,6 @@ async def claimed(engine: Engine, command: str, **changes: Any) -> tuple[Session
     made, who = spec(engine, command, background=True), origin()
     session = engine._session(made, who, granted(engine, made), Delivery.CALLBACK)  # pyright: ignore[reportPrivateUsage]
     return await engine.store.claim(replace(session, **changes)), who
-
-
-def kill(pid: int) -> None:
-    descriptor = os.pidfd_open(pid)
-    try:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    finally:
-        os.close(descriptor)
 
 
 async def test_a_process_outlives_its_worker_and_the_next_one_is_told_once(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import ExitRecord
 from tests.sandboxes import Boxes, boxes
-from tests.supervisors import SOON, UID, answered, end, failure, state_of, stop, until
+from tests.supervisors import SOON, UID, WHO, answered, end, failure, state_of, stop, until
 
 pytestmark = pytest.mark.anyio
 
@@ -27,9 +27,8 @@ SECRET = "API_KEY=of-the-person"
 
 
 def git(box: Boxes, *words: str) -> None:
-    who: Any = {} if UID is None else {"user": UID, "group": UID, "extra_groups": []}
     env = {"PATH": os.defpath, "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
-    subprocess.run(["git", "-C", str(box.workspace), *words], check=True, env=env, **who)
+    subprocess.run(["git", "-C", str(box.workspace), *words], check=True, env=env, **WHO)
 
 
 def prepared(box: Boxes) -> None:

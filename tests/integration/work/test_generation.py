@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from shellback.work.queue.queues import DbosEnqueuer
 from tests.commands import assert_refused, facts, shellback, told
 from tests.items import NotedEnqueuer
 from tests.stage import Stage, stage
+from tests.supervisors import kill
 
 HOST = "0123456789abcdef0123456789abcdef"
 
@@ -410,9 +410,7 @@ def test_sessions_that_an_older_state_directory_does_not_know_are_left_until_a_p
     loop.workers[-1].stop()
     pid, keeper = loop.supervisor_pids()
     for each in (keeper, pid):
-        fd = os.pidfd_open(each)
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-        os.close(fd)
+        kill(each)
     for name in (layout.SESSIONS, generation.FILE):
         path = loop.home / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -430,9 +428,7 @@ def test_sessions_that_an_older_state_directory_does_not_know_are_left_until_a_p
     assert [one.state for one in loop.sessions()] == [SessionState.RUNNING]
     assert_refused(told(loop, "kill", lost.id), "lives: process", str(lost.pid))
     assert lost.pid is not None
-    fd = os.pidfd_open(lost.pid)
-    signal.pidfd_send_signal(fd, signal.SIGKILL)
-    os.close(fd)
+    kill(lost.pid)
     loop.until("it has gone", lambda: not alive(lost.pid))
     assert facts(told(loop, "kill", lost.id, "--json"))["session_id"] == lost.id
     loop.until("its agent is told", lambda: "lost, its exit status is not known" in heard(loop, "c1"))
@@ -446,9 +442,7 @@ def test_an_emptied_state_directory_of_the_same_moment_still_tells_the_end(loop:
     loop.workers[-1].stop()
     pid, keeper = loop.supervisor_pids()
     for each in (keeper, pid, lost.pid or 0):
-        fd = os.pidfd_open(each)
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-        os.close(fd)
+        kill(each)
     shutil.rmtree(loop.home / layout.SESSIONS)
     loop.hire()
     loop.until("it is told", lambda: "lost, its exit status is not known" in heard(loop, "c1"))
