@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +17,21 @@ from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import call_key, origin_of, workspace_scope
 from shellback.exec.core.model import Act
 from shellback.exec.core.secrets import Secrets
-from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.judge import Judge
-from shellback.exec.policy.policy import Approval
 from shellback.exec.policy.rules.matching import Rules
 from shellback.exec.policy.rules.rule import Match, Rule
 from shellback.exec.shell.workspaces.authority import files_of
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.tools.tool import FileTool
 from shellback.exec.tools.toolset import ExecTools
-from tests.desks import Deps, context_of
+from tests.desks import Desk, context_of
 from tests.execs import run, running_engine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
 
-@dataclass
-class Room:
-    """One conversation, whose calls a test makes and approves."""
-
-    engine: Engine
-    tools: ExecTools
-    deps: Deps = field(default_factory=Deps)
-    count: int = 0
-    rules: list[Rule] = field(default_factory=list[Rule])
-
-    @property
-    def workspace(self) -> Path:
-        return self.engine.workspace
+class Room(Desk):
+    """One conversation, whose calls of file tools a test makes and approves."""
 
     def ctx(self, tool: str, *, approved: bool = False, again: bool = False) -> RunContext[Any]:
         self.count += not again
@@ -61,21 +47,13 @@ class Room:
         function = self.tools._tools.tools[tool].function  # pyright: ignore[reportPrivateUsage]
         return await function(ctx, **self.valid(tool, args))
 
-    async def seen(self, tool: str, **args: Any) -> dict[str, Any]:
-        """Let a person see and approve the next call; what they see."""
-        digest, shown = await self.tools.propose(self.deps.conversation_id, tool, args)
-        self.count += 1
-        key = call_key(origin_of(self.ctx(tool, again=True)))
-        self.deps.approvals[key] = Approval("a1", digest)
-        return shown
-
-    async def approved(self, tool: str, **args: Any) -> ToolReturn[str]:
+    async def let(self, tool: str, **args: Any) -> ToolReturn[str]:
         """A call that a person has seen and let go on."""
         await self.seen(tool, **args)
         return await self.do(tool, again=True, approved=True, **args)
 
-    def put(self, path: str, text: str | bytes) -> Path:
-        file = self.workspace / path
+    def put(self, name: str, text: str | bytes) -> Path:
+        file = self.workspace / name
         for directory in reversed(file.parents):
             if directory.is_relative_to(self.workspace) and not directory.exists():
                 directory.mkdir()
@@ -127,17 +105,17 @@ async def test_reading_asks_nobody_and_changing_does(here: Room) -> None:
 
 
 async def test_what_is_approved_is_done_and_belongs_to_whom_commands_run_as(tmp_path: Path, here: Room) -> None:
-    made = await here.approved("write_file", path="new/a.txt", content="one\n")
+    made = await here.let("write_file", path="new/a.txt", content="one\n")
     assert made.return_value == "[created new/a.txt: 4 bytes]"
     file = here.workspace / "new" / "a.txt"
     await run(here.engine, "umask 022; mkdir by-command; touch by-command/b.txt")
     for ours, theirs in ((file, "by-command/b.txt"), (file.parent, "by-command")):
         made_by = [os.stat(path) for path in (ours, here.workspace / theirs)]
         assert len({(one.st_uid, one.st_gid, one.st_mode) for one in made_by}) == 1
-    await here.approved("write_file", path="new/a.txt", content="two\n", mode="append")
-    await here.approved("edit_file", path="new/a.txt", old_string="one", new_string="1")
+    await here.let("write_file", path="new/a.txt", content="two\n", mode="append")
+    await here.let("edit_file", path="new/a.txt", old_string="one", new_string="1")
     assert file.read_text() == "1\ntwo\n"
-    await here.approved("write_file", path="new/a.txt", content="three\n")
+    await here.let("write_file", path="new/a.txt", content="three\n")
     assert file.read_text() == "three\n"
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -146,8 +124,8 @@ async def test_what_is_approved_is_done_and_belongs_to_whom_commands_run_as(tmp_
     (here.workspace / "new/link").symlink_to(outside)
     (here.workspace / "new/deep").mkdir()
     os.chown(here.workspace / "new/deep", file.stat().st_uid, file.stat().st_gid)
-    assert "1 in all" in str((await here.approved("rm", path="link")).return_value)
-    assert "4 in all" in str((await here.approved("rm", path="new")).return_value)
+    assert "1 in all" in str((await here.let("rm", path="link")).return_value)
+    assert "4 in all" in str((await here.let("rm", path="new")).return_value)
     assert not file.parent.exists()
     assert (outside / "kept").read_text() == "kept"
 
@@ -248,7 +226,7 @@ async def test_a_repeat_of_a_call_does_nothing_and_answers_the_same(
 ) -> None:
     here.put("a.txt", "one\n")
     here.put("dir/b.txt", "one\n")
-    first = await here.approved(tool, **args)
+    first = await here.let(tool, **args)
     for path in ("a.txt", "dir/b.txt", "new.txt"):
         here.put(path, "one\n")
     again = await here.do(tool, again=True, approved=True, **args)
@@ -289,7 +267,7 @@ async def test_a_call_that_was_interrupted_is_never_done_again(
 
 
 async def test_two_calls_with_one_id_are_not_taken_for_each_other(here: Room) -> None:
-    await here.approved("write_file", path="a.txt", content="one")
+    await here.let("write_file", path="a.txt", content="one")
     with pytest.raises(ToolFailed, match="one call at a time"):
         await here.do("write_file", again=True, approved=True, path="b.txt", content="two")
     assert not (here.workspace / "b.txt").exists()
