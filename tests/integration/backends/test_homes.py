@@ -26,7 +26,7 @@ from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.supervisor.sandbox.stubs import SOCKET
 from shellback.exec.wire import linux
 from tests.desks import Desk, desk
-from tests.execs import EXEC_UID, places, run
+from tests.execs import places, run
 from tests.filetrees import git, give
 from tests.shells import hung_up
 
