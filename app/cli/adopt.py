@@ -164,7 +164,7 @@ def host(host: str, yes: bool, force: bool) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     with opened() as where:
         gone = _gone(where, _find_host(where, host).host_id, force=force)
-        theirs = _conversations_of(where, gone.host_id)
+        theirs = where.database.read_now(adopting.living_there, gone.host_id, limit=None)
         if not theirs:
             raise Refused(f"no conversation lives on host {visible_line(gone.name)} ({gone.host_id}): nothing to adopt")
         _confirm(where, {gone: theirs}, yes=yes)
@@ -203,27 +203,22 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
     return found
 
 
-def _conversations_of(where: Place, host_id: str) -> list[str]:
-    return where.database.read_now(adopting.living_there, host_id, limit=None)
-
-
-def _explain(where: Place, host: Host, names: Sequence[str]) -> None:
+def _explained(where: Place, host: Host, names: Sequence[str]) -> list[str]:
     live = where.database.read_now(adopting.live_there, host.host_id, names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    for line in (
+    return [
         f"{len(names)} conversation(s) of host {host.name} ({host.host_id}), which {host.heard}:",
         f"  {', '.join(names[:SHOWN])}{more}",
         f"  {live} process(es) there are given up as lost (host_unreachable); nothing ends them if they still run",
         f"  from now on commands run here, in {where.settings.workspace_root}; files are not moved",
-    ):
-        click.echo(visible_line(line), err=True)
+    ]
 
 
 def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -> None:
     if not yes and not sys.stdin.isatty():
         raise Refused("nothing was changed: there is no terminal to ask on; say --yes")
-    for host, names in theirs.items():
-        _explain(where, host, names)
+    for line in (line for host, names in theirs.items() for line in _explained(where, host, names)):
+        click.echo(visible_line(line), err=True)
     if not yes and not confirmed("Continue here?"):
         raise Refused("nothing was changed")
 

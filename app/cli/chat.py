@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
+import time
+from collections import deque
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final
 
 import click
 
-from shellback.cli.children import a_worker, make_default
-from shellback.cli.freshness import worker_lives
-from shellback.cli.shared import handled, load_settings, me, opened
-from shellback.cli.talking import Talk
+from shellback.cli.approvals import wanted
+from shellback.cli.children import WorkerChild, a_worker, make_default
+from shellback.cli.events import Events
+from shellback.cli.findings import news, open_line
+from shellback.cli.freshness import home_of, waits, worker_lives
+from shellback.cli.send import Waiting
+from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, load_settings, me, opened
+from shellback.cli.terminal.line_editor import Line, LineEditor
+from shellback.cli.terminal.screen import PROMPT, Interrupts, Keyboard, Lines, Screen
+from shellback.exec.core.display import folded, shown, shown_line
+from shellback.exec.reports.callback_text import watch_line
 from shellback.settings import Settings
 from shellback.wiring import wiring
 from shellback.wiring.choice import check_workspace
-from shellback.work.approvals.sending import require_name
+from shellback.wiring.wiring import Place
+from shellback.work.approvals import approvals, sending
+from shellback.work.approvals.approvals import Decision, Request, Scope
+from shellback.work.approvals.sending import Sent, require_name
+from shellback.work.errors import WorkError
+from shellback.work.queue import stream
+from shellback.work.queue.queues import Enqueuer
+from shellback.work.queue.stream import Event
+from shellback.work.turn import stopping
+
+LOOK_S: Final = 0.1
+WORKER_LOOK_S: Final = 5.0
+READ_S: Final = 0.7
+"""Between a request and the question about it: a key that was meant for something else is not an answer."""
+AGAIN_S: Final = 5.0
+"""How soon the second Ctrl-C has to come to leave."""
+HOW: Final = "y runs exactly this, once; n, or n and a reason, denies it; anything else is a message that waits"
+HOW_SESSION: Final = "s lets this and all further input through, unasked, until the process ends"
+UNASKED: Final = "no answer: it was pasted, or typed before the question was there. Type it now if you mean it"
+HELP: Final = (
+    "a line is a message to the agent; a paste is one message, sent with Enter; Alt-Enter begins a new line in it",
+    "while a call waits, y, n or n REASON (s where it is offered), typed and not pasted, decides it",
+    "Ctrl-C stops the turn that runs; twice within five seconds, exit, quit or Ctrl-D leaves; processes live on",
+)
 
 
 @click.command()
@@ -38,7 +73,7 @@ def chat(conversation: str, interrupt: bool) -> None:
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     require_name(conversation)
     settings = load_settings()
-    with handled(_end, signal.SIGTERM, signal.SIGHUP), opened(settings) as where:
+    with handled(_leave, signal.SIGTERM, signal.SIGHUP), opened(settings) as where:
         if not worker_lives(where):
             make_default(settings)
             check_workspace(settings)
@@ -68,6 +103,253 @@ def _greet(conversation: str, settings: Settings, *, ours: bool) -> None:
         click.echo("ENABLE_EXECUTE is not set: the agent has no tools that run commands")
 
 
-def _end(number: int, _frame: object) -> None:
+def _leave(number: int, _frame: object) -> None:
     """Let a closed terminal and SIGTERM end the program in order, so that nothing of it stays behind."""
     sys.exit(128 + number)
+
+
+@dataclass
+class Talk:
+    """Sends, asks and shows. Whatever it is doing, ending it ends nothing of the conversation."""
+
+    where: Place
+    enqueuer: Enqueuer
+    conversation: str
+    _: KW_ONLY
+    by: str
+    interrupt: bool
+    child: WorkerChild | None
+
+    def __post_init__(self) -> None:
+        self._events = Events(self.where, self.conversation, self.where.database.read_now(stream.last_number))
+        self._own: set[str] = set()
+        self._asked: str | None = None
+        self._seen = ""
+        self._for_session = False
+        self._question: int | None = None
+        self._ask_at = 0.0
+        self._pressed = -AGAIN_S
+        self._editor = LineEditor()
+        self._ended: deque[Line | None] = deque()
+        self._alone = False
+        self._looked = time.monotonic()
+
+    def with_a_person(self) -> int:
+        """Until Ctrl-D, `exit` or `quit`; returns 0, or 3 while calls wait for approval.
+
+        Ctrl-C stops the turn that runs; pressed twice where none runs, or it is being stopped, it ends the program.
+        """
+        interrupts = Interrupts()
+        with Keyboard() as keys, interrupts.caught():
+            self._screen = Screen(self._editor)
+            if (said := open_line(self.where)) is not None:
+                self._screen.said(said)
+            self._ask_next()
+            while True:
+                self._show_news()
+                self._ask(keys)
+                self._screen.rest()
+                self._look_for_the_worker()
+                if interrupts.taken():
+                    self._interrupted()
+                if not self._ended:
+                    data = keys.read(LOOK_S)
+                    self._ended += [None] if data is None else self._editor.feed(data)
+                while self._ended:
+                    line = self._ended.popleft()
+                    if line is None or self._take(line):
+                        self._screen.end_line()
+                        return self._left_open()
+
+    def with_a_pipe(self) -> int:
+        """Until the input ends and its last message is answered or waits; returns the highest of their exit codes."""
+        lines = Lines()
+        self._screen = Screen()
+        if (said := open_line(self.where)) is not None:
+            click.echo(said, err=True)
+        code = 0
+        while True:
+            lines.want()
+            while not lines.wait(LOOK_S):
+                self._show_news()
+            line = lines.taken()
+            if line is None:
+                self._show_news()
+                return code
+            if line.strip():
+                code = max(code, self._answer_to(self._send(line.strip())))
+
+    def _interrupted(self) -> None:
+        database = self.where.database
+        again, self._pressed = time.monotonic() - self._pressed < AGAIN_S, time.monotonic()
+        if database.read_now(stopping.stoppable, self.conversation):
+            found = database.write_now(stopping.stop, self.enqueuer, self.conversation, by=self.by)
+            if found.reach is not None:
+                self._screen.line("stopping at the next step; Ctrl-C again leaves")
+                return
+        if again:
+            raise KeyboardInterrupt
+        self._editor.clear()
+        self._screen.line("nothing runs that it could stop; Ctrl-C again leaves")
+
+    def _take(self, line: Line) -> bool:
+        """Do what a line says; whether it says to leave."""
+        self._screen.entered(line.text)
+        self._pressed = -AGAIN_S
+        text = line.text.strip()
+        command = text.lower() if line.question is not None else ""
+        if command in {"exit", "quit"}:
+            return True
+        try:
+            if command in {"help", "?"}:
+                self._screen.line("\n".join(HELP))
+            elif text:
+                self._hear(text, answers=self._question is not None and line.question == self._question)
+        except WorkError as error:
+            self._screen.said(str(error))
+        return False
+
+    def _hear(self, text: str, *, answers: bool) -> None:
+        """Take a line as the decision about the call that was asked about, or as a message."""
+        word, _, reason = text.partition(" ")
+        asked, word, reason = self._asked, word.lower(), reason.strip()
+        denies = word in {"n", "no"}
+        approves = not reason and word in ({"y", "yes", "s"} if self._for_session else {"y", "yes"})
+        if asked and answers and approves:
+            self._decide(asked, "approved", None, scope="session" if word == "s" else "once")
+        elif asked and answers and denies:
+            self._decide(asked, "denied", reason or None)
+        elif asked and not reason and (approves or denies):
+            self._screen.line(UNASKED)
+        else:
+            self._send(text)
+            if asked and not self.interrupt:
+                self._screen.line("kept; it is heard after your y or n")
+
+    def _send(self, line: str) -> Sent:
+        sent = sending.deliver(
+            self.where.database,
+            self.enqueuer,
+            self.conversation,
+            line,
+            host_id=self.where.host_id,
+            interrupt=self.interrupt,
+            by=self.by,
+        )
+        self._own.add(sent.item_id)
+        return sent
+
+    def _answer_to(self, sent: Sent) -> int:
+        waiting = Waiting(self.where.database, sent)
+        while (fate := waiting.look()) is None:
+            self._show_news()
+            self._look_for_the_worker()
+            time.sleep(LOOK_S)
+        self._show_news()
+        return OF_A_FATE.get(fate, 0)
+
+    def _decide(self, request_id: str, decision: Decision, note: str | None, scope: Scope = "once") -> None:
+        how: dict[str, Any] = {"by": self.by, "surface": "chat", "note": note, "scope": scope, "digest": self._seen}
+        try:
+            approvals.settle(self.where.database, self.enqueuer, request_id, decision, **how)
+        finally:
+            self._ask_next()
+
+    def _ask_next(self) -> None:
+        """Show one call at a time, so that a `y` is always about the one that was shown last."""
+        waiting = self._pending()
+        self._asked = waiting[0].id if waiting else None
+        self._question = None
+        self._ask_at = time.monotonic() + READ_S
+        if waiting:
+            # The row, not the event: an event is cut, and nobody approves what they cannot see.
+            self._seen = waiting[0].digest
+            self._for_session = approvals.why_not_for_session(waiting[0]) is None
+            for line in folded(wanted(waiting[0]), columns()):
+                self._screen.line(line)
+
+    def _ask(self, keys: Keyboard) -> None:
+        """Put the question about the call that is shown. What has been typed until it is there is no answer to it."""
+        if self._asked is None or self._question is not None or time.monotonic() < self._ask_at:
+            return
+        # Last before it is drawn, not after: then what is typed at the sight of it would be taken for earlier.
+        self._ended += self._editor.feed(keys.typed())
+        self._question = self._editor.asked()
+        self._screen.line(f"{HOW}\n{HOW_SESSION}" if self._for_session else HOW)
+
+    def _pending(self) -> list[Request]:
+        return self.where.database.read_now(approvals.find, conversation_id=self.conversation, state="pending")
+
+    def _left_open(self) -> int:
+        waiting = self._pending()
+        if waiting:
+            click.echo(f"{len(waiting)} call(s) still wait for approval: shellback approvals list")
+        return PENDING if waiting else 0
+
+    def _look_for_the_worker(self) -> None:
+        if time.monotonic() - self._looked < WORKER_LOOK_S:
+            return
+        self._looked = time.monotonic()
+        if self.child is not None and self.child.process.poll() is not None:
+            raise Refused(f"the worker of this chat has ended; see {self.where.home / 'worker.log'}. Nothing is lost")
+        lives = worker_lives(self.where)
+        home = home_of(self.where, self.conversation)
+        lives = lives if home is None else not home.silent
+        if not lives and not self._alone and (said := waits(self.conversation, home)):
+            self._screen.said(said)
+        elif not lives and not self._alone:
+            self._screen.line("no worker runs: messages are kept until one does (shellback worker)")
+        self._alone = not lives
+
+    def _show_news(self) -> None:
+        for event in self._events.new():
+            self._show(event)
+
+    def _show(self, event: Event) -> None:  # noqa: C901, PLR0912 - a table of kinds
+        payload: dict[str, Any] = event.payload
+        match event.kind:
+            case "message" if event.turn_id not in self._own:
+                self._screen.said(f"{shown_line(str(payload.get('by', 'somebody')))}{PROMPT}{payload['text']}")
+            case "text":
+                self._screen.piece(payload["text"])
+            case "tool_call":
+                for line in folded(_called(payload), columns()):
+                    self._screen.line(line)
+            case "approval" if self._asked is None:
+                self._ask_next()
+            case "decision":
+                if payload["by"] != self.by or payload["decision"] == "superseded":
+                    self._screen.said(f"{payload['id']} {payload['decision']} by {payload['by']}")
+                if payload["id"] == self._asked:
+                    self._ask_next()
+            case "exit":
+                self._screen.said(f"! process {payload['session_id']} ended: {_end(payload)}")
+            case "typed":
+                self._screen.said(f"! {payload['by']}: {payload['text']}")
+            case "watch":
+                self._screen.said(f"! {watch_line(payload)}")
+            case "answer":
+                self._screen.end_line()
+            case "stopping" if payload["by"] != self.by:
+                self._screen.said(f"{payload['by']} stops the turn")
+            case "finding":
+                self._screen.said(news(payload))
+            case "failed" | "stopped" | "alarm" | "blocked":
+                self._screen.said(payload["text"])
+            case _:
+                pass
+
+
+def _called(payload: dict[str, Any]) -> list[str]:
+    args: dict[str, Any] = payload["args"]
+    command = args.get("command")
+    first, *more = shown(command if isinstance(command, str) else json.dumps(args)).split("\n")
+    return [f"  → {shown_line(str(payload['tool']))} {first}", *(f"      {line}" for line in more)]
+
+
+def _end(payload: dict[str, Any]) -> str:
+    if payload["exit_code"] is not None:
+        return f"exit code {payload['exit_code']}"
+    if payload["signal"] is not None:
+        return f"signal {payload['signal']}"
+    return f"{payload['state']} ({payload.get('evidence') or payload.get('errno')})"

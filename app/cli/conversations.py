@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, Final
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Final, cast
 
 import click
 
 from shellback.cli.freshness import Freshness, waits
 from shellback.cli.options import conversation_names
-from shellback.cli.shared import Columns, Refused, age, json_option, opened, show, table_lines
-from shellback.cli.transcripts import Export, lines_of
-from shellback.exec.core.display import visible_line
+from shellback.cli.output import styled
+from shellback.cli.shared import Columns, Refused, age, json_option, json_text, opened, show, stamp, table_lines
+from shellback.exec.core.display import shown, shown_line, visible, visible_line
+from shellback.exec.reports.blocks import MARK
+from shellback.exec.reports.callback_text import NOTICE
 from shellback.storage import transcript
 from shellback.wiring.wiring import Place
 from shellback.work.approvals.typed import unheard
@@ -23,6 +31,7 @@ from shellback.work.queue import standing
 from shellback.work.queue.standing import Standing
 
 CUT: Final = 500
+TELL_S: Final = 1.0
 ADOPT: Final = "`shellback adopt conversation NAME` continues what lives there on this one"
 
 
@@ -142,3 +151,150 @@ def _heading(one: Standing, total: int) -> str:
         f"conversation {one.id}: {one.state}{blocked}; {total:,} messages, "
         f"{one.unread} unread, {one.pending_approvals} approvals pending, {one.live_sessions} processes"
     )
+
+
+def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
+    """One message in lines; results are cut to `cut` characters where given. Instructions are left out."""
+    when = _when(message)
+    for part in message.get("parts", []):
+        kind = part.get("part_kind")
+        text = _text(part.get("content"))
+        if kind == "user-prompt":
+            yield from _prompted(when, part.get("content"), cut)
+        elif kind == "text":
+            yield from _said(f"{when}agent", text)
+        elif kind == "thinking":
+            yield from _said(f"{when}agent thinks", text, cut)
+        elif kind == "tool-call":
+            yield from _lines(f"{when}call {part.get('tool_name')}", shown(_text(part.get("args"))))
+        elif kind == "tool-return":
+            yield from _said(f"{when}result of {part.get('tool_name')}", text, cut)
+        elif kind == "retry-prompt":
+            yield from _said(f"{when}retry {part.get('tool_name') or ''}".rstrip(), text, cut)
+        elif kind != "system-prompt":
+            yield from _said(f"{when}{kind}", _text(part), cut)
+
+
+def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
+    """What was put before the model: by people, by us, and of the processes that run."""
+    for piece in cast("list[Any]", content) if isinstance(content, list) else [content]:
+        about = cast("dict[str, Any]", piece) if isinstance(piece, dict) else {}
+        metadata: object = about.get("metadata")
+        if isinstance(metadata, dict) and MARK in metadata:
+            yield from _said(f"{when}processes", str(about["content"]), cut)
+        elif isinstance(metadata, dict) and NOTICE in metadata:
+            yield from _said(f"{when}shellback", str(about["content"]))
+        else:
+            yield from _said(f"{when}person", _text(piece))
+
+
+def _when(message: dict[str, Any]) -> str:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return stamp(datetime.fromisoformat(message["timestamp"]).timestamp()) + "  "
+    return ""
+
+
+def _said(who: str, text: str, cut: int | None = None) -> Iterator[str]:
+    yield from _lines(who, _short(visible(text), cut))
+
+
+def _lines(who: str, text: str) -> Iterator[str]:
+    first, *more = text.split("\n")
+    yield f"{styled(shown_line(who), 'bold')}: {first}"
+    yield from (f"    {line}" for line in more)
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _short(text: str, cut: int | None) -> str:
+    if cut is None or len(text) <= cut:
+        return text
+    return f"{text[:cut]}… ({len(text) - cut:,} more characters; --full shows them)"
+
+
+class Export:
+    """One conversation on its way into a file. In memory are its ids and a page of it, not its messages."""
+
+    def __init__(self, where: Place, standing: Standing) -> None:
+        self._database = where.database
+        self._standing = standing
+        self._counts = {"messages": 0, **dict.fromkeys(transcript.PARTS, 0)}
+
+    def counted(self) -> str:
+        """What was written, in words."""
+        return ", ".join(f"{count:,} {what}" for what, count in self._counts.items())
+
+    def to_file(self, path: str, *, replace: bool) -> None:
+        """Write it beside `path` and rename it into place, readable by its owner alone.
+
+        Raises:
+            Refused: It is there and not to be replaced, or cannot be written.
+        """
+        target = Path(path)
+        draft: str | None = None
+        try:
+            if target.is_dir():
+                raise Refused(f"{visible_line(path)} is a directory: name a file in it")
+            if target.exists() and not target.is_file():
+                raise Refused(f"{visible_line(path)} is no file: leave -o out and redirect the output to it")
+            if target.exists() and not replace:
+                raise Refused(f"{visible_line(path)} is there already: --force replaces it, or name another file")
+            fd, draft = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+            with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+                self.to(file)
+                file.flush()
+                os.fsync(fd)
+            os.replace(draft, target)
+            draft = None
+        except OSError as error:
+            raise Refused(f"{visible_line(path)} cannot be written ({error.strerror}): name another file") from None
+        finally:
+            if draft is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(draft)
+
+    def to(self, file: IO[str]) -> None:
+        """Write the document.
+
+        Raises:
+            Refused: Part of the history went while it was written.
+        """
+        name = self._standing.id
+        record = self._database.read_now(transcript.summary, name)
+        ids = self._database.read_now(transcript.line, record["head_id"] if record is not None else None)
+        head = {
+            "format": "shellback-conversation/1",
+            "exported_at": time.time(),
+            "conversation": asdict(self._standing),
+        }
+        file.write(json_text(head | {"history": record})[:-1])
+        self._write(file, "messages", self._messages(ids), len(ids))
+        for part in transcript.PARTS:
+            self._write(file, part, self._rows(part, name), None)
+        file.write("}\n")
+
+    def _write(self, file: IO[str], what: str, items: Iterator[dict[str, Any]], total: int | None) -> None:
+        file.write(f',\n"{what}": [')
+        told_at = time.monotonic()
+        for item in items:
+            file.write(("\n" if self._counts[what] == 0 else ",\n") + json_text(item))
+            self._counts[what] += 1
+            if time.monotonic() - told_at >= TELL_S:
+                told_at = time.monotonic()
+                click.echo(f"{self._counts[what]:,} {'' if total is None else f'of {total:,} '}{what} …", err=True)
+        file.write("]")
+
+    def _messages(self, ids: list[str]) -> Iterator[dict[str, Any]]:
+        try:
+            for start in range(0, len(ids), transcript.PAGE):
+                yield from self._database.read_now(transcript.messages, ids[start : start + transcript.PAGE])
+        except LookupError as error:
+            raise Refused(f"the history changed under the export ({error}): it was deleted meanwhile") from None
+
+    def _rows(self, part: str, name: str) -> Iterator[dict[str, Any]]:
+        after = (-1.0, "")
+        while rows := self._database.read_now(transcript.page, part, name, after):
+            yield from rows
+            after = (rows[-1]["created_at"], rows[-1]["id"])

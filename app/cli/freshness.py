@@ -29,7 +29,10 @@ class Freshness:
         here = where.database.read_now(hosts.one, where.host_id)
         self._here = where.host_id
         self.current = any(one.state == "alive" for one in staff)
-        self.silent: dict[str, Host] = silent_hosts(where, host_ids)
+        others = set(host_ids) - {where.host_id}
+        found = where.database.read_now(lambda conn: [hosts.one(conn, other) for other in others]) if others else []
+        self.silent: dict[str, Host] = {host.host_id: host for host in found if host.silent}
+        """The silent ones, by id; never this one."""
         heard = [one.quiet_s for one in staff] + ([] if here.silent_s is None else [here.silent_s])
         self._heard_s = min(heard, default=None)
 
@@ -89,10 +92,3 @@ def waits(conversation: str, home: Host | None) -> str | None:
         f"conversation {conversation} lives on host {home.name}, which {home.heard}, and waits for it. "
         f"`shellback adopt conversation {conversation}` continues it on this host"
     )
-
-
-def silent_hosts(where: Place, host_ids: Iterable[str]) -> dict[str, Host]:
-    """Those of these hosts that are silent, by id; never this one."""
-    wanted = set(host_ids) - {where.host_id}
-    found = where.database.read_now(lambda conn: [hosts.one(conn, host_id) for host_id in wanted]) if wanted else []
-    return {host.host_id: host for host in found if host.silent}

@@ -181,17 +181,9 @@ def _one(line: bytes, judge: Judged) -> None:
     command, cwd = fields.get("command"), fields.get("cwd")
     if not isinstance(command, str):
         return rubbish("the object has no text under command", command)
-    if cwd is not None and (not isinstance(cwd, str) or "\0" in cwd or not _encodes(cwd)):
+    if cwd is not None and (not isinstance(cwd, str) or "\0" in cwd or cwd != cwd.encode(errors="ignore").decode()):
         return rubbish("cwd is no path", command)
     return _print(command, judge(command, cwd))
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _print(command: Any, judgement: Judgement) -> None:

@@ -9,18 +9,17 @@ from typing import Any
 import click
 
 from shellback.cli.freshness import home_of, waits, worker_lives
-from shellback.cli.shared import Refused, asked, json_option, load_settings, me, opened, show, until
+from shellback.cli.shared import Refused, asked, json_option, me, opened, show, until
 from shellback.exec.core import limits
 from shellback.exec.core.answers import Killed
 from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
 from shellback.exec.core.model import Session
 from shellback.exec.core.ports import SupervisorPort
-from shellback.settings import Settings
 from shellback.storage import sessions
 from shellback.wiring import supervision, wiring
 from shellback.wiring.wiring import Place
 from shellback.work.turn import stopping
-from shellback.work.turn.stopping import Settled, Stopping
+from shellback.work.turn.stopping import Stopping
 
 
 @click.command()
@@ -45,12 +44,11 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float) -> None:
       shellback stop build
       shellback stop build --kill --wait
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
-    settings = load_settings()
     began = time.time()
-    with opened(settings) as where:
+    with opened() as where:
         with wiring.enqueuing(where) as enqueuer:
             found = where.database.write_now(stopping.stop, enqueuer, conversation, by=me())
-        killed = _kill_all(where, settings, conversation) if kill else []
+        killed = _kill_all(where, conversation) if kill else []
         facts: dict[str, Any] = {
             "conversation": conversation,
             "turn_id": found.turn_id,
@@ -58,18 +56,14 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float) -> None:
             "killed": killed,
         }
         if found.reach and wait:
-
-            def look() -> Settled | None:
-                return where.database.read_now(stopping.settled, conversation, found.turn_id, began)
-
             ended = until(
-                look,
+                lambda: where.database.read_now(stopping.settled, conversation, found.turn_id, began),
                 timeout,
                 f"not stopped within {timeout:g} s: a model request that runs is not cut off, and without a worker "
                 "nothing goes on. The wish stays; `shellback doctor` says whether a worker runs",
             )
             # What was on its way to a start when the turn was told to end has started by now.
-            killed += [one for one in (_kill_all(where, settings, conversation) if kill else []) if one not in killed]
+            killed += [one for one in (_kill_all(where, conversation) if kill else []) if one not in killed]
             facts |= {"turn_id": ended.turn_id, "state": ended.outcome or "stopped"}
         home = home_of(where, conversation)
         open_still = found.reach is not None and facts["state"] == "stopping"
@@ -100,21 +94,17 @@ def _said(found: Stopping, state: str) -> str:
             return f"the turn of {name} had come to its end: {state}"
 
 
-def _kill_all(where: Place, settings: Settings, conversation: str) -> list[str]:
+def _kill_all(where: Place, conversation: str) -> list[str]:
     found = where.database.read_now(sessions.find, conversation_id=conversation)
     here = [session for session in found if session.host_id == where.host_id]
     live = [session for session in here if session.live]
     killed = _kill(where, live) if live else []
-    left = asyncio.run(_end_rest(settings, conversation)) if here else []
-    return killed + [one for one in left if one not in killed]
-
-
-async def _end_rest(settings: Settings, conversation: str) -> list[str]:
-    """End what sessions that have ended had left running; their ids."""
     try:
-        return await supervision.expire_conversations(settings, [conversation])
+        # What sessions that have ended had left running.
+        left = asyncio.run(supervision.expire_conversations(where.settings, [conversation])) if here else []
     except SupervisorUnreachable as error:
         raise Refused(f"not known whether ended sessions have left something running: {error}") from None
+    return killed + [one for one in left if one not in killed]
 
 
 def _kill(where: Place, found: list[Session]) -> list[str]:

@@ -123,7 +123,8 @@ def rm(names: tuple[str, ...], yes: bool, force: bool, overlay: bool) -> None:
         wanted = list({one.name: one for name in names for one in _found(where, name, ours=True)}.values())
         for one in wanted:
             _may_go(where, one, force=force, overlay=overlay)
-        if not yes and not confirmed(_question(wanted, overlay=overlay)):
+        which = f"{', '.join(one.name for one in wanted)}{' with all files' if overlay else ', and keep the files'}"
+        if not yes and not confirmed(visible_line(f"Remove {which}?")):
             raise Refused("nothing was removed")
         done = asyncio.run(_removed(where, wanted, overlay=overlay))
     lines: list[str] = []
@@ -163,7 +164,7 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
 
 
 def _may_go(where: Place, one: PodmanWorkspace, *, force: bool, overlay: bool) -> None:
-    if overlay and not _is_overlay(where, one):
+    if overlay and Path(one.overlay_path).parent not in {where.settings.shellback_cache / name for name in CONTAINED}:
         raise Refused(
             f"the files of {one.name} are {visible_line(one.overlay_path)}, which is not below SHELLBACK_CACHE: "
             "--overlay does not remove what is yours; leave it out"
@@ -177,22 +178,10 @@ def _may_go(where: Place, one: PodmanWorkspace, *, force: bool, overlay: bool) -
         )
 
 
-def _is_overlay(where: Place, one: PodmanWorkspace) -> bool:
-    return Path(one.overlay_path).parent in {where.settings.shellback_cache / name for name in CONTAINED}
-
-
 def _running(where: Place, one: PodmanWorkspace) -> list[Session]:
     found = where.database.read_now(sessions.find, conversation_id=one.scope, live=True)
-    return [
-        session
-        for session in found
-        if session.backend in CONTAINED and (session.profile, session.host_id) == (one.profile, one.host_id)
-    ]
-
-
-def _question(wanted: list[PodmanWorkspace], *, overlay: bool) -> str:
-    names = ", ".join(one.name for one in wanted)
-    return visible_line(f"Remove {names}{' with all files' if overlay else ', and keep the files'}?")
+    of = (one.profile, one.host_id)
+    return [session for session in found if session.backend in CONTAINED and (session.profile, session.host_id) == of]
 
 
 async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool) -> list[dict[str, Any]]:

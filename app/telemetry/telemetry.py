@@ -1,15 +1,19 @@
-"""Traces and metrics of one worker: the instruments, and spans made from recorded times."""
+"""Traces and metrics of one worker: the instruments, spans made from recorded times, gauges of the database."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pydantic_ai.capabilities import Instrumentation
@@ -20,15 +24,21 @@ from shellback.exec.core.model import Session, SessionState
 from shellback.exec.core.ports import SessionWatch
 from shellback.storage.db import Database
 from shellback.storage.errors import StorageError
-from shellback.storage.tables import sessions, turns
-from shellback.telemetry.levels import Gauges
+from shellback.storage.session_rows import LIVE
+from shellback.storage.tables import approvals, sessions, turns
 from shellback.telemetry.pipeline import Pipeline
-from shellback.work.queue.items import BY_A_PERSON, ItemType, WorkItem
+from shellback.work.queue.items import BY_A_PERSON, ItemType, Priority, WorkItem
 from shellback.work.queue.tracing import cause_of, process_context
 from shellback.work.turn.watching import TurnWatch
 
+log = logging.getLogger(__name__)
+
 SCOPE: Final = "shellback"
 SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+FRESH_S: Final = 10.0
+"""So long the gauges go by one read of the database."""
+ROWS: Final = 10_000
+"""Rows that one read looks at, per question."""
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
@@ -174,9 +184,6 @@ class WatchedSessions(SessionWatch):
         )
 
 
-log = logging.getLogger(__name__)
-
-
 class WatchedTurns(TurnWatch):
     """Adds to the span that DBOS makes of a turn: the wait before it, what it is about, and the counts."""
 
@@ -239,3 +246,82 @@ def _recorded(conn: sa.Connection, item: WorkItem) -> tuple[sa.Row[Any], str | N
         query = sa.select(sessions.c.ended_at).where(sessions.c.id == item.id.partition(":")[2])
         process_ended_at = conn.execute(query).scalar_one_or_none()
     return turn, cause_of(conn, item), process_ended_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """Ages in seconds; `queue_age_s` by priority, of the oldest item whose turn has not begun."""
+
+    queue_age_s: dict[str, float] = field(default_factory=dict[str, float])
+    sessions_live: int = 0
+    approvals_pending: int = 0
+    approval_age_s: float = 0.0
+
+
+def read_levels(conn: sa.Connection, host_id: str) -> Levels:
+    """The levels now: items and approvals of the whole database, sessions of this host."""
+    now = time.time()
+    waiting = (
+        sa.select(turns.c.priority, turns.c.created_at)
+        .where(turns.c.ended_at.is_(None), turns.c.started_at.is_(None))
+        .limit(ROWS)
+        .subquery()
+    )
+    oldest = conn.execute(
+        sa.select(waiting.c.priority, sa.func.min(waiting.c.created_at)).group_by(waiting.c.priority)
+    ).all()
+    live = (
+        sa.select(sessions.c.id).where(sessions.c.state.in_(LIVE), sessions.c.host_id == host_id).limit(ROWS).subquery()
+    )
+    asked = sa.select(approvals.c.created_at).where(approvals.c.state == "pending").limit(ROWS).subquery()
+    pending, since = conn.execute(sa.select(sa.func.count(), sa.func.min(asked.c.created_at)).select_from(asked)).one()
+    return Levels(
+        queue_age_s={priority.name.lower(): 0.0 for priority in Priority}
+        | {_name(priority): max(0.0, now - created) for priority, created in oldest},
+        sessions_live=conn.execute(sa.select(sa.func.count()).select_from(live)).scalar_one(),
+        approvals_pending=pending,
+        approval_age_s=0.0 if since is None else max(0.0, now - since),
+    )
+
+
+def _name(priority: int) -> str:
+    return Priority(priority).name.lower() if priority in set(Priority) else str(priority)
+
+
+_GAUGES: Final = (
+    ("shellback.queue.age", "s", "Age of the oldest waiting work item", "queue_age_s"),
+    ("shellback.sessions.live", "{session}", "Sessions whose process may be running", "sessions_live"),
+    ("shellback.approvals.pending", "{approval}", "Calls that wait for a decision", "approvals_pending"),
+    ("shellback.approvals.age", "s", "Age of the oldest call that waits for a decision", "approval_age_s"),
+)
+
+
+class Gauges:
+    """Gauges that are read in the exporter's thread, never in a turn's."""
+
+    def __init__(self, meter: Meter, database: Database, host_id: str) -> None:
+        self._db = database
+        self._host_id = host_id
+        self._reading = threading.Lock()
+        self._levels: Levels | None = None
+        self._read_at = 0.0
+        for name, unit, what, of in _GAUGES:
+            meter.create_observable_gauge(name, [partial(self._observed, of)], unit=unit, description=what)
+
+    def _observed(self, of: str, _: CallbackOptions) -> Iterable[Observation]:
+        levels = self._now()
+        found: dict[str, float] | float = {} if levels is None else getattr(levels, of)
+        if isinstance(found, dict):
+            return [Observation(age, {"priority": name}) for name, age in found.items()]
+        return [Observation(found)]
+
+    def _now(self) -> Levels | None:
+        with self._reading:
+            if self._levels is None or time.monotonic() - self._read_at > FRESH_S:
+                self._read_at = time.monotonic()
+                try:
+                    self._levels = self._db.read_now(read_levels, self._host_id)
+                except (StorageError, RuntimeError, SQLAlchemyError) as error:
+                    log.debug("levels cannot be read: %s", error)
+                    self._levels = None
+            return self._levels

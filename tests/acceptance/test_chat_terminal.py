@@ -133,7 +133,7 @@ class Unhurried(Terminal):
     program = (
         sys.executable,
         "-c",
-        "import sys; from shellback.cli import main, talking; talking.READ_S = 3600; main.main(sys.argv[1:])",
+        "import sys; from shellback.cli import chat, main; chat.READ_S = 3600; main.main(sys.argv[1:])",
     )
 
 

@@ -26,9 +26,8 @@ from opentelemetry.trace import (
 from shellback.exec.core.model import Evidence, SessionEnd, SessionState
 from shellback.storage.db import Database
 from shellback.storage.tables import approvals, turns
-from shellback.telemetry.levels import read_levels
 from shellback.telemetry.pipeline import ByTrace, Pipeline, Reach, without_words
-from shellback.telemetry.telemetry import Counts, Telemetry, WatchedSessions, WatchedTurns
+from shellback.telemetry.telemetry import Counts, Telemetry, WatchedSessions, WatchedTurns, read_levels
 from shellback.work.queue.items import ItemType, Priority, chat_item, epoch_item
 from shellback.work.queue.queues import note_turn
 from shellback.work.queue.tracing import cause_of, context_of

@@ -12,11 +12,11 @@ import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, UserPromptPart
 
 from shellback.cli import events, output
+from shellback.cli.conversations import lines_of
 from shellback.cli.events import KINDS
 from shellback.cli.logs import OfTerminal
 from shellback.cli.options import Moment
 from shellback.cli.shared import Columns, print_json, table_lines
-from shellback.cli.transcripts import lines_of
 from shellback.exec.reports.blocks import MARK
 from shellback.work.queue import stream
 from shellback.work.queue.mailbox import Letter
