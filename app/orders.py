@@ -9,11 +9,11 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
 from shellback.exec.core.runner import alterable
-from shellback.setting import Problem, SettingsError, default_home
 
 DOTENV: Final = ".env"
 _BELIEVED: Final = (
@@ -23,6 +23,37 @@ _BELIEVED: Final = (
 KNOWN: Final = "workspaces.json"
 """Below the state directory: the paths of the workspaces that its workers had, the last one last."""
 _MOST: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One variable that cannot be used; `value` has its secrets taken out."""
+
+    variable: str
+    value: str
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.variable}={self.value!r} cannot be used; allowed is {self.allowed}"
+
+
+class SettingsError(ValueError):
+    """Raised when settings cannot be used; names every wrong one, its value and what is allowed."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.problems))
+
+
+def default_home(given: Mapping[str, str]) -> Path:
+    """The state directory where none is named."""
+    state = given.get("XDG_STATE_HOME", "")
+    if not state.startswith("/"):  # the XDG rules have a relative one ignored
+        state = f"{given.get('HOME') or Path.home()}/.local/state"
+    return Path(state) / "shellback"
 
 
 def known_workspaces(state: Path) -> list[Path]:

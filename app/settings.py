@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +26,7 @@ from shellback.exec.backends.container import IDLE_S, IMAGE
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core import limits
 from shellback.exec.core.secrets import secret_paths
-from shellback.orders import DOTENV, dotenv
-from shellback.setting import Problem, SettingsError, count, default_cache, default_home, seconds, setting, shown_url
+from shellback.orders import DOTENV, Problem, SettingsError, default_home, dotenv
 
 _OWN_OF_SANDBOXES: Final = ("/run", "/proc", "/sys", "/dev")
 _OF_ENGINES: Final = (
@@ -42,6 +42,37 @@ _DATABASES: Final = {
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
+
+
+def setting(default: object, allowed: str, *, secret: bool = False, **bounds: Any) -> Any:
+    """A field with its default; `allowed` says what it takes, `secret` keeps it out of representations."""
+    return Field(default, description=allowed, repr=not secret, validate_default=True, **bounds)
+
+
+def count(default: int, low: int, high: int) -> Any:
+    """A field for a whole number."""
+    return setting(default, f"a whole number from {low} to {high}", ge=low, le=high)
+
+
+def seconds(default: float, low: float, high: float, unit: str = "seconds") -> Any:
+    """A field for a time."""
+    return setting(default, f"{unit} from {low:g} to {high:g}", ge=low, le=high, allow_inf_nan=False)
+
+
+def shown_url(url: str) -> str:
+    """Take every password out of a database address, also out of one that cannot be parsed."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    if "@" in rest:
+        credentials, _, place = rest.rpartition("@")
+        user, colon, _ = credentials.partition(":")
+        rest = f"{user}:***@{place}" if colon else f"{user}@{place}"
+    return re.sub(r"(?i)(\b\w*pass\w*\s*=\s*)[^&\s]+", r"\1***", f"{scheme}{separator}{rest}")
+
+
+def default_cache(given: Mapping[str, str]) -> Path:
+    """Where workspaces are kept where nothing is named; by another name it may be."""
+    named = given.get("WEAKINCENTIVES_CACHE", "").strip()
+    return Path(named).expanduser().absolute() if named else Path(given.get("HOME") or Path.home()) / ".cache/shellback"
 
 
 class Settings(BaseModel):

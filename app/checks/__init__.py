@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from shellback.checks import database, leftovers, machine, program, sandbox
 from shellback.checks.check import Check
-from shellback.checks.containers import containers
 from shellback.checks.filesystems import filesystem
-from shellback.checks.supervisors import answered, processes
+from shellback.checks.supervisors import answered, containers, processes
 from shellback.checks.units import surroundings
 from shellback.exec.core.errors import ExecError
 from shellback.exec.wire.protocol import Message

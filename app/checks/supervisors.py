@@ -1,19 +1,26 @@
-"""The supervisor of this state directory: whether it answers, what it runs, and whether the database agrees."""
+"""The supervisors of this state directory: whether they answer, what they run, and whether the database agrees."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from shellback.checks.check import Check
-from shellback.exec.core.errors import ExecError, SupervisorAbsent, SupervisorUnreachable
+from shellback.exec.backends.homes import kept, known
+from shellback.exec.backends.kinds import CONTAINED
+from shellback.exec.core.errors import BackendUnavailable, ExecError, SupervisorAbsent, SupervisorUnreachable
 from shellback.exec.core.model import Session, SessionState
 from shellback.exec.core.ports import SupervisorPort
+from shellback.exec.link.client import SupervisorClient
+from shellback.exec.log.placements import CONTAINERS, Placements
 from shellback.exec.wire.protocol import Message
 from shellback.settings import Settings
 from shellback.storage import rows
@@ -22,12 +29,14 @@ from shellback.storage.host import boot_id
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import hosts, sessions, workers
 from shellback.wiring import supervision
+from shellback.wiring.choice import made
 from shellback.wiring.wiring import Place
 from shellback.work.hosts import generation, roster
 from shellback.work.hosts import unknown as strangers
 from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 
 _NAMED: Final = 5
+_FIRST: Final = next(iter(CONTAINED))
 
 
 def answered(settings: Settings, *, needed: bool = False) -> tuple[Check, Message | None]:
@@ -160,3 +169,65 @@ def _restored(where: Place, found: Compared | None) -> Check:
     if found is not None and not left:
         return Check("restored", "warn", text, "nothing is left to settle: a worker that starts forgets it")
     return Check("restored", "fail", f"{text}{'; to settle: ' + named if named else ''}", generation.remedy(count))
+
+
+def containers(settings: Settings) -> list[Check]:
+    """Whether the supervisors in containers answer, and which containers nobody knows; nothing where none is."""
+    places = Placements(settings.shellback_home)
+    homes = places.homes()
+    if not homes and settings.backend not in CONTAINED and not (settings.shellback_home / CONTAINERS).exists():
+        return []
+    running = [home for home in homes if kept(home)]
+    silent = asyncio.run(_silent(running))
+    owing = [home for home in homes if home not in running and places.owes(home)]
+    wrong: list[tuple[str, str]] = []
+    engines = {one.engine for home in homes if (one := known(home)) is not None} | (
+        {settings.backend} & CONTAINED.keys()
+    )
+    for name in sorted(engines) or [_FIRST]:
+        wrong += _unlisted(settings, name)
+    if silent:
+        names = [home.name for home in silent]
+        engine = getattr(known(silent[0]), "engine", _FIRST)
+        wrong.append((f"the supervisor does not answer in {_names(names)}", f"see `{engine} top {names[0]}`"))
+    if owing:
+        names = [home.name for home in owing]
+        wrong.append((f"not running, and an end is still to be told of {_names(names)}", "a worker brings them up"))
+    if wrong:
+        remedies = "; ".join(remedy for _, remedy in wrong)
+        return [Check("containers", "warn", "; ".join(text for text, _ in wrong), remedies)]
+    return [Check("containers", "ok", f"{len(running)} of {len(homes)} run, and their supervisors answer")]
+
+
+def _unlisted(settings: Settings, name: str) -> Iterator[tuple[str, str]]:
+    """What is wrong with what an engine lists."""
+    made_by = made(settings, name).containers
+    assert made_by is not None
+    try:
+        lost = [name for name, home in made_by.engine.made() if not os.path.isdir(home)]
+    except BackendUnavailable as error:
+        yield f"{name} does not list them: {error}", "what it says; see `shellback workspaces`"
+        return
+    if lost:
+        yield f"no state directory knows {_names(lost)}", f"`{name} rm --force {' '.join(lost[:_NAMED])}`"
+
+
+async def _silent(homes: list[Path]) -> list[Path]:
+    answers = await asyncio.gather(*map(_answers, homes))
+    return [home for home, answer in zip(homes, answers, strict=True) if not answer]
+
+
+async def _answers(home: Path) -> bool:
+    client = SupervisorClient(home, spawn=False)
+    try:
+        await client.connect()
+    except SupervisorUnreachable:
+        return False
+    finally:
+        await client.close()
+    return True
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

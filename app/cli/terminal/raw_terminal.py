@@ -13,7 +13,6 @@ import sys
 import termios
 import tty
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Literal, Self, TextIO
 
 from shellback.cli.terminal.giving_back import GivingBack
@@ -50,9 +49,7 @@ class RawTerminal:
         self._back = GivingBack(self._fd, self._before)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # Not when all is written: a terminal that takes no more would keep us here.
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(self._fd, termios.TCSANOW, self._before)

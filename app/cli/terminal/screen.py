@@ -16,7 +16,7 @@ import sys
 import termios
 import threading
 import unicodedata
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Self, cast
 
 import click
@@ -52,9 +52,7 @@ class Keyboard:
         self._set()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGCONT, self._resumed)
         with contextlib.suppress(OSError):
             click.echo(drawn("\x1b[?2004l"), nl=False)
