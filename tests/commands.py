@@ -15,7 +15,6 @@ import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from click.testing import CliRunner
@@ -112,9 +111,7 @@ class OnTerminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -123,6 +120,12 @@ class OnTerminal:
     def type(self, keys: str) -> None:
         """Press keys; `\\n` is Enter."""
         os.write(self._ours, keys.encode())
+
+    def says(self, keys: str, *texts: str) -> None:
+        """Press keys, then wait until each of `texts` appears, one after the other."""
+        self.type(keys)
+        for text in texts:
+            self.until(text)
 
     def until(self, text: str) -> None:
         """Wait until `text` appears after what was waited for before."""

@@ -26,6 +26,7 @@ from tests.execs import end_all, launch, origin
 from tests.stage import Stage
 
 PATIENCE_S = 40.0
+DETACH = "C-\\"
 
 
 class Started:
@@ -126,6 +127,16 @@ class Pane:
     def line(self, text: str) -> None:
         self._tmux("send-keys", "-l", text)
         self.keys("Enter")
+
+    def does(self, text: str, pattern: str) -> str:
+        """Enter a line, and wait until the pane shows `pattern`."""
+        self.line(text)
+        return self.until(pattern)
+
+    def leave(self) -> str:
+        """Leave what is attached; returns what is shown then."""
+        self.keys(DETACH)
+        return self.until("^code=0$")
 
     def paste(self, text: str) -> None:
         """Paste as a terminal does: between brackets where the program has asked for them."""

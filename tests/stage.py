@@ -172,6 +172,12 @@ class Stage:
     def approve(self, conversation: str = "c1") -> Request:
         return self.decide(self.pending(conversation))
 
+    def started(self, text: str, part: str, conversation: str = "c1") -> Session:
+        """Send `text` and approve what it asks for; the session of the command with `part`."""
+        self.send(text, conversation)
+        self.approve(conversation)
+        return self.session(part)
+
     def answer(self, item_id: str) -> str:
         """The first answer given after the item's message was heard."""
         return self.until(f"an answer to {item_id}", lambda: next(iter(self.answers(since=item_id)), None))
@@ -274,3 +280,11 @@ def stage(database_url: str | None = None, **environ: str) -> Generator[Stage]:
         made.close()
         if not made.kept:
             shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def working(database_url: str | None = None, **environ: str) -> Generator[Stage]:
+    """A stage with a worker."""
+    with stage(database_url, **environ) as made:
+        made.hire()
+        yield made

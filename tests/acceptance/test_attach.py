@@ -18,12 +18,11 @@ import sqlalchemy as sa
 from shellback.storage.tables import audit, events, mailbox
 from tests import images, sandboxes
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, shellback, told
-from tests.panes import PATIENCE_S, Pane, Started, pane, started
+from tests.panes import DETACH, PATIENCE_S, Pane, Started, pane, started
 from tests.pods import emptied
-from tests.stage import Stage, stage
+from tests.stage import Stage, stage, working
 
 SHELL = "PS1='agent:' bash --norc --noprofile"
-DETACH = "C-\\"
 
 
 @pytest.fixture(scope="module")
@@ -61,31 +60,28 @@ def test_a_person_sees_types_resizes_and_leaves(on_stage: Started, person: Pane)
     usual = on_stage.size(session)
     person.attach(session)
     person.until("^agent:")
-    person.line("echo $((40+2)) at $(stty size)")
-    person.until("^42 at 30 100$")
+    person.does("echo $((40+2)) at $(stty size)", "^42 at 30 100$")
     person.resize(26, 90)
     on_stage.stage.until("the new size", lambda: on_stage.size(session) == (26, 90))
     # Between two programs, a shell that is interrupted goes on with the second.
-    person.line("sh -c 'echo sle''eps; exec sleep 600'; echo not here")
-    person.until("^sleeps$")
+    person.does("sh -c 'echo sle''eps; exec sleep 600'; echo not here", "^sleeps$")
     person.keys("C-c")
     person.until(r"^agent:$")
-    person.line("""sh -c 'trap "echo it quits; exit" QUIT; echo now; while :; do sleep 0.05; done'; stty size""")
-    person.until("^now$")
+    person.does(
+        """sh -c 'trap "echo it quits; exit" QUIT; echo now; while :; do sleep 0.05; done'; stty size""", "^now$"
+    )
     person.keys(DETACH, DETACH)
     person.until(r"^26 90$")
     # The key may be shown before what it causes.
     assert len(re.findall(r"^(?:\^\\)?it quits", on_stage.log(session), re.MULTILINE)) == 1
-    person.keys(DETACH)
-    shown = person.until(r"^code=0$")
+    shown = person.leave()
     assert f"[detached from {session.id}; it goes on: shellback attach {session.id}]" in shown
     assert stty(person) == before
     on_stage.stage.until("its own size again", lambda: on_stage.size(session) == usual)
 
     person.attach(session)
     person.until(r"^42 at 30 100$")
-    person.line("exit 3")
-    shown = person.until(r"^code=3$")
+    shown = person.does("exit 3", r"^code=3$")
     assert f"[{session.id} ended: exit 3]" in shown
     assert stty(person) == before
 
@@ -94,12 +90,10 @@ def test_how_to_leave_can_be_read_above_whatever_comes(on_stage: Started, person
     session = on_stage.start(SHELL)
     person.attach(session)
     person.until("^agent:")
-    person.line("seq 1 200")
-    person.until("^200$")
+    person.does("seq 1 200", "^200$")
     assert f"[attached to {session.id}" not in person.shown()
     assert f"[attached to {session.id}" in person.history()
-    person.keys(DETACH)
-    person.until(r"^code=0$")
+    person.leave()
 
 
 def test_full_screen_programs_are_drawn_and_take_keys(on_stage: Started, person: Pane) -> None:
@@ -126,8 +120,7 @@ def test_full_screen_programs_are_drawn_and_take_keys(on_stage: Started, person:
     assert "line 0" in shown
     person.keys(":", "q", "!", "Enter")
     person.until("^over$")
-    person.keys(DETACH)
-    person.until(r"^code=0$")
+    person.leave()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -137,8 +130,7 @@ def test_the_terminal_is_given_back_after_a_signal(on_stage: Started, person: Pa
     person.attach(session)
     person.until("here")
     assert person.mode("mouse_any_flag") == "1"
-    person.line("typed")
-    person.until("typed")
+    person.does("typed", "typed")
     os.kill(person.child(), number)
     person.until(rf"^code={128 + number}$")
     assert stty(person) == before
@@ -149,8 +141,7 @@ def test_the_terminal_is_given_back_after_a_signal(on_stage: Started, person: Pa
 def test_the_terminal_is_given_back_where_the_attachment_is_killed(on_stage: Started, person: Pane) -> None:
     session = on_stage.start("printf '\\033[?1049h\\033[?1000h\\033[?25l\\033[?1hhere'; cat")
     # In a shell that gives a terminal back itself nothing would be shown of it.
-    person.line("exec sh")
-    person.until(r"^person:exec sh\nperson:$")
+    person.does("exec sh", r"^person:exec sh\nperson:$")
     before = modes(person)
     person.attach(session)
     person.until("here")
@@ -169,8 +160,7 @@ def test_nobody_watches_a_terminal_that_was_given_back(on_stage: Started, person
     person.attach(session)
     person.until("here")
     (watcher,) = children(person.child())
-    person.keys(DETACH)
-    person.until(r"^code=0$")
+    person.leave()
     assert not Path(f"/proc/{watcher}").exists()
 
 
@@ -204,8 +194,7 @@ def test_what_was_typed_is_told_in_bytes_and_kept_nowhere(on_stage: Started, per
     session = on_stage.start("read -rsp 'Password: ' given; echo; echo ${#given} characters", conversation="told")
     person.attach(session)
     person.until("Password:")
-    person.line("hunter2-very-secret")
-    person.until(r"^code=0$")
+    person.does("hunter2-very-secret", r"^code=0$")
     (row,) = typed(made, session.id)
     assert row == {"session_id": session.id, "bytes": 20, "by": row["by"], "over": True}
 
@@ -238,8 +227,7 @@ def test_nothing_that_a_program_prints_makes_the_terminal_type(on_stage: Started
     person.keys("a", "b", "c", "d")
     # The supervisor has answered three of them, once; the terminal of the person was asked none.
     person.until(r"\^\[\[\?62;22c\^\[\[1;1R\^\[\[0nabcd")
-    person.keys(DETACH)
-    shown = person.until(r"^code=0$")
+    shown = person.leave()
     assert person.clipboard() == ""
     assert re.search(r"^person:$", shown.rstrip(), re.MULTILINE)  # no answer was left for the shell either
 
@@ -257,8 +245,7 @@ def test_who_only_looks_on_writes_nothing(on_stage: Started, person: Pane) -> No
     person.line("not typed")
     person.keys("Up")
     person.resize(45, 130)
-    person.keys(DETACH)
-    person.until(r"^code=0$")
+    person.leave()
     assert stty(person) == before
     assert on_stage.size(session) == usual
     assert on_stage.log(session).endswith("ready\n^[[?62;22c^[[2;6R^[[0n")
@@ -280,10 +267,8 @@ def test_a_process_without_a_terminal_gets_lines(on_stage: Started, person: Pane
     shown = person.attach(session)
     assert "lines are sent, Ctrl-D ends its input; Ctrl-C or C-\\ leaves" in shown
     person.until("^first$")
-    person.line("a line")
-    person.until("^got a line$")
-    person.keys(DETACH)
-    person.until("^code=0$")
+    person.does("a line", "^got a line$")
+    person.leave()
     person.keys("C-l")
     person.attach(session)
     person.until("^got a line$")
@@ -295,15 +280,12 @@ def test_a_process_without_a_terminal_gets_lines(on_stage: Started, person: Pane
 def test_a_supervisor_may_be_replaced_meanwhile(on_stage: Started, person: Pane) -> None:
     session = on_stage.start(SHELL)
     person.attach(session)
-    person.line("echo bef''ore")
-    person.until("^before$")
+    person.does("echo bef''ore", "^before$")
     on_stage.stage.kill_supervisor()
     person.resize(26, 90)  # there may be none to ask for it now
     on_stage.stage.until("another", lambda: on_stage.size(session) == (26, 90))
-    person.line("echo aft''er")
-    person.until("^after$")
-    person.keys(DETACH)
-    person.until(r"^code=0$")
+    person.does("echo aft''er", "^after$")
+    person.leave()
 
 
 def test_much_output_is_not_shown_later_than_it_comes(on_stage: Started, person: Pane) -> None:
@@ -311,8 +293,7 @@ def test_much_output_is_not_shown_later_than_it_comes(on_stage: Started, person:
     person.attach(session)
     person.keys("Enter")
     person.until("^over$")
-    person.keys(DETACH)
-    person.until(r"^code=0$")
+    person.leave()
 
 
 @pytest.mark.parametrize("controlling", [True, False], ids=["told of it", "not told"])
@@ -371,24 +352,18 @@ def test_what_cannot_be_attached_says_why(on_stage: Started) -> None:
         assert terminal.ended() == 2
     with Terminal(made, "attach", session.id) as terminal:
         terminal.until("read-only")
-        terminal.type("\x03")
-        terminal.until("detached")
+        terminal.says("\x03", "detached")
         assert terminal.ended() == 0
 
 
 def test_the_agent_hears_with_its_next_turn_that_a_person_typed() -> None:
-    with stage() as made:
-        made.hire()
-        made.send('!execute_pty {"command": "cat"}')
-        made.approve()
-        session = made.session("cat")
+    with working() as made:
+        session = made.started('!execute_pty {"command": "cat"}', "cat")
         made.until("the answer", made.answers)
         with Terminal(made, "attach", session.id, TERM="xterm") as terminal:
             terminal.until(f"[attached to {session.id}")
-            terminal.type("typed\r")
-            terminal.until("typed")
-            terminal.type("\x1c")
-            terminal.until("detached")
+            terminal.says("typed\r", "typed")
+            terminal.says("\x1c", "detached")
             assert terminal.ended() == 0
         (row,) = typed(made, session.id)
         assert len(made.answers()) == 1  # it woke nobody
@@ -420,25 +395,19 @@ def contained(request: pytest.FixtureRequest) -> Generator[Stage]:
 @pytest.mark.timeout(300)
 def test_a_person_types_into_it_resizes_it_and_leaves(contained: Stage) -> None:
     contained.hire()
-    contained.send(COMMAND)
-    contained.approve()
-    session = contained.session("agent:")
+    session = contained.started(COMMAND, "agent:")
     with pane(contained) as person:
         person.attach(session)
         person.until("^agent:")
-        person.line("echo $((40+2)) at $(stty size)")
-        person.until("^42 at 30 100$")
+        person.does("echo $((40+2)) at $(stty size)", "^42 at 30 100$")
         person.resize(26, 90)
-        person.line("until [ \"$(stty size)\" = '26 90' ]; do sleep 0.05; done; echo re''sized")
-        person.until("^resized$")
+        person.does("until [ \"$(stty size)\" = '26 90' ]; do sleep 0.05; done; echo re''sized", "^resized$")
         # Between two programs, a shell that is interrupted goes on with the second.
-        person.line("sh -c 'echo sle''eps; exec sleep 600'; echo not here")
-        person.until("^sleeps$")
+        person.does("sh -c 'echo sle''eps; exec sleep 600'; echo not here", "^sleeps$")
         person.keys("C-c")
         person.keys("C-\\")
         person.until(rf"^\[detached from {session.id}; it goes on")
         person.until("^code=0$")
         person.attach(session)
-        person.line("exit 3")
-        shown = person.until("^code=3$")
+        shown = person.does("exit 3", "^code=3$")
         assert f"[{session.id} ended: exit 3]" in shown

@@ -18,14 +18,13 @@ from shellback.work.approvals import approvals
 from shellback.work.approvals.approvals import Request
 from shellback.work.errors import ApprovalRefused
 from tests.commands import assert_refused, facts, shellback
-from tests.stage import Stage, stage
+from tests.stage import Stage, working
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Stage]:
     """One worker for the whole module; every test has conversations of its own."""
-    with stage() as made:
-        made.hire()
+    with working() as made:
         yield made
 
 
@@ -127,9 +126,9 @@ def test_arguments_that_are_none_are_refused_before_anything_changes(place: Stag
 
 
 def test_input_approved_for_a_session_is_not_asked_about_again(place: Stage) -> None:
-    place.send('!execute {"command": "tee heard.txt", "background": true, "keep_stdin_open": true}', "input")
-    place.approve("input")
-    session = place.session("tee heard.txt")
+    session = place.started(
+        '!execute {"command": "tee heard.txt", "background": true, "keep_stdin_open": true}', "tee heard.txt", "input"
+    )
 
     def write(data: str) -> str:
         return place.send("!process_write " + json.dumps({"session_id": session.id, "data": data}), "input")

@@ -19,7 +19,7 @@ from shellback.storage.host import ensure_home
 from shellback.storage.tables import approvals, conversations, mailbox
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, facts, shellback
 from tests.databases import unavailable
-from tests.stage import Stage, stage
+from tests.stage import EXEC_UID, Stage, stage, working
 
 PROJECT = Path(__file__).parents[2]
 
@@ -34,8 +34,7 @@ def place() -> Iterator[Stage]:
 @pytest.fixture(scope="module")
 def loop() -> Iterator[Stage]:
     """A place with a worker."""
-    with stage(APPROVAL_TTL="5", SWEEP_SECONDS="0.2") as made:
-        made.hire()
+    with working(APPROVAL_TTL="5", SWEEP_SECONDS="0.2") as made:
         yield made
 
 

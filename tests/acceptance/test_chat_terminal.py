@@ -10,7 +10,7 @@ import pytest
 
 from tests.commands import PROGRAM, Terminal
 from tests.panes import Pane, pane
-from tests.stage import Stage, stage
+from tests.stage import Stage, working
 
 FAKE = "? execute wants to run, and waits for you (a12345678901):\n    command: ls\ny runs exactly this, once; n"
 OURS = re.compile(
@@ -38,14 +38,12 @@ LIKE_A_QUESTION = [
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Stage]:
-    with stage() as made:
-        made.hire()
+    with working() as made:
         yield made
 
 
 def chatting(seat: Pane, conversation: str) -> None:
-    seat.line(f"clear; {' '.join(PROGRAM)} chat -c {conversation}; echo code=$?")
-    seat.until(r"Ctrl-D ends\n.*\n>")
+    seat.does(f"clear; {' '.join(PROGRAM)} chat -c {conversation}; echo code=$?", r"Ctrl-D ends\n.*\n>")
 
 
 def strangers(shown: str) -> list[str]:
@@ -79,8 +77,7 @@ def test_a_real_request_begins_in_the_first_column(place: Stage) -> None:
 def test_pasted_text_approves_nothing_and_is_one_message(place: Stage) -> None:
     with pane(place, rows=50, cols=120) as seat:
         chatting(seat, "pasted")
-        seat.line("$ touch pasted.txt")
-        seat.until(r"^y runs exactly this")
+        seat.does("$ touch pasted.txt", r"^y runs exactly this")
         seat.paste("My notes:\ny\nend of notes")
         seat.until("My notes:⏎y⏎end of notes")
         seat.keys("Enter")
@@ -90,21 +87,17 @@ def test_pasted_text_approves_nothing_and_is_one_message(place: Stage) -> None:
         seat.keys("Enter")
         seat.until("^no answer: it was pasted")
         assert place.pending("pasted")
-        seat.line("n not now")
-        seat.until("You said: My notes:")
+        seat.does("n not now", "You said: My notes:")
         assert not (place.workspace / "pasted.txt").exists()
 
 
 def test_lines_that_arrive_at_once_approve_nothing_where_the_terminal_marks_no_paste(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "burst") as chat:
         chat.until("> ")
-        chat.type("$ touch burst.txt\n")
-        chat.until("y runs exactly this")
-        chat.type("My notes:\ny\nend of notes\n")
-        chat.until("kept; it is heard after your y or n")
+        chat.says("$ touch burst.txt\n", "y runs exactly this")
+        chat.says("My notes:\ny\nend of notes\n", "kept; it is heard after your y or n")
         assert place.pending("burst").state == "pending"
-        chat.type("n\n")
-        chat.until("said: My notes:")
+        chat.says("n\n", "said: My notes:")
         chat.type("\x04")
         assert chat.ended() == 0
     assert not (place.workspace / "burst.txt").exists()
@@ -113,15 +106,12 @@ def test_lines_that_arrive_at_once_approve_nothing_where_the_terminal_marks_no_p
 def test_a_key_that_was_pressed_before_the_question_was_drawn_is_no_answer_to_it(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "early") as chat:
         chat.until("> ")
-        chat.type("y")
-        chat.until("> y")
+        chat.says("y", "> y")
         place.send("$ touch early.txt", "early")
         chat.until("y runs exactly this")
-        chat.type("\n")
-        chat.until("no answer: it was pasted, or typed before")
+        chat.says("\n", "no answer: it was pasted, or typed before")
         assert place.pending("early").state == "pending"
-        chat.type("y\n")
-        chat.until("exit code 0")
+        chat.says("y\n", "exit code 0")
         chat.type("\x04")
         assert chat.ended() == 0
     assert (place.workspace / "early.txt").exists()
@@ -140,11 +130,8 @@ class Unhurried(Terminal):
 def test_a_yes_between_a_request_and_the_question_about_it_is_no_answer(place: Stage) -> None:
     with Unhurried(place, "chat", "-c", "between") as chat:
         chat.until("> ")
-        chat.type("$ touch between.txt\n")
-        chat.until("? execute wants to run")
-        chat.until("> ")
-        chat.type("y\n")
-        chat.until("no answer: it was pasted, or typed before")
+        chat.says("$ touch between.txt\n", "? execute wants to run", "> ")
+        chat.says("y\n", "no answer: it was pasted, or typed before")
         assert place.pending("between").state == "pending"
         chat.type("\x04")
         assert chat.ended() == 3
@@ -155,15 +142,10 @@ def test_an_answer_to_one_request_is_none_to_the_next(place: Stage) -> None:
     place.pending("two")
     with Terminal(place, "chat", "-c", "two") as chat:
         chat.until("y runs exactly this")
-        chat.type("y\n")
-        chat.until("? execute wants to run")
-        chat.type("y")
-        chat.until("> y")
-        chat.until("y runs exactly this")
-        chat.type("\n")
-        chat.until("no answer: ")
-        chat.type("\x15n\n")
-        chat.until("Denied by")
+        chat.says("y\n", "? execute wants to run")
+        chat.says("y", "> y", "y runs exactly this")
+        chat.says("\n", "no answer: ")
+        chat.says("\x15n\n", "Denied by")
         chat.type("quit\n")
         assert chat.ended() == 0
     assert len([name for name in ("first.txt", "second.txt") if (place.workspace / name).exists()]) == 1
@@ -172,11 +154,9 @@ def test_an_answer_to_one_request_is_none_to_the_next(place: Stage) -> None:
 def test_what_a_person_says_arrives_as_it_was_typed_and_the_words_that_leave_are_no_messages(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "words") as chat:
         chat.until("> ")
-        chat.type("printf 'a\\nb\\n'\n")
-        chat.until(r"You said: printf 'a\nb\n'")
+        chat.says("printf 'a\\nb\\n'\n", r"You said: printf 'a\nb\n'")
         for word in ("help", "?"):
-            chat.type(f"{word}\n")
-            chat.until("Ctrl-C stops the turn that runs")
+            chat.says(f"{word}\n", "Ctrl-C stops the turn that runs")
         chat.type("exit\n")
         assert chat.ended() == 0
     (answer,) = place.answers(conversation="words")
@@ -200,13 +180,10 @@ def test_a_person_who_confirms_on_the_command_line_types_it_after_the_question(p
     place.send("$ touch confirmed.txt", "asked")
     request = place.pending("asked")
     with Terminal(place, "approvals", "approve", request.id, "--remember") as terminal:
-        terminal.type("y\n")
-        terminal.until("approve exactly this? [y/N]: ")
-        terminal.type("\x1b[200~y\n\x1b[201~\n")
-        terminal.until("approve exactly this? [y/N]: ")
+        terminal.says("y\n", "approve exactly this? [y/N]: ")
+        terminal.says("\x1b[200~y\n\x1b[201~\n", "approve exactly this? [y/N]: ")
         assert place.pending("asked").state == "pending"
-        terminal.type("y\n")
-        terminal.until("approved")
+        terminal.says("y\n", "approved")
         assert terminal.ended() == 0
 
 

@@ -18,7 +18,7 @@ from shellback.exec.core.model import SessionId, SessionState
 from shellback.storage import sessions
 from shellback.storage.tables import conversations, workers
 from tests.commands import PROGRAM, Terminal, environment, facts, shellback
-from tests.stage import Stage, stage
+from tests.stage import Stage, stage, working
 
 GATE = "touch up-{0}; while [ ! -e go-{0} ]; do sleep 0.02; done"
 """Says that it runs by a file, and goes on when there is another one."""
@@ -27,8 +27,7 @@ GATE = "touch up-{0}; while [ ! -e go-{0} ]; do sleep 0.02; done"
 @pytest.fixture(scope="module")
 def place() -> Iterator[Stage]:
     """One worker for the whole module; every test has conversations of its own."""
-    with stage(LOG_BYTES="65536") as made:
-        made.hire()
+    with working(LOG_BYTES="65536") as made:
         yield made
 
 
@@ -208,28 +207,20 @@ def test_migrate_and_doctor_on_a_new_place(empty: Stage) -> None:
 def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "talk") as chat:
         chat.until("Ctrl-D ends")
-        chat.type("hello there\n")
-        chat.until("You said: hello there")
-        chat.type(f"$ {GATE.format('c')}; exit 5 &\n")
-        chat.until("? execute wants to run")
-        chat.until("command: touch up-c")
-        chat.until("y runs exactly this")
-        chat.type("meanwhile\n")
-        chat.until("kept; it is heard after your y or n")
-        chat.type("y\n")
-        chat.until("You said: meanwhile")
+        chat.says("hello there\n", "You said: hello there")
+        chat.says(
+            f"$ {GATE.format('c')}; exit 5 &\n", "? execute wants to run", "command: touch up-c", "y runs exactly this"
+        )
+        chat.says("meanwhile\n", "kept; it is heard after your y or n")
+        chat.says("y\n", "You said: meanwhile")
         until_file(place, "up-c")
-        chat.type("half a li")
-        chat.until("half a li")
+        chat.says("half a li", "half a li")
         (place.workspace / "go-c").touch()
         chat.until("ended: exit code 5")
         chat.until("> half a li")  # what was being typed is drawn again
-        chat.type("ne\n")
-        chat.until("You said: half a line")
-        chat.type("$ touch refused.txt\n")
-        chat.until("y runs exactly this")
-        chat.type("n not today\n")
-        chat.until("Denied by")
+        chat.says("ne\n", "You said: half a line")
+        chat.says("$ touch refused.txt\n", "y runs exactly this")
+        chat.says("n not today\n", "Denied by")
         chat.type("\x04")
         assert chat.ended() == 0
     assert "Traceback" not in chat.shown
@@ -239,19 +230,16 @@ def test_chat_on_a_terminal_streams_asks_and_shows_a_wake_while_a_person_types(p
 def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(place: Stage) -> None:
     with Terminal(place, "chat", "-c", "later") as chat:
         chat.until("Ctrl-D ends")
-        chat.type("$ echo later; exit 0\n")
-        chat.until("y runs exactly this")
+        chat.says("$ echo later; exit 0\n", "y runs exactly this")
         chat.type("\x04")
         assert chat.ended() == 3
     assert "still wait for approval" in chat.shown
     with Terminal(place, "chat", "-c", "later") as chat:
         chat.until("command: echo later; exit 0")
         chat.until("y runs exactly this")
-        chat.type("y\n")
-        chat.until("exit code 0")
+        chat.says("y\n", "exit code 0")
         place.until("no turn is left that a key could stop", lambda: place.no_turn("later"))
-        chat.type("\x03")
-        chat.until("Ctrl-C again leaves")
+        chat.says("\x03", "Ctrl-C again leaves")
         chat.type("\x03")
         assert chat.ended() == 130
     assert "Traceback" not in chat.shown
@@ -260,8 +248,7 @@ def test_chat_leaves_what_waits_for_approval_and_asks_again_when_it_is_opened(pl
 def test_chat_with_no_worker_has_one_of_its_own_and_ends_it(empty: Stage) -> None:
     with Terminal(empty, "chat") as chat:
         chat.until("a worker of its own")
-        chat.type("hello\n")
-        chat.until("You said: hello")
+        chat.says("hello\n", "You said: hello")
         chat.type("\x04")
         assert chat.ended() == 0
     assert [row.stopped_at is not None for row in _workers(empty)] == [True]
@@ -313,16 +300,14 @@ class Leaving(Terminal):
 def test_a_key_that_is_pressed_while_no_line_is_read_is_for_the_next_one(empty: Stage, keys: str, shown: str) -> None:
     with Reading(empty) as terminal:
         terminal.until("at work")
-        terminal.type(keys)
-        terminal.until(shown)
+        terminal.says(keys, shown)
         assert terminal.ended() == 0
 
 
 def test_what_is_typed_and_not_read_when_a_person_leaves_is_not_for_the_shell_behind(empty: Stage) -> None:
     with Leaving(empty) as terminal:
         terminal.until("at work")
-        terminal.type("touch leaked\n")
-        terminal.until("left []")
+        terminal.says("touch leaked\n", "left []")
         assert terminal.ended() == 0
 
 

@@ -16,7 +16,7 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from shellback.work.queue.items import Priority
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, facts, shellback, told
-from tests.stage import Stage, stage
+from tests.stage import Stage, stage, working
 
 WAIT = "while [ ! -e {}-talks ]; do sleep 0.02; done"
 TALKS = f"echo first; {WAIT.format('go')}; echo second; {WAIT.format('end')}"
@@ -25,8 +25,7 @@ TALKS = f"echo first; {WAIT.format('go')}; echo second; {WAIT.format('end')}"
 @pytest.fixture(scope="module")
 def place() -> Iterator[Stage]:
     """A worker, one conversation that has run a command, one that waits for approval."""
-    with stage() as made:
-        made.hire()
+    with working() as made:
         made.ended(made.send("hello there", "said"))
         made.send("$ printf 'ran\\n'; exit 3", "said")
         made.approve("said")
@@ -86,9 +85,7 @@ def test_queue_counts_what_waits_by_priority_and_names_what_is_blocked(place: St
 
 
 def test_queue_shows_the_turn_that_runs(place: Stage) -> None:
-    place.send("$ while [ ! -e go-slow ]; do sleep 0.02; done", "slow")
-    place.approve("slow")
-    place.session("go-slow")
+    place.started("$ while [ ! -e go-slow ]; do sleep 0.02; done", "go-slow", "slow")
     # The wake of a process of another test may have its turn at the same time.
     running = facts(told(place, "queue", "--json"))["running"]
     assert [one["conversation"] for one in running].count("slow") == 1
@@ -318,8 +315,7 @@ OLD = "no worker of this host is alive: this is as it was"
 @pytest.fixture(scope="module")
 def left() -> Iterator[Stage]:
     """What a worker left that was killed: a process that it took to run, and a request."""
-    with stage() as made:
-        made.hire()
+    with working() as made:
         made.send("$ touch waits.txt", "waits")
         made.pending("waits")
         for view in VIEWS:

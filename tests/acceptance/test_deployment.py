@@ -344,9 +344,7 @@ def test_worker_and_supervisor_in_pid_namespaces_of_their_own_share_nothing_but_
         assert worker_lives(loop.where)
         supervisor, _ = pids_said_by(loop)
         assert supervisor < 100  # a number of its own namespace, which is somebody else's in ours
-        loop.send("$ echo nonce >> nonce.txt; until [ -e go ]; do sleep 0.1; done; exit 9 &")
-        loop.approve()
-        loop.session("exit 9")
+        loop.started("$ echo nonce >> nonce.txt; until [ -e go ]; do sleep 0.1; done; exit 9 &", "exit 9")
         first.kill()
         second = hired(loop, inside)
         (loop.workspace / "go").touch()
@@ -377,15 +375,8 @@ def hired(loop: Stage, argv: Sequence[str]) -> WorkerChild:
 
 
 def pids_said_by(loop: Stage) -> tuple[int, int]:
-    async def ask() -> tuple[int, int]:
-        client = supervision.supervisor_client(loop.settings, spawn=False)
-        try:
-            hello = await client.connect()
-        finally:
-            await client.close()
-        return hello["pid"], hello["keeper_pid"]
-
-    return asyncio.run(ask())
+    hello = asyncio.run(supervision.hello(loop.settings))
+    return hello["pid"], hello["keeper_pid"]
 
 
 def put(loop: Stage, table: sa.Table, **values: Any) -> None:

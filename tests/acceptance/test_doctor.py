@@ -303,9 +303,7 @@ async def test_supervisors_that_nobody_will_ask_again_are_named_with_what_ends_t
 
 def test_a_worker_that_is_away_is_named_with_what_it_leaves_unwatched(place: Stage) -> None:
     place.hire()
-    place.send("$ exec sleep 1000 &")
-    place.approve()
-    session = place.session("exec sleep")
+    session = place.started("$ exec sleep 1000 &", "exec sleep")
     assert named(all_checks(place.settings), "sessions").state == "ok"
     place.workers[-1].stop()
     check = named(all_checks(place.settings), "sessions")

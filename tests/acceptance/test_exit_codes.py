@@ -13,15 +13,14 @@ from shellback.cli import shared
 from shellback.work.approvals.sending import OUT_OF_BUDGET
 from shellback.work.turn.hearing import OutOfTime
 from tests.commands import PROGRAM, environment, facts, shellback
-from tests.stage import Stage, stage
+from tests.stage import Stage, working
 
 OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Stage]:
-    with stage(TURN_MAX_REQUESTS="2", OFFLINE_SECONDS="0.5") as made:
-        made.hire()
+    with working(TURN_MAX_REQUESTS="2", OFFLINE_SECONDS="0.5") as made:
         yield made
 
 
@@ -35,8 +34,7 @@ def test_a_turn_that_failed_ends_send_and_a_piped_chat_with_5() -> None:
         "MODEL_BASE_URL": "http://127.0.0.1:1/v1",
         "OPENAI_API_KEY": "none",
     }
-    with stage(**unreachable) as made:
-        made.hire()
+    with working(**unreachable) as made:
         assert outcome(made, shared.FAILED, "hello", "f") == "failed"
         done = shellback(made, "chat", "-c", "f", typed="hello\n")
         assert done.returncode == shared.FAILED

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.stage import Stage, stage
+from tests.stage import Stage, stage, working
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_what_was_approved_runs_once_and_the_agent_tells_its_exit_code(loop: Sta
 
 def test_a_background_end_wakes_the_agent_in_its_conversation_once(loop: Stage) -> None:
     loop.hire()
-    loop.send("$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 3 &\nthen:\nthe build is over")
-    loop.approve()
-    session = loop.session("tail of it")
+    session = loop.started(
+        "$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 3 &\nthen:\nthe build is over", "tail of it"
+    )
     loop.until("the turn that has started it is over", loop.at_rest)
     (loop.workspace / "go").touch()
     wake = loop.ended(f"EXEC_CALLBACK:{session.id}")
@@ -49,9 +49,7 @@ def test_a_background_end_wakes_the_agent_in_its_conversation_once(loop: Stage) 
 
 def test_an_exit_that_comes_while_approvals_wait_is_heard_after_them(loop: Stage) -> None:
     loop.hire()
-    loop.send("$ until [ -e go ]; do sleep 0.05; done; exit 5 &")
-    loop.approve()
-    session = loop.session("exit 5")
+    session = loop.started("$ until [ -e go ]; do sleep 0.05; done; exit 5 &", "exit 5")
     loop.until("the first answer", loop.answers)
     item = loop.send("$ echo held")
     request = loop.pending()
@@ -63,8 +61,7 @@ def test_an_exit_that_comes_while_approvals_wait_is_heard_after_them(loop: Stage
 
 
 def test_without_the_gate_there_are_no_tools(sqlite_url: str) -> None:
-    with stage(sqlite_url, ENABLE_EXECUTE="false") as loop:
-        loop.hire()
+    with working(sqlite_url, ENABLE_EXECUTE="false") as loop:
         item = loop.send("$ echo hi")
         assert "ENABLE_EXECUTE" in loop.answer(item)
         assert loop.sessions() == []

@@ -20,7 +20,7 @@ from shellback.exec.wire import layout
 from shellback.storage import tables
 from shellback.storage.tables import mailbox, turns, watches
 from shellback.work.queue import stream
-from tests.stage import Stage, stage
+from tests.stage import Stage, stage, working
 
 
 @pytest.fixture
@@ -58,9 +58,7 @@ def test_a_turn_of_another_step_shape_is_never_replayed_but_tried_anew(loop: Sta
 def test_a_process_whose_turn_died_with_its_version_still_tells_its_end(loop: Stage) -> None:
     """Started in the foreground by v1, which dies; under v2 the retried turn or a callback tells its end."""
     loop.hire("v1")
-    loop.send("$ echo nonce >> nonce.txt; until [ -e go ]; do sleep 0.05; done; exit 9")
-    loop.approve()
-    session = loop.session("exit 9")
+    session = loop.started("$ echo nonce >> nonce.txt; until [ -e go ]; do sleep 0.05; done; exit 9", "exit 9")
     loop.workers[-1].kill()
     loop.hire("v2")
     (loop.workspace / "go").touch()
@@ -72,8 +70,7 @@ def test_a_process_whose_turn_died_with_its_version_still_tells_its_end(loop: St
 
 
 def test_a_turn_that_uses_up_its_budget_says_so_and_the_next_message_goes_on(sqlite_url: str) -> None:
-    with stage(sqlite_url, TURN_MAX_REQUESTS="3") as loop:
-        loop.hire()
+    with working(sqlite_url, TURN_MAX_REQUESTS="3") as loop:
         answer = loop.answer(loop.send("\n".join(["!process_list {}"] * 6)))
         assert "budget is used up" in answer
         again = loop.send("still there?", "c2")
@@ -86,8 +83,7 @@ def test_a_turn_that_uses_up_its_budget_says_so_and_the_next_message_goes_on(sql
 def test_a_message_that_waited_behind_an_approval_is_in_the_history_though_the_resumed_turn_runs_out_of_time(
     sqlite_url: str,
 ) -> None:
-    with stage(sqlite_url, TURN_MAX_SECONDS="4") as loop:
-        loop.hire()
+    with working(sqlite_url, TURN_MAX_SECONDS="4") as loop:
         loop.send("$ sleep 5; echo slept")
         request = loop.pending()
         loop.send("remember the milk")
@@ -103,13 +99,10 @@ def test_a_message_that_waited_behind_an_approval_is_in_the_history_though_the_r
 def test_a_worker_that_starts_removes_logs_of_the_age_that_is_set_168_hours_by_default(
     sqlite_url: str, hours: str | None, left: list[str]
 ) -> None:
-    with stage(sqlite_url, **({} if hours is None else {"LOG_AGE_HOURS": hours})) as loop:
-        loop.hire()
+    with working(sqlite_url, **({} if hours is None else {"LOG_AGE_HOURS": hours})) as loop:
         found: dict[str, Path] = {}
         for name, age in (("168 hours less", 167.9), ("168 hours more", 168.1)):
-            loop.send(f"$ echo {name} &", "c1")
-            loop.approve("c1")
-            session = loop.session(name)
+            session = loop.started(f"$ echo {name} &", name, "c1")
             loop.ended(f"EXEC_CALLBACK:{session.id}")
             loop.until(
                 "its directory is noted", lambda session=session: (_folder(loop, session) / "acked.json").exists()
@@ -152,9 +145,7 @@ def shown(loop: Stage, conversation: str = "c1") -> list[str]:
 
 def started(loop: Stage, command: str) -> str:
     """The id of a process in the background that has printed its first line, after the turn that began it."""
-    loop.send(f"$ {command} &")
-    loop.approve()
-    session = loop.session(command)
+    session = loop.started(f"$ {command} &", command)
     loop.until("the turn that has started it is over", loop.at_rest)
     assert shown(loop) == []
     (loop.workspace / "first").touch()
@@ -167,8 +158,7 @@ def printed(loop: Stage, session_id: str) -> str:
 
 
 def test_the_second_turn_sees_what_its_process_has_printed_and_a_pin_ends_that(sqlite_url: str) -> None:
-    with stage(sqlite_url) as loop:
-        loop.hire()
+    with working(sqlite_url) as loop:
         seen_and_unpinned(loop)
 
 
@@ -229,9 +219,9 @@ def test_a_line_wakes_the_agent_once_though_its_worker_is_killed_before_or_after
 ) -> None:
     with stage(request.getfixturevalue(url)) as loop:
         worker = loop.hire()
-        loop.send("$ until [ -e go ]; do sleep 0.02; done; echo it is listening; sleep 600 &")
-        loop.approve()
-        session = loop.session("is listening")
+        session = loop.started(
+            "$ until [ -e go ]; do sleep 0.02; done; echo it is listening; sleep 600 &", "is listening"
+        )
         loop.until("the turn that has started it is over", loop.at_rest)
         wish = {"session_id": session.id, "pattern": "is listen"}
         assert "fires on lines that match" in loop.answer(loop.send(f"!process_watch {json.dumps(wish)}"))
@@ -251,8 +241,7 @@ def test_a_line_wakes_the_agent_once_though_its_worker_is_killed_before_or_after
 
 
 def test_an_end_that_is_no_news_has_its_item_and_wakes_nobody(sqlite_url: str) -> None:
-    with stage(sqlite_url) as loop:
-        loop.hire()
+    with working(sqlite_url) as loop:
         for code in (0, 3):
             args = {"command": f"exit {code}", "background": True, "on_exit": "failure"}
             loop.send(f"!execute {json.dumps(args)}")
@@ -281,11 +270,8 @@ def steps(loop: Stage, item: str) -> list[str]:
 
 
 def test_an_end_that_process_wait_has_told_wakes_nobody_and_is_not_told_again_in_its_turn(database_url: str) -> None:
-    with stage(database_url) as loop:
-        loop.hire()
-        loop.send("$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 6 &")
-        loop.approve()
-        session = loop.session("tail of it")
+    with working(database_url) as loop:
+        session = loop.started("$ until [ -e go ]; do sleep 0.05; done; echo tail of it; exit 6 &", "tail of it")
         loop.until("the turn that has started it is over", loop.at_rest)
         before = len(loop.answers())
         item = loop.send(f"!process_wait {json.dumps({'session_ids': [session.id], 'timeout': 60})}")

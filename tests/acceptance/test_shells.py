@@ -11,13 +11,12 @@ import pytest
 
 from shellback.exec.core.model import SHELL, Session
 from tests.commands import facts, shellback, told
-from tests.stage import Stage, stage
+from tests.stage import Stage, working
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Stage]:
-    with stage(SHELL_TOOL="on") as made:
-        made.hire()
+    with working(SHELL_TOOL="on") as made:
         yield made
 
 
@@ -98,8 +97,7 @@ def test_run_shell_waits_for_a_person_and_returns_its_four_keys(place: Stage) ->
 
 
 def test_switched_off_there_are_none_of_them() -> None:
-    with stage(SESSION_TOOLS="off") as made:
-        made.hire()
+    with working(SESSION_TOOLS="off") as made:
         said = made.answer(made.send("\n".join([call("run_shell", command="ls"), call("shell", op="status")])))
         assert "there is no tool 'run_shell'" in said
         assert "there is no tool 'shell'" in said

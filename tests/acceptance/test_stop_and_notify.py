@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.commands import Terminal, assert_refused, facts, shellback, told
-from tests.stage import Stage, stage
+from tests.stage import Stage, working
 
 KEY = "s3cret"
 
@@ -67,8 +67,7 @@ def hook() -> Hook:
 
 @pytest.fixture(scope="module")
 def loop(hook: Hook) -> Iterator[Stage]:
-    with hook.served() as url, stage(NOTIFY_WEBHOOK=url) as made:
-        made.hire()
+    with hook.served() as url, working(NOTIFY_WEBHOOK=url) as made:
         yield made
 
 
@@ -90,9 +89,7 @@ def living(loop: Stage, conversation: str) -> list[str]:
 
 
 def test_a_turn_that_waits_for_its_command_ends_soon_and_the_command_lives_until_it_is_killed(loop: Stage) -> None:
-    loop.send(f"{long(300)}\n$ echo second >> second.txt", "c1")
-    loop.approve("c1")
-    session = loop.session("sleep 300")
+    session = loop.started(f"{long(300)}\n$ echo second >> second.txt", "sleep 300", "c1")
     loop.send("what came behind it", "c1")
     found = facts(shellback(loop, "stop", "c1", "--wait", "--json"))
     assert (found["state"], found["killed"]) == ("stopped", [])
@@ -128,24 +125,16 @@ def test_there_is_nothing_to_stop_in_a_conversation_that_is_not_there(loop: Stag
 def test_ctrl_c_in_chat_stops_the_turn_and_a_second_one_leaves(loop: Stage) -> None:
     with Terminal(loop, "chat", "-c", "talk") as chat:
         chat.until("> ")
-        chat.type(f"{long(301)}\n")
-        chat.until("y runs exactly this")
+        chat.says(f"{long(301)}\n", "y runs exactly this")
         chat.type("y\n")
         session = loop.session("sleep 301")
-        chat.type("\x03")
-        chat.until("stopping at the next step")
-        chat.until("Stopped by")
-        chat.until(session.id)
-        chat.type("still here\n")
-        chat.until("You said: still here")
+        chat.says("\x03", "stopping at the next step", "Stopped by", session.id)
+        chat.says("still here\n", "You said: still here")
         loop.until("no turn is left that a key could stop", lambda: loop.no_turn("talk"))
-        chat.type("\x03")
-        chat.until("Ctrl-C again leaves")
-        chat.type("still there\n")
-        chat.until("You said: still there")
+        chat.says("\x03", "Ctrl-C again leaves")
+        chat.says("still there\n", "You said: still there")
         loop.until("no turn is left that a key could stop", lambda: loop.no_turn("talk"))
-        chat.type("\x03")
-        chat.until("Ctrl-C again leaves")
+        chat.says("\x03", "Ctrl-C again leaves")
         chat.type("\x03")
         assert chat.ended() == 130
     assert "Traceback" not in chat.shown

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shellback.exec.core.model import SessionState
 from tests.commands import told
-from tests.stage import Stage, stage
+from tests.stage import Stage, working
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLE = PROJECT / "examples" / "interactive_agent.py"
@@ -15,8 +15,7 @@ AGENT = f"examples.{EXAMPLE.stem}:agent"
 
 
 def test_an_agent_is_woken_by_server_is_listening_and_drives_an_interactive_program() -> None:
-    with stage(MODEL="", AGENT=AGENT, PYTHONPATH=str(PROJECT)) as made:
-        made.hire()
+    with working(MODEL="", AGENT=AGENT, PYTHONPATH=str(PROJECT)) as made:
         made.send("Start the server and check it.")
         approved: list[str] = []
 

@@ -10,7 +10,7 @@ import pytest
 from shellback.exec.core.model import Session
 from tests.commands import facts, shellback, told
 from tests.sandboxes import needed
-from tests.stage import Stage, stage
+from tests.stage import Stage, stage, working
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,7 @@ def test_a_rule_of_the_operator_comes_before_the_classification(boxed: Stage) ->
     policy.write_text(
         '[[rules]]\neffect = "deny"\nprefix = ["cat"]\n\n[[rules]]\neffect = "allow"\nprefix = ["touch"]\n'
     )
-    with stage(BACKEND="bubblewrap", POLICY_FILE=str(policy)) as ruled:
-        ruled.hire()
+    with working(BACKEND="bubblewrap", POLICY_FILE=str(policy)) as ruled:
         assert "refused" in ruled.answer(ruled.send("$ cat notes.txt"))
         ruled.answer(ruled.send("$ touch by-rule.txt"))
         assert (ruled.workspace / "by-rule.txt").exists()
@@ -107,15 +106,13 @@ def test_a_policy_that_cannot_be_followed_keeps_the_worker_from_starting(boxed: 
 
 
 def test_without_a_sandbox_the_first_key_alone_opens_nothing() -> None:
-    with stage(BACKEND="host") as bare:
-        bare.hire()
+    with working(BACKEND="host") as bare:
         bare.send("$ ls")
         assert bare.pending().display["command"] == "ls"
 
 
 def test_on_the_hosts_own_risk_the_classifier_is_enough_and_everybody_says_so() -> None:
-    with stage(BACKEND="host", TRUST_CLASSIFIER="true") as trusting:
-        trusting.hire()
+    with working(BACKEND="host", TRUST_CLASSIFIER="true") as trusting:
         trusting.answer(trusting.send("$ ls"))
         session = started(trusting, "ls")
         assert (session.profile, session.granted_by) == ("work", "trusted classifier")
@@ -128,8 +125,7 @@ def test_on_the_hosts_own_risk_the_classifier_is_enough_and_everybody_says_so() 
 
 
 def test_switched_off_every_command_waits(boxed: Stage) -> None:
-    with stage(BACKEND="bubblewrap", AUTO_APPROVE="off") as strict:
-        strict.hire()
+    with working(BACKEND="bubblewrap", AUTO_APPROVE="off") as strict:
         strict.send("$ ls")
         assert strict.pending().display["tier"] == "read_only"
 

@@ -20,7 +20,7 @@ from shellback.work.queue import backlog, stream
 from shellback.work.turn.claims import RECOVERIES
 from tests.commands import assert_refused, facts, shellback, told
 from tests.nursery import ForkedWorker
-from tests.stage import Stage, stage
+from tests.stage import Stage, stage, working
 
 COUNTING = str(Path(__file__).parent.parent / "programs" / "counting_worker.py")
 LEASE_S = "3"
@@ -73,9 +73,7 @@ def pair(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
 def test_a_turn_whose_worker_is_killed_is_gone_on_with_by_the_other_within_30_seconds(pair: Pair) -> None:
     loop = pair.loop
     a = pair.hire("a")
-    loop.send(f"$ {COMMAND}")
-    loop.approve()
-    loop.session("exit 7")
+    loop.started(f"$ {COMMAND}", "exit 7")
     assert pair.executor(ITEM) == "a"
     pair.hire("b")
     a.kill()
@@ -185,12 +183,9 @@ def noticed(loop: Stage) -> list[str]:
 
 
 def test_a_host_that_dies_is_given_up_adopted_and_doubles_nothing_when_it_returns(postgres_url: str) -> None:
-    with stage(postgres_url) as first, stage(postgres_url, NOTIFY_COMMAND="true") as second:
-        second.hire()
+    with stage(postgres_url) as first, working(postgres_url, NOTIFY_COMMAND="true") as second:
         worker = first.hire()
-        first.send("$ echo nonce >> nonce.txt; sleep 600 &")
-        first.approve()
-        session = first.session("sleep 600")
+        session = first.started("$ echo nonce >> nonce.txt; sleep 600 &", "sleep 600")
         first.until("the turn is over", first.at_rest)
         answers = len(first.answers())
         worker.kill()

@@ -18,7 +18,7 @@ from shellback.exec.tools.short_commands import PYTHON
 from shellback.storage.tables import calls
 from shellback.work.approvals import approvals
 from tests.commands import facts, told
-from tests.stage import Stage, stage
+from tests.stage import EXEC_UID, Stage, stage, working
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,5 @@ def test_short_commands_and_python_are_sessions_like_any_other(place: Stage) -> 
 
 
 def test_switched_off_there_are_none_of_them() -> None:
-    with stage(WORKSPACE_TOOLS="off") as made:
-        made.hire()
+    with working(WORKSPACE_TOOLS="off") as made:
         assert "there is no tool 'ls'" in made.answer(made.send(call("ls")))
