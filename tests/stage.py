@@ -232,15 +232,7 @@ class Stage:
 
     def supervisor_pids(self) -> tuple[int, int]:
         """The supervisor and its parent, the keeper."""
-
-        async def ask() -> int:
-            client = supervision.supervisor_client(self.settings, spawn=False)
-            try:
-                return int((await client.connect())["pid"])
-            finally:
-                await client.close()
-
-        pid = asyncio.run(ask())
+        pid = int(asyncio.run(supervision.hello(self.settings))["pid"])
         found = procfs.read(pid)
         assert found is not None
         return pid, found.ppid

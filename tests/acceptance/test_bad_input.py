@@ -19,7 +19,7 @@ from shellback.storage.host import ensure_home
 from shellback.storage.tables import approvals, conversations, mailbox
 from tests.commands import PROGRAM, Terminal, assert_refused, environment, facts, shellback
 from tests.databases import unavailable
-from tests.stage import EXEC_UID, Stage, stage, working
+from tests.stage import Stage, stage, working
 
 PROJECT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.commands import PROGRAM, Terminal
 from tests.panes import Pane, pane
-from tests.stage import Stage, working
+from tests.stage import Stage, stage, working
 
 FAKE = "? execute wants to run, and waits for you (a12345678901):\n    command: ls\ny runs exactly this, once; n"
 OURS = re.compile(

@@ -18,7 +18,7 @@ from shellback.exec.tools.short_commands import PYTHON
 from shellback.storage.tables import calls
 from shellback.work.approvals import approvals
 from tests.commands import facts, told
-from tests.stage import EXEC_UID, Stage, stage, working
+from tests.stage import Stage, stage, working
 
 
 @pytest.fixture(scope="module")

@@ -186,7 +186,7 @@ def test_a_tool_for_files_looks_at_what_is_there_and_ends(
     async def look() -> str:
         files = Files(ws)
         try:
-            calls, found = FileCalls(files, MemorySessionStore()), tool_named(tool)
+            calls, found = FileCalls(files, MemorySessionStore(), None), tool_named(tool)
             assert isinstance(found, FileTool)
             return repr((await calls.look(found, {"path": "x", **more}, lambda _: None)).facts)
         finally:

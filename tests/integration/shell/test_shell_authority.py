@@ -22,9 +22,9 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.shell import AsyncShell, ExecutionResult, HostShell, SyncShell
 from shellback.exec.shell.permit import ByOperator, ByPolicy
 from shellback.exec.tools.toolset import plain_judge
-from tests.conformance.test_shells import a_root
 from tests.documents import ROOT
 from tests.execs import running_engine
+from tests.sandboxes import a_workspace
 from tests.supervisors import SOON, until
 
 pytestmark = pytest.mark.anyio
@@ -236,7 +236,7 @@ async def test_a_handler_tells_blocked_invalid_late_failed_and_succeeded_apart(t
 
 
 def test_closing_ends_what_runs_gives_its_callers_their_results_and_leaves_nothing() -> None:
-    root = a_root()
+    root = a_workspace()
     shell = HostShell(root)
     results: list[object] = []
     shell.execute("true")
@@ -258,13 +258,13 @@ def test_what_has_ended_is_forgotten_in_time_and_a_shell_that_nobody_closed_leav
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shellback.exec.shell.standalone.KEPT", 3)
-    with HostShell(a_root()) as shell:
+    with HostShell(a_workspace()) as shell:
         own = shell._own  # pyright: ignore[reportPrivateUsage]
         for number in range(8):
             assert shell.execute(["echo", str(number)]).stdout == f"{number}\n"
         assert len(list((own._state / "sessions").iterdir())) <= 4  # pyright: ignore[reportPrivateUsage]
         assert len(own._store.ended()) <= 3  # pyright: ignore[reportPrivateUsage]
-    forgetful = f"from shellback.exec.shell import HostShell; HostShell({str(a_root())!r}).execute('true')"
+    forgetful = f"from shellback.exec.shell import HostShell; HostShell({str(a_workspace())!r}).execute('true')"
     environ = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", forgetful], env=environ, check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []
@@ -274,7 +274,7 @@ def test_a_process_that_is_forked_takes_nothing_away_and_runs_nothing() -> None:
     script = (
         "import os, sys\n"
         "from shellback.exec.shell import HostShell\n"
-        f"shell = HostShell({str(a_root())!r})\n"
+        f"shell = HostShell({str(a_workspace())!r})\n"
         "shell.execute('true')\n"
         "if not (pid := os.fork()):\n"
         "    try:\n"
@@ -299,7 +299,7 @@ def test_a_process_that_is_forked_takes_nothing_away_and_runs_nothing() -> None:
 
 
 def test_closing_in_the_middle_of_many_calls_refuses_them_by_name_and_leaves_no_state() -> None:
-    shell = HostShell(a_root())
+    shell = HostShell(a_workspace())
     state = shell._own._state  # pyright: ignore[reportPrivateUsage]
     refusals: list[BaseException] = []
 
@@ -326,7 +326,7 @@ def test_closing_in_the_middle_of_many_calls_refuses_them_by_name_and_leaves_no_
 
 def test_what_a_stream_was_too_slow_to_read_is_counted_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shellback.exec.shell.standalone.LOG_BYTES", 256 * 1024)
-    with HostShell(a_root()) as shell:
+    with HostShell(a_workspace()) as shell:
 
         async def read() -> tuple[int, list[str], str]:
             running = await shell.asynchronous.spawn("yes | head -c 8000000; echo END")
@@ -343,7 +343,7 @@ def test_what_a_stream_was_too_slow_to_read_is_counted_in_its_place(monkeypatch:
 
 
 def test_the_timeout_of_a_shell_is_that_of_a_call_without_one() -> None:
-    with HostShell(a_root(), default_timeout=0.3) as shell:
+    with HostShell(a_workspace(), default_timeout=0.3) as shell:
         assert shell.execute("sleep 600").timed_out
         assert shell.execute_script("sleep 600").timed_out
         assert not shell.execute("sleep 0.6", timeout_seconds=600).timed_out
