@@ -9,8 +9,8 @@ import click
 
 from shellback.cli.freshness import Freshness
 from shellback.cli.shared import Columns, age, json_option, opened, show, table_lines
-from shellback.work.queue import backlog
-from shellback.work.queue.backlog import Backlog, Blocked, Running, Waiting
+from shellback.work.queue import standing
+from shellback.work.queue.standing import Backlog, Blocked, Running, Waiting
 
 _REMEDIES = {
     "approval": "`shellback approvals list`",
@@ -33,7 +33,7 @@ def queue(all_hosts: bool) -> None:
       shellback queue --json | jq '.waiting[].items'
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
     with opened() as where:
-        found = where.database.read_now(backlog.look, None if all_hosts else where.host_id)
+        found = where.database.read_now(standing.backlog, None if all_hosts else where.host_id)
         fresh = Freshness(where, (one.host_id for one in (*found.waiting, *found.running, *found.blocked)))
     show(asdict(found) | fresh.fact(), [*_lines(found, hosts=all_hosts), *fresh.lines()])
 

@@ -137,10 +137,11 @@ def kept(
     """Save rules, and say so in the audit."""
     saved = store.add(conn, made)
     for rule in saved:
-        audit.note(
-            conn, "rule_added", conversation_id=conversation, request_id=request_id, rule=rule.id, by=me(),
+        entry = audit.Entry(
+            event="rule_added", conversation_id=conversation, request_id=request_id, rule=rule.id, done_by=me(),
             surface="cli", reason=rule.described(),
         )  # fmt: skip
+        audit.note(conn, entry)
     return saved
 
 
@@ -155,10 +156,11 @@ def revoke(rule_id: str) -> None:
 
     def end(conn: sa.Connection) -> Saved:
         ended = store.revoke(conn, rule_id, by=me())
-        audit.note(
-            conn, "rule_revoked", conversation_id=ended.rule.match.conversation_id, rule=ended.rule.id, by=me(),
+        entry = audit.Entry(
+            event="rule_revoked", conversation_id=ended.rule.match.conversation_id, rule=ended.rule.id, done_by=me(),
             surface="cli", reason=ended.rule.described(),
         )  # fmt: skip
+        audit.note(conn, entry)
         return ended
 
     with opened() as where:

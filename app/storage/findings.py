@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 
 from shellback.exec.core.findings import Finding
 from shellback.storage.errors import StorageError
-from shellback.storage.rows import insert_new
+from shellback.storage.rows import change_some, count, given, insert_new
 from shellback.storage.tables import findings
+
+_OPEN: Final = findings.c.acknowledged_at.is_(None)
 
 
 class NoSuchFinding(StorageError):
@@ -33,16 +35,10 @@ def find(
     limit: int = 1_000,
 ) -> list[Finding]:
     """Findings, oldest first; open ones, or with `everything` also what is acknowledged."""
-    query = sa.select(findings).order_by(findings.c.created_at, findings.c.id).limit(limit)
-    for column, wanted in (
-        (findings.c.host_id, host_id),
-        (findings.c.conversation_id, conversation_id),
-        (findings.c.session_id, session_id),
-    ):
-        if wanted is not None:
-            query = query.where(column == wanted)
-    if not everything:
-        query = query.where(findings.c.acknowledged_at.is_(None))
+    names = findings.c
+    which = given((names.host_id, host_id), (names.conversation_id, conversation_id), (names.session_id, session_id))
+    query = sa.select(findings).where(*which, sa.true() if everything else _OPEN)
+    query = query.order_by(findings.c.created_at, findings.c.id).limit(limit)
     return [_finding(row) for row in conn.execute(query).mappings()]
 
 
@@ -62,25 +58,18 @@ def get(conn: sa.Connection, given: str) -> Finding:
 
 def open_count(conn: sa.Connection, *, host_id: str | None = None, conversation_id: str | None = None) -> int:
     """How many findings are open; of one host, of one conversation, or of all."""
-    query = sa.select(sa.func.count()).select_from(findings).where(findings.c.acknowledged_at.is_(None))
-    if host_id is not None:
-        query = query.where(findings.c.host_id == host_id)
-    if conversation_id is not None:
-        query = query.where(findings.c.conversation_id == conversation_id)
-    return conn.execute(query).scalar_one()
+    which = given((findings.c.host_id, host_id), (findings.c.conversation_id, conversation_id))
+    return count(conn, findings, _OPEN, *which)
 
 
 def acknowledge(conn: sa.Connection, ids: Sequence[str], *, by: str, at: float) -> int:
     """Note that a person has seen them; returns of how many that was news. The first one stays."""
-    noted = sa.update(findings).where(findings.c.id.in_(ids), findings.c.acknowledged_at.is_(None))
-    return conn.execute(noted.values(acknowledged_at=at, acknowledged_by=by)).rowcount
+    return change_some(conn, findings, findings.c.id.in_(ids), _OPEN, acknowledged_at=at, acknowledged_by=by)
 
 
 def names(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
     """Ids of open findings that begin with `prefix`, the newest first."""
-    query = sa.select(findings.c.id).where(
-        findings.c.id.startswith(prefix, autoescape=True), findings.c.acknowledged_at.is_(None)
-    )
+    query = sa.select(findings.c.id).where(findings.c.id.startswith(prefix, autoescape=True), _OPEN)
     return list(conn.execute(query.order_by(findings.c.created_at.desc()).limit(limit)).scalars())
 
 

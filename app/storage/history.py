@@ -22,7 +22,7 @@ from pydantic_ai.conversation_store import (
 from pydantic_ai.usage import RunUsage
 
 from shellback.storage.db import Database
-from shellback.storage.history_garbage import DELETING, delete_unreachable
+from shellback.storage.retention import DELETING, delete_unreachable
 from shellback.storage.rows import insert_new, lock_name, lock_name_shared
 from shellback.storage.tables import history_entries as entries
 from shellback.storage.tables import history_records as records

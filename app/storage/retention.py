@@ -13,7 +13,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from shellback.exec.backends.kinds import CONTAINED
-from shellback.storage.history_garbage import delete_histories
+from shellback.storage.rows import count as rows_of
 from shellback.storage.rows import lock_name, lock_row
 from shellback.storage.tables import (
     QUIET,
@@ -22,7 +22,6 @@ from shellback.storage.tables import (
     calls,
     conversations,
     findings,
-    history_records,
     hosts,
     mailbox,
     metadata,
@@ -34,12 +33,16 @@ from shellback.storage.tables import (
     workers,
     workspaces,
 )
+from shellback.storage.tables import history_entries as entries
+from shellback.storage.tables import history_records as records
 
 BATCH: Final = 200
 CALLBACK: Final = "EXEC_CALLBACK"
 PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "workspaces", "hosts", "audit", "findings")
 """Tables whose rows go without anything outside the database, in this order."""
 _LOCK: Final = "shellback retention"
+DELETING: Final = "shellback history"
+"""Name of the lock that keeps a fork from sharing an entry which is being deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +148,7 @@ def conversations_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
         sa.exists().where(table.c.conversation_id == name, *((stays,) if planned else ()))
         for table, stays in hanging.items()
     ]
-    written = sa.exists().where(
-        history_records.c.conversation_id == name, history_records.c.updated_at >= (cut.conversations or 0.0)
-    )
+    written = sa.exists().where(records.c.conversation_id == name, records.c.updated_at >= (cut.conversations or 0.0))
     return sa.select(name).where(
         _ours(conversations.c.host_id, cut),
         conversations.c.state == "free",
@@ -189,7 +190,7 @@ def workspaces_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
 
 def count(conn: sa.Connection, query: sa.Select[Any]) -> int:
     """How many rows a query has."""
-    return conn.execute(sa.select(sa.func.count()).select_from(query.subquery())).scalar_one()
+    return rows_of(conn, query.subquery())
 
 
 def page(conn: sa.Connection, query: sa.Select[Any], after: str) -> list[str]:
@@ -290,3 +291,38 @@ _QUERIES: Final = {
     "audit": _audit,
     "findings": _findings,
 }
+
+
+def delete_histories(conn: sa.Connection, conversation_ids: Sequence[str]) -> None:
+    """Delete the histories of these conversations, where they have any; their entries that others share stay."""
+    lock_name(conn, DELETING)
+    gone = conn.execute(
+        records.delete()
+        .where(records.c.conversation_id.in_(conversation_ids))
+        .returning(records.c.head_id, records.c.branches)
+    ).all()
+    tips = [tip for record in gone for tip in (record.head_id, *record.branches) if tip is not None]
+    if tips:
+        delete_unreachable(conn, tips)
+
+
+def delete_unreachable(conn: sa.Connection, tips: Sequence[str]) -> None:
+    """Delete the entries that lead to `tips`, the ends of a deleted record's histories, unless still in use.
+
+    Every stored entry is reached by some record. So one that led to the deleted one stays in use exactly when another
+    record ends at it, or an entry that stays points at it.
+    """
+    line = sa.select(entries.c.id, entries.c.parent_id).where(entries.c.id.in_(tips)).cte(recursive=True)
+    line = line.union(sa.select(entries.c.id, entries.c.parent_id).join(line, entries.c.id == line.c.parent_id))
+    doomed: dict[str, str | None] = {row.id: row.parent_id for row in conn.execute(sa.select(line))}
+    children = conn.execute(sa.select(entries.c.id, entries.c.parent_id).join(line, entries.c.parent_id == line.c.id))
+    in_use = {child.parent_id for child in children if child.id not in doomed}
+    for record in conn.execute(sa.select(records.c.head_id, records.c.branches)):
+        in_use |= {record.head_id, *record.branches}
+    for entry_id in in_use:
+        spared: str | None = entry_id
+        while spared is not None and spared in doomed:
+            spared = doomed.pop(spared)
+    ids = list(doomed)
+    for start in range(0, len(ids), BATCH):
+        conn.execute(entries.delete().where(entries.c.id.in_(ids[start : start + BATCH])))

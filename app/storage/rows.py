@@ -42,6 +42,32 @@ def insert_new(conn: sa.Connection, table: sa.Table, values: dict[str, Any]) -> 
     return conn.execute(_inserting(table, conn.dialect.name), values).first() is not None
 
 
+def change(conn: sa.Connection, table: sa.Table, key: object, **values: Any) -> bool:
+    """Change the row with this primary key; whether there is one."""
+    (column,) = table.primary_key.columns
+    return conn.execute(sa.update(table).where(column == key).values(values)).rowcount == 1
+
+
+def change_some(conn: sa.Connection, table: sa.Table, *which: sa.ColumnElement[bool], **values: Any) -> int:
+    """Change the rows of which all of this holds; returns how many there were."""
+    return conn.execute(sa.update(table).where(*which).values(values)).rowcount
+
+
+def count(conn: sa.Connection, table: sa.FromClause, *which: sa.ColumnElement[bool]) -> int:
+    """How many rows there are of which all of this holds."""
+    return conn.execute(sa.select(sa.func.count()).select_from(table).where(*which)).scalar_one()
+
+
+def exists(conn: sa.Connection, query: sa.Select[Any]) -> bool:
+    """Whether a query has a row."""
+    return conn.execute(query.limit(1)).first() is not None
+
+
+def given(*wanted: tuple[sa.ColumnElement[Any], object]) -> list[sa.ColumnElement[bool]]:
+    """That each column has its value; a value None asks for nothing."""
+    return [column == value for column, value in wanted if value is not None]
+
+
 def now(conn: sa.Connection) -> float:
     """Seconds by the database's clock, the one that all hosts share; goes on within a transaction."""
     if conn.dialect.name == "sqlite":

@@ -89,9 +89,7 @@ def revoke(conn: sa.Connection, rule_id: str, *, by: str) -> Saved:
         raise InvalidCommand(f"{rule_id!r} is the beginning of more than one rule; give more of it")
     key = matches[0]
     now = rows.now(conn)
-    conn.execute(
-        sa.update(rules).where(rules.c.id == key, rules.c.revoked_at.is_(None)).values(revoked_at=now, revoked_by=by)
-    )
+    rows.change_some(conn, rules, rules.c.id == key, rules.c.revoked_at.is_(None), revoked_at=now, revoked_by=by)
     return _saved(conn.execute(sa.select(rules).where(rules.c.id == key)).one(), now)
 
 
@@ -108,13 +106,13 @@ def use(conn: sa.Connection, rule_ids: Sequence[str]) -> None:
             raise CommandDenied(f"rule {rule_id} was revoked meanwhile; nothing was started, propose the call again")
         if row["expires_at"] is not None and row["expires_at"] <= now:
             raise CommandDenied(f"rule {rule_id} has expired meanwhile; nothing was started, propose the call again")
-        conn.execute(sa.update(rules).where(rules.c.id == rule_id).values(uses=rules.c.uses + 1, used_at=now))
+        rows.change(conn, rules, rule_id, uses=rules.c.uses + 1, used_at=now)
 
 
 def _prolonged(conn: sa.Connection, rule: Rule, expires_at: float | None) -> Rule:
     if rule.expires_at is None or (expires_at is not None and expires_at <= rule.expires_at):
         return rule
-    conn.execute(sa.update(rules).where(rules.c.id == rule.id).values(expires_at=expires_at))
+    rows.change(conn, rules, rule.id, expires_at=expires_at)
     return replace(rule, expires_at=expires_at)
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -31,8 +32,7 @@ from shellback.exec.core.ports import ExitSink, SessionStore
 from shellback.storage import session_rows as rows
 from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn
-from shellback.storage.pinned import pin
-from shellback.storage.rows import insert_new, lock_name, lock_row
+from shellback.storage.rows import change, given, insert_new, lock_name, lock_row
 from shellback.storage.tables import calls, conversations, sessions
 
 log = logging.getLogger(__name__)
@@ -201,9 +201,8 @@ def get(conn: sa.Connection, session_id: SessionId) -> Session | None:
 
 def find(conn: sa.Connection, *, conversation_id: str | None = None, live: bool | None = None) -> list[Session]:
     """Sessions, oldest first; of one conversation or all; live, ended, or both."""
-    query = sa.select(sessions).order_by(sessions.c.created_at, sessions.c.id)
-    if conversation_id is not None:
-        query = query.where(sessions.c.conversation_id == conversation_id)
+    query = sa.select(sessions).where(*given((sessions.c.conversation_id, conversation_id)))
+    query = query.order_by(sessions.c.created_at, sessions.c.id)
     if live is not None:
         query = query.where(sessions.c.state.in_(rows.LIVE) if live else sessions.c.state.not_in(rows.LIVE))
     return [rows.from_row(row) for row in conn.execute(query)]
@@ -340,3 +339,39 @@ def _deliver(conn: sa.Connection, session_id: SessionId, delivery: Delivery) -> 
         return delivery
     now = conn.execute(rows.DELIVERY_OF, {"key": session_id}).scalar_one_or_none()
     return None if now is None else Delivery(now)
+
+
+MOST: Final = 128
+"""More than run at a time: the rest of what ended a moment ago was told by its callback."""
+
+# Built once, and of single values: it is asked before each request to the model.
+_SHOWN: Final = (
+    sa.select(sessions)
+    .where(
+        sessions.c.conversation_id == sa.bindparam("conversation"),
+        sessions.c.host_id == sa.bindparam("host"),
+        sa.or_(
+            sessions.c.state.in_([sa.literal(state) for state in rows.LIVE]),
+            sessions.c.ended_at > sa.bindparam("ended_after"),
+            sessions.c.pinned.is_(sa.true()),
+        ),
+    )
+    .order_by(sessions.c.created_at.desc(), sessions.c.id)
+    .limit(sa.literal_column(str(MOST)))
+)
+
+
+def pin(conn: sa.Connection, session_id: SessionId, pinned: bool | None) -> None:
+    """Note what somebody wants of a session's block; None leaves it to its end.
+
+    Raises:
+        SessionNotFound: No session has this id.
+    """
+    if not change(conn, sessions, session_id, pinned=pinned):
+        raise SessionNotFound(session_id)
+
+
+def shown(conn: sa.Connection, conversation_id: str, host_id: str, ended_after: float) -> list[Session]:
+    """Sessions of a conversation on this host that may have a block: those that run, ended lately, or are pinned."""
+    given = {"conversation": conversation_id, "host": host_id, "ended_after": ended_after}
+    return [rows.from_row(row) for row in conn.execute(_SHOWN, given)]

@@ -5,7 +5,7 @@ Locks are taken as those of sessions are: the conversation's row before any othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +14,9 @@ import sqlalchemy as sa
 from shellback.exec.core.ports import WatchSink, WatchStore
 from shellback.exec.core.watch import ENDED, Hit, Watch, after, is_read, past
 from shellback.exec.watching.memory import check_room
+from shellback.storage import rows
 from shellback.storage.db import Database
-from shellback.storage.rows import insert_new, lock_row
+from shellback.storage.rows import change, change_some, given, insert_new, lock_row
 from shellback.storage.sessions import fence
 from shellback.storage.tables import conversations, watches
 
@@ -77,11 +78,8 @@ def get(conn: sa.Connection, watch_id: str) -> Watch | None:
 
 def find(conn: sa.Connection, *, session_id: str | None = None, host_id: str | None = None) -> list[Watch]:
     """Watches that are on, oldest first; of one session, of one host, or all."""
-    query = sa.select(watches).where(watches.c.state == "on").order_by(watches.c.created_at, watches.c.id)
-    if session_id is not None:
-        query = query.where(watches.c.session_id == session_id)
-    if host_id is not None:
-        query = query.where(watches.c.host_id == host_id)
+    whose = given((watches.c.session_id, session_id), (watches.c.host_id, host_id))
+    query = sa.select(watches).where(watches.c.state == "on", *whose).order_by(watches.c.created_at, watches.c.id)
     return [Watch(**row) for row in conn.execute(query).mappings()]
 
 
@@ -98,59 +96,46 @@ def count(conn: sa.Connection, watch_id: str, hit: Hit, sink: WatchSink | None =
     fired = past(watch, hit) if is_read(watch, hit) else after(watch, hit)
     if sink is not None and fired.hits == hit.number and not sink.hit(conn, fired, hit):
         return watch
-    changed = {
-        "state": fired.state,
-        "why_off": fired.why_off,
-        "offset": fired.offset,
-        "hits": fired.hits,
-        "strikes": fired.strikes,
-        "hit_at": fired.hit_at,
-    }
-    conn.execute(sa.update(watches).where(watches.c.id == watch_id).values(changed))
+    changed = ("state", "why_off", "offset", "hits", "strikes", "hit_at")
+    change(conn, watches, watch_id, **{name: getattr(fired, name) for name in changed})
     return fired
 
 
 def moved(conn: sa.Connection, watch_id: str, offset: int) -> None:
     """Move the offset of a watch that is on forward."""
-    forward = (watches.c.id == watch_id, watches.c.state == "on", watches.c.offset < offset)
-    conn.execute(sa.update(watches).where(*forward).values({"offset": offset}))
+    change_some(
+        conn, watches, watches.c.id == watch_id, watches.c.state == "on", watches.c.offset < offset, offset=offset
+    )
 
 
 def read(conn: sa.Connection, session_id: str, start: int, end: int) -> None:
     """Move the session's watches that lie in a range of output past it: the agent has read it."""
-    within = (
-        watches.c.session_id == session_id,
-        watches.c.kind == "pattern",
-        watches.c.offset.between(start, end),
-    )
-    _change(conn, within, {"offset": end})
+    pattern = watches.c.kind == "pattern"
+    _change(conn, watches.c.session_id == session_id, pattern, watches.c.offset.between(start, end), offset=end)
 
 
 def heed(conn: sa.Connection, session_id: str) -> None:
     """Forget the strikes of the session's watches."""
-    _change(conn, (watches.c.session_id == session_id, watches.c.strikes > 0), {"strikes": 0})
+    _change(conn, watches.c.session_id == session_id, watches.c.strikes > 0, strikes=0)
 
 
 def off(conn: sa.Connection, session_id: str, why: str, watch_id: str | None = None) -> None:
     """Switch off the session's watches that are on, or one of them."""
-    one = () if watch_id is None else (watches.c.id == watch_id,)
-    _change(conn, (watches.c.session_id == session_id, *one), {"state": "off", "why_off": why})
+    _change(conn, watches.c.session_id == session_id, *given((watches.c.id, watch_id)), state="off", why_off=why)
 
 
 def leave(conn: sa.Connection, host_id: str, conversation_id: str) -> None:
     """Switch off what a conversation has watched on a host that it has left: nobody looks there any more."""
     there = (watches.c.host_id == host_id, watches.c.conversation_id == conversation_id)
-    _change(conn, there, {"state": "off", "why_off": ENDED})
+    _change(conn, *there, state="off", why_off=ENDED)
 
 
-def _change(conn: sa.Connection, which: Sequence[sa.ColumnElement[bool]], values: Mapping[str, Any]) -> None:
+def _change(conn: sa.Connection, *which: sa.ColumnElement[bool], **values: Any) -> None:
     """Change those that are on; several are always locked in one order."""
     found = sa.select(watches.c.id).where(watches.c.state == "on", *which).order_by(watches.c.id).with_for_update()
     if ids := conn.execute(found).scalars().all():
-        conn.execute(sa.update(watches).where(watches.c.id.in_(ids)).values(dict(values)))
+        change_some(conn, watches, watches.c.id.in_(ids), **values)
 
 
 def _number(conn: sa.Connection, whose: sa.ColumnElement[bool]) -> int:
-    return conn.execute(
-        sa.select(sa.func.count()).select_from(watches).where(whose, watches.c.state == "on")
-    ).scalar_one()
+    return rows.count(conn, watches, whose, watches.c.state == "on")

@@ -15,7 +15,7 @@ from shellback.exec.core.identity import workspace_scope
 from shellback.exec.core.model import PodmanWorkspace, Session
 from shellback.exec.core.ports import WorkspaceStore
 from shellback.storage.db import Database
-from shellback.storage.rows import insert_new
+from shellback.storage.rows import change_some, given, insert_new
 from shellback.storage.session_rows import from_row
 from shellback.storage.tables import calls, sessions, workspaces
 
@@ -62,23 +62,20 @@ def made(conn: sa.Connection, host_id: str, workspace: PodmanWorkspace) -> None:
     """Record a container; the row of another one that had its name on this host becomes its own."""
     row = {**asdict(workspace), "env": list(workspace.env), "host_id": host_id}
     if not insert_new(conn, workspaces, row):
-        conn.execute(sa.update(workspaces).where(*_named(host_id, workspace.name)).values(row))
+        change_some(conn, workspaces, *_named(host_id, workspace.name), **row)
 
 
 def changed(conn: sa.Connection, host_id: str, name: str, **values: Any) -> None:
     """Change the row of a container that is there; one that is gone stays as it is."""
-    conn.execute(sa.update(workspaces).where(*_named(host_id, name), workspaces.c.state != "removed").values(values))
+    change_some(conn, workspaces, *_named(host_id, name), workspaces.c.state != "removed", **values)
 
 
 def find(
     conn: sa.Connection, *, host_id: str | None = None, scope: str | None = None, live: bool | None = None
 ) -> list[PodmanWorkspace]:
     """Containers, oldest first; of one host, of one scope, or all; those that are there, gone, or both."""
-    query = sa.select(workspaces).order_by(workspaces.c.created_at, workspaces.c.id)
-    if host_id is not None:
-        query = query.where(workspaces.c.host_id == host_id)
-    if scope is not None:
-        query = query.where(workspaces.c.scope == scope)
+    whose = given((workspaces.c.host_id, host_id), (workspaces.c.scope, scope))
+    query = sa.select(workspaces).where(*whose).order_by(workspaces.c.created_at, workspaces.c.id)
     if live is not None:
         query = query.where((workspaces.c.state != "removed") if live else (workspaces.c.state == "removed"))
     return [_workspace(row) for row in conn.execute(query).mappings()]

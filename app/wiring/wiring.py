@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shellback.exec.core.model import Session
     from shellback.exec.core.ports import ExitSink
     from shellback.storage.db import Database
-    from shellback.work.hosts.neighbours import Neighbours
+    from shellback.work.hosts.adopting import Neighbours
     from shellback.work.notices.notices import Outbox
     from shellback.work.notices.notifier import Notifier
     from shellback.work.queue.queues import Enqueuer
@@ -170,8 +170,7 @@ def _notifying(where: Place) -> tuple[Outbox, Sequence[Notifier]]:
 
 
 def _neighbours(where: Place, client: Any, enqueuer: Enqueuer, sink: ExitSink, outbox: Outbox) -> Neighbours:
-    from shellback.work.hosts.adopting import Here
-    from shellback.work.hosts.neighbours import Neighbours
+    from shellback.work.hosts.adopting import Here, Neighbours
 
     here = Here(where.host_id, platform.node(), where.settings.host_lease_seconds, enqueuer, sink, outbox)
     return Neighbours(where.database, client, here, shared=where.settings.workspace_shared)
@@ -244,16 +243,15 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
     from shellback.work.hosts.sweep import Sweep
     from shellback.work.hosts.takeover import Takeover
     from shellback.work.hosts.unknown import Alarm
-    from shellback.work.notices.findings import SqlFindings
-    from shellback.work.queue.callbacks import CallbackSink
+    from shellback.work.queue.callbacks import CallbackSink, SqlFindings
     from shellback.work.queue.queues import DbosEnqueuer
     from shellback.work.queue.watch_wakes import WatchWakes
     from shellback.work.turn.claims import Wakes
     from shellback.work.turn.equipment import equip, fenced, place_in_turn
     from shellback.work.turn.lifetimes import TurnEnds
     from shellback.work.turn.live import LiveBlocks
-    from shellback.work.turn.output_notes import note_output
     from shellback.work.turn.stopping import watch_for_stops
+    from shellback.work.turn.telling import note_output
     from shellback.work.turn.turn import Budget, TurnRunner
     from shellback.work.worker.worker import Worker, WorkerConfig
 

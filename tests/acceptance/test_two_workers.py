@@ -16,7 +16,7 @@ from shellback.cli.children import WorkerChild
 from shellback.exec.core.model import Evidence, SessionState
 from shellback.storage.tables import events, hosts, notices, turns
 from shellback.work.hosts import roster
-from shellback.work.queue import backlog, stream
+from shellback.work.queue import standing, stream
 from shellback.work.turn.claims import RECOVERIES
 from tests.commands import assert_refused, facts, shellback, told
 from tests.nursery import ForkedWorker
@@ -143,7 +143,7 @@ def test_an_item_that_ends_each_of_its_workers_is_set_aside_and_what_is_left_ser
     pair.hire("c", LEASE_S)
     assert loop.ended(item)["outcome"] == "failed"
     assert not loop.fired("turn.begun")
-    blocked = loop.read(backlog.look).blocked
+    blocked = loop.read(standing.backlog).blocked
     assert [(one.conversation, one.reason, one.unread) for one in blocked] == [("c1", "set_aside", 2)]
     alarms = [event for event in loop.read(stream.after, "c1", 0) if event.kind == "alarm"]
     assert ["set aside" in alarm.payload["text"] for alarm in alarms] == [True]

@@ -11,8 +11,8 @@ from shellback.exec.core.findings import REPOSITORY, Finding, FindingSink, Memor
 from shellback.storage import findings as rows
 from shellback.storage.db import Database
 from shellback.storage.errors import StorageError
-from shellback.work.notices.findings import SqlFindings
 from shellback.work.queue import stream
+from shellback.work.queue.callbacks import SqlFindings
 
 pytestmark = pytest.mark.anyio
 

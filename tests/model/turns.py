@@ -25,10 +25,9 @@ from shellback.work.queue.items import WorkItem
 from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims, stopping
-from shellback.work.turn.beginning import Begun, begin
 from shellback.work.turn.claims import Wakes
-from shellback.work.turn.closing import Closing, TurnStore, close, outcome_of
-from shellback.work.turn.prompt import texts_of
+from shellback.work.turn.closing import Begun, Closing, TurnStore, begin, close, outcome_of
+from shellback.work.turn.hearing import texts_of
 from shellback.work.turn.turn import _mended, _unheard  # pyright: ignore[reportPrivateUsage]
 
 T = TypeVar("T")

@@ -24,8 +24,9 @@ from shellback.exec.core.display import request_lines
 from shellback.exec.policy.classify.model import Tier
 from shellback.exec.tools.registry import tool_named
 from shellback.storage.db import Database
+from shellback.storage.rows import change, given
 from shellback.storage.tables import approvals, conversations, turns
-from shellback.work.approvals import audit
+from shellback.work.approvals.audit import audited
 from shellback.work.approvals.uses import APART_S
 from shellback.work.errors import ApprovalRefused, ApprovalSettled, UnknownApproval
 from shellback.work.queue import mailbox, stream
@@ -88,52 +89,28 @@ def why_not_for_session(request: Request) -> str | None:
     return None
 
 
-def audited(conn: sa.Connection, event: audit.Event, request: Request, **more: Any) -> None:
-    """Tell the audit what became of a request."""
-    command = request.display.get("command")
-    audit.note(
-        conn,
-        event,
-        conversation_id=request.conversation_id,
-        turn_id=request.turn_id,
-        call_key=request.call_key,
-        request_id=request.id,
-        session_id=request.session_id,
-        tool=request.tool_name,
-        digest=request.digest,
-        command=command if isinstance(command, str) else None,
-        **more,
-    )
-
-
 def get(conn: sa.Connection, request_id: str) -> Request:
     """One request.
 
     Raises:
         UnknownApproval: No request has this id, or more than one begins with it.
     """
-    rows = (
-        conn.execute(sa.select(approvals).where(approvals.c.id.startswith(request_id, autoescape=True)).limit(2))
-        .mappings()
-        .all()
-    )
+    query = sa.select(approvals).where(approvals.c.id.startswith(request_id, autoescape=True))
+    rows = conn.execute(query.limit(2)).mappings().all()
     if len(rows) != 1:
         raise UnknownApproval(
             f"no approval request {request_id!r}"
             if not rows
             else f"{request_id!r} is the beginning of more than one approval request; give more of it"
         )
-    return _request(rows[0])
+    return Request(**rows[0])
 
 
 def find(conn: sa.Connection, *, conversation_id: str | None = None, state: str | None = None) -> list[Request]:
     """Requests, oldest first, at most 500."""
-    query = sa.select(approvals).order_by(approvals.c.created_at).limit(500)
-    if conversation_id is not None:
-        query = query.where(approvals.c.conversation_id == conversation_id)
-    if state is not None:
-        query = query.where(approvals.c.state == state)
-    return [_request(row) for row in conn.execute(query).mappings()]
+    which = given((approvals.c.conversation_id, conversation_id), (approvals.c.state, state))
+    query = sa.select(approvals).where(*which).order_by(approvals.c.created_at).limit(500)
+    return [Request(**row) for row in conn.execute(query).mappings()]
 
 
 def decide(  # noqa: PLR0913 - what a decision is
@@ -186,17 +163,11 @@ def decide(  # noqa: PLR0913 - what a decision is
         "scope": scope if decision == "approved" else "once",
         **({"changed_args": args, "changed_by": by[:100]} if decision == "changed" else {}),
     }
-    conn.execute(sa.update(approvals).where(approvals.c.id == request.id).values(values))
+    change(conn, approvals, request.id, **values)
     facts = {"scope": scope} if scope != "once" else {"args": args} if args is not None else None
-    audited(conn, decision, request, by=by, surface=surface, reason=note, facts=facts)
-    stream.note(
-        conn,
-        request.conversation_id,
-        request.turn_id,
-        0,
-        "decision",
-        {"id": request.id, "decision": decision, "by": by},
-    )
+    audited(conn, decision, request, done_by=by, surface=surface, reason=note, facts=facts)
+    told = {"id": request.id, "decision": decision, "by": by}
+    stream.note(conn, request.conversation_id, request.turn_id, 0, "decision", told)
     if conversation is not None and not mailbox.undecided(conn, request.conversation_id):
         resume(conn, enqueuer, conversation)
     return get(conn, request.id)
@@ -228,7 +199,7 @@ def settle(
     try:
         return database.write_now(act)
     except (ApprovalSettled, ApprovalRefused) as error:
-        told: dict[str, Any] = {"by": how["by"], "surface": how["surface"], "reason": str(error)}
+        told: dict[str, Any] = {"done_by": how["by"], "surface": how["surface"], "reason": str(error)}
         database.write_now(
             lambda conn: audited(conn, "refused", get(conn, request_id), facts={"wanted": decision}, **told)
         )
@@ -238,12 +209,7 @@ def settle(
 def resume(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], suffix: str = "") -> None:
     """Enqueue the one APPROVAL item of a conversation whose calls are all decided."""
     item = epoch_item(
-        ItemType.APPROVAL,
-        conversation.id,
-        conversation.epoch,
-        priority=Priority.HIGH,
-        waiting=True,
-        suffix=suffix,
+        ItemType.APPROVAL, conversation.id, conversation.epoch, priority=Priority.HIGH, waiting=True, suffix=suffix
     )
     enqueuer.put(conn, item, host_id=conversation.host_id)
 
@@ -306,8 +272,4 @@ def decided(conn: sa.Connection, conversation_id: str) -> list[Request]:
     query = sa.select(approvals).where(
         approvals.c.turn_id == asked_last(conversation_id), approvals.c.state != "pending"
     )
-    return [_request(row) for row in conn.execute(query).mappings()]
-
-
-def _request(row: sa.RowMapping) -> Request:
-    return Request(**dict(row))
+    return [Request(**row) for row in conn.execute(query).mappings()]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
+from pydantic_ai import DeferredToolResults, ToolApproved, ToolDenied
+from pydantic_ai.conversation import Conversation
 
 from shellback.exec.core.display import shown
+from shellback.exec.core.model import CallKey
+from shellback.exec.policy.policy import Approval
 from shellback.exec.tools.registry import tool_named
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage.tables import approvals, sessions
-from shellback.work.approvals.approvals import Request, audited, find, get
+from shellback.work.approvals.approvals import Request, find, get
+from shellback.work.approvals.audit import audited
 from shellback.work.approvals.uses import tier_of
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import stream
@@ -39,7 +46,7 @@ def ask(
     conversation_id: str,
     turn_id: str,
     epoch: int,
-    proposed: list[Proposed],
+    proposed: Sequence[Proposed],
     *,
     ttl_s: float,
     outbox: Outbox = SILENT,
@@ -54,21 +61,16 @@ def ask(
         (one.tool_name, one.digest): one.id for one in find(conn, conversation_id=conversation_id, state="pending")
     }
     for call in proposed:
-        display = call.display | _about_session(conn, conversation_id, call)
         request_id = f"a{uuid.uuid4().hex[:11]}"
         same = waiting.get((call.tool_name, call.digest))
         refusal = _same_waits(same) if same else _too_many(limit) if len(waiting) >= limit else None
         now = time.time()
         request = {
+            **asdict(call),
             "id": request_id,
             "conversation_id": conversation_id,
             "turn_id": turn_id,
-            "call_key": call.call_key,
-            "tool_call_id": call.tool_call_id,
-            "tool_name": call.tool_name,
-            "args": call.args,
-            "display": display,
-            "digest": call.digest,
+            "display": call.display | _about_session(conn, conversation_id, call),
             "state": "refused" if refusal else "pending",
             "created_at": now,
             "expires_at": now + ttl_s,
@@ -77,7 +79,7 @@ def ask(
         }
         conn.execute(sa.insert(approvals).values(request))
         if refusal:
-            audited(conn, "refused", get(conn, request_id), by="shellback", surface="turn", reason=refusal)
+            audited(conn, "refused", get(conn, request_id), done_by="shellback", surface="turn", reason=refusal)
         else:
             waiting[call.tool_name, call.digest] = request_id
             _announce(conn, get(conn, request_id), epoch, outbox)
@@ -143,3 +145,58 @@ def _about_session(conn: sa.Connection, conversation_id: str, call: Proposed) ->
     tier = tier_of(conn, row)
     facts = {"session_command": row.command, "session_backend": row.backend, "session_profile": row.profile}
     return facts | ({"session_tier": tier} if tier else {})
+
+
+def results_of(conversation: Conversation, decided: Sequence[Request]) -> DeferredToolResults | None:
+    """Answers for every call the conversation is paused at."""
+    deferred = conversation.deferred_tool_requests
+    if deferred is None or not deferred.approvals:
+        return None
+    by_call = {request.tool_call_id: request for request in decided}
+    results = DeferredToolResults()
+    for call in deferred.approvals:
+        request = by_call.get(call.tool_call_id)
+        results.approvals[call.tool_call_id] = (
+            ToolApproved(override_args=request.changed_args)
+            if request and request.state in {"approved", "used"}
+            else ToolDenied(_refusal(request))
+        )
+    return results
+
+
+def changes_in(decided: Sequence[Request]) -> list[str]:
+    """What the model has to know of calls that a person had run otherwise than it asked for."""
+    return [
+        f"[{request.changed_by} changed your call {request.tool_call_id} of {request.tool_name} before approving it."
+        f" It was called with these arguments instead: {json.dumps(request.changed_args)}]"
+        for request in decided
+        if request.changed_args is not None and request.state in {"approved", "used"}
+    ]
+
+
+def _refusal(request: Request | None) -> str:
+    match request.state if request else None:
+        case "denied":
+            assert request is not None
+            said = f": {request.note}" if request.note else ""
+            return f"Denied by {request.decided_by}{said}. Do not try the same in another way."
+        case "expired":
+            return "Denied: nobody decided in time (expired). Ask again only if it is still needed."
+        case "superseded" if request is not None and request.surface == "stop":
+            return f"Denied: {request.decided_by} stopped this instead. Do not try it again unless you are told to."
+        case "refused":
+            assert request is not None
+            return f"Denied: {request.note}. Nobody was asked about this one; make it again if it is still needed."
+        case "superseded":
+            return "Denied: the person sent a new message instead (superseded). Read it first."
+        case _:
+            return "Denied: there is no decision on record for this call."
+
+
+def grants_of(decided: Sequence[Request]) -> dict[CallKey, Approval]:
+    """The person's yes for each call that has one."""
+    return {
+        CallKey(request.call_key): Approval(request.id, request.digest)
+        for request in decided
+        if request.state in {"approved", "used"}
+    }

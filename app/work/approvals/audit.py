@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal, get_args
 
 import sqlalchemy as sa
 
 from shellback.exec.core.display import shown, visible
 from shellback.exec.core.errors import CommandDenied
-from shellback.storage.rows import insert_new
+from shellback.storage.rows import given, insert_new
 from shellback.storage.tables import audit
 
 Event = Literal[
     "asked", "auto_approved", "rule", "changed", "approved", "denied", "expired", "superseded", "used", "refused",
     "rule_added", "rule_revoked", "typed",
 ]  # fmt: skip
-EVENTS: Final[tuple[Event, ...]] = (
-    "asked", "auto_approved", "rule", "changed", "approved", "denied", "expired", "superseded", "used", "refused",
-    "rule_added", "rule_revoked", "typed",
-)  # fmt: skip
+EVENTS: Final[tuple[Event, ...]] = get_args(Event)
 REASON_CHARS: Final = 4_000
 PAGE: Final = 500
 
@@ -34,22 +31,22 @@ PAGE: Final = 500
 class Entry:
     """One row. `done_by` is who decided, None where nobody did; `facts` are tier, profile and the like."""
 
-    id: int
-    at: float
-    event: str
-    conversation_id: str | None
-    turn_id: str | None
-    call_key: str | None
-    request_id: str | None
-    session_id: str | None
-    tool: str | None
-    digest: str | None
-    rule: str | None
-    done_by: str | None
-    surface: str | None
-    reason: str | None
-    command: str | None
-    facts: dict[str, Any] | None
+    id: int = 0
+    at: float = field(default_factory=time.time)
+    event: Event
+    conversation_id: str | None = None
+    turn_id: str | None = None
+    call_key: str | None = None
+    request_id: str | None = None
+    session_id: str | None = None
+    tool: str | None = None
+    digest: str | None = None
+    rule: str | None = None
+    done_by: str | None = None
+    surface: str | None = None
+    reason: str | None = None
+    command: str | None = None
+    facts: dict[str, Any] | None = None
 
 
 class Unusable(CommandDenied):
@@ -60,59 +57,47 @@ class Unusable(CommandDenied):
         self.row = row
 
 
-def note(  # noqa: PLR0913 - what a row has
-    conn: sa.Connection,
-    event: Event,
-    *,
-    conversation_id: str | None = None,
-    turn_id: str | None = None,
-    call_key: str | None = None,
-    request_id: str | None = None,
-    session_id: str | None = None,
-    tool: str | None = None,
-    digest: str | None = None,
-    rule: str | None = None,
-    by: str | None = None,
-    surface: str | None = None,
-    reason: str | None = None,
-    command: str | None = None,
-    facts: dict[str, Any] | None = None,
-    once: bool = False,
-) -> None:
+def note(conn: sa.Connection, entry: Entry, *, once: bool = False) -> None:
     """Add a row to the caller's transaction; with `once`, one for each event of a call as it was proposed, and reason.
 
-    A `command` is given as it runs.
+    Its number is given here, and its `command` is given as it runs.
     """
-    row = {
-        "at": time.time(),
-        "event": event,
-        "conversation_id": conversation_id,
-        "turn_id": turn_id,
-        "call_key": call_key,
-        "request_id": request_id,
-        "session_id": session_id,
-        "tool": tool and visible(tool)[:100],
-        "digest": digest,
-        "rule": rule,
-        "done_by": by and visible(by)[:100],
-        "surface": surface,
-        "reason": reason and visible(reason)[:REASON_CHARS],
-        "command": command and shown(command),
-        "facts": facts,
-        "dedupe_key": _once(event, call_key, digest, reason) if once else None,
+    row = asdict(entry) | {
+        "tool": entry.tool and visible(entry.tool)[:100],
+        "done_by": entry.done_by and visible(entry.done_by)[:100],
+        "reason": entry.reason and visible(entry.reason)[:REASON_CHARS],
+        "command": entry.command and shown(entry.command),
+        "dedupe_key": _once(entry) if once else None,
     }
+    del row["id"]
     insert_new(conn, audit, row)
 
 
-def _once(event: Event, call_key: str | None, digest: str | None, reason: str | None) -> str:
-    said = hashlib.sha256((reason or "").encode("utf-8", "replace")).hexdigest()
-    return f"{event}:{call_key}:{digest}:{said[:16]}"
+def _once(entry: Entry) -> str:
+    said = hashlib.sha256((entry.reason or "").encode("utf-8", "replace")).hexdigest()
+    return f"{entry.event}:{entry.call_key}:{entry.digest}:{said[:16]}"
+
+
+def audited(conn: sa.Connection, event: Event, request: Any, **more: Any) -> None:
+    """Tell what became of a request for approval, or of its row; `more` are facts of the entry, before those of it."""
+    command = request.display.get("command")
+    about: dict[str, Any] = {
+        "conversation_id": request.conversation_id,
+        "turn_id": request.turn_id,
+        "call_key": request.call_key,
+        "request_id": request.id,
+        "session_id": request.session_id,
+        "tool": request.tool_name,
+        "digest": request.digest,
+        "command": command if isinstance(command, str) else None,
+    }
+    note(conn, Entry(event=event, **(about | more)))
 
 
 def refused(conn: sa.Connection, error: CommandDenied) -> None:
     """Tell why an approval was not taken, in a transaction of its own: that of the call came to nothing."""
     if isinstance(error, Unusable):
-        note(conn, "refused", reason=str(error), once="call_key" in error.row, **error.row)
+        note(conn, Entry(event="refused", reason=str(error), **error.row), once="call_key" in error.row)
 
 
 def find(
@@ -125,9 +110,8 @@ def find(
     limit: int = PAGE,
 ) -> list[Entry]:
     """Rows behind number `after`, oldest first; of one conversation and of these events, or of all."""
-    query = sa.select(audit).where(audit.c.id > after).order_by(audit.c.id).limit(limit)
-    if conversation_id is not None:
-        query = query.where(audit.c.conversation_id == conversation_id)
+    which = given((audit.c.conversation_id, conversation_id))
+    query = sa.select(audit).where(audit.c.id > after, *which).order_by(audit.c.id).limit(limit)
     if events:
         query = query.where(audit.c.event.in_(events))
     if since is not None:

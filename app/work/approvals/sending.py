@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from shellback.storage.db import Database
 from shellback.storage.errors import OutcomeUnknown
+from shellback.storage.rows import exists
 from shellback.storage.tables import audit, conversations, turns
 from shellback.storage.tables import mailbox as rows
 from shellback.work.approvals import approvals
@@ -67,7 +68,7 @@ def send(  # noqa: PLR0913 - what a message is
     item = chat_item(conversation_id, priority=priority, waiting=waiting)
     if key is not None:
         item = replace(item, id=f"{item.type.value}:{key}")
-    if conn.execute(sa.select(rows.c.id).where(rows.c.dedupe_key == item.id)).first() is None:
+    if not exists(conn, sa.select(rows.c.id).where(rows.c.dedupe_key == item.id)):
         mailbox.put(
             conn, enqueuer, conversation, item, kind="message", payload={"text": text, "by": by}, dedupe_key=item.id
         )
@@ -156,4 +157,4 @@ def _denied(conn: sa.Connection, conversation_id: str, first: str | None, last: 
         audit.c.at >= began,
         audit.c.at <= last.ended_at,
     )
-    return conn.execute(query.limit(1)).first() is not None
+    return exists(conn, query)

@@ -55,17 +55,17 @@ def note(conn: sa.Connection, session: Session, *, key: str, total: int, by: str
     if over or not begun:
         told_to_people = {**payload, "bytes": total, "text": said(session.id, total, over=over)}
         stream.note(conn, session.conversation_id, session.turn_id, 0, "typed", told_to_people)
-        audit.note(
-            conn,
-            "typed",
+        entry = audit.Entry(
+            event="typed",
             conversation_id=session.conversation_id,
             turn_id=session.turn_id,
             session_id=session.id,
-            by=by,
+            done_by=by,
             surface=SURFACE,
             command=None if begun else session.command,
             facts={"bytes": total, "over": over},
         )
+        audit.note(conn, entry)
 
 
 def _row(conn: sa.Connection, name: str) -> sa.Row[Any] | None:

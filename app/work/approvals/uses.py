@@ -48,15 +48,12 @@ def _use_in_call(conn: sa.Connection, request_id: str, session: Session) -> None
     if row is None:
         _refuse(conn, request_id, session.id, "", session.conversation_id)
         return
-    audit.note(
+    audit.audited(
         conn,
         "used",
-        conversation_id=row.conversation_id,
+        row,
         turn_id=session.turn_id,
-        call_key=row.call_key,
-        request_id=row.id,
         session_id=session.id,
-        tool=row.tool_name,
         digest=session.digest,
         command=session.command,
         reason="run by the code of the approved call",
@@ -104,7 +101,8 @@ def _use_standing(conn: sa.Connection, key: CallKey, session_id: str, tool: str,
         raise Unusable(
             f"nobody approved this input to session {session_id}, nor input until it ends; nothing was written", facts
         )
-    audit.note(conn, "used", request_id=found.id, digest=found.digest, reason="approved for the session", **facts)
+    used = {"request_id": found.id, "digest": found.digest, "reason": "approved for the session"}
+    audit.note(conn, audit.Entry(event="used", **used, **facts))
 
 
 def standing(conn: sa.Connection, conversation_id: str) -> dict[SessionId, str]:
@@ -145,19 +143,7 @@ def consume(conn: sa.Connection, request_id: str, user: str, digest: str, *, con
     if row is None:
         _refuse(conn, request_id, user, digest, conversation_id)
         return
-    command = row.display.get("command")
-    audit.note(
-        conn,
-        "used",
-        conversation_id=row.conversation_id,
-        turn_id=row.turn_id,
-        call_key=row.call_key,
-        request_id=row.id,
-        session_id=row.session_id or user,
-        tool=row.tool_name,
-        digest=digest,
-        command=command if isinstance(command, str) else None,
-    )
+    audit.audited(conn, "used", row, session_id=row.session_id or user)
 
 
 def _refuse(conn: sa.Connection, request_id: str, user: str, digest: str, conversation_id: str | None) -> None:

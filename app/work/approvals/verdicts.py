@@ -40,20 +40,20 @@ def claim(conn: sa.Connection, session: Session) -> None:
 def _note(
     conn: sa.Connection, event: audit.Event, session: Session, *, rule: str | None = None, tier: str | None = None
 ) -> None:
-    audit.note(
-        conn,
-        event,
+    entry = audit.Entry(
+        event=event,
         conversation_id=session.conversation_id,
         turn_id=session.turn_id,
         session_id=session.id,
         tool="execute",
         digest=session.digest,
         rule=rule,
-        by=session.granted_by,
+        done_by=session.granted_by,
         reason="nothing holds it to reading (TRUST_CLASSIFIER)" if session.granted_by == TRUSTED else None,
         command=session.command,
         facts={"backend": session.backend, "profile": session.profile} | ({"tier": tier} if tier else {}),
     )
+    audit.note(conn, entry)
 
 
 def begun(conn: sa.Connection, act: Act) -> None:
@@ -67,17 +67,17 @@ def begun(conn: sa.Connection, act: Act) -> None:
     if by == "rule":
         rules.use(conn, rest.split())
     if by in {"rule", "policy"}:
-        audit.note(
-            conn,
-            "rule",
+        entry = audit.Entry(
+            event="rule",
             conversation_id=act.conversation_id,
             turn_id=act.turn_id,
             call_key=act.key,
             tool=act.tool,
             digest=act.digest,
             rule=rest,
-            by=act.granted_by,
+            done_by=act.granted_by,
         )
+        audit.note(conn, entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +108,13 @@ class Audited:
 
 def _refused(conn: sa.Connection, asked: Asked, why: ExecError) -> None:
     command = asked.spec.command if asked.spec is not None else asked.args.get("command")
-    audit.note(
-        conn,
-        "refused",
+    entry = audit.Entry(
+        event="refused",
         conversation_id=asked.conversation_id,
         call_key=asked.call_key or None,
         tool=asked.tool,
-        by="policy",
+        done_by="policy",
         reason=str(why),
         command=command if isinstance(command, str) else None,
-        once=bool(asked.call_key),
     )
+    audit.note(conn, entry, once=bool(asked.call_key))

@@ -1,16 +1,19 @@
-"""What a host left behind that is not heard of any more: its processes are given up, its conversations move.
+"""What a host left behind whose lease has ended: its processes are given up, its conversations move.
 
-Each function is one transaction for one conversation. It holds the row of the host that is gone, which that
+`give_up` and `move` are one transaction for one conversation. It holds the row of the host that is gone, which that
 host's next heartbeat waits for, then the conversation's, and looks again at both: two that do the same, or a
 host that returns meanwhile, find nothing left to do.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
@@ -19,17 +22,23 @@ from shellback.exec.core.ports import ExitSink
 from shellback.exec.core.watch import ENDED
 from shellback.storage import sessions as store
 from shellback.storage import watches
+from shellback.storage.db import Database
+from shellback.storage.rows import change, change_some
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, conversations, events, mailbox, sessions, turns
 from shellback.work.approvals import approvals as requests
 from shellback.work.hosts import hosts
 from shellback.work.hosts.hosts import Host
+from shellback.work.hosts.sweep import WAITING
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import mailbox as box
 from shellback.work.queue import stream
 from shellback.work.queue.items import MOVED
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims
+
+if TYPE_CHECKING:
+    from dbos import DBOSClient
 
 PAGE: Final = 100
 
@@ -92,7 +101,7 @@ def move(
     row = box.lock(conn, conversation_id)
     if row is None or row.host_id != host_id or host_id == here.host_id:
         return None
-    conn.execute(sa.update(conversations).where(conversations.c.id == conversation_id).values(host_id=here.host_id))
+    change(conn, conversations, conversation_id, host_id=here.host_id)
     row = box.lock(conn, conversation_id)  # as it is now: what follows is put on our queues
     assert row is not None
     items = _end_items(conn, row)
@@ -183,8 +192,7 @@ def _end_items(conn: sa.Connection, row: sa.Row[tuple[object, ...]]) -> list[str
         turns.c.id != ((row.claimed_by if row.state == "claimed" else None) or ""),
     )
     items = list(conn.execute(sa.select(turns.c.id).where(waiting)).scalars())
-    now = time.time()
-    conn.execute(sa.update(turns).where(turns.c.id.in_(items)).values(outcome=MOVED, ended_at=now))
+    change_some(conn, turns, turns.c.id.in_(items), outcome=MOVED, ended_at=time.time())
     return items
 
 
@@ -194,3 +202,76 @@ def _told(host: Host, conversation_id: sa.ColumnElement[str] | str) -> sa.Exists
         events.c.kind == "alarm",
         events.c.payload["silence"].as_string() == host.silence,
     )
+
+
+log = logging.getLogger(__name__)
+
+WATCHED_S: Final = 15.0
+"""So long we look at a silence ourselves: after an outage of the database each host has yet to beat again."""
+SETTLED_S: Final = 60.0
+"""How often we look for news of a host of which everything is settled: some never return, and each look costs."""
+
+
+@dataclass(eq=False)
+class Neighbours:
+    """Settles what silent hosts left, a conversation at a time; `once` is a part of the sweep.
+
+    With `shared` their conversations go on here. Else the ends of their processes are told, and the
+    conversations wait for their host, or for somebody who adopts them.
+    """
+
+    database: Database
+    client: DBOSClient
+    here: Here
+    shared: bool
+    watched_s: float = WATCHED_S
+    _due: dict[str, float] = field(init=False, default_factory=dict[str, float])
+
+    async def once(self) -> None:
+        """Settle what silent hosts left. Cancelling leaves the rest to the next sweep, of whichever host."""
+        found = await self.database.read(hosts.others, self.here.host_id, self.here.lease_s)
+        now = time.monotonic()
+        self._due = {host.silence: self._due.get(host.silence, now + self.watched_s) for host in found}
+        for host in found:
+            if now >= self._due[host.silence] and not await self._settle(host):
+                self._due[host.silence] = now + SETTLED_S
+
+    async def _settle(self, host: Host) -> bool:
+        """Settle what one left; whether there is, or was, anything to settle."""
+        lost = moved = told = 0
+        while self.shared and (names := await self.database.read(living_there, host.host_id)):
+            for name in names:
+                came = await self.database.write(move, self.here, host.host_id, name)
+                if came is None:
+                    return True
+                moved, lost = moved + 1, lost + came.lost
+                await asyncio.to_thread(cancel, self.client, came.items)
+        while names := await self.database.read(in_need, host):
+            for name in names:
+                number = await self.database.write(give_up, self.here, host.host_id, name)
+                if number is None:
+                    return True
+                told, lost = told + 1, lost + number
+        if moved or told:
+            log.warning(
+                "host %s %s: %d process(es) given up as lost (host_unreachable), %d conversation(s) continued here, "
+                "%d told that they wait",
+                *(host.name, host.heard, lost, moved, told),
+            )
+        return bool(moved or told)
+
+    def adopt(self, host_id: str, conversation_id: str, *, force: bool = False) -> Moved | None:
+        """Let a conversation of that host go on here; None where it lives elsewhere, or the lease runs. Blocks."""
+        moved = self.database.write_now(move, self.here, host_id, conversation_id, wait=True, force=force)
+        if moved is not None:
+            cancel(self.client, moved.items)
+        return moved
+
+
+def cancel(client: DBOSClient, items: Sequence[str]) -> None:
+    """Take items off the queues of a host that is gone; what cannot be taken is left alone by whoever finds it."""
+    with contextlib.suppress(Exception):
+        found = client.list_workflows(workflow_ids=list(items), load_input=False, load_output=False) if items else []
+        for entry in found:
+            if entry.status in WAITING:
+                client.cancel_workflow(entry.workflow_id)

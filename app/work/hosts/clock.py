@@ -45,5 +45,4 @@ class Clock:
 
 def note_leap(conn: sa.Connection, host_id: str, by: float) -> None:
     """Keep the last leap of a host's clock for `shellback doctor`."""
-    leap = {"jumped_at": rows.now(conn), "jumped_by": by}
-    conn.execute(sa.update(hosts).where(hosts.c.host_id == host_id).values(leap))
+    rows.change(conn, hosts, host_id, jumped_at=rows.now(conn), jumped_by=by)

@@ -53,7 +53,7 @@ def heard_of(conn: sa.Connection, host_id: str) -> None:
     """Note that a worker of this host lives; whatever others made of its silence is over."""
     values = {"heartbeat_at": rows.now(conn), "name": platform.node()[:255], "given_up_at": None}
     if not rows.insert_new(conn, hosts, {"host_id": host_id, **values}):
-        conn.execute(sa.update(hosts).where(hosts.c.host_id == host_id).values(values))
+        rows.change(conn, hosts, host_id, **values)
 
 
 def one(conn: sa.Connection, host_id: str) -> Host:
@@ -96,7 +96,7 @@ def of_conversation(conn: sa.Connection, conversation_id: str) -> Host | None:
 
 def note_given_up(conn: sa.Connection, host: Host) -> None:
     """Note that what the host left is being settled, until it is heard of again; `host` is the locked one."""
-    conn.execute(sa.update(hosts).where(hosts.c.host_id == host.host_id).values(given_up_at=rows.now(conn)))
+    rows.change(conn, hosts, host.host_id, given_up_at=rows.now(conn))
 
 
 def _host(row: sa.Row[Any], now: float) -> Host:

@@ -122,15 +122,8 @@ class Sweep:
         self._until = {one: min(self._until.get(one, math.inf), now + seconds) for one, seconds in left.items()}
         for request_id in [one for one, until in self._until.items() if until <= now]:
             with contextlib.suppress(ApprovalSettled):
-                await self.database.write(
-                    approvals.decide,
-                    self.enqueuer,
-                    request_id,
-                    "expired",
-                    by="clock",
-                    surface="sweep",
-                    note="nobody decided in time",
-                )
+                how: dict[str, Any] = {"by": "clock", "surface": "sweep", "note": "nobody decided in time"}
+                await self.database.write(approvals.decide, self.enqueuer, request_id, "expired", **how)
 
     async def _alive(self) -> Alive:
         # We are, whatever a clock that jumped makes of our heartbeat.
@@ -221,11 +214,8 @@ def _old(at: sa.Column[float]) -> sa.ColumnElement[bool]:
 
 
 def _claimed(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
-    query = sa.select(conversations).where(
-        conversations.c.state == "claimed",
-        conversations.c.host_id == host_id,
-        _old(conversations.c.claimed_at),
-    )
+    held = (conversations.c.state == "claimed", conversations.c.host_id == host_id, _old(conversations.c.claimed_at))
+    query = sa.select(conversations).where(*held)
     return conn.execute(query.order_by(conversations.c.claimed_at).limit(BATCH)).all()
 
 
@@ -239,24 +229,23 @@ def _alive(conn: sa.Connection) -> Alive:
     return {(row.executor_id, row.version): row.host_id for row in conn.execute(query)}
 
 
-def _why_dead(status: Status | None, alive: Alive) -> str | None:  # noqa: PLR0911 - a table
+_OVER: Final = {
+    "ERROR": "it ended in an error",
+    "CANCELLED": "it was cancelled",
+    "MAX_RECOVERY_ATTEMPTS_EXCEEDED": claims.POISON,
+    "SUCCESS": "it ended without closing",
+}
+
+
+def _why_dead(status: Status | None, alive: Alive) -> str | None:
     if status is None:
         return "its work item is gone"
-    match status.status:
-        case "ERROR":
-            return "it ended in an error"
-        case "CANCELLED":
-            return "it was cancelled"
-        case "MAX_RECOVERY_ATTEMPTS_EXCEEDED":
-            return claims.POISON
-        case "SUCCESS":
-            return "it ended without closing"
-        case "PENDING" if not _will_run(status, alive):
-            return "no living worker runs its version"
-        case _ if not _will_run(status, alive):
-            return "it waits for a version that no living worker runs"
-        case _:
-            return None
+    if status.status in _OVER:
+        return _OVER[status.status]
+    if _will_run(status, alive):
+        return None
+    pending = status.status == "PENDING"
+    return "no living worker runs its version" if pending else "it waits for a version that no living worker runs"
 
 
 def _will_run(status: Status, alive: Alive) -> bool:
@@ -296,31 +285,16 @@ def _waiting_turns(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any, An
 def _close_unbegun(conn: sa.Connection, conversation_id: str, turn_id: str, reason: str) -> None:
     box.lock(conn, conversation_id)
     # A message would join it and wait for nobody, and nothing of its conversation would ever be pruned.
-    conn.execute(
-        sa.update(turns)
-        .where(turns.c.id == turn_id, turns.c.outcome.is_(None), turns.c.started_at.is_(None))
-        .values(outcome="failed", error=reason, ended_at=time.time())
-    )
+    claims.ended(conn, turn_id, turns.c.started_at.is_(None), outcome="failed", error=reason)
 
 
 def _with_unread_rows(conn: sa.Connection, host_id: str, after: str) -> Sequence[sa.Row[Any]]:
     """Free conversations with news, and those that only wait for an APPROVAL item, old enough to be forgotten."""
-    unread = (
-        sa.select(mailbox.c.id)
-        .where(
-            mailbox.c.conversation_id == conversations.c.id,
-            box.waking(),
-            _old(mailbox.c.created_at),
-        )
-        .exists()
-    )
-    pending = (
-        sa.select(approval_rows.c.id)
-        .where(approval_rows.c.conversation_id == conversations.c.id, approval_rows.c.state == "pending")
-        .exists()
-    )
+    of_it = mailbox.c.conversation_id == conversations.c.id
+    unread = sa.exists().where(of_it, box.waking(), _old(mailbox.c.created_at))
+    waits = sa.and_(approval_rows.c.conversation_id == conversations.c.id, approval_rows.c.state == "pending")
     resumable = sa.and_(
-        conversations.c.state == "blocked", conversations.c.blocked_reason == "approval", sa.not_(pending)
+        conversations.c.state == "blocked", conversations.c.blocked_reason == "approval", ~sa.exists().where(waits)
     )
     query = sa.select(conversations).where(
         conversations.c.id > after,
@@ -370,14 +344,6 @@ def _left_behind(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
     """Sessions whose turn is over: foreground ones nobody waits for, claims that were never started."""
     waiting = sessions.c.delivery == Delivery.INLINE.value
     unstarted = sessions.c.state == SessionState.CLAIMED.value
-    query = (
-        sa.select(sessions)
-        .join(turns, turns.c.id == sessions.c.turn_id)
-        .where(
-            sessions.c.host_id == host_id,
-            sa.or_(waiting, unstarted),
-            _old(turns.c.ended_at),
-        )
-        .limit(BATCH)
-    )
-    return conn.execute(query).all()
+    query = sa.select(sessions).join(turns, turns.c.id == sessions.c.turn_id)
+    left = (sessions.c.host_id == host_id, sa.or_(waiting, unstarted), _old(turns.c.ended_at))
+    return conn.execute(query.where(*left).limit(BATCH)).all()

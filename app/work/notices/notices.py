@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 
 from shellback.exec.core.display import visible
-from shellback.storage.rows import insert_new
+from shellback.storage.rows import change, change_some, insert_new
 from shellback.storage.tables import notices
 
 Kind = Literal["approval", "alarm", "set_aside"]
@@ -103,11 +103,8 @@ def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
     )
     rows = conn.execute(query).all()
     if rows:
-        conn.execute(
-            sa.update(notices)
-            .where(notices.c.id.in_([row.id for row in rows]))
-            .values(due_at=now + lease_s, attempts=notices.c.attempts + 1)
-        )
+        taken = notices.c.id.in_([row.id for row in rows])
+        change_some(conn, notices, taken, due_at=now + lease_s, attempts=notices.c.attempts + 1)
     return [
         Due(
             id=row.id,
@@ -122,8 +119,7 @@ def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
 
 def sent(conn: sa.Connection, notice: Due) -> None:
     """Note that it was sent."""
-    values = {"state": "sent", "sent_at": time.time(), "error": None}
-    conn.execute(sa.update(notices).where(notices.c.id == notice.id).values(values))
+    change(conn, notices, notice.id, state="sent", sent_at=time.time(), error=None)
 
 
 def failed(conn: sa.Connection, notice: Due, error: str, delays_s: tuple[float, ...] = DELAYS_S) -> bool:
@@ -131,7 +127,7 @@ def failed(conn: sa.Connection, notice: Due, error: str, delays_s: tuple[float, 
     again = notice.attempt <= len(delays_s)
     values: dict[str, Any] = {"error": error[:ERROR_CHARS]}
     values |= {"due_at": time.time() + delays_s[notice.attempt - 1]} if again else {"state": "given_up"}
-    conn.execute(sa.update(notices).where(notices.c.id == notice.id, notices.c.state == "waiting").values(values))
+    change_some(conn, notices, notices.c.id == notice.id, notices.c.state == "waiting", **values)
     return again
 
 

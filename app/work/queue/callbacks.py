@@ -1,13 +1,16 @@
-"""From the end of a process to the work item that wakes its agent."""
+"""From the end of a process to the work item that wakes its agent, and from findings to events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from shellback.exec.core.findings import Finding, FindingSink
 from shellback.exec.core.model import Session
+from shellback.storage import findings as rows
+from shellback.storage.db import Database
 from shellback.work.queue import mailbox, stream
 from shellback.work.queue.items import callback_item
 from shellback.work.queue.queues import Enqueuer
@@ -38,3 +41,30 @@ class CallbackSink:
         if not session.end_is_news:
             mailbox.settle(tx, key)
         stream.note(tx, session.conversation_id, session.turn_id, 0, "exit", news)
+
+
+KIND = "finding"
+
+
+class SqlFindings(FindingSink):
+    """A `FindingSink` on a `Database`, for one host."""
+
+    def __init__(self, database: Database, host_id: str) -> None:
+        self._database = database
+        self._host_id = host_id
+
+    async def found(self, findings: Sequence[Finding]) -> Sequence[Finding]:
+        """See `FindingSink.found`; nothing is written where there is nothing to tell."""
+        return await self._database.write(_recorded, self._host_id, findings) if findings else ()
+
+    async def of(self, session_id: str) -> Sequence[Finding]:
+        """See `FindingSink.of`."""
+        return await self._database.read(rows.find, host_id=self._host_id, session_id=session_id, everything=True)
+
+
+def _recorded(conn: sa.Connection, host_id: str, findings: Sequence[Finding]) -> list[Finding]:
+    new = rows.record(conn, host_id, findings)
+    for one in new:
+        told = {"id": one.id, "kind": one.kind, "path": one.path, "kept": one.kept, "text": one.sentence}
+        stream.note(conn, one.conversation_id, "", 0, KIND, told)
+    return new

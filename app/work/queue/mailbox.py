@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import sqlalchemy as sa
 
 from shellback.storage.errors import StaleTurn
-from shellback.storage.rows import insert_new
+from shellback.storage.rows import change, change_some, count, exists, insert_new
 from shellback.storage.tables import QUIET, approvals, conversations, mailbox, turns
 from shellback.work.queue.items import WorkItem
 from shellback.work.queue.queues import Enqueuer, note_turn
@@ -82,21 +82,20 @@ def put(
         # Five hundred messages to one conversation are one turn, not five hundred places in everybody's queue.
         note_turn(conn, item)
         now = time.time()
-        conn.execute(sa.update(turns).where(turns.c.id == item.id).values(outcome="busy", started_at=now, ended_at=now))
+        change(conn, turns, item.id, outcome="busy", started_at=now, ended_at=now)
     else:
         enqueuer.put(conn, item, host_id=conversation.host_id)
 
 
 def settle(conn: sa.Connection, dedupe_key: str) -> None:
     """Take an unread row as heard: nobody is to be woken by it."""
-    row = sa.and_(mailbox.c.dedupe_key == dedupe_key, mailbox.c.state == "unread")
-    conn.execute(sa.update(mailbox).where(row).values(state="heard", heard_at=time.time()))
+    unread = mailbox.c.state == "unread"
+    change_some(conn, mailbox, mailbox.c.dedupe_key == dedupe_key, unread, state="heard", heard_at=time.time())
 
 
 def is_unread(conn: sa.Connection, dedupe_key: str) -> bool:
     """Whether a row waits for a turn that takes it."""
-    row = sa.and_(mailbox.c.dedupe_key == dedupe_key, mailbox.c.state == "unread")
-    return conn.execute(sa.select(mailbox.c.id).where(row)).first() is not None
+    return exists(conn, sa.select(mailbox.c.id).where(mailbox.c.dedupe_key == dedupe_key, mailbox.c.state == "unread"))
 
 
 def waking() -> sa.ColumnElement[bool]:
@@ -121,7 +120,7 @@ def on_its_way(conn: sa.Connection, item: WorkItem) -> bool:
             turns.c.priority <= int(item.priority),
         )
     )
-    return conn.execute((query.where(waits) if item.waiting else query).limit(1)).first() is not None
+    return exists(conn, query.where(waits) if item.waiting else query)
 
 
 def add_row(
@@ -150,10 +149,7 @@ def add_row(
 
 def undecided(conn: sa.Connection, conversation_id: str) -> int:
     """How many calls of the conversation wait for a decision."""
-    query = sa.select(sa.func.count()).where(
-        approvals.c.conversation_id == conversation_id, approvals.c.state == "pending"
-    )
-    return conn.execute(query).scalar_one()
+    return count(conn, approvals, approvals.c.conversation_id == conversation_id, approvals.c.state == "pending")
 
 
 def held(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> sa.Row[Any]:
@@ -170,16 +166,16 @@ def held(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) ->
 
 def set_apart(conn: sa.Connection, conversation_id: str) -> None:
     """Mark what is unread now as what a wish to stop is about; what comes later is for a later turn."""
-    unread = sa.and_(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "unread")
-    conn.execute(sa.update(mailbox).where(unread).values(taken_by=APART))
+    change_some(conn, mailbox, *_unread(conversation_id), taken_by=APART)
 
 
 def any_apart(conn: sa.Connection, conversation_id: str) -> bool:
     """Whether a wish to stop is about any row that is unread still."""
-    query = sa.select(mailbox.c.id).where(
-        mailbox.c.conversation_id == conversation_id, mailbox.c.state == "unread", mailbox.c.taken_by == APART
-    )
-    return conn.execute(query.limit(1)).first() is not None
+    return exists(conn, sa.select(mailbox.c.id).where(*_unread(conversation_id), mailbox.c.taken_by == APART))
+
+
+def _unread(conversation_id: str) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    return mailbox.c.conversation_id == conversation_id, mailbox.c.state == "unread"
 
 
 def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, apart: bool = False) -> list[Letter]:
@@ -199,11 +195,8 @@ def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, 
     )
     rows = conn.execute(query).all()
     if rows:
-        conn.execute(
-            sa.update(mailbox)
-            .where(mailbox.c.id.in_([row.id for row in rows]))
-            .values(state="taken", taken_by=turn_id, taken_step=step)
-        )
+        taken = mailbox.c.id.in_([row.id for row in rows])
+        change_some(conn, mailbox, taken, state="taken", taken_by=turn_id, taken_step=step)
     return [Letter(id=row.id, kind=row.kind, payload=row.payload) for row in rows]
 
 
@@ -216,25 +209,15 @@ def hear(
     """
     settled = {"state": "heard", "heard_at": time.time()}
     if heard:
-        conn.execute(sa.update(mailbox).where(mailbox.c.taken_by == turn_id, mailbox.c.id.in_(heard)).values(settled))
+        change_some(conn, mailbox, mailbox.c.taken_by == turn_id, mailbox.c.id.in_(heard), **settled)
     give_back(conn, conversation_id, turn_id)
     if told:
-        conn.execute(
-            sa.update(mailbox)
-            .where(
-                mailbox.c.conversation_id == conversation_id,
-                mailbox.c.state == "unread",
-                mailbox.c.dedupe_key.in_([f"exit:{session_id}" for session_id in told]),
-            )
-            .values(settled)
-        )
+        theirs = mailbox.c.dedupe_key.in_([f"exit:{session_id}" for session_id in told])
+        change_some(conn, mailbox, *_unread(conversation_id), theirs, **settled)
 
 
 def give_back(conn: sa.Connection, conversation_id: str, turn_id: str, *, apart: bool = False) -> None:
     """Make what a turn has taken and not settled unread again; `apart` as a wish to stop is about it."""
     taken = sa.and_(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "taken")  # has an index
-    conn.execute(
-        sa.update(mailbox)
-        .where(taken, mailbox.c.taken_by == turn_id)
-        .values(state="unread", taken_by=APART if apart else None, taken_step=None)
-    )
+    unread = {"state": "unread", "taken_by": APART if apart else None, "taken_step": None}
+    change_some(conn, mailbox, taken, mailbox.c.taken_by == turn_id, **unread)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from shellback.storage.rows import given
 from shellback.storage.tables import events
 
 KEEP_S: Final = 24 * 3600.0
@@ -79,23 +80,11 @@ def after(
     kinds: Collection[str] = (),
 ) -> list[Event]:
     """Events with a number above `number`, oldest first; of one conversation, or of all; of these kinds, or of all."""
-    query = sa.select(events).where(events.c.id > number).order_by(events.c.id).limit(limit)
-    if conversation_id is not None:
-        query = query.where(events.c.conversation_id == conversation_id)
+    which = given((events.c.conversation_id, conversation_id))
+    query = sa.select(events).where(events.c.id > number, *which).order_by(events.c.id).limit(limit)
     if kinds:
         query = query.where(events.c.kind.in_(kinds))
-    return [
-        Event(
-            id=row.id,
-            conversation_id=row.conversation_id,
-            turn_id=row.turn_id,
-            epoch=row.epoch,
-            kind=row.kind,
-            payload=row.payload,
-            created_at=row.created_at,
-        )
-        for row in conn.execute(query)
-    ]
+    return [Event(**row) for row in conn.execute(query).mappings()]
 
 
 def last_number(conn: sa.Connection) -> int:

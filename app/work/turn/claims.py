@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.model import Delivery
 from shellback.exec.wire.crashpoints import reach
+from shellback.storage.rows import change, change_some, count, exists
 from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
 from shellback.work.approvals.approvals import asked_last
 from shellback.work.notices.notices import SILENT, Outbox
@@ -90,38 +91,29 @@ def enter(  # noqa: PLR0911 - one for each reason not to
             key = f"{item.conversation_id}:{conversation.epoch}"
             outbox.put(conn, "alarm", item.conversation_id, key, f"{item.conversation_id} was {WORN_OUT}")
             return _end_at_once(conn, item, "busy")
-    epoch = conversation.epoch + 1
-    now = time.time()
-    conn.execute(
-        sa.update(conversations)
-        .where(conversations.c.id == item.conversation_id)
-        .values(
-            state="claimed",
-            blocked_reason=None,
-            claimed_by=item.id,
-            claimed_at=now,
-            epoch=epoch,
-            chain=chain,
-            failures=0 if item.type is ItemType.CHAT else conversations.c.failures,
-            stop_turn=item.id if conversation.stop_turn in {NEXT, item.id} else None,
-        )
+    epoch, now = conversation.epoch + 1, time.time()
+    change(
+        conn,
+        conversations,
+        item.conversation_id,
+        state="claimed",
+        blocked_reason=None,
+        claimed_by=item.id,
+        claimed_at=now,
+        epoch=epoch,
+        chain=chain,
+        failures=0 if item.type is ItemType.CHAT else conversations.c.failures,
+        stop_turn=item.id if conversation.stop_turn in {NEXT, item.id} else None,
     )
-    conn.execute(
-        sa.update(turns)
-        .where(turns.c.id == item.id)
-        .values(
-            executor_id=executor_id,
-            epoch=epoch,
-            executions=turns.c.executions + 1,
-            started_at=sa.func.coalesce(turns.c.started_at, now),
-        )
-    )
+    started = sa.func.coalesce(turns.c.started_at, now)
+    executions = turns.c.executions + 1
+    change(conn, turns, item.id, executor_id=executor_id, epoch=epoch, executions=executions, started_at=started)
     return Entry(epoch=epoch)
 
 
 def _end_at_once(conn: sa.Connection, item: WorkItem, outcome: str) -> Entry:
     now = time.time()
-    conn.execute(sa.update(turns).where(turns.c.id == item.id).values(outcome=outcome, started_at=now, ended_at=now))
+    change(conn, turns, item.id, outcome=outcome, started_at=now, ended_at=now)
     return Entry(outcome=outcome)
 
 
@@ -145,35 +137,25 @@ def _person_behind(conn: sa.Connection, item: WorkItem) -> bool:
     query = sa.select(approvals.c.id).where(
         approvals.c.turn_id == asked_last(item.conversation_id), approvals.c.state != "expired"
     )
-    return conn.execute(query.limit(1)).first() is not None
+    return exists(conn, query)
 
 
 def _worn_out(conn: sa.Connection, conversation_id: str, chain: int, wakes: Wakes) -> bool:
     if chain > wakes.chain:
         return True
-    query = sa.select(sa.func.count()).where(
+    woken = (
         turns.c.conversation_id == conversation_id,
         turns.c.item_type.not_in([kind.value for kind in BY_A_PERSON]),
         # What lies ahead was written before the clock was set back, and would count until it comes.
         turns.c.started_at.between(time.time() - 3600, time.time() + 3600),
         sa.or_(turns.c.outcome.is_(None), turns.c.outcome.not_in(IDLE_OUTCOMES)),
     )
-    return conn.execute(query).scalar_one() >= wakes.per_hour
+    return count(conn, turns, *woken) >= wakes.per_hour
 
 
 def _let_go(conn: sa.Connection, conversation_id: str, *, blocked: str | None) -> None:
-    conn.execute(
-        sa.update(conversations)
-        .where(conversations.c.id == conversation_id)
-        .values(
-            state="blocked" if blocked else "free",
-            blocked_reason=blocked,
-            claimed_by=None,
-            claimed_at=None,
-            stop_turn=None,
-            stop_by=None,
-        )
-    )
+    free = dict.fromkeys(("claimed_by", "claimed_at", "stop_turn", "stop_by"))
+    change(conn, conversations, conversation_id, state="blocked" if blocked else "free", blocked_reason=blocked, **free)
 
 
 def release(
@@ -238,11 +220,9 @@ def fail(
     if not _died(conn, conversation, reason):
         release(conn, enqueuer, conversation)
         return "released"
-    if poison:
-        set_aside(conn, conversation, f"A turn failed: {reason}", reason, outbox)
-        return "set_aside"
-    if failures >= STRIKES:
-        set_aside(conn, conversation, f"{failures} turns in a row failed ({reason})", reason, outbox)
+    if poison or failures >= STRIKES:
+        what = f"A turn failed: {reason}" if poison else f"{failures} turns in a row failed ({reason})"
+        set_aside(conn, conversation, what, reason, outbox)
         return "set_aside"
     text = f"A turn failed ({reason}); it is tried again."
     stream.note(conn, conversation.id, turn_id, conversation.epoch, "failed", {"text": text})
@@ -266,24 +246,19 @@ def _died(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> bool:
     """End the turn that holds the conversation as failed; False when it had closed."""
     turn_id = conversation.claimed_by
     box.give_back(conn, conversation.id, turn_id, apart=stopping.wish_of(conversation, turn_id) is not None)
-    died = conn.execute(
-        sa.update(turns)
-        .where(turns.c.id == turn_id, turns.c.outcome.is_(None))
-        .values(outcome="failed", error=reason, ended_at=time.time())
-    )
-    if not died.rowcount:
+    if not ended(conn, turn_id, outcome="failed", error=reason):
         return False
     # Nobody waits for these any more; an end that is recorded already is handed over by the next sweep.
-    conn.execute(
-        sa.update(sessions)
-        .where(
-            sessions.c.turn_id == turn_id, sessions.c.delivery == Delivery.INLINE.value, sessions.c.end.is_(sa.null())
-        )
-        .values(delivery=Delivery.CALLBACK.value)
-    )
-    failures = conversations.c.failures + 1
-    conn.execute(sa.update(conversations).where(conversations.c.id == conversation.id).values(failures=failures))
+    waiting = (sessions.c.delivery == Delivery.INLINE.value, sessions.c.end.is_(sa.null()))
+    change_some(conn, sessions, sessions.c.turn_id == turn_id, *waiting, delivery=Delivery.CALLBACK.value)
+    change(conn, conversations, conversation.id, failures=conversations.c.failures + 1)
     return True
+
+
+def ended(conn: sa.Connection, turn_id: str, *which: sa.ColumnElement[bool], outcome: str, error: str | None) -> int:
+    """End a turn that is open, and of which all of this holds; whether there was one."""
+    still = (turns.c.id == turn_id, turns.c.outcome.is_(None), *which)
+    return change_some(conn, turns, *still, outcome=outcome, error=error, ended_at=time.time())
 
 
 def _tell_the_next(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> None:

@@ -1,10 +1,14 @@
-"""The end of a turn: one transaction for history, mailbox, approvals and claim, keyed by the turn."""
+"""The two ends of a turn: what its first step reads, once and for every replay, and the closing.
+
+The closing is one transaction for history, mailbox, approvals and claim, keyed by the turn.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import sqlalchemy as sa
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
@@ -12,13 +16,61 @@ from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
 from shellback.exec.core.model import SessionId
 from shellback.exec.wire.crashpoints import reach
 from shellback.storage.db import Database
-from shellback.storage.history import SqlConversationStore, write_record_in
+from shellback.storage.history import SqlConversationStore, read_record_in, write_record_in
+from shellback.storage.rows import change
 from shellback.storage.tables import conversations, turns
-from shellback.work.approvals import asking
+from shellback.work.approvals import approvals, asking
+from shellback.work.approvals.approvals import Request
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import mailbox, stream, watch_wakes
+from shellback.work.queue.items import WorkItem
+from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims, stopping
+
+BEGIN_STEP: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What the first step read. `decided` is empty unless the conversation is paused at calls for approval."""
+
+    gate: bool
+    record: ConversationRecord | None
+    at: float = 0.0
+    letters: list[Letter] = field(default_factory=list[Letter])
+    decided: list[Request] = field(default_factory=list[Request])
+
+
+def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
+    """Read the head of the history and take what is unread; a turn that is to end takes what the wish is about.
+
+    Raises:
+        StaleTurn: This execution no longer holds the conversation.
+    """
+    wish = stopping.wish_of(mailbox.held(conn, item.conversation_id, item.id, epoch), item.id)
+    record = read_record_in(conn, item.conversation_id)
+    paused = record is not None and record.deferred_tool_requests is not None
+    # A paused one only ends the calls that waited: what came behind them is for the next turn.
+    take = not (paused and wish)
+    apart = wish is not None
+    return Begun(
+        gate=gate,
+        at=time.time(),
+        record=record,
+        letters=mailbox.take(conn, item.conversation_id, item.id, BEGIN_STEP, apart=apart) if take else [],
+        decided=decided(conn, item.conversation_id, wish) if paused else [],
+    )
+
+
+def decided(conn: sa.Connection, conversation_id: str, wish: str | None) -> list[Request]:
+    """What was decided of the calls a conversation is paused at; where somebody wants the turn to end, no approval."""
+    found = approvals.decided(conn, conversation_id)
+    if wish is None:
+        return found
+    # Approved or changed, but not begun: a tool of somebody's own does not look for a wish by itself.
+    stopped = {"state": "superseded", "decided_by": wish, "surface": "stop"}
+    return [replace(request, **stopped) if request.state in {"approved", "changed"} else request for request in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,27 +125,15 @@ def close(
     # What is denied below is nobody's to decide.
     outbox = SILENT if stopping.wish_of(conversation, closing.turn_id) else closing.outbox
     if closing.proposed:
-        asking.ask(
-            conn,
-            closing.conversation_id,
-            closing.turn_id,
-            closing.epoch,
-            list(closing.proposed),
-            ttl_s=closing.ttl_s,
-            outbox=outbox,
-            limit=closing.pending_limit,
-        )
+        whose = (closing.conversation_id, closing.turn_id, closing.epoch)
+        limit = closing.pending_limit
+        asking.ask(conn, *whose, closing.proposed, ttl_s=closing.ttl_s, outbox=outbox, limit=limit)
     for request_id, call in closing.again.items():
         asking.ask_again(conn, request_id, call, closing.epoch, ttl_s=closing.ttl_s, outbox=outbox)
     if closing.outcome != "nothing":
-        conn.execute(sa.update(conversations).where(conversations.c.id == closing.conversation_id).values(failures=0))
-    conn.execute(
-        sa.update(turns)
-        .where(turns.c.id == closing.turn_id)
-        .values(
-            outcome=closing.outcome, answer=_stored(closing.answer), error=_stored(closing.error), ended_at=time.time()
-        )
-    )
+        change(conn, conversations, closing.conversation_id, failures=0)
+    said = {"answer": _stored(closing.answer), "error": _stored(closing.error)}
+    change(conn, turns, closing.turn_id, outcome=closing.outcome, **said, ended_at=time.time())
     if closing.answer is not None:
         kind = closing.outcome if closing.outcome in {"failed", "stopped"} else "answer"
         stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
@@ -122,18 +162,11 @@ class TurnStore(SqlConversationStore):
     turn's history was.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        enqueuer: Enqueuer,
-        begun_with: ConversationRecord | None,
-        closing: Closing | None = None,
-    ) -> None:
+    def __init__(self, database: Database, enqueuer: Enqueuer, begun_with: ConversationRecord | None) -> None:
         super().__init__(database)
-        self._db = database
         self._enqueuer = enqueuer
         self._begun_with = begun_with
-        self.closing = closing
+        self.closing: Closing | None = None
 
     async def read_record(self, conversation_id: str) -> ConversationRecord | None:  # noqa: ARG002
         """The record the turn began with."""
@@ -148,5 +181,5 @@ class TurnStore(SqlConversationStore):
     ) -> None:
         """Close the turn together with the record; a turn that is closed already stays as it is."""
         assert self.closing is not None
-        await self._db.write(close, self._enqueuer, self.closing, record, list(new_entries), expected_revision)
+        await self._database.write(close, self._enqueuer, self.closing, record, list(new_entries), expected_revision)
         reach("turn.closed")

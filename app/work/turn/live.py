@@ -14,7 +14,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.reports import blocks
 from shellback.exec.reports.blocks import ALL, MARK, Seen, Told
 from shellback.exec.reports.callback_text import ended_in
-from shellback.storage import pinned
+from shellback.storage import sessions as rows
 from shellback.storage.db import Database
 from shellback.storage.session_rows import LIVE
 from shellback.work.queue.mailbox import Letter
@@ -36,7 +36,7 @@ class LiveBlocks:
         if not deps.gate:
             return []
         now, here = time.time(), self._engine.host_id
-        found = await self._db.read(pinned.shown, deps.conversation_id, here, now - self._unpin_after_s)
+        found = await self._db.read(rows.shown, deps.conversation_id, here, now - self._unpin_after_s)
         return [session for session in found if blocks.pinned(session, now, self._unpin_after_s)]
 
     async def news(

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.model import SessionId
 from shellback.storage.db import Database
+from shellback.storage.rows import change, exists
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import conversations, mailbox, sessions, turns
 from shellback.work.approvals import approvals
@@ -85,20 +86,19 @@ def _reach(conn: sa.Connection, row: sa.Row[Any]) -> Reach | None:
         return "running"
     if row.state == "blocked":
         return "approvals" if row.blocked_reason == "approval" else None
-    query = sa.select(mailbox.c.id).where(mailbox.c.conversation_id == row.id, waking()).limit(1)
-    return "queued" if conn.execute(query).first() is not None else None
+    unread = sa.select(mailbox.c.id).where(mailbox.c.conversation_id == row.id, waking())
+    return "queued" if exists(conn, unread) else None
 
 
 def _begun(conn: sa.Connection, turn_id: str) -> bool:
     """Whether a turn that has claimed its conversation has taken what it is about, or is about no message."""
     if turn_id.startswith(f"{ItemType.APPROVAL.value}:"):
         return True
-    return conn.execute(sa.select(mailbox.c.id).where(mailbox.c.taken_by == turn_id).limit(1)).first() is not None
+    return exists(conn, sa.select(mailbox.c.id).where(mailbox.c.taken_by == turn_id))
 
 
 def _wish(conn: sa.Connection, conversation_id: str, turn_id: str, by: str) -> None:
-    values = {"stop_turn": turn_id, "stop_by": by[:100]}
-    conn.execute(sa.update(conversations).where(conversations.c.id == conversation_id).values(values))
+    change(conn, conversations, conversation_id, stop_turn=turn_id, stop_by=by[:100])
 
 
 def pass_on(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any]) -> None:

@@ -10,10 +10,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import sqlalchemy as sa
+from pydantic import TypeAdapter
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, capture_run_messages
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.messages import (
@@ -30,26 +30,22 @@ from pydantic_ai.messages import (
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.usage import UsageLimits
 
-from shellback.agent.answer import answer_text
 from shellback.exec.core.identity import call_key, origins_in
 from shellback.exec.wire.crashpoints import reach
 from shellback.log import about
 from shellback.storage.db import Database
-from shellback.work.approvals.answers import changes_in, grants_of, results_of
 from shellback.work.approvals.approvals import Request
-from shellback.work.approvals.asking import PENDING, Proposed
+from shellback.work.approvals.asking import PENDING, Proposed, changes_in, grants_of, results_of
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter
 from shellback.work.queue.queues import Enqueuer
 from shellback.work.turn import claims
-from shellback.work.turn.beginning import Begun, begin
 from shellback.work.turn.claims import Entry, Wakes
-from shellback.work.turn.closing import Closing, TurnStore, close, outcome_of
+from shellback.work.turn.closing import Begun, Closing, TurnStore, begin, close, outcome_of
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.failures import answerable, explain
-from shellback.work.turn.hearing import Fenced, Stopped, recorded
-from shellback.work.turn.prompt import contents_of, notice
+from shellback.work.turn.hearing import Fenced, Stopped, contents_of, notice, recorded
 from shellback.work.turn.watching import TurnWatch, Unwatched
 
 STEP_SHAPE: Final = 6
@@ -114,9 +110,8 @@ class TurnRunner:
     async def _run(self, item: WorkItem) -> dict[str, Any]:
         reach("wake.entered" if item.type is ItemType.EXEC_CALLBACK else "turn.entered")
         with about(conversation=item.conversation_id, work_item=item.id):
-            entry: Entry = await self.database.write(
-                _enter, item, self.executor_id, self.wakes, self.outbox, self.host_id
-            )
+            how: dict[str, Any] = {"executor_id": self.executor_id, "outbox": self.outbox, "host_id": self.host_id}
+            entry: Entry = await self.database.write(claims.enter, item, wakes=self.wakes, **how)
             if entry.epoch is None:
                 self.outbox.ring()
                 if entry.alarm is not None:
@@ -168,7 +163,7 @@ class TurnRunner:
             return await self._ask_again(item, epoch, changed)
         results = results_of(conversation, begun.decided)
         if not begun.letters and results is None:
-            return await self._close_without_news(item, epoch)
+            return await recorded("close", lambda: self._end(item, epoch, "nothing"))
         deps.approvals = grants_of(begun.decided)
         with capture_run_messages() as messages:
             try:
@@ -204,38 +199,22 @@ class TurnRunner:
         """Propose what a person wants instead; nothing else of the conversation goes on until that is decided."""
 
         async def act() -> str:
-            closing = Closing(
-                conversation_id=item.conversation_id,
-                turn_id=item.id,
-                epoch=epoch,
-                outcome="pending_approval",
-                again={request.id: await self._changed(request) for request in changed},
-                ttl_s=self.approval_ttl_s,
-                outbox=self.outbox,
+            again = {request.id: await self._changed(request) for request in changed}
+            return await self._end(
+                item, epoch, "pending_approval", again=again, ttl_s=self.approval_ttl_s, outbox=self.outbox
             )
-            return await self.database.write(close, self.enqueuer, closing, None, [], None)
 
         return await recorded("close", act)
+
+    async def _end(self, item: WorkItem, epoch: int, outcome: str, **more: Any) -> str:
+        """Close a turn that adds nothing to its history."""
+        closing = Closing(conversation_id=item.conversation_id, turn_id=item.id, epoch=epoch, outcome=outcome, **more)
+        return await self.database.write(close, self.enqueuer, closing, None, [], None)
 
     async def _changed(self, request: Request) -> Proposed:
-        args = request.changed_args or {}
-        digest, display = await self.propose(request.conversation_id, request.tool_name, args)
-        return Proposed(
-            call_key=request.call_key,
-            tool_call_id=request.tool_call_id,
-            tool_name=request.tool_name,
-            args=args,
-            display=display | {"changed_by": request.changed_by},
-            digest=digest,
-        )
-
-    async def _close_without_news(self, item: WorkItem, epoch: int) -> str:
-        closing = Closing(conversation_id=item.conversation_id, turn_id=item.id, epoch=epoch, outcome="nothing")
-
-        async def act() -> str:
-            return await self.database.write(close, self.enqueuer, closing, None, [], None)
-
-        return await recorded("close", act)
+        call = (request.tool_name, request.changed_args or {}, request.call_key, request.tool_call_id)
+        proposed = await self._proposal(request.conversation_id, *call)
+        return replace(proposed, display=proposed.display | {"changed_by": request.changed_by})
 
     async def _close(self, item: WorkItem, store: TurnStore, result: AgentRunResult[Any], deps: TurnDeps) -> str:
         async def act() -> str:
@@ -243,24 +222,23 @@ class TurnRunner:
             proposed: tuple[Proposed, ...] = ()
             if isinstance(output, DeferredToolRequests):
                 proposed = await self._proposed(item.conversation_id, result.all_messages(), output.approvals)
-            store.closing = Closing(
-                conversation_id=item.conversation_id,
-                turn_id=item.id,
-                epoch=deps.epoch,
+            store.closing = _closing(
+                item,
+                deps,
                 outcome="pending_approval" if proposed else "answered",
                 answer=None if proposed else answer_text(output),
                 proposed=proposed,
-                told=frozenset(deps.told),
-                read=tuple(deps.read),
-                heard=_ids(deps.letters),
                 ttl_s=self.approval_ttl_s,
                 pending_limit=self.pending_limit,
                 outbox=self.outbox,
             )
-            await store.save(result)
-            return await self.database.read(_outcome, item.id)
+            return await self._saved(item, store, result)
 
         return await recorded("close", act)
+
+    async def _saved(self, item: WorkItem, store: TurnStore, what: AgentRunResult[Any] | Conversation) -> str:
+        await store.save(what)
+        return await self.database.read(outcome_of, item.id) or "open"
 
     async def _close_with_error(
         self,
@@ -274,27 +252,13 @@ class TurnRunner:
         text, stopped = explain(error), isinstance(error, Stopped)
         if not stopped:
             log.warning("turn answered with an error: %s", text)
-        store.closing = Closing(
-            conversation_id=item.conversation_id,
-            turn_id=item.id,
-            epoch=deps.epoch,
-            outcome="stopped" if stopped else "failed",
-            answer=text,
-            error=None if stopped else f"{type(error).__name__}: {error}"[:4_000],
-            told=frozenset(deps.told),
-            read=tuple(deps.read),
-            heard=_ids(deps.letters),
-        )
+        said = None if stopped else f"{type(error).__name__}: {error}"[:4_000]
+        store.closing = _closing(item, deps, outcome="stopped" if stopped else "failed", answer=text, error=said)
         before = len(conversation.messages)
         new = messages[before:] if len(messages) > before else []
         conversation.messages = _mended([*conversation.messages, *new], _unheard(new, deps.letters), text)
         conversation.deferred_tool_requests = None
-
-        async def act() -> str:
-            await store.save(conversation)
-            return await self.database.read(_outcome, item.id)
-
-        return await recorded("close", act)
+        return await recorded("close", lambda: self._saved(item, store, conversation))
 
     async def _proposed(
         self, conversation_id: str, messages: list[ModelMessage], calls: Sequence[ToolCallPart]
@@ -302,31 +266,30 @@ class TurnRunner:
         origins = origins_in(messages, conversation_id, [call.tool_call_id for call in calls])
         found: list[Proposed] = []
         for call, origin in zip(calls, origins, strict=True):
-            args = call.args_as_dict()
-            digest, display = await self.propose(conversation_id, call.tool_name, args)
-            found.append(
-                Proposed(
-                    call_key=call_key(origin),
-                    tool_call_id=call.tool_call_id,
-                    tool_name=call.tool_name,
-                    args=args,
-                    display=display,
-                    digest=digest,
-                )
-            )
+            about = (call.tool_name, call.args_as_dict(), call_key(origin), call.tool_call_id)
+            found.append(await self._proposal(conversation_id, *about))
         return tuple(found)
 
+    async def _proposal(
+        self, conversation_id: str, tool_name: str, args: dict[str, Any], key: str, tool_call_id: str
+    ) -> Proposed:
+        digest, display = await self.propose(conversation_id, tool_name, args)
+        return Proposed(
+            call_key=key, tool_call_id=tool_call_id, tool_name=tool_name, args=args, display=display, digest=digest
+        )
 
-def _enter(conn: sa.Connection, item: WorkItem, executor_id: str, wakes: Wakes, outbox: Outbox, host_id: str) -> Entry:
-    return claims.enter(conn, item, executor_id=executor_id, wakes=wakes, outbox=outbox, host_id=host_id)
 
-
-def _outcome(conn: sa.Connection, turn_id: str) -> str:
-    return outcome_of(conn, turn_id) or "open"
-
-
-def _ids(letters: Sequence[Letter]) -> frozenset[int]:
-    return frozenset(letter.id for letter in letters)
+def _closing(item: WorkItem, deps: TurnDeps, **more: Any) -> Closing:
+    """What a turn leaves behind whose agent has run."""
+    return Closing(
+        conversation_id=item.conversation_id,
+        turn_id=item.id,
+        epoch=deps.epoch,
+        told=frozenset(deps.told),
+        read=tuple(deps.read),
+        heard=frozenset(letter.id for letter in deps.letters),
+        **more,
+    )
 
 
 def _unheard(messages: Sequence[ModelMessage], letters: Sequence[Letter]) -> list[UserContent]:
@@ -347,22 +310,23 @@ def _mended(messages: Sequence[ModelMessage], unheard: list[UserContent], text: 
     """A history that the next run accepts: every call answered, all news in it, the failure said by the agent."""
     kept = list(messages)
     last = kept[-1] if kept else None
-    if isinstance(last, ModelResponse):
-        open_calls = [part for part in last.parts if isinstance(part, ToolCallPart)]
-        if open_calls:
-            kept.append(
-                ModelRequest(
-                    parts=[
-                        ToolReturnPart(
-                            tool_name=part.tool_name,
-                            content="Not known: the turn ended before this call's answer. Look before repeating it.",
-                            tool_call_id=part.tool_call_id,
-                            outcome="failed",
-                        )
-                        for part in open_calls
-                    ]
-                )
-            )
+    content = "Not known: the turn ended before this call's answer. Look before repeating it."
+    if isinstance(last, ModelResponse) and (
+        parts := [
+            ToolReturnPart(part.tool_name, content, part.tool_call_id, outcome="failed")
+            for part in last.parts
+            if isinstance(part, ToolCallPart)
+        ]
+    ):
+        kept.append(ModelRequest(parts=parts))
     if unheard:
         kept.append(ModelRequest(parts=[UserPromptPart(unheard)]))
     return [*kept, ModelResponse(parts=[TextPart(text)])]
+
+
+_ANY: Final[TypeAdapter[Any]] = TypeAdapter(Any)
+
+
+def answer_text(output: object) -> str:
+    """Text as it is; anything with a structure as JSON."""
+    return output if isinstance(output, str) else _ANY.dump_json(output, indent=2, fallback=str).decode()

@@ -18,8 +18,8 @@ from shellback.exec.reports.output_events import OutputEvent, OutputFeed, output
 from shellback.storage.db import Database
 from shellback.storage.tables import events
 from shellback.work.queue import stream
-from shellback.work.turn import output_notes
-from shellback.work.turn.output_notes import note_output
+from shellback.work.turn import telling
+from shellback.work.turn.telling import note_output
 from tests import supervisors
 from tests.execs import GATE, launch, let_go, origin, run, running_engine, spec
 from tests.execs import granted as grant
@@ -144,7 +144,7 @@ async def _has_ended(engine: Engine, session: Session) -> None:
 async def test_a_note_takes_the_place_of_the_last_one_and_has_a_higher_number(
     tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_notes, "EVERY_S", 0.02)
+    monkeypatch.setattr(telling, "EVERY_S", 0.02)
 
     def read(conn: sa.Connection) -> list[stream.Event]:
         return stream.after(conn, "talk", 0)

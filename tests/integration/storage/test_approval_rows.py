@@ -300,9 +300,8 @@ def test_a_row_of_the_audit_is_never_changed(office: Office) -> None:
 
 def test_the_audit_tells_each_event_once_and_in_words_that_drive_nothing(office: Office) -> None:
     def act(conn: sa.Connection) -> None:
-        audit.note(
-            conn, "auto_approved", call_key="k", digest="d", command="ls \x1b[2J\x00", reason="\u202e", once=True
-        )
+        entry = audit.Entry(event="auto_approved", call_key="k", digest="d", command="ls \x1b[2J\x00", reason="\u202e")
+        audit.note(conn, entry, once=True)
 
     began = time.time()
     office.db.write_now(act)

@@ -25,8 +25,7 @@ from shellback.storage.tables import conversations, events, hosts, mailbox, noti
 from shellback.work.approvals import approvals, sending
 from shellback.work.approvals.asking import Proposed
 from shellback.work.hosts import hosts as known_hosts
-from shellback.work.hosts.adopting import Here, give_up, move
-from shellback.work.hosts.neighbours import Neighbours
+from shellback.work.hosts.adopting import Here, Neighbours, give_up, move
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue.callbacks import CallbackSink
 from shellback.work.queue.items import WorkItem

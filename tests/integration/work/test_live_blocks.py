@@ -32,11 +32,10 @@ from shellback.exec.wire import layout
 from shellback.storage.db import Database
 from shellback.storage.sessions import SqlSessionStore
 from shellback.work.queue.mailbox import Letter
-from shellback.work.turn import hearing, prompt
+from shellback.work.turn import hearing
 from shellback.work.turn.deps import TurnDeps
-from shellback.work.turn.hearing import Hearing
+from shellback.work.turn.hearing import Hearing, notice
 from shellback.work.turn.live import LiveBlocks
-from shellback.work.turn.prompt import notice
 from shellback.work.turn.stopping import Wish
 from tests.execs import origin, places, unstarted_engine
 from tests.sessions import a_session
@@ -194,7 +193,7 @@ async def test_what_a_result_or_the_news_of_an_end_has_told_is_not_repeated(scen
 async def test_the_text_of_a_wake_may_change_and_its_session_is_still_known(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt, "wake_text", "{} is over".format)
+    monkeypatch.setattr(hearing, "wake_text", "{} is over".format)
     session = await scene.session(printed="last words\n")
     await scene.end(session)
     scene.letters[1] = [Letter(id=1, kind="exit", payload={"session_id": session.id})]
@@ -272,7 +271,8 @@ async def test_three_processes_cost_few_characters_in_a_turn(scene: Scene) -> No
 
 
 async def test_the_look_finds_what_to_show_among_thousands_that_have_ended(scene: Scene, database: Database) -> None:
-    from shellback.storage import pinned, session_rows
+    from shellback.storage import session_rows
+    from shellback.storage import sessions as store
     from shellback.storage.tables import sessions
 
     end = SessionEnd(state=SessionState.EXITED, exit_code=0, ended_at=1.0)
@@ -282,7 +282,7 @@ async def test_the_look_finds_what_to_show_among_thousands_that_have_ended(scene
     ]
     database.write_now(lambda conn: conn.execute(sessions.insert(), rows))
     session = await scene.session(1, printed="x\n")
-    found = database.read_now(pinned.shown, "c1", scene.engine.host_id, time.time() - 300)
+    found = database.read_now(store.shown, "c1", scene.engine.host_id, time.time() - 300)
     assert [one.id for one in found] == [session.id]
     assert (await scene.store.get(SessionId("s10"))) is not None
 

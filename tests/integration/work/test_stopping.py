@@ -23,7 +23,7 @@ from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter
-from shellback.work.turn import beginning, claims, hearing, stopping
+from shellback.work.turn import claims, closing, hearing, stopping
 from shellback.work.turn.claims import Entry, Wakes, fail
 from shellback.work.turn.closing import Closing, close
 from shellback.work.turn.deps import TurnDeps
@@ -58,7 +58,7 @@ class Desk:
         return epoch
 
     def begin(self, item: WorkItem, epoch: int) -> list[str]:
-        begun = self.db.write_now(beginning.begin, item, epoch, True)
+        begun = self.db.write_now(closing.begin, item, epoch, True)
         return [str(letter.payload.get("text", letter.kind)) for letter in begun.letters]
 
     def taken(self, item: WorkItem) -> frozenset[int]:
@@ -256,7 +256,7 @@ def test_a_call_approved_but_not_begun_is_not_made_by_a_turn_that_is_to_end(desk
 
     def decided(conn: sa.Connection) -> list[tuple[str, str | None]]:
         wish = stopping.wish_of(desk.conversation(), resume.id)
-        return [(one.state, one.decided_by) for one in beginning.decided(conn, "c1", wish)]
+        return [(one.state, one.decided_by) for one in closing.decided(conn, "c1", wish)]
 
     assert desk.db.read_now(decided) == [("superseded", "ann")]
 

@@ -315,7 +315,7 @@ async def test_an_item_that_is_executed_twice_is_executed_until_both_have_ended(
     left = iter(ends)
 
     class Entering:
-        async def write(self, *_: object) -> Entry:
+        async def write(self, *_: object, **_how: object) -> Entry:
             await next(left).wait()
             return Entry(outcome="nothing")
 

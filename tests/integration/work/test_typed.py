@@ -19,7 +19,7 @@ from shellback.work.queue.items import ItemType, WorkItem, callback_item
 from shellback.work.turn import claims, stopping
 from shellback.work.turn.claims import Entry, Wakes
 from shellback.work.turn.closing import Closing, close
-from shellback.work.turn.prompt import texts_of
+from shellback.work.turn.hearing import texts_of
 from tests.items import NotedEnqueuer
 from tests.sessions import a_session
 

@@ -32,7 +32,7 @@ from shellback.work.turn import claims, hearing
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing, close
 from shellback.work.turn.deps import TurnDeps
-from shellback.work.turn.prompt import texts_of
+from shellback.work.turn.hearing import texts_of
 from shellback.work.turn.stopping import Wish, look
 from tests.items import NotedEnqueuer
 from tests.sessions import EXITED, a_session

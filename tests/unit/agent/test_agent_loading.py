@@ -22,12 +22,12 @@ from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset
 
-from shellback.agent.answer import answer_text
 from shellback.agent.errors import AgentError, AgentUnavailable, ModelUnavailable
 from shellback.agent.loading import extended, has_output_for_approvals, load_agent
 from shellback.cli.shared import known_error
 from shellback.settings import Settings
 from shellback.wiring import agency
+from shellback.work.turn.turn import answer_text
 
 
 @dataclass

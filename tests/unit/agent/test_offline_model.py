@@ -27,7 +27,7 @@ from pydantic_ai.messages import (
 from shellback.agent.builtin import ModelUnavailable, build_agent, choose_model
 from shellback.agent.offline import ABOUT, offline_model
 from shellback.exec.reports.callback_text import HEADER, KEYS, wake_text
-from shellback.work.turn.prompt import notice
+from shellback.work.turn.hearing import notice
 
 Call = tuple[str, dict[str, Any]]
 Prompt = str | TextContent | Sequence[str | TextContent] | None

@@ -20,7 +20,7 @@ from shellback.cli.shared import Columns, print_json, table_lines
 from shellback.exec.reports.blocks import MARK
 from shellback.work.queue import stream
 from shellback.work.queue.mailbox import Letter
-from shellback.work.turn.prompt import contents_of
+from shellback.work.turn.hearing import contents_of
 
 
 @pytest.mark.parametrize(
