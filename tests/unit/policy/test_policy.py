@@ -550,3 +550,8 @@ def test_a_script_stands_once_in_a_request(tree: Path, command: str) -> None:
     text = "\n".join(lines)
     assert text.count("print(os)") == 1
     assert r"\x0a" not in text
+
+
+@pytest.mark.parametrize("command", ["find . -exec", "find . -exec ;", "find . -ok +", "fd -x", "fd --exec-batch"])
+def test_a_search_that_is_given_no_command_to_run_names_none(command: str) -> None:
+    assert list(named_in(command).files) == []

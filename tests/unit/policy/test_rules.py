@@ -346,6 +346,7 @@ RULE = '[[rules]]\neffect = "allow"\nprefix = ["make"]\n'
         ('[tiers]\ndefault = "root"\n', 2, ["default: it is 'root'", "read_only, read_write, admin"]),
         ("[tiers]\nstrict = 1\n", 2, ["strict: it is 1", "true or false"]),
         ('[tiers]\nallowed_paths = ["nowhere"]\n', 2, ["'nowhere' is no directory"]),
+        ("[tiers]\nrules = 5\n", 2, ["rules: 5: write pairs"]),
         ('[tiers]\nrules = [["x"]]\n', 2, ['["terraform *", "admin"]']),
         ('[tiers]\nrules = [["* ", "admin"]]\n', 2, ["names no program"]),
         (RULE + 'prefx = ["x"]\n', 4, ["prefx: no such key"]),

@@ -177,7 +177,8 @@ def _of_find(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
         at += 1
         if words[at - 1] in _FIND_RUNS or words[at - 1] in ("-x", "-X", "--exec", "--exec-batch"):
             end = next((end for end in range(at, len(words)) if words[end] in (";", "+")), len(words))
-            yield tuple(words[at:end])
+            if at < end:
+                yield tuple(words[at:end])
             at = end
 
 

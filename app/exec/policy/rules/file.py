@@ -188,8 +188,8 @@ class _Reader:
 
     def _pairs(self, given: dict[str, Any], line: int) -> tuple[tuple[tuple[str, ...], Tier], ...]:
         found: list[tuple[tuple[str, ...], Tier]] = []
-        for pair in cast("list[Any]", given.get("rules", [])):
-            remedy = 'write pairs, as in ["terraform *", "admin"]'
+        pairs, remedy = given.get("rules", []), 'write pairs, as in ["terraform *", "admin"]'
+        for pair in cast("list[Any]", pairs) if isinstance(pairs, list) else [pairs]:
             if not (isinstance(pair, list) and len(cast("list[Any]", pair)) == 2):
                 raise self._wrong(line, "rules", f"{pair!r}", remedy)
             pattern, tier = cast("list[Any]", pair)
