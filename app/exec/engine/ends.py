@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Final
 
 from shellback.exec.backends.inspection.inspector import Inspector
@@ -166,6 +167,7 @@ class Ends:
             delay = min(delay * 2, LONGEST_DELAY_S)
 
 
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """Compares the store with the supervisor.
 
@@ -176,19 +178,11 @@ class Recovery:
     what became of one that the supervisor does not know, and it is left to a person.
     """
 
-    def __init__(
-        self,
-        store: SessionStore,
-        supervised: Supervised,
-        ends: Ends,
-        host_id: str,
-        absence_tells: Callable[[Session], bool] = lambda _: True,
-    ) -> None:
-        self._store = store
-        self._supervised = supervised
-        self._ends = ends
-        self._host_id = host_id
-        self._absence_tells = absence_tells
+    _store: SessionStore
+    _supervised: Supervised
+    _ends: Ends
+    _host_id: str
+    _absence_tells: Callable[[Session], bool] = lambda _: True
 
     async def reconcile(self) -> None:
         """Bring the live sessions of this host in line with the supervisor.
@@ -230,7 +224,8 @@ class Recovery:
             return (await self.follow(session, seen) if seen is not None else None) or session
         if await self._supervised.abandon(session.id):
             return await self._lose(session.id, Evidence.NEVER_STARTED)
-        return await self._decide(session, await self._supervised.status(session.id)) or await self._now(session)
+        ended = await self._decide(session, await self._supervised.status(session.id))
+        return ended or await self._store.get(session.id) or session
 
     async def _decide(self, session: Session, seen: Seen | None) -> Session | None:
         if seen is None:
@@ -270,18 +265,13 @@ class Recovery:
         self._ends.tell(session)
         return session
 
-    async def _now(self, session: Session) -> Session:
-        return await self._store.get(session.id) or session
 
-
+@dataclass(frozen=True, slots=True)
 class Losses:
     """Makes findings of losses; `session_of` knows the sessions. Without an inspector nobody is told."""
 
-    def __init__(
-        self, inspector: Inspector | None, session_of: Callable[[SessionId], Awaitable[Session | None]]
-    ) -> None:
-        self._inspector = inspector
-        self._session_of = session_of
+    _inspector: Inspector | None
+    _session_of: Callable[[SessionId], Awaitable[Session | None]]
 
     async def heard(self, session_id: SessionId, losses: Sequence[Loss]) -> None:
         """Record losses of a session that runs; those that are known already are not told again."""

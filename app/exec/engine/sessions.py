@@ -47,12 +47,7 @@ class Listed:
 
 
 def check_input(session: Session, *, terminal: bool = False) -> None:
-    """Whether the session takes input, and keys where a terminal is needed.
-
-    Raises:
-        PtyError: It has no terminal.
-        InvalidCommand: It has no open stdin.
-    """
+    """Raise PtyError where keys need a terminal that the session has not, InvalidCommand where it has no open stdin."""
     if terminal and not session.pty:
         raise PtyError(f"session {session.id} has no terminal; use process_write, or start it with execute_pty")
     if not session.stdin_open:
@@ -62,29 +57,24 @@ def check_input(session: Session, *, terminal: bool = False) -> None:
 
 
 def check_size(size: WindowSize) -> None:
-    """Whether a terminal may have this size.
-
-    Raises:
-        InvalidCommand: It may not; the message has the range.
-    """
+    """Raise InvalidCommand of a size that no terminal may have."""
     for name, value, bounds in (("rows", size.rows, limits.PTY_ROWS_RANGE), ("cols", size.cols, limits.PTY_COLS_RANGE)):
         if value not in bounds:
             raise InvalidCommand(f"{name} is {value}; it must be {bounds[0]} to {bounds[-1]}")
 
 
 class Sessions:
-    """The sessions of one conversation, or all of them for the operator (`conversation_id` None)."""
+    """The sessions of one conversation, or all of them for the operator (`conversation_id` None).
+
+    Every method that takes an id raises SessionNotFound where there is no such session here.
+    """
 
     def __init__(self, engine: Engine, conversation_id: str | None) -> None:
         self._engine = engine
         self._conversation_id = conversation_id
 
     async def get(self, session_id: str) -> Session:
-        """The session as it is now.
-
-        Raises:
-            SessionNotFound: There is none here.
-        """
+        """The session as it is now."""
         return await self._engine.registry.get(session_id, self._conversation_id)
 
     async def list(self) -> list[Listed]:
@@ -100,11 +90,7 @@ class Sessions:
     ) -> tuple[Session, Slice, Slice | None]:
         """What was printed since the last poll, in `most` bytes; a repeat of the call returns the same ranges.
 
-        The second stream is None where both are one.
-
-        Raises:
-            InvalidCommand: It ran on another host.
-            SessionNotFound: There is none here.
+        The second stream is None where both are one. InvalidCommand of what ran on another host.
         """
         session = await self.get(session_id)
         out, err = self._streams(session)
@@ -117,9 +103,7 @@ class Sessions:
     async def log_lines(self, session_id: str, offset: int, limit: int, *, err: bool = False) -> tuple[Session, Slice]:
         """Lines of the log, or of that of the second stream; a negative offset counts from the end.
 
-        Raises:
-            InvalidCommand: `limit` is out of range, or there is no second stream.
-            SessionNotFound: There is none here.
+        Raises InvalidCommand where `limit` is out of range, and what `readable` does.
         """
         if not 1 <= limit <= 10_000:
             raise InvalidCommand(f"limit is {limit}; it must be 1 to 10000 lines")
@@ -129,9 +113,7 @@ class Sessions:
     async def log_bytes(self, session_id: str, offset: int, limit: int, *, err: bool = False) -> tuple[Session, Slice]:
         """Bytes of the log, or of that of the second stream; it ends where a whole character does.
 
-        Raises:
-            InvalidCommand: A bound is out of range, or there is no second stream.
-            SessionNotFound: There is none here.
+        Raises InvalidCommand where a bound is out of range, and what `readable` does.
         """
         if offset < 0:
             raise InvalidCommand(f"byte_offset is {offset}; it must be 0 or more")
@@ -149,11 +131,7 @@ class Sessions:
         return self._engine.streams(session)
 
     def readable(self, session: Session, *, err: bool = False) -> OutputLog:
-        """The log of a session, or of its second stream.
-
-        Raises:
-            InvalidCommand: It is on another host, or gone for its age, or both streams are one.
-        """
+        """The log of a session, or of its second stream; InvalidCommand where it cannot be read here."""
         out, second = self._streams(session)
         log = second if err else out
         if log is None:
@@ -176,7 +154,6 @@ class Sessions:
             InvalidCommand: The session takes no input, or there is too much of it.
             TaskCompleted: It has ended.
             InputUnknown: A crash hides whether the input arrived; it is not written again.
-            SessionNotFound: There is none here.
         """
         session = await self.get(session_id)
         if len(data) > limits.STDIN_BYTES:
@@ -236,35 +213,27 @@ class Sessions:
             PtyError: The session has no terminal.
             InvalidCommand: The size is out of range.
             TaskCompleted: It has ended.
-            SessionNotFound: There is none here.
         """
         session = await self.get(session_id)
         check_input(session, terminal=True)
         check_size(size)
-        key = None if origin is None else call_key(origin)
-        if origin is not None and key is not None:
-            before = await self._engine.store.begin_call(act_of(origin, session.id, "process_resize", "input"))
-            if before:
-                return session
+        act = None if origin is None else act_of(origin, session.id, "process_resize", "input")
+        if act is not None and await self._engine.store.begin_call(act):
+            return session
         if session.end is not None:
             raise TaskCompleted(session.id, how_it_ended(session.end))
         await self._engine.supervised.port.resize(session.id, size.rows, size.cols)
-        if key is not None:
-            await self._engine.store.end_call(key, {"rows": size.rows, "cols": size.cols})
+        if act is not None:
+            await self._engine.store.end_call(act.key, {"rows": size.rows, "cols": size.cols})
         return session
 
     async def pin(self, session_id: str, pinned: bool, origin: CallOrigin) -> Session:
-        """Choose whether the conversation is shown the session's block; a repeat of the call changes nothing.
-
-        Raises:
-            SessionNotFound: There is none here.
-        """
+        """Choose whether the conversation is shown the session's block; a repeat of the call changes nothing."""
         session = await self.get(session_id)
-        key = call_key(origin)
-        before = await self._engine.store.begin_call(act_of(origin, session.id, "process_pin"))
-        if not before:
+        act = act_of(origin, session.id, "process_pin")
+        if not await self._engine.store.begin_call(act):
             await self._engine.store.pin(session.id, pinned)
-            await self._engine.store.end_call(key, {"pinned": pinned})
+            await self._engine.store.end_call(act.key, {"pinned": pinned})
         return session
 
     async def kill(
@@ -276,7 +245,6 @@ class Sessions:
 
         Raises:
             TaskCompleted: It had ended before; nothing was signalled.
-            SessionNotFound: There is none here.
         """
         session = await self.get(session_id)
         key = call_key(origin)

@@ -198,11 +198,7 @@ def advice(found: Waiting, session: Session) -> str:
 
 
 async def check_typing(engine: Looked, session: Session, data: bytes) -> None:
-    """Whether a model may type `data` now.
-
-    Raises:
-        PasswordWanted: The session waits for a password, and `data` is more than C-c, C-d and Escape.
-    """
+    """Raise PasswordWanted where a model may not type `data` now: more than C-c, C-d and Escape into a password."""
     if not session.pty or not takes_input(session) or not data.strip(_NO_TEXT):
         return
     look = await _look(engine, session)

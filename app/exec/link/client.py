@@ -48,22 +48,18 @@ class SupervisorClient(Reaching):
         while time.monotonic() < until:
             connection = await self._connected()
             try:
-                answer = await connection.ask(message, reaching.NO_ANSWER_S)
-            except Lost:
-                if connection.garbled:
-                    raise self._misunderstood(connection) from None
+                answer = await self._once(connection, message, reaching.NO_ANSWER_S)
+            except ProtocolError as error:
+                return StartAnswer(outcome="refused", code="bad_request", message=str(error))
+            if answer is None:
                 status = await self.status(request.session_id)
                 if status["state"] != "unknown":
                     return answers.known(status)
-            except TimeoutError:
-                raise self._silent(connection) from None
-            except ProtocolError as error:
-                return StartAnswer(outcome="refused", code="bad_request", message=str(error))
-            else:
-                leaving = not answer["ok"] and answer["error"] in {"keeper_dead", "stopping"}
-                # It has begun nothing, and makes room for a new pair as soon as nothing runs.
-                if not (leaving and await connection.gone_within(_REPLACED_S)):
-                    return answers.started(answer)
+                continue
+            leaving = not answer["ok"] and answer["error"] in {"keeper_dead", "stopping"}
+            # It has begun nothing, and makes room for a new pair as soon as nothing runs.
+            if not (leaving and await connection.gone_within(_REPLACED_S)):
+                return answers.started(answer)
         raise SupervisorUnreachable("the supervisor does not answer a start")
 
     async def status(self, session_id: str) -> Message:
@@ -100,14 +96,7 @@ class SupervisorClient(Reaching):
         beyond: int | None = None,
         timeout_s: float = 0.0,
     ) -> Written:
-        """See `SupervisorPort.write`; waits a second at most for a full input.
-
-        Raises:
-            InputUnknown: The supervisor died meanwhile: not known whether the input arrived.
-            TaskCompleted: The session has ended.
-            SessionNotFound: No such session.
-            InvalidCommand: The session has no open input.
-        """
+        """See `SupervisorPort.write`; waits a second at most for a full input. Raises what `Supervised.write` does."""
         text = base64.b64encode(data).decode()
         message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
         if beyond is not None:
@@ -130,12 +119,7 @@ class SupervisorClient(Reaching):
         return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
 
     async def written(self, session_id: str, key: str) -> Written | None:
-        """What the write with this key did, None if this supervisor has served none. Writes nothing.
-
-        Raises:
-            TaskCompleted: The session has ended.
-            SessionNotFound: No such session.
-        """
+        """See `SupervisorPort.written`."""
         message: Message = {"op": "write", "session_id": session_id, "data": "", "key": key, "again": True}
         answer = await self._ask(message)
         if not answer["ok"] and answer["error"] == "not_known":
@@ -152,12 +136,7 @@ class SupervisorClient(Reaching):
         return again if again.info["instance"] == connection.info["instance"] else None
 
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
-        """Set the size of the session's terminal.
-
-        Raises:
-            PtyError: It has none.
-            TaskCompleted: The session has ended.
-        """
+        """See `SupervisorPort.resize`; PtyError where the session has no terminal."""
         await self._act({"op": "resize", "session_id": session_id, "rows": rows, "cols": cols})
 
     async def signal(self, session_id: str, number: int) -> None:
@@ -183,28 +162,16 @@ class SupervisorClient(Reaching):
         rest_s: float = 0.0,
         timeout_s: float = 30.0,
     ) -> Grown:
-        """See `SupervisorPort.grown`; goes on with the next supervisor where one is replaced meanwhile.
-
-        Raises:
-            SessionNotFound: No such session.
-            LimitReached: Too many wait already.
-        """
+        """See `SupervisorPort.grown`; goes on with one that replaces it. LimitReached: too many wait already."""
         until = time.monotonic() + timeout_s
         while True:
             left = max(0.0, until - time.monotonic())
-            connection = await self._connected()
             message: Message = {
                 "op": "grown", "session_id": session_id, "beyond": beyond, "err_beyond": err_beyond, "rest_s": rest_s,
                 "timeout_s": left,
             }  # fmt: skip
-            try:
-                answer = await connection.ask(message, left + reaching.NO_ANSWER_S, withdraws=True)
-            except Lost:
-                if connection.garbled:
-                    raise self._misunderstood(connection) from None
-            except TimeoutError:
-                raise self._silent(connection) from None
-            else:
+            answer = await self._once(await self._connected(), message, left + reaching.NO_ANSWER_S, withdraws=True)
+            if answer is not None:
                 answer = answers.checked(answer, message)
                 return Grown(size=answer["size"], err_size=answer["err_size"], ended=answer["ended"])
 

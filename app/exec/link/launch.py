@@ -59,11 +59,7 @@ def _trusted(path: Path, found: os.stat_result, others: int) -> None:
 
 
 def connect(folder_fd: int) -> socket.socket:
-    """Connect to the supervisor; paths of any length work.
-
-    Raises:
-        OSError: Nobody listens.
-    """
+    """Connect to the supervisor; paths of any length work. OSError: nobody listens."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(5.0)

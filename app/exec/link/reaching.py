@@ -289,9 +289,6 @@ class Reaching:
     def _misunderstood(self, connection: Connection) -> SupervisorUnreachable:
         return SupervisorUnreachable(answers.MISUNDERSTOOD.format(home=self._home, said=connection.garbled))
 
-    def _silent(self, connection: Connection) -> SupervisorUnreachable:
-        return SupervisorUnreachable(f"{self._no_answer} (process {connection.info.get('pid')})")
-
     async def _reconnect(self, wait: float) -> None:
         while not self._closed:
             await asyncio.sleep(wait)
@@ -321,21 +318,29 @@ class Reaching:
             os.close(self._folder)
             self._folder = -1
 
+    async def _once(
+        self, connection: Connection, message: Message, limit_s: float, *, withdraws: bool = False
+    ) -> Message | None:
+        """The answer to a request; None where the connection went first."""
+        try:
+            return await connection.ask(message, limit_s, withdraws=withdraws)
+        except Lost:
+            if connection.garbled:
+                raise self._misunderstood(connection) from None
+            return None
+        except TimeoutError:
+            raise SupervisorUnreachable(f"{self._no_answer} (process {connection.info.get('pid')})") from None
+
     async def _ask(self, message: Message, *, longer_s: float = 0.0) -> Message:
         """Ask until answered; only for what may be asked again."""
         limit_s = NO_ANSWER_S + longer_s
         until = time.monotonic() + limit_s
-        while time.monotonic() < until:
-            connection = await self._connected()
-            try:
-                return await connection.ask(message, limit_s)
-            except Lost:
-                if connection.garbled:
-                    raise self._misunderstood(connection) from None
-            except TimeoutError:
-                raise self._silent(connection) from None
-            except ProtocolError as error:
-                raise InvalidCommand(str(error)) from None
+        try:
+            while time.monotonic() < until:
+                if (answer := await self._once(await self._connected(), message, limit_s)) is not None:
+                    return answer
+        except ProtocolError as error:
+            raise InvalidCommand(str(error)) from None
         raise SupervisorUnreachable("the supervisor ends again and again; its log is in the state directory")
 
     async def _act(self, message: Message, *, longer_s: float = 0.0) -> Message:
