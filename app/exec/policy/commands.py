@@ -73,11 +73,7 @@ def command_spec(  # noqa: PLR0913 - the parameters of the tools
 
 
 def check_yield_after(yield_after: float | None, *, background: bool, limits: Limits) -> None:
-    """Accept when a call may hand over.
-
-    Raises:
-        InvalidCommand: It is out of range, or the command is in the background already.
-    """
+    """Accept when a foreground call may hand over, or raise InvalidCommand."""
     if yield_after is None:
         return
     if background:
@@ -99,11 +95,7 @@ async def proposed(spec: CommandSpec, backend: Backend) -> Proposal:
 
 
 async def bound(spec: CommandSpec, backend: Backend) -> binding.Binding:
-    """What a command names, in a thread where that is to be read.
-
-    Raises:
-        CheckTimedOut: It could not be read in time.
-    """
+    """What a command names, in a thread where that is to be read; CheckTimedOut where it cannot be in time."""
     if spec.profile == READ_ONLY or not binding.reads_files(spec.command):
         return _bound(spec, backend)
     threads = checking(backend.uid)
@@ -209,11 +201,7 @@ async def fixed(plan: Plan, spec: CommandSpec, grant: Grant, backend: Backend) -
 
 
 def check_command(command: str, limits: Limits) -> None:
-    """Accept the text of a command.
-
-    Raises:
-        InvalidCommand: It is not acceptable; the message names the bound.
-    """
+    """Accept the text of a command, or raise InvalidCommand, which names the bound."""
     if not command.strip():
         raise InvalidCommand("command is empty; give the text of a bash command")
     if "\0" in command:
@@ -223,13 +211,13 @@ def check_command(command: str, limits: Limits) -> None:
             f"command has {len(command)} characters; at most {limits.command_chars} are accepted, "
             "write a script file and run that"
         )
-    _encoded(command, "command")
+    encoded(command, "command")
 
 
 def _stdin(text: str | None, *, keep_open: bool) -> bytes | None:
     if text is None:
         return b"" if keep_open else None
-    data = _encoded(text, "stdin")
+    data = encoded(text, "stdin")
     if len(data) > bounds.STDIN_BYTES:
         raise InvalidCommand(
             f"stdin has {len(data)} bytes; at most {bounds.STDIN_BYTES} are accepted, use a file in the workspace"
@@ -237,7 +225,8 @@ def _stdin(text: str | None, *, keep_open: bool) -> bytes | None:
     return data
 
 
-def _encoded(text: str, what: str) -> bytes:
+def encoded(text: str, what: str) -> bytes:
+    """The bytes of an argument, or InvalidCommand where it is not text."""
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -162,8 +162,7 @@ class SandboxSection(ExecCapability):
         engine = self.engine
         await engine.start()
         inner = engine.backend.inner
-        asked = {one.name: getattr(params, one.name) for one in fields(params) if one.name != "capture_output"}
-        spec = shell_spec(**asked, workspace=engine.workspace, inner=inner, limits=engine.limits)
+        spec = shell_spec(engine, {one.name: getattr(params, one.name) for one in fields(params)})
         outcome = await run_permitted(engine, ByOperator(engine), spec, self.scope, a_call(self.scope))
         said = await self._said(outcome.session, captured=params.capture_output)
         cwd = f"{inner}{outcome.session.cwd.removeprefix(str(engine.workspace))}"

@@ -31,11 +31,7 @@ _OWN: Final = "shell:"
 
 
 def check_timeout(_: Engine, args: Args) -> None:
-    """Accept how long a command may be waited for.
-
-    Raises:
-        InvalidCommand: It is out of range.
-    """
+    """Accept how long a command may be waited for, or raise InvalidCommand."""
     timeout = args.get("timeout")
     if timeout is not None and not _TIMEOUT_MIN_S <= timeout <= TIMEOUT_MAX_S:
         raise InvalidCommand(f"timeout is {timeout:g} s; it must be {_TIMEOUT_MIN_S:g} to {TIMEOUT_MAX_S:g} s")
@@ -73,12 +69,9 @@ class ShellCalls:
     async def line(
         self, shell: Session | None, args: Args, *, tool: str, conversation_id: str
     ) -> tuple[CommandSpec, Proposal, Proposal | None]:
-        """The command of a call for a shell as policy reads it, and as a person approves it.
+        """The command of a call for a shell as policy reads it, and as a person approves it; else InvalidCommand.
 
         Without a shell, also the one that is started for it.
-
-        Raises:
-            InvalidCommand: The command is not acceptable.
         """
         workspace, limits = self._engine.workspace, self._engine.limits
         place = str(workspace) if shell is None else self._outer(await self.shells.cwd(shell.id, conversation_id))
@@ -147,12 +140,7 @@ class ShellCalls:
 
 
 async def shell_of(shells: ShellCalls, conversation_id: str, args: Args, key: str) -> Session | None:  # noqa: ARG001 - the key is for shells that a call starts
-    """The shell that a call names.
-
-    Raises:
-        InvalidCommand: It is a session, but no shell.
-        SessionNotFound: There is no such session.
-    """
+    """The shell that a call names, as `PersistentShells.get` has it."""
     return await shells.shells.get(args["session_id"], conversation_id, ended=True)
 
 

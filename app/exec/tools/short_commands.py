@@ -9,7 +9,6 @@ import errno
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from shellback.exec.core import limits as bounds
@@ -18,9 +17,11 @@ from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import CommandSpec, Session, SessionState
 from shellback.exec.core.sight.sight import sandbox_cwd
+from shellback.exec.engine.engine import Engine
 from shellback.exec.log.output import Slice
-from shellback.exec.policy.commands import command_spec
+from shellback.exec.policy.commands import command_spec, encoded
 from shellback.exec.reports.render import unwritten
+from shellback.exec.tools.tool import Args
 
 COMMAND_CHARS: Final = 4_096
 """Of all words together, with a blank between each two."""
@@ -48,25 +49,15 @@ PYTHON: Final = quoted(["python3", "-"])
 """The line of every evaluation; its code is the input."""
 
 
-def shell_spec(
-    *,
-    command: Sequence[str],
-    cwd: str | None = None,
-    env: Mapping[str, str] | None = None,
-    stdin: str | None = None,
-    timeout_seconds: float = TIMEOUT_S,
-    workspace: Path,
-    inner: str,
-    limits: Limits,
-) -> CommandSpec:
+def shell_spec(engine: Engine, args: Args) -> CommandSpec:
     """The command that the arguments of `shell_execute` describe; its timeout is brought into what is allowed.
 
     Raises:
         InvalidCommand: An argument is not acceptable; the message names the bound.
         PathOutsideSandbox: `cwd` leaves the workspace.
     """
-    _check_words(command, min(COMMAND_CHARS, limits.command_chars))
-    given = dict(env or {})
+    command, stdin, given = args["command"], args["stdin"], dict[str, str](args["env"] or {})
+    _check_words(command, min(COMMAND_CHARS, engine.limits.command_chars))
     _check_env(given)
     if stdin is not None and len(stdin) > STDIN_CHARS:
         raise InvalidCommand(
@@ -74,59 +65,51 @@ def shell_spec(
         )
     return CommandSpec(
         command=quoted(command),
-        cwd=str(sandbox_cwd(_below(cwd, inner), workspace)),
+        cwd=str(sandbox_cwd(_below(args["cwd"], engine.backend.inner), engine.workspace)),
         env=given,
-        timeout_s=clamped(timeout_seconds, limits),
-        stdin=None if stdin is None else _encoded(stdin, "stdin"),
+        timeout_s=clamped(args["timeout_seconds"], engine.limits),
+        stdin=None if stdin is None else encoded(stdin, "stdin"),
         separate_stderr=True,
-        log_bytes=limits.log_bytes,
+        log_bytes=engine.limits.log_bytes,
     )
 
 
-def python_spec(
-    *,
-    code: str,
-    reads: Mapping[str, Any] | None = None,
-    writes: Mapping[str, Any] | None = None,
-    globals: Mapping[str, Any] | None = None,
-    workspace: Path,
-    limits: Limits,
-) -> CommandSpec:
+_INSTEAD: Final = {
+    "reads": "read_file, or open the file in the code",
+    "writes": "write_file, or write the file in the code",
+    "globals": "assignments at the beginning of the code",
+}
+"""What only an evaluator in memory could take, and what is used here."""
+
+
+def python_spec(engine: Engine, args: Args) -> CommandSpec:
     """The command that `evaluate_python` runs: the code is its input and nothing else is given to it.
 
     Raises:
         InvalidCommand: There is no code, too much of it, or something that only an evaluator in memory could take.
     """
-    for name, value, instead in (
-        ("reads", reads, "read_file, or open the file in the code"),
-        ("writes", writes, "write_file, or write the file in the code"),
-        ("globals", globals, "assignments at the beginning of the code"),
-    ):
-        if value:
+    for name, instead in _INSTEAD.items():
+        if args[name]:
             raise InvalidCommand(f"{name} has to be empty here: the code runs in the workspace itself. Use {instead}")
-    if not code.strip():
+    if not args["code"].strip():
         raise InvalidCommand("code is empty; give the text of a Python program")
-    data = _encoded(code, "code")
+    data = encoded(args["code"], "code")
     if len(data) > CODE_BYTES:
         raise InvalidCommand(
             f"code has {len(data):,} bytes; at most {CODE_BYTES:,} are accepted, write a file and run that"
         )
     return CommandSpec(
         command=PYTHON,
-        cwd=str(sandbox_cwd(None, workspace)),
-        timeout_s=min(PYTHON_S, limits.foreground_timeout_max_s),
+        cwd=str(sandbox_cwd(None, engine.workspace)),
+        timeout_s=min(PYTHON_S, engine.limits.foreground_timeout_max_s),
         stdin=data,
         separate_stderr=True,
-        log_bytes=limits.log_bytes,
+        log_bytes=engine.limits.log_bytes,
     )
 
 
 def clamped(timeout_seconds: float, limits: Limits) -> float:
-    """The timeout that holds for a wish, in seconds.
-
-    Raises:
-        InvalidCommand: It is no number.
-    """
+    """The timeout that holds for a wish, in seconds; InvalidCommand of what is no number."""
     if math.isnan(timeout_seconds):
         raise InvalidCommand("timeout_seconds is no number; give 1 to 120")
     return min(max(timeout_seconds, TIMEOUT_MIN_S), TIMEOUT_MAX_S, limits.foreground_timeout_max_s)
@@ -158,7 +141,7 @@ def result(session: Session, out: Slice, err: Slice, *, captured: bool = True) -
 def beyond(session: Session, *streams: Slice) -> dict[str, Any]:
     """What a result says beside its documented keys: only where something was cut, signalled or lost."""
     end = session.end
-    found: dict[str, Any] = {}
+    found = dict[str, Any]()
     if any(one.partial for one in streams):
         found |= {
             "truncated": True,
@@ -230,45 +213,36 @@ def _below(cwd: str | None, inner: str) -> str | None:
     return cwd[len(inner) + 1 :]
 
 
-def _encoded(text: str, what: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidCommand(f"{what} holds a lone surrogate, which is not text; leave it out") from None
-
-
 TIMEOUT_MS: Final = 60_000
 TIMEOUT_MAX_MS: Final = 300_000
 _TIMEOUT_MIN_MS: Final = round(bounds.FOREGROUND_TIMEOUT_MIN_S * 1000)
 _TIMED_OUT: Final = -1
 
 
-def login_spec(
-    *,
-    command: str,
-    cwd: str | None = None,
-    timeout_ms: int = TIMEOUT_MS,
-    env: Mapping[str, str] | None = None,
-    workspace: Path,
-    limits: Limits,
-) -> CommandSpec:
+def login_spec(engine: Engine, args: Args) -> CommandSpec:
     """The command that the arguments of `run_shell` describe.
 
     Raises:
         InvalidCommand: An argument is not acceptable; the message names the bound.
         PathOutsideSandbox: `cwd` leaves the workspace.
     """
-    most = min(TIMEOUT_MAX_MS, round(limits.foreground_timeout_max_s * 1000))
+    spec = command_spec(
+        command=args["command"], cwd=args["cwd"], env=args["env"], timeout=login_seconds(args["timeout_ms"], engine),
+        workspace=engine.workspace, limits=engine.limits,
+    )  # fmt: skip
+    return replace(spec, separate_stderr=True, login=True)
+
+
+def login_seconds(timeout_ms: int, engine: Engine) -> float:
+    """The timeout of `run_shell`; its default is brought into what an operator allows."""
+    most = min(TIMEOUT_MAX_MS, round(engine.limits.foreground_timeout_max_s * 1000))
     timeout_ms = min(timeout_ms, most) if timeout_ms == TIMEOUT_MS else timeout_ms
     if not _TIMEOUT_MIN_MS <= timeout_ms <= most:
         raise InvalidCommand(
             f"timeout_ms is {timeout_ms}; it must be {_TIMEOUT_MIN_MS} to {most}; for longer use execute with "
             "background=true"
         )
-    spec = command_spec(
-        command=command, cwd=cwd, env=env, timeout=timeout_ms / 1000, workspace=workspace, limits=limits
-    )
-    return replace(spec, separate_stderr=True, login=True)
+    return timeout_ms / 1000
 
 
 def login_result(session: Session, out: Slice, err: Slice, *, timeout_s: float) -> dict[str, Any]:

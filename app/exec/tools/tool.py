@@ -66,11 +66,7 @@ class Invocation:
 
     @cached_property
     def origin(self) -> CallOrigin:
-        """Who asked for it.
-
-        Raises:
-            InvalidCommand: The call is not in the run's messages.
-        """
+        """Who asked for it; InvalidCommand where the call is not in the run's messages."""
         return origin_of(self.ctx)
 
     @property
@@ -93,11 +89,7 @@ class Invocation:
         return await self.engine.store.recalled(self.key) is not None
 
     async def session(self) -> Session:
-        """The session that its arguments name.
-
-        Raises:
-            SessionNotFound: There is none in its conversation.
-        """
+        """The session of its conversation that its arguments name, or SessionNotFound."""
         return await self.sessions.get(self.args["session_id"])
 
 

@@ -104,11 +104,7 @@ class ToolCalls:
         self.shells = shells
 
     def check(self, tool: ExecTool, args: Args) -> CommandSpec | None:
-        """Accept what a call was given; the command that it starts, if it starts one.
-
-        Raises:
-            InvalidCommand: It is not acceptable.
-        """
+        """Accept what a call was given, or raise InvalidCommand; the command that it starts, if it starts one."""
         act = tool.act(args)
         if isinstance(act, Action):
             act.accept(tool.choice, args)

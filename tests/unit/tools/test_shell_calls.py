@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,7 @@ from shellback.exec.core.model import READ_ONLY, SHELL, CommandSpec
 from shellback.exec.engine.engine import Engine
 from shellback.exec.tools.all.shell_tool import worded
 from shellback.exec.tools.registry import tool_named, tools
-from shellback.exec.tools.short_commands import login_spec
+from shellback.exec.tools.short_commands import TIMEOUT_MS, login_spec
 from shellback.exec.tools.tool import Action
 
 
@@ -146,8 +147,10 @@ def test_the_home_of_shells_and_login_shells_is_the_workspace() -> None:
 
 
 def test_the_timeout_of_run_shell_has_its_range_and_a_lower_bound_of_the_operator_holds(tmp_path: Path) -> None:
-    def seconds(limits: Limits | None = None, **more: Any) -> float:
-        return login_spec(command="ls", workspace=tmp_path, limits=limits or Limits(), **more).timeout_s
+    def seconds(limits: Limits | None = None, timeout_ms: int = TIMEOUT_MS) -> float:
+        engine: Any = SimpleNamespace(workspace=tmp_path, limits=limits or Limits())
+        args = {"command": "ls", "cwd": None, "env": None, "timeout_ms": timeout_ms}
+        return login_spec(engine, args).timeout_s
 
     assert (seconds(), seconds(timeout_ms=300_000)) == (60.0, 300.0)
     lower = Limits(foreground_timeout_max_s=20.0)

@@ -29,8 +29,17 @@ SESSION = Session(
 OUT, ERR = (Slice(text=text, bytes_total=2, bytes_shown=2, end=2) for text in ("o\n", "e\n"))
 
 
+def engine_of(workspace: Path) -> Any:
+    return SimpleNamespace(workspace=workspace, backend=SimpleNamespace(inner="/workspace"), limits=Limits())
+
+
 def spec(tmp_path: Path, *command: str, **more: Any) -> CommandSpec:
-    return short.shell_spec(command=list(command), workspace=tmp_path, inner="/workspace", limits=Limits(), **more)
+    args = {"command": command, "cwd": None, "env": None, "stdin": None, "timeout_seconds": 30.0, **more}
+    return short.shell_spec(engine_of(tmp_path), args)
+
+
+def evaluated(tmp_path: Path, code: str, **more: Any) -> CommandSpec:
+    return short.python_spec(engine_of(tmp_path), {"code": code, "reads": None, "writes": {}, "globals": {}, **more})
 
 
 @pytest.mark.parametrize(
@@ -103,11 +112,11 @@ def test_an_operator_may_lower_what_is_possible() -> None:
 @pytest.mark.parametrize("name", ["reads", "writes", "globals"])
 def test_an_evaluation_takes_no_payload_and_names_what_to_use(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidCommand, match=f"{name} has to be empty here.*Use "):
-        short.python_spec(code="1", workspace=tmp_path, limits=Limits(), **{name: {"a": 1}})
+        evaluated(tmp_path, "1", **{name: {"a": 1}})
 
 
 def test_an_evaluation_has_no_bound_of_2000_characters_and_one_of_a_mebibyte(tmp_path: Path) -> None:
-    made = short.python_spec(code="#" * (1 << 20), reads={}, writes={}, globals={}, workspace=tmp_path, limits=Limits())
+    made = evaluated(tmp_path, "#" * (1 << 20))
     assert (made.command, made.timeout_s, len(made.stdin or b"")) == ("'python3' '-'", 5.0, 1 << 20)
     for code, said in (
         ("#" * ((1 << 20) + 1), "1,048,577 bytes; at most 1,048,576"),
@@ -115,7 +124,7 @@ def test_an_evaluation_has_no_bound_of_2000_characters_and_one_of_a_mebibyte(tmp
         ("\ud800", "surrogate"),
     ):
         with pytest.raises(InvalidCommand, match=said):
-            short.python_spec(code=code, workspace=tmp_path, limits=Limits())
+            evaluated(tmp_path, code)
 
 
 def test_a_plain_end_has_the_promised_keys_and_no_other() -> None:

@@ -154,12 +154,7 @@ class _Told:
 
 
 async def _asked(sessions: Sessions, session_ids: Sequence[str], timeout_s: float) -> list[Session]:
-    """The sessions that a call is about, each once.
-
-    Raises:
-        InvalidCommand: There are none, too many, or the time is out of range.
-        SessionNotFound: There is none of one of the ids.
-    """
+    """The sessions that a call is about, each once; InvalidCommand if one is unknown, number or time out of range."""
     wanted = list(dict.fromkeys(session_ids))
     if not wanted:
         raise InvalidCommand("session_ids is empty; name the sessions to wait for, process_list shows them")

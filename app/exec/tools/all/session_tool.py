@@ -5,25 +5,21 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from shellback.exec.core import limits
-from shellback.exec.core.model import CommandSpec, Session, WindowSize
+from shellback.exec.core.model import Session, WindowSize
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.sessions import check_size
 from shellback.exec.log.output import both_ends
 from shellback.exec.policy.policy import Grant
 from shellback.exec.reports.render import facts, measured
 from shellback.exec.tools.shell_calls import check_timeout, noted, shell_of, start_spec
-from shellback.exec.tools.short_commands import TIMEOUT_MS, login_result, login_spec
+from shellback.exec.tools.short_commands import TIMEOUT_MS, login_result, login_seconds, login_spec
 from shellback.exec.tools.tool import Action, Args, ExecTool, Invocation, Result, act, by_name
 
 _Action = Literal["start", "exec", "write", "read", "resize", "kill", "list"]
 _Returned = Result[dict[str, Any]]
 
 
-def _login(engine: Engine, args: Args) -> CommandSpec:
-    return login_spec(**args, workspace=engine.workspace, limits=engine.limits)
-
-
-@ExecTool(part="sessions", approval="judge", spec=_login)
+@ExecTool(part="sessions", approval="judge", spec=login_spec)
 async def run_shell(
     call: Invocation,
     command: str,
@@ -47,7 +43,7 @@ async def run_shell(
     outcome = await call.calls.outcome(call)
     session, output = outcome.session, call.engine.output
     out, err = await both_ends(output(session), output(session, err=True), limits.RESULT_CHARS)
-    value = login_result(session, out, err, timeout_s=_login(call.engine, call.args).timeout_s)
+    value = login_result(session, out, err, timeout_s=login_seconds(timeout_ms, call.engine))
     return Result(value, {**facts(session), **measured(out, err), "handed_over": outcome.handed_over})
 
 

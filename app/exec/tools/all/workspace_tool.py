@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from shellback.exec.core.errors import InvalidCommand
-from shellback.exec.core.model import CommandSpec
-from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.joining import Outcome
 from shellback.exec.log.output import both_ends
 from shellback.exec.reports.render import facts, measured
@@ -23,21 +21,12 @@ from shellback.exec.tools.short_commands import (
     shell_spec,
     without_python,
 )
-from shellback.exec.tools.tool import Args, ExecTool, FileTool, Invocation, Result
+from shellback.exec.tools.tool import ExecTool, FileTool, Invocation, Result
 
 _Mode = Literal["overwrite", "create", "append"]
 
 
-def _words(engine: Engine, args: Args) -> CommandSpec:
-    given = {name: value for name, value in args.items() if name != "capture_output"}
-    return shell_spec(**given, workspace=engine.workspace, inner=engine.backend.inner, limits=engine.limits)
-
-
-def _python(engine: Engine, args: Args) -> CommandSpec:
-    return python_spec(**args, workspace=engine.workspace, limits=engine.limits)
-
-
-@ExecTool(category="workspace", part="workspace", approval="judge", rule=True, spec=_words)
+@ExecTool(category="workspace", part="workspace", approval="judge", rule=True, spec=shell_spec)
 async def shell_execute(
     call: Invocation,
     command: list[str],
@@ -69,7 +58,7 @@ async def shell_execute(
     return Result(value, metadata)
 
 
-@ExecTool(category="workspace", part="workspace", approval="judge", spec=_python, renamed={"stdin": "code"})
+@ExecTool(category="workspace", part="workspace", approval="judge", spec=python_spec, renamed={"stdin": "code"})
 async def evaluate_python(
     call: Invocation,
     code: str,

@@ -7,6 +7,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 from shellback.exec.core.errors import ExecError, InvalidCommand
+from shellback.exec.policy.commands import encoded
 
 WRITE_CHARS: Final = 48_000
 PATTERN_CHARS: Final = 1_000
@@ -17,11 +18,7 @@ MODES: Final = ("overwrite", "create", "append")
 
 
 def written(_: object, args: Mapping[str, Any]) -> None:
-    """Accept a text to be written.
-
-    Raises:
-        InvalidCommand: It is not acceptable; the message names the bound. So do the others.
-    """
+    """Accept a text to be written, or raise InvalidCommand, which names the bound; so do the others."""
     if args["mode"] not in MODES:
         raise InvalidCommand(f"mode is {args['mode']!r}; it must be {', '.join(MODES[:-1])} or {MODES[-1]}")
     _bounded_text("content", args["content"])
@@ -54,10 +51,7 @@ def _bounded_text(name: str, text: str) -> None:
             f"{name} has {len(text):,} characters; at most {WRITE_CHARS:,} are accepted in one call, "
             "write the rest with mode='append'"
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidCommand(f"{name} holds a lone surrogate, which is not text; leave it out") from None
+    encoded(text, name)
 
 
 @contextlib.contextmanager

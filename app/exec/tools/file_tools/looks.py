@@ -64,43 +64,39 @@ class Looks:
     async def _off(self, work: Callable[..., T], *args: Any) -> T:
         return await self.files.look(partial(work, *args))
 
-    async def of_file(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002 - as of all
+    async def of_file(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
         """What reads a file.
 
         Raises:
             InvalidCommand: There is none. So do the others, where it could not be done as things stand.
         """
-        look, kind = await self._reading(tool, args)
-        if kind != "file":
+        look = await self.of_any(tool, args, withheld)
+        if (kind := look.was.kind) != "file":
             how = "a directory; ls lists it" if kind == "directory" else "no regular file, so it is not read"
             raise InvalidCommand(f"{args['path']} is {how}")
         return look
 
-    async def of_directory(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
+    async def of_directory(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
         """What reads a directory."""
-        look, kind = await self._reading(tool, args)
-        if kind != "directory":
+        look = await self.of_any(tool, args, withheld)
+        if look.was.kind != "directory":
             raise InvalidCommand(f"{args['path']} is no directory; read_file reads a file")
         return look
 
     async def of_any(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
         """What reads a file or a directory."""
-        return (await self._reading(tool, args))[0]
-
-    async def _reading(self, tool: str, args: Mapping[str, Any]) -> tuple[Look, str]:
-        path, real, found = await self.at(args["path"], named)
+        at = _, _, found = await self.at(args["path"], named)
         if found.kind == "nothing":
             raise InvalidCommand(f"{args['path']} does not exist; ls and glob show what is there")
-        words, facts = (tool, str(real)), {**args, "target": str(real)}
-        shown = {**_line(words), **_short(args)}
-        return Look(words=words, files=(real,), path=path, facts=facts, shown=shown), found.kind
+        shown = {name: value for name, value in args.items() if name != "path" and value not in (None, False)}
+        return _look(tool, at, args, shown)
 
     async def writing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
         """What writes a file."""
         given, mode = args["path"], args["mode"]
         text: str = args["content"]
         data = text.encode()
-        path, real, was = await self.at(given, lambda fd: marked(fd, data_most=DIFF_BYTES))
+        at = _, _, was = await self.at(given, lambda fd: marked(fd, data_most=DIFF_BYTES))
         if was.kind == "directory":
             raise InvalidCommand(f"{given} is a directory; name a file")
         if was.kind == "other":
@@ -119,20 +115,10 @@ class Looks:
             written = shown_text(text)
             change = partial(shown_change, instead=written)
             shown = dict(written if was.data is None else await self._off(change, was.data, data))
-        words = (tool, str(real))
         # What is appended to may grow meanwhile, as logs do: only that it is there is bound.
         bound = was.kind if did == "appended" else was.mark
-        facts = {"target": str(real), "mode": mode, "was": bound, "becomes": hashlib.sha256(data).hexdigest()}
-        return Look(
-            words=words,
-            files=(real,),
-            path=path,
-            facts=facts,
-            shown={**_line(words), "does": does, **shown},
-            was=was,
-            data=data,
-            did=did,
-        )
+        facts = {"mode": mode, "was": bound, "becomes": hashlib.sha256(data).hexdigest()}
+        return _look(tool, at, facts, {"does": does, **shown}, data=data, did=did)
 
     async def editing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:
         """What replaces text in a file.
@@ -141,7 +127,7 @@ class Looks:
             CommandDenied: The file is withheld; how an edit fails would tell what is in it.
         """
         given = args["path"]
-        path, real, was = await self.at(given, lambda fd: marked(fd, data_most=EDIT_BYTES))
+        at = _, real, was = await self.at(given, lambda fd: marked(fd, data_most=EDIT_BYTES))
         if (why := await self._off(withheld, real)) is not None:
             raise CommandDenied(
                 f"{given} is not edited: {why}, and whether a text is in it would be told. Read it with read_file,"
@@ -157,58 +143,41 @@ class Looks:
         data, lines = await self._off(
             partial(replaced, every=args["replace_all"]), given, was.data, args["old_string"], args["new_string"]
         )
-        words = (tool, str(real))
         where = f"{many(len(lines), 'place')}, line {_few(lines)}"
-        facts = {"target": str(real), "was": was.mark, "becomes": hashlib.sha256(data).hexdigest()}
+        facts = {"was": was.mark, "becomes": hashlib.sha256(data).hexdigest()}
         instead = {"old text": args["old_string"], "new text": args["new_string"] or "(empty)"}
         shown = await self._off(partial(shown_change, instead=instead), was.data, data)
-        return Look(
-            words=words,
-            files=(real,),
-            path=path,
-            facts=facts,
-            shown={**_line(words), "does": f"replaces {where}", **shown},
-            was=was,
-            data=data,
-            did="edited",
-            count=where,
-        )
+        shown = {"does": f"replaces {where}", **shown}
+        return _look(tool, at, facts, shown, data=data, did="edited", count=where)
 
     async def removing(self, tool: str, args: Mapping[str, Any], withheld: Withheld) -> Look:  # noqa: ARG002
         """What removes a file, or a directory with all that is in it."""
         given = args["path"]
-        path, real, was = await self.at(given, marked, follow=False)
+        at = _, real, was = await self.at(given, marked, follow=False)
         if was.kind == "nothing":
             raise InvalidCommand(f"{given} does not exist; ls shows what is there")
         if real == self.files.workspace:
             raise InvalidCommand(f"{given} is the workspace itself, which is not removed; name what is in it")
-        words = (tool, "-r", str(real)) if was.kind == "directory" else (tool, str(real))
-        if was.kind == "directory":
-            inside = f"{'more than ' if was.more else ''}{was.entries:,} entr{'y' if was.entries == 1 else 'ies'}"
-            does = f"removes a directory with {inside} in it, {many(was.size, 'byte')}"
-        else:
-            does = (
-                f"removes a file of {many(was.size, 'byte')}"
-                if was.kind == "file"
-                else "removes a link, pipe or socket"
-            )
-        return Look(
-            words=words,
-            files=(real,),
-            path=path,
-            facts={"target": str(real), "was": was.mark},
-            shown={**_line(words), "does": does},
-            was=was,
-            did="removed",
-        )
+        match was.kind:
+            case "directory":
+                inside = f"{'more than ' if was.more else ''}{was.entries:,} entr{'y' if was.entries == 1 else 'ies'}"
+                does = f"removes a directory with {inside} in it, {many(was.size, 'byte')}"
+            case "file":
+                does = f"removes a file of {many(was.size, 'byte')}"
+            case _:
+                does = "removes a link, pipe or socket"
+        return _look(tool, at, {"was": was.mark}, {"does": does}, did="removed")
 
 
-def _line(words: tuple[str, ...]) -> dict[str, object]:
-    return {"command": shlex.join(words)}
-
-
-def _short(args: Mapping[str, Any]) -> dict[str, object]:
-    return {name: value for name, value in args.items() if name != "path" and value not in (None, False)}
+def _look(
+    tool: str, at: tuple[str, Path, Mark], facts: Mapping[str, object], shown: Mapping[str, object], **more: Any
+) -> Look:
+    path, real, was = at
+    words = (tool, "-r", str(real)) if more.get("did") == "removed" and was.kind == "directory" else (tool, str(real))
+    return Look(
+        words=words, files=(real,), path=path, facts={**facts, "target": str(real)},
+        shown={"command": shlex.join(words), **shown}, was=was, **more,
+    )  # fmt: skip
 
 
 def _few(lines: tuple[int, ...]) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,25 +77,23 @@ def named(fd: int | None) -> Mark:
 def _directory(fd: int, status: os.stat_result) -> Mark:
     digest = hashlib.sha256()
     entries = size = 0
-    for place, directories, files, at in os.fwalk(".", dir_fd=fd, follow_symlinks=False):
-        directories.sort()
-        for name in sorted([*directories, *files]):
-            entries += 1
-            if entries > ENTRIES:
-                return Mark(
-                    mark=f"directory:{status.st_dev}:{status.st_ino}:{digest.hexdigest()}",
-                    kind="directory",
-                    size=size,
-                    entries=ENTRIES,
-                    more=True,
-                )
-            try:
-                one = os.stat(name, dir_fd=at, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
+    more = False
+    for place, name, at in _below(fd):
+        if more := entries == ENTRIES:
+            break
+        entries += 1
+        with contextlib.suppress(FileNotFoundError):
+            one = os.stat(name, dir_fd=at, follow_symlinks=False)
             plain = not stat.S_ISDIR(one.st_mode)
             size += one.st_size if plain else 0
             row = (place, name, one.st_mode, one.st_ino, one.st_size if plain else 0, one.st_mtime_ns if plain else 0)
             digest.update(repr(row).encode("utf-8", "surrogatepass"))
     mark = f"directory:{status.st_dev}:{status.st_ino}:{digest.hexdigest()}"
-    return Mark(mark=mark, kind="directory", size=size, entries=entries)
+    return Mark(mark=mark, kind="directory", size=size, entries=entries, more=more)
+
+
+def _below(fd: int) -> Iterator[tuple[str, str, int]]:
+    for place, directories, files, at in os.fwalk(".", dir_fd=fd, follow_symlinks=False):
+        directories.sort()
+        for name in sorted([*directories, *files]):
+            yield place, name, at
