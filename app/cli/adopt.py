@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,17 +16,13 @@ from shellback.cli.terminal.screen import confirmed
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import WORK, SessionId
 from shellback.exec.core.ports import SupervisorPort
-from shellback.exec.log.links import LogLinks
 from shellback.exec.wire import layout
-from shellback.storage import sessions
-from shellback.wiring import wiring
 from shellback.wiring.choice import choose
-from shellback.wiring.wiring import Place
-from shellback.work.approvals.sending import require_name
-from shellback.work.hosts import adopting, hosts
-from shellback.work.hosts.hosts import Host
-from shellback.work.hosts.unknown import Home, Unknown
-from shellback.work.hosts.unknown import adopt as taken_over
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
+    from shellback.work.hosts.hosts import Host
+    from shellback.work.hosts.unknown import Home, Unknown
 
 
 @click.command()
@@ -42,6 +38,9 @@ def process(ids: tuple[str, ...], conversation: str) -> None:
     \b
       shellback adopt process xtmc --conversation build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.work.approvals.sending import require_name
+    from shellback.work.hosts.unknown import adopt as taken_over
+
     name = utf8(conversation, "--conversation")
     require_name(name)
     adopted: list[dict[str, Any]] = []
@@ -61,6 +60,8 @@ def process(ids: tuple[str, ...], conversation: str) -> None:
 
 
 def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
+    from shellback.storage import sessions
+
     try:
         return unknown.chosen(found, given)
     except Refused:
@@ -73,6 +74,9 @@ def _chosen(where: Place, found: Sequence[Unknown], given: str) -> Unknown:
 
 
 def _home(where: Place) -> Home:
+    from shellback.exec.log.links import LogLinks
+    from shellback.work.hosts.unknown import Home
+
     backend = choose(where.settings).backend
     logs = where.home / layout.SESSIONS
     return Home(
@@ -87,6 +91,8 @@ def _home(where: Place) -> Home:
 
 
 def _link(where: Place, one: Unknown) -> None:
+    from shellback.exec.log.links import LogLinks
+
     logs = where.home / layout.SESSIONS
     links = LogLinks(where.settings.workspace_root, logs)
     links.add(one.id, separate_stderr=(logs / one.id / layout.ERR).exists())
@@ -162,6 +168,8 @@ def host(host: str, yes: bool, force: bool) -> None:
     \b
       shellback adopt host web-2
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.work.hosts import adopting
+
     with opened() as where:
         gone = _gone(where, _find_host(where, host).host_id, force=force)
         theirs = where.database.read_now(adopting.living_there, gone.host_id, limit=None)
@@ -173,6 +181,8 @@ def host(host: str, yes: bool, force: bool) -> None:
 
 
 def _find_host(where: Place, given: str) -> Host:
+    from shellback.work.hosts import hosts
+
     known = [one for one in where.database.read_now(hosts.known) if one.host_id != where.host_id]
     found = [one for one in known if one.host_id == given]
     found = found or [one for one in known if given and (one.name == given or one.host_id.startswith(given))]
@@ -191,6 +201,8 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
     Raises:
         Refused: It holds its lease.
     """
+    from shellback.work.hosts import hosts
+
     lease_s = where.settings.host_lease_seconds
     found = where.database.read_now(hosts.one, host_id)
     if found.holds(lease_s) and not force:
@@ -204,6 +216,8 @@ def _gone(where: Place, host_id: str, *, force: bool) -> Host:
 
 
 def _explained(where: Place, host: Host, names: Sequence[str]) -> list[str]:
+    from shellback.work.hosts import adopting
+
     live = where.database.read_now(adopting.live_there, host.host_id, names)
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return [
@@ -224,6 +238,8 @@ def _confirm(where: Place, theirs: Mapping[Host, Sequence[str]], *, yes: bool) -
 
 
 def _move(where: Place, host: Host, names: Sequence[str], *, force: bool) -> list[dict[str, Any]]:
+    from shellback.wiring import wiring
+
     facts: list[dict[str, Any]] = []
     with wiring.neighbours(where) as neighbours:
         for name in names:

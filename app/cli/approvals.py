@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import click
-import sqlalchemy as sa
 
 from shellback.cli.findings import open_line
 from shellback.cli.freshness import Freshness
@@ -39,14 +38,14 @@ from shellback.cli.watching import watch, watch_option
 from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.display import folded, request_lines, shown_line, visible_line
 from shellback.exec.policy.rules.matching import Facts
-from shellback.exec.policy.rules.remember import rules_for
 from shellback.exec.policy.rules.rule import Rule
-from shellback.exec.tools.registry import tool_named
-from shellback.wiring import wiring
-from shellback.wiring.wiring import Place
-from shellback.work.approvals import approvals as requests
-from shellback.work.approvals.approvals import Request, Scope
-from shellback.work.queue.queues import Enqueuer
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from shellback.wiring.wiring import Place
+    from shellback.work.approvals.approvals import Request, Scope
+    from shellback.work.queue.queues import Enqueuer
 
 PROPOSED_S: Final = 30.0
 """So long a worker has to say what changed arguments would run."""
@@ -79,6 +78,8 @@ def list_(conversation: str | None, everything: bool, watching: bool) -> None:
     With --watch it goes on until Ctrl-C: in place on a terminal, else a line (with --json an object) for each
     request that is new, has changed, or is gone from the list.
     """
+    from shellback.work.approvals import approvals as requests
+
     with opened() as where:
 
         def look() -> list[Request]:
@@ -130,6 +131,8 @@ def show_(request_id: str) -> None:
     `\x1b` and `\u{200B}` stand for characters that cannot be shown; a backslash of the call that would read like
     that is `\x5c`. A line that begins with ↳ goes on with the one above it.
     """
+    from shellback.work.approvals import approvals as requests
+
     with opened() as where:
         request = where.database.read_now(requests.get, request_id)
         fresh = Freshness(where)
@@ -178,6 +181,8 @@ def approve(
       shellback approvals approve a7db --for session
       shellback approvals approve a7db --remember --days 7
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.wiring import wiring
+
     arguments = changed and _arguments(changed)
     with opened() as where, wiring.enqueuing(where) as enqueuer:
         approving = Approving(where=where, enqueuer=enqueuer, yes=yes)
@@ -206,6 +211,9 @@ def _arguments(text: str) -> dict[str, Any]:
 @json_option
 def deny(request_id: str, reason: str | None) -> None:
     """Do not let it run; the agent is told so, with the reason."""
+    from shellback.wiring import wiring
+    from shellback.work.approvals import approvals as requests
+
     note = reason and utf8(reason, "the reason")
     with opened() as where, wiring.enqueuing(where) as enqueuer:
         request = requests.settle(where.database, enqueuer, request_id, "denied", by=me(), surface="cli", note=note)
@@ -239,6 +247,8 @@ class Approving:
             Refused: No worker proposed it, or it would not run.
             SystemExit: It waits for other calls or for another yes.
         """
+        from shellback.work.approvals import approvals as requests
+
         database = self.where.database
         before = database.read_now(requests.get, request_id)
         args = {**(before.changed_args or before.args), **arguments}
@@ -254,6 +264,8 @@ class Approving:
         return request.digest
 
     def _proposed(self, changed: Request) -> Request:
+        from shellback.work.approvals import approvals as requests
+
         database = self.where.database
         others = database.read_now(requests.find, conversation_id=changed.conversation_id, state="pending")
         if others:
@@ -278,6 +290,10 @@ class Approving:
             InvalidCommand: It cannot be remembered; the message says why.
             SystemExit: It waits for a yes.
         """
+        from shellback.exec.policy.rules.remember import rules_for
+        from shellback.exec.tools.registry import tool_named
+        from shellback.work.approvals import approvals as requests
+
         request = self.where.database.read_now(requests.get, request_id)
         if digest not in {None, request.digest}:
             raise Refused(f"approval request {request.id} has changed since you saw it; look at it again")
@@ -308,6 +324,8 @@ class Approving:
         self, request_id: str, *, scope: Scope, digest: str | None, rules: Sequence[Rule] = ()
     ) -> dict[str, Any]:
         """Approve, and save the rules, in one transaction; what came of it."""
+        from shellback.work.approvals import approvals as requests
+
         how: dict[str, Any] = {"by": me(), "surface": SURFACE, "scope": scope, "digest": digest}
         saved: list[Rule] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,12 +19,10 @@ from shellback.exec.core.display import visible_line
 from shellback.exec.core.errors import ExecError
 from shellback.exec.core.model import Session, SessionEnd
 from shellback.exec.core.ports import SupervisorPort
-from shellback.exec.terminals.attaching import Attachment
-from shellback.settings import plain_terminal
-from shellback.storage import sessions
-from shellback.wiring import supervision
-from shellback.wiring.wiring import Place
-from shellback.work.approvals.typed import Typing
+
+if TYPE_CHECKING:
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.wiring.wiring import Place
 
 OF_A_SIGNAL: Final = 128
 
@@ -72,6 +70,8 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
       shellback attach xtmc
       shellback attach --read-only xtmc
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.settings import plain_terminal
+
     with opened() as where:
         session = find_session(where, session_id)
         if not session.live:
@@ -94,6 +94,9 @@ def attach(session_id: str, read_only: bool | None, detach_key: int) -> None:
 
 
 async def _attached(where: Place, port: SupervisorPort, session: Session, detach_key: int, *, writable: bool) -> Left:
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.work.approvals.typed import Typing
+
     known = await port.status(session.id)
     if known["state"] in {"unknown", "abandoned"}:
         raise Refused(f"no supervisor of this host runs session {session.id}: start a worker (shellback worker)")
@@ -104,6 +107,8 @@ async def _attached(where: Place, port: SupervisorPort, session: Session, detach
 
 async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
     """How the session ended: by its supervisor, or, once a worker has it from there, by the database."""
+    from shellback.storage import sessions
+
     end = await attachment.end()
     if end is None:
         row = await where.database.read(sessions.get, attachment.session.id)
@@ -112,6 +117,9 @@ async def _end(where: Place, attachment: Attachment) -> SessionEnd | None:
 
 
 async def _show_ended(where: Place, session: Session) -> None:
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.wiring import supervision
+
     attachment = Attachment(supervision.supervisors(where.settings), session, where.home)
     try:
         shown = (await attachment.screen()).text if session.pty else (await attachment.out.ends(most=4_000)).text

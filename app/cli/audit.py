@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from shellback.cli.options import conversation_option, since_option
 from shellback.cli.shared import coloured, columns, json_option, opened, show, stamp
 from shellback.exec.core.display import folded, request_lines, visible_line
-from shellback.wiring.wiring import Place
-from shellback.work.approvals import audit as rows
-from shellback.work.approvals.audit import EVENTS, Entry
+from shellback.work.approvals.event import EVENTS
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
+    from shellback.work.approvals.audit import Entry
 
 
 @click.command()
@@ -38,6 +41,8 @@ def audit(conversation: str | None, since: float | None, wanted: tuple[str, ...]
 
 
 def _rows(where: Place, conversation: str | None, since: float | None, wanted: tuple[str, ...]) -> Iterator[Entry]:
+    from shellback.work.approvals import audit as rows
+
     number = 0
     while True:
         found = where.database.read_now(

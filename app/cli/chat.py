@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -22,19 +22,16 @@ from shellback.cli.shared import OF_A_FATE, PENDING, Refused, columns, handled, 
 from shellback.cli.terminal.line_editor import Line, LineEditor
 from shellback.cli.terminal.screen import PROMPT, Interrupts, Keyboard, Lines, Screen
 from shellback.exec.core.display import folded, shown, shown_line
-from shellback.exec.reports.callback_text import watch_line
-from shellback.settings import Settings
-from shellback.wiring import wiring
 from shellback.wiring.choice import check_workspace
-from shellback.wiring.wiring import Place
-from shellback.work.approvals import approvals, sending
-from shellback.work.approvals.approvals import Decision, Request, Scope
-from shellback.work.approvals.sending import Sent, require_name
 from shellback.work.errors import WorkError
-from shellback.work.queue import stream
-from shellback.work.queue.queues import Enqueuer
-from shellback.work.queue.stream import Event
-from shellback.work.turn import stopping
+
+if TYPE_CHECKING:
+    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
+    from shellback.work.approvals.approvals import Decision, Request, Scope
+    from shellback.work.approvals.sending import Sent
+    from shellback.work.queue.queues import Enqueuer
+    from shellback.work.queue.stream import Event
 
 LOOK_S: Final = 0.1
 WORKER_LOOK_S: Final = 5.0
@@ -71,6 +68,9 @@ def chat(conversation: str, interrupt: bool) -> None:
       ENABLE_EXECUTE=true shellback chat
       echo 'What runs?' | shellback chat -c build
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.wiring import wiring
+    from shellback.work.approvals.sending import require_name
+
     require_name(conversation)
     settings = load_settings()
     with handled(_leave, signal.SIGTERM, signal.SIGHUP), opened(settings) as where:
@@ -121,6 +121,8 @@ class Talk:
     child: WorkerChild | None
 
     def __post_init__(self) -> None:
+        from shellback.work.queue import stream
+
         self._events = Events(self.where, self.conversation, self.where.database.read_now(stream.last_number))
         self._own: set[str] = set()
         self._asked: str | None = None
@@ -180,6 +182,8 @@ class Talk:
                 code = max(code, self._answer_to(self._send(line.strip())))
 
     def _interrupted(self) -> None:
+        from shellback.work.turn import stopping
+
         database = self.where.database
         again, self._pressed = time.monotonic() - self._pressed < AGAIN_S, time.monotonic()
         if database.read_now(stopping.stoppable, self.conversation):
@@ -227,6 +231,8 @@ class Talk:
                 self._screen.line("kept; it is heard after your y or n")
 
     def _send(self, line: str) -> Sent:
+        from shellback.work.approvals import sending
+
         sent = sending.deliver(
             self.where.database,
             self.enqueuer,
@@ -249,6 +255,8 @@ class Talk:
         return OF_A_FATE.get(fate, 0)
 
     def _decide(self, request_id: str, decision: Decision, note: str | None, scope: Scope = "once") -> None:
+        from shellback.work.approvals import approvals
+
         how: dict[str, Any] = {"by": self.by, "surface": "chat", "note": note, "scope": scope, "digest": self._seen}
         try:
             approvals.settle(self.where.database, self.enqueuer, request_id, decision, **how)
@@ -257,6 +265,8 @@ class Talk:
 
     def _ask_next(self) -> None:
         """Show one call at a time, so that a `y` is always about the one that was shown last."""
+        from shellback.work.approvals import approvals
+
         waiting = self._pending()
         self._asked = waiting[0].id if waiting else None
         self._question = None
@@ -278,6 +288,8 @@ class Talk:
         self._screen.line(f"{HOW}\n{HOW_SESSION}" if self._for_session else HOW)
 
     def _pending(self) -> list[Request]:
+        from shellback.work.approvals import approvals
+
         return self.where.database.read_now(approvals.find, conversation_id=self.conversation, state="pending")
 
     def _left_open(self) -> int:
@@ -306,6 +318,8 @@ class Talk:
             self._show(event)
 
     def _show(self, event: Event) -> None:  # noqa: C901, PLR0912 - a table of kinds
+        from shellback.exec.reports.callback_text import watch_line
+
         payload: dict[str, Any] = event.payload
         match event.kind:
             case "message" if event.turn_id not in self._own:

@@ -8,14 +8,16 @@ import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import click
 
 from shellback.cli.shared import Refused
 from shellback.exec.core.runner import make_workspace
-from shellback.settings import Settings
-from shellback.wiring.wiring import Place
+
+if TYPE_CHECKING:
+    from shellback.settings import Settings
+    from shellback.wiring.wiring import Place
 
 READY_S: Final = 60.0
 STOP_S: Final = 10.0

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -22,13 +22,10 @@ from shellback.cli.options import conversation_names
 from shellback.cli.output import styled
 from shellback.cli.shared import Columns, Refused, age, json_option, json_text, opened, show, stamp, table_lines
 from shellback.exec.core.display import shown, shown_line, visible, visible_line
-from shellback.exec.reports.blocks import MARK
-from shellback.exec.reports.callback_text import NOTICE
-from shellback.storage import transcript
-from shellback.wiring.wiring import Place
-from shellback.work.approvals.typed import unheard
-from shellback.work.queue import standing
-from shellback.work.queue.standing import Standing
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
+    from shellback.work.queue.standing import Standing
 
 CUT: Final = 500
 TELL_S: Final = 1.0
@@ -51,6 +48,8 @@ def conversations() -> None:
 @json_option
 def list_(limit: int) -> None:
     """List conversations, the one that was active last first."""
+    from shellback.work.queue import standing
+
     with opened() as where:
         found = where.database.read_now(standing.look, limit=limit)
         fresh = Freshness(where, (one.host_id for one in found))
@@ -82,6 +81,9 @@ def show_(name: str, last: int, full: bool) -> None:
 
     With --json: how it stands, and the messages as Pydantic AI writes them.
     """
+    from shellback.storage import transcript
+    from shellback.work.approvals.typed import unheard
+
     with opened() as where:
         stands = find_conversation(where, name)
         fresh = Freshness(where, [stands.host_id])
@@ -137,6 +139,8 @@ def find_conversation(where: Place, name: str) -> Standing:
     Raises:
         Refused: There is none; names that are alike are given.
     """
+    from shellback.work.queue import standing
+
     found = where.database.read_now(standing.one, name)
     if found is None:
         alike = difflib.get_close_matches(name, where.database.read_now(standing.names, name[:1], 1000), 3)
@@ -177,6 +181,9 @@ def lines_of(message: dict[str, Any], *, cut: int | None) -> Iterator[str]:
 
 def _prompted(when: str, content: Any, cut: int | None) -> Iterator[str]:
     """What was put before the model: by people, by us, and of the processes that run."""
+    from shellback.exec.reports.blocks import MARK
+    from shellback.exec.reports.callback_text import NOTICE
+
     for piece in cast("list[Any]", content) if isinstance(content, list) else [content]:
         about = cast("dict[str, Any]", piece) if isinstance(piece, dict) else {}
         metadata: object = about.get("metadata")
@@ -218,6 +225,8 @@ class Export:
     """One conversation on its way into a file. In memory are its ids and a page of it, not its messages."""
 
     def __init__(self, where: Place, standing: Standing) -> None:
+        from shellback.storage import transcript
+
         self._database = where.database
         self._standing = standing
         self._counts = {"messages": 0, **dict.fromkeys(transcript.PARTS, 0)}
@@ -261,6 +270,8 @@ class Export:
         Raises:
             Refused: Part of the history went while it was written.
         """
+        from shellback.storage import transcript
+
         name = self._standing.id
         record = self._database.read_now(transcript.summary, name)
         ids = self._database.read_now(transcript.line, record["head_id"] if record is not None else None)
@@ -287,6 +298,8 @@ class Export:
         file.write("]")
 
     def _messages(self, ids: list[str]) -> Iterator[dict[str, Any]]:
+        from shellback.storage import transcript
+
         try:
             for start in range(0, len(ids), transcript.PAGE):
                 yield from self._database.read_now(transcript.messages, ids[start : start + transcript.PAGE])
@@ -294,6 +307,8 @@ class Export:
             raise Refused(f"the history changed under the export ({error}): it was deleted meanwhile") from None
 
     def _rows(self, part: str, name: str) -> Iterator[dict[str, Any]]:
+        from shellback.storage import transcript
+
         after = (-1.0, "")
         while rows := self._database.read_now(transcript.page, part, name, after):
             yield from rows

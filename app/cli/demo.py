@@ -13,10 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
-import sqlalchemy as sa
 
 from shellback.cli.children import WorkerChild
 from shellback.cli.send import Waiting
@@ -26,14 +25,13 @@ from shellback.exec.backends.kinds import KINDS
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import READ_ONLY, Session
 from shellback.exec.core.runner import make_workspace
-from shellback.settings import Settings, plain_environment
-from shellback.storage import sessions as session_rows
-from shellback.storage.tables import mailbox, turns
-from shellback.wiring import supervision, wiring
-from shellback.work.approvals import approvals, sending
-from shellback.work.approvals.approvals import Request
-from shellback.work.approvals.sending import Sent
 from shellback.work.queue.items import Priority
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from shellback.work.approvals.approvals import Request
+    from shellback.work.approvals.sending import Sent
 
 T = TypeVar("T")
 PATIENCE_S: Final = 45.0
@@ -89,6 +87,8 @@ class Tour:
     """Walks through the loop as a client; the worker is a process of its own."""
 
     def __init__(self, root: Path, *, ask: bool) -> None:
+        from shellback.settings import plain_environment
+
         self._root = root
         self._ask = ask
         self._environ = {
@@ -106,6 +106,9 @@ class Tour:
 
     def walk(self) -> dict[str, Any]:
         """The whole tour; returns its facts, and leaves no process. Raises Refused when something does not come."""
+        from shellback.settings import Settings
+        from shellback.wiring import wiring
+
         with wiring.place(Settings.load(self._environ)) as self._where, wiring.enqueuing(self._where) as self._enqueuer:
             try:
                 self._hire()
@@ -139,6 +142,8 @@ class Tour:
         facts["checks"]["message answered"] = bool(answer)
 
     def _an_approval(self, facts: dict[str, Any]) -> None:
+        from shellback.work.approvals import approvals
+
         self._say("", "2. A command changes something, so a person is asked first. Nothing waits inside the turn.")
         item = self._send("tour", "$ echo 'written once' >> note.txt; wc -l note.txt")
         request = self._request("tour")
@@ -224,6 +229,8 @@ class Tour:
         worker.wait_ready()
 
     def _send(self, conversation: str, text: str, priority: Priority | None = None) -> Sent:
+        from shellback.work.approvals import sending
+
         return self._where.database.write_now(
             sending.send,
             self._enqueuer,
@@ -236,12 +243,16 @@ class Tour:
         )
 
     def _request(self, conversation: str) -> Request:
+        from shellback.work.approvals import approvals
+
         found: list[Request] = self._until(
             "the agent asks", lambda: self._read(approvals.find, conversation_id=conversation, state="pending")
         )
         return found[0]
 
     def _approve(self, request: Request) -> None:
+        from shellback.work.approvals import approvals
+
         self._say(f"   ? {request.tool_name}: {request.display.get('command')}")
         if self._ask and not confirmed("   run exactly this, once?", default=True):
             raise Refused("denied; the tour ends here, and nothing has run")
@@ -255,6 +266,8 @@ class Tour:
         return self._until("the answer", lambda: waiting.answer if waiting.look() == "answered" else None)
 
     def _sessions(self) -> list[Session]:
+        from shellback.storage import sessions as session_rows
+
         return self._read(session_rows.find)
 
     def _item(self, item_id: str) -> dict[str, Any]:
@@ -269,6 +282,8 @@ class Tour:
         return next((one for one in self._sessions() if part in one.command and one.pid is not None and one.live), None)
 
     def _exit_code(self, session: Session) -> int | None:
+        from shellback.storage import sessions as session_rows
+
         ended = self._read(session_rows.get, session.id)
         return ended and ended.end and ended.end.exit_code
 
@@ -288,6 +303,8 @@ class Tour:
 
     async def _supervisor_pid(self, *, stop: bool = False) -> int:
         """Who supervises the demo's own state directory; with `stop` it is asked to end."""
+        from shellback.wiring import supervision
+
         client = supervision.supervisor_client(self._where.settings, spawn=False)
         try:
             pid = int((await client.connect())["pid"])
@@ -330,6 +347,10 @@ def _kill_now(pid: int) -> None:
 
 def _at_rest(conn: sa.Connection, conversation: str) -> bool:
     """Whether every item of a conversation has an outcome and all its news has been heard."""
+    import sqlalchemy as sa
+
+    from shellback.storage.tables import mailbox, turns
+
     mine = turns.c.conversation_id == conversation
     unread = sa.and_(mailbox.c.conversation_id == conversation, mailbox.c.state != "heard")
     return not conn.execute(
@@ -339,6 +360,10 @@ def _at_rest(conn: sa.Connection, conversation: str) -> bool:
 
 def _items(conn: sa.Connection) -> list[dict[str, Any]]:
     """Every work item, in the order in which they started."""
+    import sqlalchemy as sa
+
+    from shellback.storage.tables import turns
+
     of = turns.c
     named = (of.id, of.item_type.label("type"), of.priority, of.conversation_id.label("conversation"))
     query = sa.select(*named, of.started_at, of.ended_at, of.outcome, of.answer).order_by(of.started_at)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,10 +15,10 @@ from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, since_option
 from shellback.cli.shared import coloured, json_option, opened, show, stamp
 from shellback.exec.core.display import request_lines, shown_line, visible, visible_line
-from shellback.exec.reports.callback_text import wake_line, watch_line
-from shellback.wiring.wiring import Place
-from shellback.work.queue import stream
-from shellback.work.queue.stream import Event
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
+    from shellback.work.queue.stream import Event
 
 LOOK_S: Final = 0.2
 PAGE: Final = 500
@@ -53,6 +53,8 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
       shellback events -f --json | jq -c 'select(.kind == "exit")'
       shellback events -f -k approval -k alarm
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.work.queue import stream
+
     with opened() as where:
         fresh = Freshness(where)
         for said in fresh.lines() if follow or fresh.age_s() else ():
@@ -85,6 +87,8 @@ def _facts(event: Event) -> dict[str, Any]:
 
 
 def _told(event: Event) -> str:
+    from shellback.exec.reports.callback_text import wake_line, watch_line
+
     payload = event.payload
     if event.kind in CALLS:
         return _call(payload)
@@ -138,6 +142,8 @@ class Tail:
 
     def new(self) -> Iterator[Event]:
         """What has come since the last call."""
+        from shellback.work.queue import stream
+
         number, full = self._after, True
         while full:
             found = self._database.read_now(stream.after, self._conversation_id, number, PAGE, kinds=self._kinds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,9 +12,10 @@ from shellback.cli.freshness import Freshness
 from shellback.cli.options import conversation_option, finding_ids
 from shellback.cli.shared import Columns, age, columns, json_option, me, opened, show, stamp, table_lines
 from shellback.exec.core.display import folded, request_lines, visible_line
-from shellback.exec.core.findings import Finding
-from shellback.storage import findings as rows
-from shellback.wiring.wiring import Place
+
+if TYPE_CHECKING:
+    from shellback.exec.core.findings import Finding
+    from shellback.wiring.wiring import Place
 
 
 @click.group()
@@ -37,6 +39,8 @@ def findings() -> None:
 @json_option
 def list_(conversation: str | None, everything: bool) -> None:
     """List open findings, oldest first."""
+    from shellback.storage import findings as rows
+
     with opened() as where:
         found = where.database.read_now(rows.find, conversation_id=conversation, everything=everything)
         fresh = Freshness(where)
@@ -60,6 +64,8 @@ def list_(conversation: str | None, everything: bool) -> None:
 @json_option
 def show_(finding: str) -> None:
     """Show one finding whole: what was met, where it is kept, what to do."""
+    from shellback.storage import findings as rows
+
     with opened() as where:
         found = where.database.read_now(rows.get, finding)
     told = {
@@ -84,6 +90,8 @@ def show_(finding: str) -> None:
 @json_option
 def ack(finding: str | None, everything: bool) -> None:
     """Say that you have seen it: it is no longer pointed at. Nothing in the workspace changes."""
+    from shellback.storage import findings as rows
+
     if (finding is None) != everything:
         raise click.UsageError("give one ID, or --all")
     with opened() as where:
@@ -116,6 +124,8 @@ def remedy(one: Finding) -> str:
 
 def open_line(where: Place, conversation: str | None = None) -> str | None:
     """One line for people about open findings, of a conversation or of all; None where there are none."""
+    from shellback.storage import findings as rows
+
     count = where.database.read_now(rows.open_count, conversation_id=conversation)
     return pointed(count) if count else None
 

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING
 
 from shellback.cli.shared import age
 from shellback.exec.core.display import visible_line
-from shellback.storage import rows
 from shellback.storage.host import boot_id, process_space
-from shellback.storage.tables import workers
-from shellback.wiring.wiring import Place
-from shellback.work.hosts import hosts, roster
-from shellback.work.hosts.hosts import Host
-from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
+    from shellback.work.hosts.hosts import Host
 
 
 class Freshness:
     """How old is what the database says of some hosts, of this one always. Looked up once, when it is made."""
 
     def __init__(self, where: Place, host_ids: Iterable[str] = ()) -> None:
+        from shellback.work.hosts import hosts, roster
+
         staff = where.database.read_now(roster.look, where.host_id, everywhere=False)
         here = where.database.read_now(hosts.one, where.host_id)
         self._here = where.host_id
@@ -60,6 +59,11 @@ class Freshness:
 
 def worker_lives(where: Place) -> bool:
     """Whether a worker of this host has been heard of lately and its process is there."""
+    import sqlalchemy as sa
+
+    from shellback.storage import rows
+    from shellback.storage.tables import workers
+    from shellback.work.hosts.sweep import HEARTBEAT_DEAD_S
 
     def ask(conn: sa.Connection) -> list[tuple[int, str]]:
         query = sa.select(workers.c.pid, workers.c.boot_id).where(
@@ -80,6 +84,8 @@ def worker_lives(where: Place) -> bool:
 
 def home_of(where: Place, conversation: str) -> Host | None:
     """The other host that a conversation lives on; None if it lives here, or nowhere yet."""
+    from shellback.work.hosts import hosts
+
     found = where.database.read_now(hosts.of_conversation, conversation)
     return None if found is None or found.host_id == where.host_id else found
 

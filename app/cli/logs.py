@@ -7,7 +7,7 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -21,8 +21,9 @@ from shellback.exec.log.plain_text import harmless, masked
 from shellback.exec.supervisor.records.times import offset_since
 from shellback.exec.wire import layout
 from shellback.exec.wire.gaps import Hole
-from shellback.storage import sessions
-from shellback.wiring.wiring import Place
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
 
 POLL_S: Final = 0.1
 CHUNK: Final = 256 * 1024
@@ -69,6 +70,8 @@ def logs(session_id: str, follow: bool, lines: int | None, since: float | None, 
 
 
 def _follow(where: Place, session: Session, log: _Log, offset: int, to: _Shown) -> None:
+    from shellback.storage import sessions
+
     while True:
         current = where.database.read_now(sessions.get, session.id)
         offset = log.copy(offset, to)

@@ -12,16 +12,14 @@ import time
 from collections.abc import Callable, Generator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-import sqlalchemy as sa
 
 from shellback.cli.shared import handled, load_settings
-from shellback.storage import findings, sessions, workspaces
-from shellback.storage.db import Database
-from shellback.work.approvals import approvals
-from shellback.work.queue import standing
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 PATIENCE_S: Final = 2.0
 NAMES: Final = 100
@@ -54,6 +52,8 @@ def since_option(text: str) -> Callable[[click.decorators.FC], click.decorators.
 
 def conversation_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Conversations whose name begins so."""
+    from shellback.work.queue import standing
+
     return _names(lambda conn: standing.names(conn, incomplete, NAMES))
 
 
@@ -64,25 +64,35 @@ conversation_option = click.option(
 
 def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Sessions whose id begins so, the newest first."""
+    from shellback.storage import sessions
+
     return _names(lambda conn: sessions.ids(conn, incomplete, limit=NAMES))
 
 
 def workspace_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Containers whose name begins so."""
+    from shellback.storage import workspaces
+
     return _names(lambda conn: workspaces.names(conn, incomplete, limit=NAMES))
 
 
 def request_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Approval requests that wait and whose id begins so."""
+    from shellback.work.approvals import approvals
+
     return _names(lambda conn: [r.id for r in approvals.find(conn, state="pending") if r.id.startswith(incomplete)])
 
 
 def finding_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Open findings whose id begins so."""
+    from shellback.storage import findings
+
     return _names(lambda conn: findings.names(conn, incomplete, limit=NAMES))
 
 
 def _names(look: Callable[[sa.Connection], list[str]]) -> list[str]:
+    from shellback.storage.db import Database
+
     with contextlib.suppress(Exception), _within(PATIENCE_S):
         # Not `opened`: pressing TAB neither makes a state directory nor migrates anything.
         database = Database(load_settings().database_url)

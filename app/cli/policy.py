@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -20,11 +20,10 @@ from shellback.exec.core.display import shown
 from shellback.exec.core.model import WORK
 from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.classify.model import CAPABILITIES, Judgement, Surroundings, Tier
-from shellback.exec.policy.judge import by_rules, judged
-from shellback.exec.policy.rules.enforced import outside
-from shellback.exec.policy.rules.file import load
 from shellback.exec.policy.rules.matching import Facts
-from shellback.settings import Settings
+
+if TYPE_CHECKING:
+    from shellback.settings import Settings
 
 LINE_BYTES: Final = 1 << 20
 _SYSTEM: Final = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run")
@@ -107,6 +106,10 @@ SAID: Final = {
 
 
 def _judge(profile: str, cwd: str | None) -> Judged:
+    from shellback.exec.policy.judge import by_rules, judged
+    from shellback.exec.policy.rules.enforced import outside
+    from shellback.exec.policy.rules.file import load
+
     settings = load_settings()
     rules = load(settings.policy)
     sandboxed = profile == "sandbox"

@@ -6,10 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
-import sqlalchemy as sa
 
 from shellback.cli import unknown
 from shellback.cli.findings import open_line
@@ -35,10 +34,9 @@ from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, T
 from shellback.exec.core.model import Session, SessionId
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.link.supervised import end_of
-from shellback.storage import findings as rows
-from shellback.storage import sessions
-from shellback.storage.tables import conversations, mailbox
-from shellback.wiring.wiring import Place
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
 
 
 @click.command()
@@ -56,6 +54,9 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
       shellback ps --watch         in place on a terminal; else a line for each change
       shellback ps --unknown       after the database was restored: what nobody would be told of
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.storage import findings as rows
+    from shellback.storage import sessions
+
     if strangers and (conversation or everything or watching):
         raise click.UsageError("--unknown goes alone: what it lists is of no conversation")
     with opened() as where:
@@ -118,6 +119,10 @@ def ending(session: Session) -> str:
 
 
 def _behind_blocks(conn: Any) -> list[dict[str, Any]]:
+    import sqlalchemy as sa
+
+    from shellback.storage.tables import conversations, mailbox
+
     query = (
         sa.select(conversations.c.id, conversations.c.blocked_reason, sa.func.count(mailbox.c.id))
         .join(mailbox, mailbox.c.conversation_id == conversations.c.id)
@@ -133,6 +138,8 @@ def find_session(where: Place, given: str) -> Session:
     Raises:
         Refused: None or several do, or it belongs to another host.
     """
+    from shellback.storage import sessions
+
     matching = where.database.read_now(sessions.ids, given, limit=100) if given else []
     if len(matching) > 1 and given not in matching:
         raise Refused(f"{given!r} is the beginning of {len(matching)} sessions: give more of it")
@@ -202,6 +209,8 @@ class _Ended(NamedTuple):
 
 
 def _end(where: Place, given: str) -> _Ended:
+    from shellback.storage import sessions
+
     gone = "is gone, with everything it started"
     if not where.database.read_now(sessions.ids, given, limit=1):
         one = unknown.find(where, given)

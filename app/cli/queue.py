@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from shellback.cli.freshness import Freshness
 from shellback.cli.shared import Columns, age, json_option, opened, show, table_lines
-from shellback.work.queue import standing
-from shellback.work.queue.standing import Backlog, Blocked, Running, Waiting
+
+if TYPE_CHECKING:
+    from shellback.work.queue.standing import Backlog, Blocked, Running, Waiting
 
 _REMEDIES = {
     "approval": "`shellback approvals list`",
@@ -32,6 +34,8 @@ def queue(all_hosts: bool) -> None:
       shellback queue
       shellback queue --json | jq '.waiting[].items'
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.work.queue import standing
+
     with opened() as where:
         found = where.database.read_now(standing.backlog, None if all_hosts else where.host_id)
         fresh = Freshness(where, (one.host_id for one in (*found.waiting, *found.running, *found.blocked)))

@@ -6,10 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-import sqlalchemy as sa
 
 from shellback.cli.options import conversation_option
 from shellback.cli.policy import SAID, around, known
@@ -17,12 +16,12 @@ from shellback.cli.shared import Refused, json_option, load_settings, me, opened
 from shellback.exec.backends.kinds import CONTAINED, KINDS
 from shellback.exec.core.display import shown_line
 from shellback.exec.policy.classify.model import Tier
-from shellback.exec.policy.judge import judged
-from shellback.exec.policy.rules.file import load, objection
 from shellback.exec.policy.rules.rule import Effect, Match, Rule, absolute_glob
-from shellback.storage import rules as store
-from shellback.storage.rules import Saved
-from shellback.work.approvals import audit
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from shellback.storage.rules import Saved
 
 DAY_S: Final = 86_400.0
 DAYS: Final = 30
@@ -51,6 +50,9 @@ def rules() -> None:
 @json_option
 def list_(everything: bool) -> None:
     """List the rules in force: the operator's file first, then those that people saved, with their uses."""
+    from shellback.exec.policy.rules.file import load
+    from shellback.storage import rules as store
+
     settings = load_settings()
     written = load(settings.policy).rules
     with opened(settings) as where:
@@ -102,6 +104,8 @@ def add(  # noqa: PLR0913, PLR0917 - what a rule has
     Give the words behind `--`, so that their options are not taken for ours. An allow holds for exactly these words,
     unless --prefix; an ask or deny for whatever follows too, unless --exact.
     """
+    from shellback.exec.policy.rules.file import objection
+
     exact = effect == "allow" if begins is None else not begins
     match = Match(
         prefix=tuple(utf8(word, "a word") for word in words),
@@ -135,6 +139,9 @@ def kept(
     conn: sa.Connection, made: Sequence[Rule], *, conversation: str | None, request_id: str | None = None
 ) -> Sequence[Rule]:
     """Save rules, and say so in the audit."""
+    from shellback.storage import rules as store
+    from shellback.work.approvals import audit
+
     saved = store.add(conn, made)
     for rule in saved:
         entry = audit.Entry(
@@ -153,6 +160,8 @@ def revoke(rule_id: str) -> None:
 
     What the rule has let start runs on.
     """
+    from shellback.storage import rules as store
+    from shellback.work.approvals import audit
 
     def end(conn: sa.Connection) -> Saved:
         ended = store.revoke(conn, rule_id, by=me())
@@ -178,6 +187,10 @@ def revoke(rule_id: str) -> None:
 @json_option
 def test(command: str, backend: str, cwd: str | None, agent: str | None, conversation: str | None) -> None:
     """Say which rule decides about COMMAND, and what is said to it without one. Nothing is started."""
+    from shellback.exec.policy.judge import judged
+    from shellback.exec.policy.rules.file import load
+    from shellback.storage import rules as store
+
     settings = load_settings()
     written = load(settings.policy)
     with opened(settings) as where:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,9 +20,10 @@ from shellback.exec.core.base import Backend
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import READ_ONLY, WORK
-from shellback.exec.policy.commands import command_spec
-from shellback.settings import Settings, plain_environment
 from shellback.wiring.choice import Choice, a_workspace, choose, made
+
+if TYPE_CHECKING:
+    from shellback.settings import Settings
 
 NOT_FOUND: Final = 127
 
@@ -114,6 +115,9 @@ def run(profile: str, command: tuple[str, ...]) -> None:
       shellback sandbox run --profile read_only -- git status
       NETWORK=on shellback sandbox run curl -sS https://example.org
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.exec.policy.commands import command_spec
+    from shellback.settings import plain_environment
+
     settings = load_settings()
     text = command[0] if len(command) == 1 else shlex.join(command)
     kind = KINDS.get(settings.backend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
@@ -21,12 +21,12 @@ from shellback.cli.shared import (
     utf8,
 )
 from shellback.exec.core.display import folded, visible_line
-from shellback.storage.db import Database
-from shellback.wiring import wiring
-from shellback.work.approvals import approvals, sending
-from shellback.work.approvals.approvals import Request
-from shellback.work.approvals.sending import Sent
 from shellback.work.queue.items import Priority
+
+if TYPE_CHECKING:
+    from shellback.storage.db import Database
+    from shellback.work.approvals.approvals import Request
+    from shellback.work.approvals.sending import Sent
 
 NO_WORKER: Final = "shellback: no worker of this host runs; start one with `shellback worker`"
 
@@ -65,6 +65,9 @@ def send(
       shellback send -c build --priority low 'Look at the warnings when there is time.'
       git log -3 | shellback send -c review --wait --json -
     """  # noqa: D301
+    from shellback.wiring import wiring
+    from shellback.work.approvals import sending
+
     body = _from_stdin() if text == "-" else utf8(text, "the message")
     with opened() as where:
         with wiring.enqueuing(where) as enqueuer:
@@ -164,6 +167,8 @@ class Waiting:
         return fate
 
     def _look(self, conn: Any) -> Fate | None:
+        from shellback.work.approvals import approvals, sending
+
         heard = sending.heard(conn, self._sent.item_id, self._sent.conversation_id)
         if heard.answer is not None and heard.outcome is not None:
             self.answer = heard.answer

@@ -13,11 +13,10 @@ import click
 
 from shellback.cli.shared import Refused, json_option, load_settings, opened, show, table_lines, wants_json
 from shellback.exec.core.display import visible_line
-from shellback.settings import Settings, origins, shown_url
-from shellback.wiring import wiring
 
 if TYPE_CHECKING:
     from shellback.checks import Check
+    from shellback.settings import Settings
 
 _UNITS: Final = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _LEAST_S: Final = 3600.0
@@ -37,6 +36,8 @@ def config(changed: bool) -> None:
       shellback config
       shellback config --changed
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.settings import origins
+
     settings = load_settings()
     found = origins()
     rows = [
@@ -63,6 +64,8 @@ def _written(row: dict[str, Any]) -> str | None:
 
 def _values(settings: Settings) -> list[tuple[str, Any, str]]:
     """Name, value fit to be shown, and what is allowed, of every setting."""
+    from shellback.settings import shown_url
+
     shown: list[tuple[str, Any, str]] = []
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
@@ -107,6 +110,7 @@ def migrate(check: bool) -> None:
     Running it again changes nothing. On SQLite every command does it by itself.
     """
     from shellback.storage import schema
+    from shellback.wiring import wiring
 
     settings = load_settings()
     with wiring.place(settings, migrated=False) as where:
@@ -175,6 +179,8 @@ def prune(dry_run: bool, older_than: float | None) -> None:
       shellback prune --dry-run          what RETAIN_DAYS would let go now
       shellback prune --older-than 7d    all but the last week
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.wiring import wiring
+
     with opened() as where, wiring.retention(where, rows_s=older_than) as retention:
         gone = asyncio.run(retention.planned() if dry_run else retention.once())
     said = ", ".join(f"{number} {name}" for name, number in sorted(gone.items()) if number)

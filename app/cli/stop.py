@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,11 +15,10 @@ from shellback.exec.core.answers import Killed
 from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
 from shellback.exec.core.model import Session
 from shellback.exec.core.ports import SupervisorPort
-from shellback.storage import sessions
-from shellback.wiring import supervision, wiring
-from shellback.wiring.wiring import Place
-from shellback.work.turn import stopping
-from shellback.work.turn.stopping import Stopping
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
+    from shellback.work.turn.stopping import Stopping
 
 
 @click.command()
@@ -44,6 +43,9 @@ def stop(conversation: str, kill: bool, wait: bool, timeout: float) -> None:
       shellback stop build
       shellback stop build --kill --wait
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.wiring import wiring
+    from shellback.work.turn import stopping
+
     began = time.time()
     with opened() as where:
         with wiring.enqueuing(where) as enqueuer:
@@ -95,6 +97,9 @@ def _said(found: Stopping, state: str) -> str:
 
 
 def _kill_all(where: Place, conversation: str) -> list[str]:
+    from shellback.storage import sessions
+    from shellback.wiring import supervision
+
     found = where.database.read_now(sessions.find, conversation_id=conversation)
     here = [session for session in found if session.host_id == where.host_id]
     live = [session for session in here if session.live]

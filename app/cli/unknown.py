@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from shellback.cli.shared import Columns, Refused, age, asked, table_lines
 from shellback.exec.core import limits
@@ -12,15 +13,12 @@ from shellback.exec.core.errors import SessionNotFound
 from shellback.exec.core.model import Session, SessionEnd
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.log.output import OutputLog
-from shellback.exec.reports.callback_text import callback_payload
 from shellback.exec.wire import layout
-from shellback.wiring import wiring
-from shellback.wiring.wiring import Place
-from shellback.work.hosts import generation
-from shellback.work.hosts import unknown as strangers
-from shellback.work.hosts.generation import Generation
-from shellback.work.hosts.unknown import Unknown
-from shellback.work.queue.callbacks import CallbackSink
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
+    from shellback.work.hosts.unknown import Unknown
+    from shellback.work.queue.callbacks import CallbackSink
 
 _COLUMNS: Columns[Unknown] = {
     "SESSION": "id",
@@ -34,6 +32,8 @@ _COLUMNS: Columns[Unknown] = {
 
 def listed(where: Place) -> list[Unknown]:
     """Processes that the supervisor has and the database does not, oldest first."""
+    from shellback.work.hosts import unknown as strangers
+
     return asked(where, lambda client: strangers.unknown(client, where.database))
 
 
@@ -107,6 +107,9 @@ def give_up(where: Place, session: Session) -> bool:
     Raises:
         Refused: A process of it lives.
     """
+    from shellback.work.hosts import generation
+    from shellback.work.hosts import unknown as strangers
+
     if generation.absence_tells(where.home, session.created_at):
         return False
     if alive := strangers.marked(session.id):
@@ -123,6 +126,9 @@ def give_up(where: Place, session: Session) -> bool:
 @contextmanager
 def callbacks(where: Place) -> Generator[CallbackSink]:
     """What tells the end of a session of this host, as a worker does."""
+    from shellback.exec.reports.callback_text import callback_payload
+    from shellback.wiring import wiring
+    from shellback.work.queue.callbacks import CallbackSink
 
     def payload(session: Session) -> dict[str, object]:
         logs = where.home / layout.SESSIONS / session.id
@@ -135,5 +141,8 @@ def callbacks(where: Place) -> Generator[CallbackSink]:
 
 def settled(where: Place) -> None:
     """Forget what was found behind, if nothing of it is left."""
+    from shellback.work.hosts import unknown as strangers
+    from shellback.work.hosts.generation import Generation
+
     count = Generation(where.home, where.host_id, where.database)
     asked(where, lambda client: strangers.settle(client, where.database, where.host_id, count, where.home))

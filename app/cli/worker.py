@@ -19,13 +19,12 @@ from shellback.exec.core.errors import SupervisorAbsent
 from shellback.exec.link import launch
 from shellback.log import configure
 from shellback.orders import note_workspace
-from shellback.settings import Settings
 from shellback.storage.errors import ExecutorTaken
 from shellback.storage.host import ensure_home
-from shellback.wiring import supervision, wiring
 from shellback.wiring.choice import Choice, choose
 
 if TYPE_CHECKING:
+    from shellback.settings import Settings
     from shellback.work.hosts.roster import Employed
     from shellback.work.worker.worker import Worker
 
@@ -50,6 +49,8 @@ def worker(while_stdin: bool) -> None:
       ENABLE_EXECUTE=true shellback worker
       LOG_FORMAT=json LOG_LEVEL=WARNING shellback worker 2>>worker.log
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.wiring import wiring
+
     settings = load_settings()
     configure(settings.log_level, settings.log_format)
     wiring.arm_crash_points(settings)
@@ -188,6 +189,8 @@ def supervisor(check: bool) -> None:
       shellback supervisor &
       SUPERVISOR=external ENABLE_EXECUTE=true shellback worker
     """  # noqa: D301 - \b is click's mark for text that keeps its lines
+    from shellback.wiring import supervision
+
     settings = load_settings()
     if check:
         try:

@@ -7,7 +7,7 @@ import difflib
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -19,11 +19,9 @@ from shellback.cli.unknown import how
 from shellback.exec.backends.kinds import CONTAINED
 from shellback.exec.core.display import visible_line
 from shellback.exec.core.model import PodmanWorkspace, Session
-from shellback.exec.tools.short_commands import PYTHON
-from shellback.storage import sessions
-from shellback.storage import workspaces as rows
-from shellback.wiring import wiring
-from shellback.wiring.wiring import Place
+
+if TYPE_CHECKING:
+    from shellback.wiring.wiring import Place
 
 SHOWN: Final = 50
 
@@ -62,6 +60,8 @@ def list_(everything: bool) -> None:
 
 
 def _list(*, everything: bool) -> None:
+    from shellback.storage import workspaces as rows
+
     with opened() as where:
         found = where.database.read_now(rows.find, live=None if everything else True)
         here = where.host_id
@@ -140,6 +140,8 @@ def _found(where: Place, name: str, *, ours: bool = False) -> list[PodmanWorkspa
     Raises:
         Refused: Nothing, more than one thing, or, with `ours`, something of another host or gone already.
     """
+    from shellback.storage import workspaces as rows
+
     known = where.database.read_now(rows.find)
     here = [one for one in known if one.state != "removed"] or known
     for group in (here, known):
@@ -179,12 +181,16 @@ def _may_go(where: Place, one: PodmanWorkspace, *, force: bool, overlay: bool) -
 
 
 def _running(where: Place, one: PodmanWorkspace) -> list[Session]:
+    from shellback.storage import sessions
+
     found = where.database.read_now(sessions.find, conversation_id=one.scope, live=True)
     of = (one.profile, one.host_id)
     return [session for session in found if session.backend in CONTAINED and (session.profile, session.host_id) == of]
 
 
 async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool) -> list[dict[str, Any]]:
+    from shellback.wiring import wiring
+
     done: list[dict[str, Any]] = []
     for one in wanted:
         containers = wiring.containers(where, one.name)
@@ -197,6 +203,9 @@ async def _removed(where: Place, wanted: list[PodmanWorkspace], *, overlay: bool
 
 
 def _facts(where: Place, one: PodmanWorkspace, last: int) -> dict[str, Any]:
+    from shellback.exec.tools.short_commands import PYTHON
+    from shellback.storage import workspaces as rows
+
     evaluated = where.database.read_now(rows.evaluations, one.scope, PYTHON, limit=last)
     running = _running(where, one) if one.state == "running" else []
     return {

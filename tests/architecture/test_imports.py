@@ -41,11 +41,11 @@ def loaded(program: str, *options: str) -> set[str]:
         ("from shellback.exec.core import identity; from shellback.exec.engine import sessions", HEAVY),
         ("from shellback.exec.log import logs", HEAVY),
         ("import shellback.settings", AGENTS),
-        ("import sys; sys.argv = ['shellback', '--help']; from shellback.cli.main import main; main()", AGENTS),
-        ("from shellback.cli.main import COMMANDS, cli; [cli.get_command(None, name) for name in COMMANDS]", AGENTS),
+        ("import sys; sys.argv = ['shellback', '--help']; from shellback.cli.main import main; main()", HEAVY),
+        ("from shellback.cli.main import COMMANDS, cli; [cli.get_command(None, name) for name in COMMANDS]", HEAVY),
     ],
 )
-def test_the_engine_loads_no_database_and_no_command_loads_the_agent_for_its_help(
+def test_neither_the_engine_nor_a_command_for_its_help_loads_a_database_settings_or_the_agent(
     program: str, unloaded: set[str]
 ) -> None:
     assert loaded(program).isdisjoint(unloaded)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from shellback.cli.terminal.raw_terminal import RawTerminal, is_terminal
 from shellback.exec.core import limits
@@ -23,9 +23,11 @@ from shellback.exec.core.errors import (
     TaskCompleted,
 )
 from shellback.exec.core.model import SessionEnd, WindowSize
-from shellback.exec.terminals.attaching import Attachment, Passing
-from shellback.exec.terminals.screen import Screen
-from shellback.work.approvals.typed import Typing
+
+if TYPE_CHECKING:
+    from shellback.exec.terminals.attaching import Attachment
+    from shellback.exec.terminals.screen import Screen
+    from shellback.work.approvals.typed import Typing
 
 KEPT: Final = 256 * 1024
 """Typed bytes that wait for a program which does not read; what is typed beyond is lost, and the bell says so."""
@@ -278,6 +280,8 @@ class Picture:
     """The output of one session on one terminal."""
 
     def __init__(self, attachment: Attachment, terminal: RawTerminal, detach_key: int, *, writable: bool) -> None:
+        from shellback.exec.terminals.attaching import Passing
+
         self._at = attachment
         self._terminal = terminal
         self._writable = writable
@@ -342,6 +346,8 @@ class Picture:
 
     async def _paint(self) -> None:
         """Show the screen of the session, and its modes. Where this terminal is smaller, the part with the cursor."""
+        from shellback.exec.terminals.attaching import Passing
+
         screen = await self._at.screen()
         size = self._terminal.size()
         rows = screen.rows if not self._writable and size.rows > screen.rows else None

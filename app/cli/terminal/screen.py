@@ -25,7 +25,6 @@ from shellback.cli.output import drawn
 from shellback.cli.shared import columns, handled
 from shellback.cli.terminal.line_editor import LineEditor
 from shellback.exec.core.display import visible
-from shellback.settings import plain_terminal
 
 PROMPT: Final = "> "
 MARGIN: Final = "  "
@@ -80,6 +79,8 @@ class Keyboard:
         self._stopped = True  # and whatever ran meanwhile has set the terminal otherwise
 
     def _set(self) -> None:
+        from shellback.settings import plain_terminal
+
         self._stopped = False
         modes = termios.tcgetattr(self._fd)
         modes[3] &= ~(termios.ICANON | termios.IEXTEN | (0 if self._echo else termios.ECHO))

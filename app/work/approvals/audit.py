@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
@@ -18,11 +18,9 @@ from shellback.exec.core.errors import CommandDenied
 from shellback.storage.rows import given, insert_new
 from shellback.storage.tables import audit
 
-Event = Literal[
-    "asked", "auto_approved", "rule", "changed", "approved", "denied", "expired", "superseded", "used", "refused",
-    "rule_added", "rule_revoked", "typed",
-]  # fmt: skip
-EVENTS: Final[tuple[Event, ...]] = get_args(Event)
+if TYPE_CHECKING:
+    from shellback.work.approvals.event import Event
+
 REASON_CHARS: Final = 4_000
 PAGE: Final = 500
 

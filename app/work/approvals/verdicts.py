@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
@@ -16,6 +17,9 @@ from shellback.storage import rules
 from shellback.storage.db import Database
 from shellback.work.approvals import audit
 from shellback.work.approvals.uses import consume_call, consume_claim
+
+if TYPE_CHECKING:
+    from shellback.work.approvals.event import Event
 
 
 def claim(conn: sa.Connection, session: Session) -> None:
@@ -38,7 +42,7 @@ def claim(conn: sa.Connection, session: Session) -> None:
 
 
 def _note(
-    conn: sa.Connection, event: audit.Event, session: Session, *, rule: str | None = None, tier: str | None = None
+    conn: sa.Connection, event: Event, session: Session, *, rule: str | None = None, tier: str | None = None
 ) -> None:
     entry = audit.Entry(
         event=event,
