@@ -155,5 +155,7 @@ class OnTerminal:
 class Terminal(OnTerminal):
     """A command of ours on a terminal, in the stage's environment; a variable of None is left out."""
 
+    program: tuple[str, ...] = PROGRAM
+
     def __init__(self, stage: Stage, *args: str, **environ: str | None) -> None:
-        super().__init__([*PROGRAM, *args], {"TERM": "dumb", **OURS, **environment(stage, environ)}, stage.root)
+        super().__init__([*self.program, *args], {"TERM": "dumb", **OURS, **environment(stage, environ)}, stage.root)
