@@ -87,13 +87,16 @@ def ps(conversation: str | None, everything: bool, strangers: bool, watching: bo
         if watching:
             watch(look, lambda one: one.id, lines, _line)
         found = look()
+        if not wants_json():
+            show(None, lines(found))
+            return
         fresh = Freshness(where, (one.host_id for one in found))
         facts = {
             "sessions": [asdict(one) | fresh.fact(one.host_id) for one in found],
             "blocked": where.database.read_now(_behind_blocks),
             "findings": [asdict(one) for one in where.database.read_now(rows.find, conversation_id=conversation)],
         }
-        show(facts | fresh.fact(), lines(found))
+        show(facts | fresh.fact(), ())
 
 
 _COLUMNS: Columns[Session] = {

@@ -45,7 +45,7 @@ Refused = Callable[[sa.Connection, CommandDenied], None]
 """Told, in a transaction of its own, that an approval was not taken and so nothing was claimed or begun."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SqlSessionStore(SessionStore):
     """A `SessionStore` on a `Database`.
 

@@ -191,7 +191,8 @@ def _events() -> Iterator[str]:
         ("`shellback audit --json`", Entry),
         ("Work item", WorkItem),
     ):
-        yield f"\n## {title}\n\n```json\n{json.dumps(TypeAdapter(kind).json_schema(), indent=2)}\n```"
+        schema = TypeAdapter(kind).json_schema(mode="serialization")
+        yield f"\n## {title}\n\n```json\n{json.dumps(schema, indent=2)}\n```"
 
 
 def _python() -> Iterator[str]:

@@ -81,7 +81,7 @@ class Terminal:
             TimeoutError: It has none within a minute.
         """
         until = time.monotonic() + PATIENCE_S
-        while (found := re.search(pattern, self._heard)) is None:
+        while (found := re.search(pattern, self._heard)) is None or select.select([self._fd], [], [], 0.3)[0]:
             if not select.select([self._fd], [], [], max(0.0, until - time.monotonic()))[0]:
                 raise TimeoutError(f"the terminal does not show {pattern!r}:\n{self._heard}")
             data = os.read(self._fd, 65536)
@@ -136,8 +136,6 @@ def record(root: Path) -> list[Frame]:
             terminal.types(f"{line.format(request=request)}\n")
             found = terminal.shows(pattern)
             request = found.groupdict().get("request") or request
-            time.sleep(0.3)
-            terminal.shows("")
     finally:
         terminal.close()
     return terminal.frames

@@ -114,7 +114,7 @@ class TestDockerShell(_Shared):
         dockers.needed()
 
         class OfTests(DockerShell):
-            _make = partial(in_container, DockerBackend, partial(Docker, host=dockers.host()))
+            _make = staticmethod(partial(in_container, DockerBackend, partial(Docker, host=dockers.host())))
 
         with OfTests(sandboxes.a_workspace(), image=dockers.image(images.test_rootfs())) as shell:
             cls.shell = shell

@@ -58,11 +58,13 @@ class Standalone(SyncShell):
     Nothing is started before the first command. Any number of threads may use it. Commands that begin at one call may
     leave processes behind, which live until `close`. `allowed_commands` are all programs that may be named,
     `blocked_commands` text that may not; `env_names` may be set although they are refused else; `allowed_paths` are
-    directories besides `root` where a command may begin; `place` is for what runs commands in `root`.
+    directories besides `root` where a command of `HostShell` may begin; `place` is for what runs commands in `root`.
     """
 
     _make: Callable[..., Made]
     """Called with root, state directory, supervisor of this machine and `place`."""
+    _elsewhere = False
+    """Whether commands may begin outside of `root`."""
 
     def __init__(
         self,
@@ -76,6 +78,8 @@ class Standalone(SyncShell):
         max_output_bytes: int = OUTPUT_BYTES,
         **place: Any,
     ) -> None:
+        if allowed_paths and not self._elsewhere:
+            raise TypeError(f"{type(self).__name__} takes no allowed_paths: its commands reach `root` only")
         self._own = own = Own(lambda state, host: self._make(root, state, host, **place))
         super().__init__(
             AsyncShell(
@@ -139,6 +143,7 @@ class HostShell(Standalone):
     """
 
     _make = staticmethod(_on_host)
+    _elsewhere = True
 
 
 class BubblewrapShell(Standalone):
@@ -156,13 +161,13 @@ class PodmanShell(Standalone):
     `image` has to be here; nothing is downloaded. `close` removes the container.
     """
 
-    _make = partial(in_container, PodmanBackend, Podman)
+    _make = staticmethod(partial(in_container, PodmanBackend, Podman))
 
 
 class DockerShell(Standalone):
     """The same in a container of docker, at docker's own socket; as root only."""
 
-    _make = partial(in_container, DockerBackend, Docker)
+    _make = staticmethod(partial(in_container, DockerBackend, Docker))
 
 
 LOG_BYTES: Final = 16 * 1024 * 1024

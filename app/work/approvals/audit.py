@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
@@ -17,9 +17,7 @@ from shellback.exec.core.display import shown, visible
 from shellback.exec.core.errors import CommandDenied
 from shellback.storage.rows import given, insert_new
 from shellback.storage.tables import audit
-
-if TYPE_CHECKING:
-    from shellback.work.approvals.event import Event
+from shellback.work.approvals.event import Event
 
 REASON_CHARS: Final = 4_000
 PAGE: Final = 500

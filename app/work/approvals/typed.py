@@ -81,7 +81,7 @@ def unheard(conn: sa.Connection, conversation_id: str) -> list[str]:
     return [said(one["session_id"], one["bytes"], over=one["over"]) for one in found]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Typing:
     """What one attachment keeps of the typing of a person, a row for each minute in which there was some."""
 

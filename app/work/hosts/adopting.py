@@ -212,7 +212,7 @@ SETTLED_S: Final = 60.0
 """How often we look for news of a host of which everything is settled: some never return, and each look costs."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Neighbours:
     """Settles what silent hosts left, a conversation at a time; `once` is a part of the sweep.
 

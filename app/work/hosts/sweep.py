@@ -76,7 +76,7 @@ class Status:
     """Whose workers go on with it where its own has died; None where nobody does."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Sweep:
     """Runs one comparison at a time; constructed by wiring, called by the worker `me` (executor id, version)."""
 

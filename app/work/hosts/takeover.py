@@ -42,7 +42,7 @@ class Taken:
     items: tuple[str, ...]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Takeover:
     """Looks for dropped turns and dead workers of this host; called by the worker `me` (executor id, version).
 

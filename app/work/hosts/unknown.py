@@ -254,7 +254,7 @@ async def settle(port: SupervisorPort, database: Database, host_id: str, count: 
     return len(left)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Alarm:
     """Says at the start of a worker what a person has to settle. A service of the worker."""
 

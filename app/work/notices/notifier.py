@@ -161,7 +161,7 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Notifier:
     """Takes notices that are due and sends them, a few at a time; what fails is tried again later.
 

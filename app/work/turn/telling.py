@@ -81,8 +81,6 @@ class Telling:
             log.warning("an event was not written: %s", error, extra={"work_item": deps.turn_id})
 
 
-log = logging.getLogger(__name__)
-
 KIND: Final = "output"
 EVERY_S: Final = 1.0
 _Key = tuple[str, str]

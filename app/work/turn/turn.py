@@ -48,7 +48,7 @@ from shellback.work.turn.failures import answerable, explain
 from shellback.work.turn.hearing import Fenced, Stopped, contents_of, notice, recorded
 from shellback.work.turn.watching import TurnWatch, Unwatched
 
-STEP_SHAPE: Final = 6
+STEP_SHAPE: Final = 7
 
 log = logging.getLogger(__name__)
 

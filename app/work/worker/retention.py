@@ -45,7 +45,7 @@ class Ages:
     conversations: float
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Retention:
     """Prunes one host's conversations. A session is kept as long as its log.
 

@@ -69,7 +69,7 @@ class WorkerConfig:
     executor_id: str
     host_id: str
     boot_id: str
-    system_database_url: str
+    system_database_url: str = field(repr=False)
     turn_slots: int = 4
     wake_slots: int = 16
     sweep_s: float = 10.0
@@ -78,7 +78,7 @@ class WorkerConfig:
     traced: bool = False
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Worker:
     """Start, serve, stop. Exactly one lives per process: DBOS is a process-wide singleton."""
 

@@ -31,6 +31,7 @@ from shellback.work.notices.notifier import Command, Notifier, NotSent, Target, 
 from shellback.work.turn import claims
 from shellback.work.turn.claims import Wakes
 from shellback.work.turn.closing import Closing, close
+from shellback.work.worker.worker import WorkerConfig
 from tests.items import NotedEnqueuer
 
 pytestmark = pytest.mark.anyio
@@ -377,3 +378,9 @@ async def test_a_wrong_target_is_refused_at_the_start_without_showing_its_key(wr
         Settings.load(wrong)
     assert "NOTIFY_" in str(refused.value)
     assert "s3cret" not in str(refused.value)
+
+
+async def test_neither_a_sender_of_notices_nor_the_configuration_of_a_worker_shows_secrets(database: Database) -> None:
+    sender = Notifier(database, Webhook("https://hooks.example/T0/secret"))
+    worker = WorkerConfig(executor_id="e", host_id="h", boot_id="b", system_database_url="postgresql://u:secret@h/x")
+    assert "secret" not in f"{sender} {sender.ring} {worker}"

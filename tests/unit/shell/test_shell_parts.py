@@ -59,6 +59,7 @@ from shellback.exec.shell import (
 )
 from shellback.exec.shell.mock import MockRunning, MockShellSession
 from shellback.exec.shell.running import captured
+from shellback.exec.shell.standalone import DockerShell, Standalone
 from shellback.exec.shell.words import line_of
 from shellback.work.turn.deps import TurnDeps
 
@@ -420,3 +421,11 @@ def test_all_shells_and_files_have_one_shape() -> None:
                 assert list(inspect.signature(getattr(kind, name)).parameters) == list(
                     inspect.signature(one).parameters
                 ), name
+
+
+@pytest.mark.parametrize("shell", [BubblewrapShell, DockerShell, PodmanShell])
+def test_a_shell_in_a_sandbox_takes_no_paths_that_its_commands_cannot_reach(
+    shell: type[Standalone], tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match=f"{shell.__name__} takes no allowed_paths"):
+        shell(tmp_path, allowed_paths=["/usr"])
