@@ -14,7 +14,7 @@ from pydantic_ai.messages import ToolReturn
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import AbstractToolset
 
-from shellback.exec.core.errors import ExecError
+from shellback.exec.core.errors import ExecError, InvalidCommand
 from shellback.exec.core.secrets import Secrets, secret_paths
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.files import Files
@@ -114,6 +114,8 @@ class ExecTools:
     def _validated(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
         # The digest is over what the tool body gets: with defaults filled in and types made.
         found = self._tools.tools.get(tool)
+        if found is None and tool in tools():
+            raise InvalidCommand(f"{tool} is switched off here")
         return args if found is None else found.function_schema.validator.validate_python(args)
 
     async def _visible(self, ctx: RunContext[Any], definitions: list[ToolDefinition]) -> list[ToolDefinition]:

@@ -24,6 +24,7 @@ from shellback.exec.policy.rules.matching import Tiers
 from shellback.exec.reports.callback_text import callback_payload, wake_text
 from shellback.exec.tools.tool import Invocation
 from shellback.exec.tools.tool_calls import Granted, ToolCalls
+from shellback.exec.tools.toolset import ExecTools
 from tests.desks import Desk, desk
 from tests.execs import GATE, let_go, printed
 from tests.supervisors import SOON, until
@@ -363,3 +364,20 @@ async def test_a_login_shell_is_approved_as_one(tmp_path: Path) -> None:
         assert plain != login
         with pytest.raises(ApprovalRequired):
             await here.call("run_shell", command="touch b")
+
+
+@pytest.mark.parametrize(
+    ("tool", "args"),
+    [
+        ("run_shell", {"command": "touch b"}),
+        ("shell_execute", {"command": ["touch", "b"]}),
+        ("evaluate_python", {"code": "1"}),
+        ("write_file", {"path": "b", "content": "x"}),
+    ],
+)
+async def test_a_call_of_a_tool_that_is_switched_off_meanwhile_is_shown_as_one_that_does_not_run(
+    tmp_path: Path, tool: str, args: dict[str, Any]
+) -> None:
+    async with desk(tmp_path) as here:
+        fewer = ExecTools(here.engine, enabled=True, sessions=False, workspace=False)
+        assert (await fewer.propose("talk", tool, args))[1]["refused"] == f"{tool} is switched off here"

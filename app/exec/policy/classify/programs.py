@@ -79,8 +79,8 @@ class Trust:
         return name
 
     def _objection(self, given: str, name: str) -> Asks | None:
-        places = [given] if "/" in given else [os.path.join(directory, name) for directory in self._search]
-        path = next(filter(os.path.lexists, places), None)
+        places = (os.path.join(directory, name) for directory in self._search)
+        path = given if "/" in given else next(filter(os.path.lexists, places), None)
         if "/" in given and not os.path.isfile(given):
             return Asks(f"{given} is not there")
         return None if path is None or _only_roots(path) else Asks(f"{path} can be changed by others than root")
