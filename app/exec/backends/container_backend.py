@@ -290,7 +290,7 @@ class ContainerBackend(ChosenBackend):
             yield made
         finally:
             for home in made.containers.homes():
-                engine.remove(home.name)
+                made.containers.remove_now(home, 0.0)
             stands.tidy(engine.state)
             shutil.rmtree(root, ignore_errors=True)
 

@@ -138,9 +138,15 @@ async def _looks(backend: ContainerBackend) -> list[_Look]:
     with backend.apart("probe") as apart:
         decoy = apart.containers.root.parent
         try:
-            return list(await asyncio.gather(*(_look(apart, profile, decoy) for profile in (WORK, READ_ONLY))))
+            looks = (_look(apart, profile, decoy) for profile in (WORK, READ_ONLY))
+            # Both end before their containers are taken away: one that comes up later would stay.
+            found = await asyncio.gather(*looks, return_exceptions=True)
         finally:
             backend.shell = apart.shell
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in found if isinstance(one, _Look)]
 
 
 async def _look(backend: ContainerBackend, profile: str, decoy: Path) -> _Look:

@@ -164,7 +164,7 @@ class Containers:
         Raises:
             BackendUnavailable: The engine does not do it.
         """
-        there = await asyncio.to_thread(self._remove, self.root / name, grace_s)
+        there = await asyncio.to_thread(self.remove_now, self.root / name, grace_s)
         await asyncio.to_thread(self.stands.tidy, self.engine.state)
         if self.log is not None:
             await self.log.removed(name, time.time())
@@ -256,6 +256,7 @@ class Containers:
                 f"the container {home.name} does not come up: {said or error}{self._why(said)}"
             ) from None
         finally:
+            hello.cancel()
             await client.close()
 
     def _why(self, said: str) -> str:
@@ -344,7 +345,8 @@ class Containers:
         with self._locked(home):
             self.engine.stop(home.name, grace_s=STOP_S)
 
-    def _remove(self, home: Path, grace_s: float) -> bool:
+    def remove_now(self, home: Path, grace_s: float) -> bool:
+        """Take a container away, and its directory where no end waits in it; whether it was there. Blocks."""
         with self._locked(home):
             there = self.engine.state(home.name) is not None
             if there:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
@@ -94,10 +95,14 @@ def _look(backend: BubblewrapBackend, name: str, decoy: str, profile: str) -> Re
 @contextlib.contextmanager
 def _decoy() -> Generator[str]:
     """A directory outside that everybody may write, with a file in it that everybody may read."""
-    with tempfile.TemporaryDirectory(prefix="shellback-probe-", dir="/tmp", ignore_cleanup_errors=True) as path:
+    path = tempfile.mkdtemp(prefix="shellback-probe-", dir="/tmp")
+    try:
         os.chmod(path, 0o777)  # noqa: S103
         Path(path, "decoy").write_text("outside\n", "ascii")
         yield path
+    finally:
+        # `TemporaryDirectory` raises if another user made a directory in it, and may follow symlinks (CVE-2023-6597).
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _failure(backend: BubblewrapBackend, report: Report, machine: Machine) -> Found | None:

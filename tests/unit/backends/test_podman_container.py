@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shellback.exec import PodmanSandboxConfig
-from shellback.exec.backends import container, containers
+from shellback.exec.backends import container, container_probe, containers
 from shellback.exec.backends.container import Container, ContainerLimits, Mount
 from shellback.exec.backends.docker import Docker
 from shellback.exec.backends.podman import Podman
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
+from shellback.exec.core.model import WORK
 from shellback.settings import Settings
 
 WANT = Container(
@@ -168,3 +173,52 @@ async def test_one_that_runs_gets_its_time_to_answer_and_one_that_has_ended_none
     with pytest.raises(BackendUnavailable, match=f"does not come up: {said}"):
         await containers.Containers(tmp_path, engine).ensure(WANT)
     assert not engine.ran
+
+
+@pytest.mark.anyio
+async def test_nobody_waits_any_longer_for_a_container_whose_state_cannot_be_told(tmp_path: Path) -> None:
+    class Made(Podman):
+        ran = False
+
+        def state(self, name: str) -> tuple[str, str] | None:
+            if self.ran:
+                raise BackendUnavailable("podman does not answer")
+            return None
+
+        def run(self, name: str, words: object) -> str:
+            self.ran = True
+            return name
+
+    before = asyncio.all_tasks()
+    with pytest.raises(BackendUnavailable, match="does not answer"):
+        await containers.Containers(tmp_path, Made()).ensure(WANT)
+    async with asyncio.timeout(10):
+        while asyncio.all_tasks() - before:  # noqa: ASYNC110 - what was cancelled ends by itself
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_containers_of_a_probe_are_taken_away_when_both_looks_have_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    steps: list[str] = []
+
+    class Probed:
+        shell = ""
+        containers = SimpleNamespace(root=tmp_path)
+
+        @contextlib.contextmanager
+        def apart(self, purpose: str) -> Generator[Probed]:
+            yield self
+            steps.append(f"{purpose}: gone")
+
+    async def look(backend: object, profile: str, decoy: Path) -> None:
+        if profile == WORK:
+            raise BackendUnavailable("no room")
+        await asyncio.sleep(0.05)
+        steps.append("ended")
+
+    monkeypatch.setattr(container_probe, "_look", look)
+    with pytest.raises(BackendUnavailable, match="no room"):
+        await vars(container_probe)["_looks"](Probed())
+    assert steps == ["ended", "probe: gone"]
