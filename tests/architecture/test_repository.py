@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import tomllib
@@ -106,3 +107,8 @@ def test_make_and_the_evidence_say_the_same_of_how_long_something_takes() -> Non
     made = dict(re.findall(r"^([a-z-]+):.*\((\d+ minutes)\)", text_of("Makefile"), re.MULTILINE))
     assert {"soak", "polls"} <= made.keys()
     assert {name: takes[name] for name in made} == made
+
+
+def test_the_script_of_others_on_the_site_is_the_one_that_is_named() -> None:
+    script = hashlib.sha256((ROOT / "docs/site/mermaid.tiny.js").read_bytes()).hexdigest()
+    assert f"sha256 {script}\n" in text_of("mkdocs.yml")
