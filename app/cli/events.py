@@ -66,7 +66,7 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
         tail = Tail(where, conversation, number, kinds=kinds)
         while True:
             for one in tail.new():
-                show(_facts(one), (line(each) for each in [one]))
+                show(_facts(one), map(line, [one]))
             if not follow:
                 return
             time.sleep(LOOK_S)
