@@ -79,15 +79,13 @@ def wake_text(payload: Mapping[str, Any]) -> str:
     told = [
         HEADER,
         wake_line(payload),
-        f"It printed {_counted(payload)}; process_log(session_id={session_id!r}) reads them."
+        _printed(payload, "It printed", f"process_log(session_id={session_id!r})")
         if payload["bytes_total"] is not None
-        else "What it printed is on that host and cannot be read here; how much it is, is not known.",
+        else "Its output is on that host and cannot be read here; its size is not known.",
     ]
     if "err_bytes_total" in payload:
-        told.append(
-            f"On standard error it printed {_counted(payload, 'err_')}; "
-            f"process_log(session_id={session_id!r}, stderr=true) reads them."
-        )
+        reads = f"process_log(session_id={session_id!r}, stderr=true)"
+        told.append(_printed(payload, "On standard error it printed", reads, "err_"))
     if payload["survivors"]:
         told.append(f"Processes it started are still there: {', '.join(map(str, payload['survivors']))}.")
     told += [f"Finding: {said}." for said in payload.get("findings", ())]
@@ -105,10 +103,13 @@ def wake_line(payload: Mapping[str, Any]) -> str:
     return f"Session {payload['session_id']}: {how}, after {payload['duration_seconds'] or 0:.1f} s."
 
 
-def _counted(payload: Mapping[str, Any], stream: str = "") -> str:
+def _printed(payload: Mapping[str, Any], said: str, reads: str, stream: str = "") -> str:
     least, because = dropped_words(payload.get(f"{stream}uncounted"), payload.get(f"{stream}dropped_because"))
     total, dropped = payload[f"{stream}bytes_total"], payload[f"{stream}bytes_dropped"]
-    return f"{least}{total:,} bytes, {least}{dropped:,} of them dropped for good{because}"
+    if not total and not least:
+        return "No output." if not stream else "No output on standard error."
+    lost = f", {least}{dropped:,} of them dropped for good{because}" if dropped or least else ""
+    return f"{said} {least}{total:,} bytes{lost}; {reads} reads them."
 
 
 def ended_in(metadata: object) -> str | None:
