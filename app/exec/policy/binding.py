@@ -1,7 +1,7 @@
-"""What a command line will run, read from the file system: its programs, and the content of its scripts.
+"""The files that a command line runs, read from the file system: programs, and contents of scripts.
 
-Content is bound where the agent could change it: in the workspace. A script that reads further files of its own is not
-followed, and what is larger than a bound is bound by its identity alone; `unbound` says so.
+Contents are bound in the workspace, where the agent could change them. Files that a script reads are not followed.
+Files above a size are bound by their identity alone; `unbound` lists them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _CHUNK: Final = 1 << 20
 _LINKS: Final = 40
 
 Row = dict[str, Any]
-"""One file as a proposal has it: `name` in the line, `path`, `size`, `sha256`; without that what identifies it."""
+"""A file in a proposal: `name` in the line, `path`, `size`, and `sha256` or the identity of the inode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """What a command line runs.
+    """The files that a command line runs.
 
-    `scripts` have `named` too, where the command finds the file, and `held`: whether a sandbox shall keep these bytes
-    there.
+    `scripts` also have `named`, the path by which the command opens the file, and `held`: whether a sandbox mounts the
+    approved bytes there.
     """
 
     executables: tuple[Row, ...] = ()
@@ -46,12 +46,11 @@ class Binding:
     unbound: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
-        """As portable JSON."""
         return {"executables": [*self.executables], "scripts": [*self.scripts], "unbound": [*self.unbound]}
 
 
 def reads_files(command: str) -> bool:
-    """Whether binding this line may read files of the workspace, which takes its time."""
+    """Whether binding this line may read files of the workspace, which blocks."""
     return bool(named_in(command).files)
 
 
@@ -64,12 +63,11 @@ def read(
     inner: str | None = None,
     held: Callable[[str], int] | None = None,
 ) -> Binding:
-    """Look at everything that the command line names. Blocks for as long as it takes to read the files.
+    """Read every file that the command line names. Blocks while it reads.
 
-    `private` are directories that a command has of its own: nothing of them can be seen from here. `inner` is the path
-    of the workspace as the command sees it; where that is another one, programs are those of an image, and nothing of
-    those can be seen here either: the image's id stands for them. `held` opens a directory that this thread's user
-    cannot reach by its path.
+    `private` are the command's private directories, which cannot be read from here. `inner` is the workspace's path as
+    the command sees it; if it differs, programs belong to an image, and the image's id stands for them. `held` opens a
+    directory that this thread's user cannot reach by its path.
     """
     line = named_in(command)
     reading = _Reading(str(workspace), cwd, private, line, inner or str(workspace), Sight((str(workspace),), held=held))
@@ -81,7 +79,7 @@ def read(
 
 
 def changed(before: Mapping[str, object], now: Mapping[str, object]) -> str:
-    """What differs between the facts of two proposals, by name; '' where nothing does."""
+    """The names of the facts that differ between two proposals; '' if none do."""
     names: dict[str, None] = {}
     for key in ("executables", "scripts"):
         old, new = _by_path(before.get(key)), _by_path(now.get(key))
@@ -136,7 +134,7 @@ class _Reading:
             self._bind(operand, named, real)
 
     def _paths(self, operand: Operand) -> Iterator[tuple[str, str]]:
-        """Files that the name may mean: as the command finds them, and with symlinks resolved."""
+        """The files that a name may mean: the path that the command opens, and the path without symlinks."""
         name = operand.name
         if name == "~" or name.startswith("~/"):
             name = self.workspace + name[1:]
@@ -159,7 +157,7 @@ class _Reading:
             self._unbound[f"{operand.name}: {error}; not all of it is bound"] = None
 
     def _file(self, met: str, operand: Operand) -> tuple[str, str] | None:
-        """A plain file, or what runs of a directory: its path and the real one. Outside only of what runs."""
+        """A regular file, or the program in a directory: path and real path. Outside the workspace only if it runs."""
         one = os.path.join(met, "__main__.py") if operand.runs and self.sight.is_directory(met) else met
         try:
             real, place = self.sight.place(one)
@@ -176,7 +174,7 @@ class _Reading:
     def _folders(self) -> list[str]:
         places = [self.cwd]
         for folder in self.line.folders:
-            # A line may change more than once, from wherever it is.
+            # A line may change its directory repeatedly, each time from the last one.
             places += [path for place in places if (path := os.path.join(place, folder)) not in places][:FILES]
         return places[:FILES]
 
@@ -240,7 +238,7 @@ class _Identity:
 
 
 def ways(paths: Iterable[str], workspace: Path) -> tuple[str, ...]:
-    """Every name in the workspace on the way to files: directories, symlinks and themselves; parents come first."""
+    """Every name in the workspace on the paths to these files, including symlinks and the files; parents first."""
     root, met = str(workspace), dict[str, None]()
     for path in paths:
         left, at, links = path.split("/")[::-1], "/", 0
@@ -260,14 +258,14 @@ def ways(paths: Iterable[str], workspace: Path) -> tuple[str, ...]:
 
 
 def _fixed(pattern: str) -> str:
-    """The directories of an absolute pattern that are no patterns themselves."""
+    """The leading directories of an absolute pattern that contain no pattern."""
     return (
         "/".join(itertools.takewhile(lambda part: not any(sign in part for sign in "*?["), pattern.split("/"))) or "/"
     )
 
 
 def found(program: str) -> str | None:
-    """Where a command finds this program, None where it does not."""
+    """The path at which commands find this program, or None."""
     for directory in CHILD_PATH.split(":"):
         path = f"{directory}/{program}"
         if os.path.isfile(path) and os.access(path, os.X_OK):
@@ -287,7 +285,7 @@ def _identity(status: os.stat_result) -> _Identity:
 
 
 def _steady(path: str) -> bool:
-    """Whether only root can change the file, so that its content need not be read again while it looks the same."""
+    """Whether only root can change the file; then an unchanged inode means unchanged contents."""
     while True:
         status = os.lstat(path)
         if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
@@ -303,7 +301,7 @@ def _content(path: str, identity: _Identity) -> str | None:
 
 
 def _hashed_program(path: str) -> tuple[_Identity, str | None]:
-    """`_hashed` of a program outside of the workspace, by its real path."""
+    """`_hashed` of a program outside the workspace, by its real path."""
     fd = opened(path, None)
     try:
         return _hashed(fd, PROGRAM_BYTES)
@@ -312,7 +310,7 @@ def _hashed_program(path: str) -> tuple[_Identity, str | None]:
 
 
 def _hashed(fd: int, most: int) -> tuple[_Identity, str | None]:
-    """The identity of a file, and the digest of its content, None where that is more than `most` bytes."""
+    """The identity of a file, and the digest of its contents; None above `most` bytes."""
     identity = _identity(os.fstat(fd))
     if identity.size > most:
         return identity, None

@@ -1,4 +1,4 @@
-"""From the arguments of a call to a command that may be proposed: every bound checked, nothing started."""
+"""Checks the arguments of a call and makes a command and its proposal; starts nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGED: Final = (
     "what was about to start when the worker died is not what would start now (directory, scripts, rules or settings "
     "changed meanwhile); nothing was started, propose the call again"
 )
-"""Why a session that was claimed before is given up instead of started."""
+"""The reason why a session that was claimed before is given up instead of started."""
 
 
 def command_spec(  # noqa: PLR0913 - the parameters of the tools
@@ -45,8 +45,8 @@ def command_spec(  # noqa: PLR0913 - the parameters of the tools
     """Check the arguments of one command and resolve its directory.
 
     Raises:
-        InvalidCommand: An argument is not acceptable; the message names the bound.
-        PathOutsideSandbox: `cwd` leaves the workspace.
+        InvalidCommand: An argument is invalid; the message names the bound.
+        PathOutsideSandbox: `cwd` is outside the workspace.
     """
     check_command(command, limits)
     if keep_stdin_open and pty:
@@ -73,7 +73,7 @@ def command_spec(  # noqa: PLR0913 - the parameters of the tools
 
 
 def check_yield_after(yield_after: float | None, *, background: bool, limits: Limits) -> None:
-    """Accept when a foreground call may hand over, or raise InvalidCommand."""
+    """Raise InvalidCommand if a foreground call cannot be handed over after this time."""
     if yield_after is None:
         return
     if background:
@@ -85,17 +85,17 @@ def check_yield_after(yield_after: float | None, *, background: bool, limits: Li
 
 
 async def proposed(spec: CommandSpec, backend: Backend) -> Proposal:
-    """As `proposal_for`; files are read in a thread, as the user whom commands run as.
+    """`proposal_for` in a thread that reads files as the user of commands.
 
     Raises:
-        InvalidCommand: The directory has gone.
-        CheckTimedOut: What it names could not be read in time.
+        InvalidCommand: The directory is gone.
+        CheckTimedOut: The files could not be read in time.
     """
     return proposal_for(spec, backend, await bound(spec, backend))
 
 
 async def bound(spec: CommandSpec, backend: Backend) -> binding.Binding:
-    """What a command names, in a thread where that is to be read; CheckTimedOut where it cannot be in time."""
+    """The files of a command, read in a thread if there are any; CheckTimedOut if they cannot be read in time."""
     if spec.profile == READ_ONLY or not binding.reads_files(spec.command):
         return _bound(spec, backend)
     threads = checking(backend.uid)
@@ -111,12 +111,12 @@ def _bound(spec: CommandSpec, backend: Backend, held: Callable[[str], int] | Non
 
 
 def proposal_for(spec: CommandSpec, backend: Backend, files: binding.Binding | None = None) -> Proposal:
-    """Everything that decides what will run: the identity of its directory and the content of its scripts included.
+    """Everything that determines what will run, including the directory's identity and the contents of scripts.
 
-    Blocks where there are scripts to read and `files` does not have them. What may write nothing is bound without them.
+    Blocks to read scripts unless `files` has them. A command in the profile `read_only` is bound without its scripts.
 
     Raises:
-        InvalidCommand: The directory has gone.
+        InvalidCommand: The directory is gone.
     """
     held_to = backend.facts(spec.profile)
     device, inode = _place(spec.cwd, held_to["mounts"]["private"], backend.workspace)
@@ -157,14 +157,14 @@ def proposal_for(spec: CommandSpec, backend: Backend, files: binding.Binding | N
 
 
 def _inside(cwd: str, backend: Backend) -> dict[str, str]:
-    """The directory as the command sees it, where that is another path."""
+    """The directory as the command sees it, if the path differs."""
     if backend.inner == str(backend.workspace) or not PurePath(cwd).is_relative_to(backend.workspace):
         return {}
     return {"inner_cwd": os.path.normpath(f"{backend.inner}/{os.path.relpath(cwd, backend.workspace)}")}
 
 
 def private(cwd: str, places: Sequence[str], workspace: Path) -> bool:
-    """Whether a directory is in a place that a sandbox has of its own, which cannot be seen from here."""
+    """Whether a directory is private to a sandbox, so that it cannot be read from here."""
     return not f"{cwd}/".startswith(f"{workspace}/") and any(f"{cwd}/".startswith(f"{place}/") for place in places)
 
 
@@ -179,11 +179,11 @@ def _place(cwd: str, places: Sequence[str], workspace: Path) -> tuple[int, int]:
 
 
 async def fixed(plan: Plan, spec: CommandSpec, grant: Grant, backend: Backend) -> Plan:
-    """The plan of a granted command, held to the directory and the scripts of it: the supervisor looks at them again.
+    """The plan of a granted command with its directory and scripts; the supervisor compares them once more.
 
     Raises:
-        CommandDenied: What would run is not what it was when the grant was made.
-        InvalidCommand: The directory has gone.
+        CommandDenied: What would run has changed since the grant.
+        InvalidCommand: The directory is gone.
     """
     now = await proposed(spec, backend)
     if not grant.covers(now):
@@ -201,7 +201,7 @@ async def fixed(plan: Plan, spec: CommandSpec, grant: Grant, backend: Backend) -
 
 
 def check_command(command: str, limits: Limits) -> None:
-    """Accept the text of a command, or raise InvalidCommand, which names the bound."""
+    """Raise InvalidCommand if the text of a command is invalid; the message names the bound."""
     if not command.strip():
         raise InvalidCommand("command is empty; give the text of a bash command")
     if "\0" in command:
@@ -226,7 +226,7 @@ def _stdin(text: str | None, *, keep_open: bool) -> bytes | None:
 
 
 def encoded(text: str, what: str) -> bytes:
-    """The bytes of an argument, or InvalidCommand where it is not text."""
+    """The UTF-8 bytes of an argument; InvalidCommand if it cannot be encoded."""
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""The policy of this program: a command is read, denials and rules speak first, and two keys replace a person.
+"""The policy of this program: default denials, then rules, then two keys that replace a person.
 
-A command that nobody approved runs only if it is classified as read-only *and* runs in the read-only profile,
-which holds it to that even if the classifier is wrong.
+A command without an approval runs only if it is classified as read-only *and* runs in the profile `read_only`. The
+profile holds even if the classification is wrong.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from shellback.exec.policy.typed_lines import lines_of, only_interrupts, unknown
 log = logging.getLogger(__name__)
 
 TRUSTED: Final = "trusted classifier"
-"""Who allowed a command that was classified as read-only and that nothing holds to it."""
+"""The `by` of a command that was classified as read-only and runs without a sandbox."""
 CLASSIFIER: Final = "classifier"
 _TOO_LONG: Final = "it may run for {:g} s, and without a person nothing does for more than {:g} s"
 UNSEEN: Final = "unseen"
-"""Who asks about what is typed where nobody can tell what a shell will run of it."""
+"""The `by` of a question about typed text whose effect in a shell is unknown."""
 
 
 def judged(command: str, around: Surroundings) -> Judgement:
-    """What a command line is, before any rule of an operator: the default denials, then the classification.
+    """The judgement of a command line before any rule: the default denials, then the classification.
 
-    A mistake of ours in either asks, and is logged: it never lets a command pass and never ends a turn.
+    An internal error in either is logged, and the command asks.
     """
     try:
         judgement = classify(command, around)
@@ -59,7 +59,7 @@ def judged(command: str, around: Surroundings) -> Judgement:
 
 
 def by_rules(judgement: Judgement, facts: Facts, rules: Rules) -> Judgement:
-    """The judgement after rules that deny or ask; one that allows makes nothing read-only."""
+    """The judgement after rules that deny or ask. A rule that allows makes no command read-only."""
     hit = rules.decide(judgement, facts)
     if judgement.verdict == "deny" or hit is None or hit.effect == "allow":
         return judgement
@@ -68,7 +68,7 @@ def by_rules(judgement: Judgement, facts: Facts, rules: Rules) -> Judgement:
 
 
 def shown_of(judgement: Judgement) -> dict[str, Any]:
-    """A judgement as portable JSON, for whoever decides: nothing of it is left out."""
+    """The whole judgement as JSON, to be displayed to the person who decides."""
     return {
         "tier": str(judgement.tier),
         "reason": judgement.reason,
@@ -82,9 +82,9 @@ def shown_of(judgement: Judgement) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What may replace a person, in the background for `timeout_s` at most.
+    """The keys that replace a person; a background command then runs for at most `timeout_s`.
 
-    `trust_classifier` leaves the second key away: the operator's own risk.
+    `trust_classifier` removes the second key, at the operator's risk.
     """
 
     auto: bool = True
@@ -93,9 +93,9 @@ class Keys:
 
 
 RulesOf = Callable[[str], Awaitable[Rules]]
-"""The rules that hold for a conversation, of the operator's file and those that people saved."""
+"""The rules of a conversation: those of the policy file, and those that people saved."""
 Standing = Callable[[str, str], Awaitable[str | None]]
-"""The id of an approval of all input to a session: (conversation id, session id) → id or None."""
+"""(conversation id, session id) → id of an approval of all input to the session, or None."""
 
 
 async def _no_rules(_conversation_id: str) -> Rules:
@@ -108,7 +108,7 @@ async def _none_stands(_conversation_id: str, _session_id: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Judges calls by what their commands do, where they run, and what people said before."""
+    """Judges calls by their commands, by where these run, and by rules and standing approvals."""
 
     runs: Backend
     secret: Secrets
@@ -121,12 +121,11 @@ class Judge:
 
     @property
     def sandboxed(self) -> bool:
-        """Whether the second key can be had: a profile that holds a command to reading."""
+        """Whether the second key exists: a profile in which a command can only read."""
         return READ_ONLY in self.runs.profiles
 
     @property
     def asking(self) -> str:
-        """See `Policy.asking`."""
         if not self.keys.auto or not (self.sandboxed or self.keys.trust_classifier):
             return "A person approves each command before it runs."
         return (
@@ -135,7 +134,6 @@ class Judge:
         )
 
     async def judge(self, asked: Asked) -> Verdict:
-        """See `Policy.judge`."""
         if asked.spec is None and not asked.words:
             return await self._of_tool(asked)
         rules = await self.rules(asked.conversation_id)
@@ -150,7 +148,7 @@ class Judge:
         )
 
     async def _looked(self, judging: Callable[[], Verdict]) -> Verdict:
-        """What is said, with files looked at as the user of commands; refused where that does not come to an end."""
+        """The verdict, with files inspected as the user of commands; a denial if the inspection times out."""
         try:
             return await self._threads.run(judging, seconds=CHECK_S)
         except CheckTimedOut as error:
@@ -161,16 +159,15 @@ class Judge:
         return checking(self.runs.uid)
 
     async def withheld(self, conversation_id: str) -> Withheld:
-        """See `Policy.withheld`."""
         rules = await self.rules(conversation_id)
         facts = self._facts("", conversation_id, self.runs.workspace)
         return lambda path: "it may be a secret" if self.secret(path) else rules.withheld(path, facts)
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
-        """Keep no record: that is for whoever has a place for it."""
+        """Record nothing; the worker's policy writes the audit."""
 
     def surroundings(self, asked: Asked, cwd: Path | None = None, more: tuple[Path, ...] = ()) -> Surroundings:
-        """What a call finds around it in `cwd`, by default the workspace; `more` may be named too."""
+        """The surroundings of a call in `cwd`, by default the workspace; the call may name `more` directories."""
         workspace = self.runs.workspace
         private = self.runs.private_home(asked.conversation_id)
         home = private if asked.spec is None else home_of(asked.spec, workspace=str(workspace), private=private)
@@ -194,14 +191,14 @@ class Judge:
         return await self._unless_it_stands(asked, said)
 
     def _of_unfinished(self, asked: Asked) -> Verdict:
-        """What is said of a line that was typed in part: denied, or still to be finished."""
+        """The verdict on a line that was typed in part: denied, or allowed until it is finished."""
         why = denial(asked.unfinished or "", self.surroundings(asked))
         if why is not None:
             return Verdict(decision="deny", reason=why, by="denial")
         return Verdict(decision="ask", reason="a line is typed in part")
 
     def _of_typed(self, asked: Asked, said: Verdict, rules: Rules) -> Verdict:
-        """What is said of text that is typed: where a shell may read it, what is said of the lines that it makes."""
+        """The verdict on typed text: if a shell may read it, the verdict on the resulting lines."""
         text = asked.typed or ""
         around = self.surroundings(asked)
         for line in ((asked.unfinished or "") + text, text):
@@ -218,7 +215,7 @@ class Judge:
         return replace(found, decision="ask") if found.decision == "allow" else found
 
     async def _unless_it_stands(self, asked: Asked, said: Verdict) -> Verdict:
-        """What was said, unless a person would be asked about input and has approved all of it to that session."""
+        """The verdict, or an allowance if it asks about input and a person approved all input to the session."""
         session_id = asked.args.get("session_id")
         admin = said.shown.get("tier") == str(Tier.ADMIN)
         asks_itself = said.decision == "ask" and said.by == TABLE and (asked.unfinished == "" or not asked.shell)
@@ -293,7 +290,7 @@ class Judge:
         )
         if ruled is not None and ruled.decision != "allow":
             return ruled
-        # What the aliases and functions of a shell make of these words is not known.
+        # Aliases and functions of the shell can change the meaning of these words.
         keys = None if spec.kind == SHELL else self._by_keys(spec, judgement, shown)
         if keys is not None and ruled is None:
             keys = replace(keys, timeout_s=self.keys.timeout_s)
@@ -305,7 +302,7 @@ class Judge:
     def _of_input(
         self, spec: CommandSpec, judgement: Judgement, asked: Asked, rules: Rules, around: Surroundings
     ) -> Verdict | None:
-        """Why a shell is not given its input, which it runs as what is typed into it."""
+        """The verdict that stops a shell's standard input, which it runs like typed lines; None if none does."""
         words = [word for one in judgement.segments for word in one.words or one.text.split()]
         if not spec.stdin or SHELLS.isdisjoint(map(name_of, words)):
             return None
@@ -333,7 +330,7 @@ def _named_by(hit: Hit) -> str:
 
 
 def _plain(line: str, words: tuple[str, ...]) -> bool:
-    """Whether the line of a call for files is read as exactly these words."""
+    """Whether the line of a file tool's call parses to exactly these words."""
     try:
         parsed = parse(line)
     except Exception:

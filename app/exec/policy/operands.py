@@ -1,6 +1,6 @@
-"""Which files a command line would run, from its text alone: programs, scripts, and what they are handed.
+"""The files that a command line would run, from its text alone: programs, scripts, and their operands.
 
-What is told here is looked up in the file system by others. It errs towards more: a name that is no file is no harm.
+`binding` looks the names up. Too many names are harmless: a name without a file is ignored.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from shellback.exec.policy.classify.syntax import Output, Parsed, Simple, Word
 from shellback.exec.policy.rules.carriers import SHELLS, Text, carried, name_of, names
 
 DEPTH: Final = 4
-"""How deep command lines within command lines are followed."""
+"""The depth to which nested command lines are followed."""
 VALUES: Final = 64
-"""Combinations of loop variables of one command that are followed."""
+"""The number of combinations of loop variables that are followed for one command."""
 
 
 _BUILTINS: Final = names("""
@@ -38,7 +38,7 @@ _WRITERS: Final = names("""
     chgrp chmod chown cp dd git install ln mkdir mkfifo mktemp mv rm rmdir rsync shred split sync tar tee touch truncate
     unlink unzip zip gzip gunzip xz bzip2 zstd patch curl wget scp
     """)
-"""They change files and run none that they are given. All else may run what it is given."""
+"""Programs that change files and run none of their operands. Other programs may run an operand."""
 
 _VALUED: Final = {
     "python": "-W -X --check-hash-based-pycs",
@@ -58,7 +58,7 @@ _VALUED: Final = {
     "java": "-cp -classpath --class-path -jar -p --module-path -m --module",
     **dict.fromkeys(SHELLS, "-o +o -O +O --rcfile --init-file"),
 }
-"""Interpreters, with their options that take a value: that may be a file of code too."""
+"""Interpreters, with the options that take a value; the value may be a file of code too."""
 _INLINE: Final = names("-c -e -E -p --eval --print")
 _VERBS: Final = frozenset(["run", "test", "exec"])
 _FILE_OPTIONS: Final = names("-f --file --from-file --makefile --script -x")
@@ -81,7 +81,7 @@ _IMPLICIT: Final = {
     "mvn": "pom.xml",
     "docker": "Dockerfile docker-compose.yml compose.yaml",
 }
-"""Files that a program runs without being told."""
+"""Files that a program runs although the line does not name them."""
 _FINDERS: Final = names("find fd fdfind xargs parallel entr")
 _VERSION: Final = re.compile(r"-?[0-9][0-9.]*\Z")
 _TOKEN: Final = re.compile(r"[^\s'\"`;&|<>(){}$=,]+")
@@ -91,10 +91,7 @@ _MOST_SAID: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A name that may be a file, as it stands in the line.
-
-    `runs`: the line executes or interprets it; None is not known. `globs`: it is a pattern.
-    """
+    """A word of the line that may name a file. `runs`: the line runs it, None if unknown. `globs`: it is a pattern."""
 
     name: str
     runs: bool | None = False
@@ -103,11 +100,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What a command line names.
+    """The names in a command line.
 
-    `programs` are looked up in the PATH; names of `files` begin at the directory of the command, or at one of
-    `folders`, to which the line changes. `written` are files that the line itself may change. `unknown` says what of it
-    could not be told, in a sentence each.
+    `programs` are searched in PATH. `files` are relative to the command's directory or to one of `folders`, to which
+    the line changes. `written` are files that the line may change. `unknown` has a sentence for each unreadable part.
     """
 
     programs: tuple[str, ...] = ()
@@ -119,14 +115,13 @@ class Line:
 
 @functools.lru_cache(maxsize=256)
 def named_in(command: str) -> Line:
-    """What the command line names."""
     walk = _Walk()
     walk.text(command, 0)
     return walk.line()
 
 
 class _Walk:
-    """Goes through the commands of a line in their order, and remembers what they name."""
+    """Collects the names in the commands of a line, in their order."""
 
     def __init__(self) -> None:
         self._programs: dict[str, None] = {}
@@ -164,7 +159,7 @@ class _Walk:
             self._tokens(command)
 
     def _tokens(self, command: str) -> None:
-        """What cannot be read as commands: every word of it may be a file that runs."""
+        """Take every word of unparsable text as a file that may run."""
         for token in itertools.islice(_TOKEN.findall(command), _MOST_TOKENS):
             if token not in self._files:
                 self._file(token, None, globs=any(char in token for char in "*?["))
@@ -296,7 +291,7 @@ class _Walk:
 
 
 def _interpreter(name: str) -> frozenset[str] | None:
-    """The options with a value of an interpreter, None of another program."""
+    """The options of an interpreter that take a value; None if the program is no interpreter."""
     valued = _VALUED.get(name, _VALUED.get(_VERSION.sub("", name)))
     return None if valued is None else frozenset(valued.split())
 
@@ -312,7 +307,7 @@ def _folders(name: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _variants(simple: Simple) -> Iterator[list[Operand] | None]:
-    """The words of a command, once for each value of the loop variables in it; None where one can be anything."""
+    """The words of a command for each value of its loop variables; None if a variable can have any value."""
     names = sorted({name for word in simple.words for name in word.variables})
     loops = dict(simple.loops)
     values: list[list[Word]] = []

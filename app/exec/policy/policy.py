@@ -1,7 +1,6 @@
-"""Who may do what: the digest of a proposal, and the grant that starting needs.
+"""Proposals, verdicts and grants. A command starts only with a grant.
 
-Only this module makes a grant. It binds the digest of everything that will run, so a grant for one
-proposal starts nothing else.
+Only this module makes a grant. It is bound to the digest of everything that will run, so it starts nothing else.
 """
 
 from __future__ import annotations
@@ -19,16 +18,13 @@ from shellback.exec.core.model import WORK, CommandSpec
 from shellback.exec.policy.tools import ASKING, Tool
 
 TABLE: Final = "table"
-"""Who says what no rule and no classification does."""
+"""The `by` of a verdict that neither a rule nor the classification decided."""
 
 
 @final
 @dataclass(frozen=True)
 class Proposal:
-    """What one call would do. `facts` holds all that decides what runs, as portable JSON.
-
-    `spec` is the command that they are of, where the engine is to start it.
-    """
+    """What one call would do: `facts` determine what runs, as JSON; `spec` is the command, if the engine starts one."""
 
     tool: str
     facts: Mapping[str, object]
@@ -36,19 +32,19 @@ class Proposal:
 
     @cached_property
     def digest(self) -> str:
-        """Names exactly this proposal; differs when anything that would run differs."""
+        """SHA-256 over tool and facts; it differs if anything that would run differs."""
         whole = json.dumps([self.tool, self.facts], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(whole.encode("ascii")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A call that policy is asked about: whose it is, and the command that it would start, if it starts one.
+    """A call that policy judges; `spec` is the command that it would start.
 
-    `tool` is the name of the tool that was called, `act` the tool that the call amounts to. `call_key` is empty where a
-    call is only shown, and does not go on whatever is said. A tool for files has `words`: its call as rules read it,
-    and `files`, what it is about: absolute, symlinks resolved. A call that types has `typed`, as a shell would read it,
-    `unfinished`, what was typed before and not ended (None where nobody can tell), and whether a `shell` may read it.
+    `tool` is the name that was called, `act` the tool that the call amounts to. `call_key` is empty if the call is only
+    displayed. A file tool has `words`, the call as rules read it, and `files`, absolute and without symlinks. A call
+    that types has `typed`, `unfinished` (the typed part of an unfinished line, None if unknown), and `shell`: whether a
+    shell may read it.
     """
 
     tool: str
@@ -66,12 +62,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What policy says to a call, and why.
+    """The decision of policy on a call, and the reason.
 
-    An allowed command runs in `profile`, in the background and without a timeout of its own for `timeout_s` at most,
-    0 for as long as it likes. `by` says who allowed it: the table, the classifier, a rule, a standing
-    approval (`approval_id`). `shown` is what a person is told of the command: tier, reason, segments, what it touches.
-    A refusal may bring its own `error`.
+    An allowed command runs in `profile`; in the background, without a timeout of its own, for at most `timeout_s` (0:
+    no bound). `by` is the table, the classifier, a rule, or a standing approval (`approval_id`). `shown` is displayed
+    to a person: tier, reason, segments, files. A refusal may have its own `error`.
     """
 
     decision: Literal["allow", "ask", "deny"]
@@ -86,61 +81,59 @@ class Verdict:
 
 
 def unattended(spec: CommandSpec, verdict: Verdict) -> CommandSpec:
-    """A command as it runs where nobody is asked about it."""
+    """The command as it runs without an approval: in the verdict's profile and time bound."""
     seconds = spec.timeout_s or (verdict.timeout_s if spec.background else 0.0)
     return replace(spec, profile=verdict.profile, timeout_s=seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """A person's yes to one digest; None binds whatever that call proposes now (bare use)."""
+    """A person's approval of one digest. Digest None (use without a queue) covers whatever the call proposes now."""
 
     id: str | None = None
     digest: str | None = None
 
 
 Withheld = Callable[[Path], str | None]
-"""Why a file, absolute and without symlinks, is not shown to a call that nobody approved; None where it is."""
+"""The reason why calls without an approval cannot read a file (absolute, no symlinks); None if they can."""
 
 
 class Policy(Protocol):
-    """Judges calls. What it said is recorded with what it allowed, so that a repeat of the call gets the same."""
+    """Judges calls. The claim of a call records its grant, so a replayed call is not judged anew."""
 
     @property
     def asking(self) -> str:
-        """Which commands wait for a person: one sentence for the model."""
+        """One sentence for the model: which commands need an approval."""
         ...
 
     async def judge(self, asked: Asked) -> Verdict:
-        """Say whether the call may go on, must be asked for, or is refused. Cancelling changes nothing."""
+        """Allow the call, ask a person, or deny it. Cancelling changes nothing."""
         ...
 
     async def withheld(self, conversation_id: str) -> Withheld:
-        """Say which files no tool shows that was not approved for them: a search leaves them out."""
+        """The test for files that need an approval to be read; searches leave these files out."""
         ...
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
-        """Take note that the call was refused, by policy or because it is not what was approved."""
+        """Record that the call was refused: by policy, or because it differs from what was approved."""
         ...
 
 
 class TablePolicy:
-    """The policy of the table: what passes there is allowed, all else is asked for."""
+    """Allows tools that only read; every other call needs an approval."""
 
     asking: str = "A person approves each command before it runs."
 
     async def judge(self, asked: Asked) -> Verdict:
-        """Allow the tools that pass, ask for the others."""
         if asked.act.asks:
             return Verdict(decision="ask", reason=f"{asked.tool} changes something")
         return Verdict(decision="allow", reason=f"{asked.tool} only reads")
 
     async def withheld(self, conversation_id: str) -> Withheld:  # noqa: ARG002
-        """Show everything."""
         return lambda _: None
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
-        """Keep no record."""
+        """Record nothing."""
 
 
 _MAKER: Final = object()
@@ -148,7 +141,7 @@ _MAKER: Final = object()
 
 @final
 class Grant:
-    """Proof that policy lets one proposal run. There is no public constructor."""
+    """Proof that policy allows one proposal. Only this module can construct one."""
 
     __slots__ = ("approval_id", "by", "proposal", "reason", "rule_ids")
 
@@ -163,7 +156,7 @@ class Grant:
 
     @property
     def digest(self) -> str:
-        """Names what may run."""
+        """The digest of what may run."""
         return self.proposal.digest
 
     @property
@@ -178,10 +171,10 @@ class Grant:
 
 
 def grant(proposal: Proposal, verdict: Verdict, approval: Approval | None) -> Grant | None:
-    """Turn a verdict, and the approval if there is one, into a grant; None while a person has to be asked.
+    """The grant for a verdict and an approval; None if an approval is needed and missing.
 
     Raises:
-        CommandDenied: Policy refuses it, or what would run is not what was approved.
+        CommandDenied: Policy denies the call, or what would run differs from what was approved.
     """
     if verdict.decision == "deny":
         raise verdict.error or CommandDenied(f"refused by policy: {verdict.reason}")
@@ -199,10 +192,10 @@ def grant(proposal: Proposal, verdict: Verdict, approval: Approval | None) -> Gr
 
 
 def grant_again(proposal: Proposal, before: str) -> Grant | None:
-    """The grant of a call that has claimed its session already: what `before` was granted for, and nothing else."""
+    """The grant of a replayed call that has claimed its session: only for the digest that was granted `before`."""
     return Grant(_MAKER, proposal, "granted before", "before") if proposal.digest == before else None
 
 
 def grant_by_operator(proposal: Proposal, reason: str) -> Grant:
-    """Grant what the operator's own code or command line asks for; never for what a model proposed."""
+    """A grant for the operator's own code or command line; never for a proposal of a model."""
     return Grant(_MAKER, proposal, f"operator: {reason}", "operator")

@@ -1,7 +1,7 @@
-"""What is typed into a session, as a shell would read it: whole lines, and what is left of one until it is ended.
+"""Text that is typed into a session, as a shell reads it: whole lines, and the unfinished rest.
 
-A shell runs what it reads once a line is ended, however many calls typed it. So what was typed before counts, and where
-nobody can tell what the line will be, because keys edit it or a quote is open, that is said.
+A shell runs a line when it ends, however many calls typed it, so earlier text counts. If keys edit the line or a quote
+is open, the line is reported as unknown.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from shellback.exec.policy.classify.grammar import parse
 from shellback.exec.policy.classify.syntax import Parsed
 
 UNFINISHED: Final = "unfinished"
-"""Under what name the outcome of a call has what it has left unfinished."""
+"""The key for the unfinished text in the outcome of a call."""
 MOST: Final = 8_192
-"""Characters that are remembered of lines that are not finished; of more nothing is known."""
+"""The most characters of an unfinished line that are kept; a longer line is unknown."""
 _EDITS: Final = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]|\ufffd")
-"""What a line editor takes for a command, a tab that completes among it."""
+"""Characters that a line editor takes as commands, such as a tab that completes."""
 _HISTORY: Final = re.compile(r"!(?![\s=(]|\Z)|^\^", re.MULTILINE)
 _GOES_ON: Final = re.compile(r"(?<!\\)(?:\\\\)*\\\n\Z")
 _INTERRUPT: Final = "\x03"
 
 
 def lines_of(data: bytes, *, eof: bool = False) -> str:
-    """What a shell reads of `data`; Enter and the end of the input end a line."""
+    """The text that a shell reads from `data`; Enter and the end of input end a line."""
     text = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     return f"{text}\n" if eof and text and not text.endswith("\n") else text
 
 
 def only_interrupts(text: str) -> bool:
-    """Whether it is C-c and nothing else, which types nothing."""
+    """Whether the text is only C-c, which types nothing."""
     return bool(text) and not text.strip(_INTERRUPT)
 
 
 def left_of(before: str | None, text: str) -> str | None:
-    """What is waiting to be finished once `text` has been typed after `before`; None where nobody can tell."""
+    """The unfinished text after `text` was typed behind `before`; None if unknown."""
     if only_interrupts(text):
-        return None if before else before  # a line that was begun is given up, unless the shell ignores C-c
+        return None if before else before  # C-c drops an unfinished line, unless the shell ignores C-c
     if _EDITS.search(text):
         return None
     whole = (before or "") + text
@@ -50,7 +50,7 @@ def left_of(before: str | None, text: str) -> str | None:
 
 
 def unknown(before: str | None, text: str) -> str | None:
-    """Why nobody can tell what a shell will run of `text`, in words that follow "because"; None where all is seen."""
+    """The reason why the shell's reading of `text` is unknown, to follow "because"; None if it is known."""
     if before != "":
         goes_on = "is not known" if before is None else f"is not finished: {before!r}"
         return f"it goes on with what was typed before, which {goes_on}"
@@ -66,7 +66,7 @@ def unknown(before: str | None, text: str) -> str | None:
 
 
 def finished(text: str) -> bool:
-    """Whether a shell that has read this runs it, and begins anew with what comes next."""
+    """Whether a shell that has read this runs it and starts a new line."""
     if not text.endswith("\n") or _GOES_ON.search(text):
         return False
     parsed = parse(text)
