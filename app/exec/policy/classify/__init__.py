@@ -1,1 +1,1 @@
-"""What a command line would do, told from its text alone: nothing is started, and what is not known asks."""
+"""Classifies command lines from their text; starts nothing. A command that is not understood asks."""

@@ -1,4 +1,4 @@
-"""From the words of a command to what its program gets, and from there to options and operands, by its table."""
+"""Expands the words of a command to arguments, and splits these into options and operands by the program's table."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from shellback.exec.policy.classify.paths import Files
 from shellback.exec.policy.classify.syntax import STATUS, Output, Simple, Values, Word
 
 MOST_VALUES: Final = 64
-"""Combinations of variables' values that are looked at for one command."""
+"""The most combinations of variables' values that are judged for one command."""
 MOST_JOINED: Final = 8192
-"""Characters of a word with the values of its variables in it."""
+"""The most characters of a word after its variables are replaced."""
 Bound = Mapping[str, Pieces]
-"""What each variable stands for."""
+"""The value of each variable."""
 Printed = Callable[[int | None, Files], list[Pieces]]
-"""Tells what the command that begins at a place can print."""
+"""The possible outputs of the command that begins at an offset."""
 Looked = dict[tuple[str, Values, Path], list[Pieces] | None]
-"""The values of variables that were looked up in a line, by name, binding and directory; None while one is."""
+"""Cache of the variables' values of a line, by name, binding and directory; None while one is being computed."""
 _FILES: Final = frozenset({Kind.READ, Kind.LOOK, Kind.LINK})
 _VARIABLE: Final = re.compile(r"\$\{(\w+)\}")
 _PLAIN: Final = re.compile(r"[\w@%+=:,./-]+")
@@ -47,17 +47,17 @@ _COUNTING: Final = frozenset({"head", "tail"})
 
 
 def bindings(simple: Simple, files: Files, printed: Printed, looked: Looked) -> Iterator[Bound]:
-    """Each combination of values that the variables of a command can have; one empty one without variables.
+    """Each combination of values of the command's variables; one empty combination without variables.
 
     Raises:
-        Asks: They are not known, or too many.
+        Asks: The values are unknown, or too many.
     """
     return _Variables(dict(simple.loops), files, printed, looked).bindings(_all_words(simple))
 
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """What the variables of one command are."""
+    """The variables of one command."""
 
     known: Mapping[str, Values]
     files: Files
@@ -102,10 +102,10 @@ class _Variables:
 
 
 def expand(word: Word, bound: Bound, files: Files) -> list[Argument]:
-    """What one word becomes, with these values of variables.
+    """The arguments that one word expands to, with these values of variables.
 
     Raises:
-        Asks: It cannot be told, or a pattern stands for what may not be read.
+        Asks: The expansion is unknown, or a pattern matches a file that may not be read.
     """
     if word.unknown:
         raise Asks(f"{label(word.raw)} is known only when it runs")
@@ -133,7 +133,7 @@ def _matched(pattern: str, files: Files) -> list[Argument]:
 
 
 def _joined(word: Word, bound: Bound) -> Argument:
-    """A word with the values of its variables in it, as one argument."""
+    """A word as one argument, with its variables replaced."""
     single = {name: _single(bound[name]) for name in word.variables}
     if len(word.text) + sum(len(single[name].text) for name in word.variables) > MOST_JOINED:
         raise Asks(f"{label(word.raw)} becomes too long to look at")
@@ -144,7 +144,7 @@ def _joined(word: Word, bound: Bound) -> Argument:
 
 
 def _single(pieces: Pieces) -> Argument:
-    """A value in quotes."""
+    """A quoted value."""
     if pieces == ():
         return Argument("")
     if pieces is None or len(pieces) != 1 or pieces[0].several:
@@ -153,7 +153,7 @@ def _single(pieces: Pieces) -> Argument:
 
 
 def _split(word: Word, piece: Argument, files: Files) -> list[Argument]:
-    """A piece of a value without quotes: the shell expands patterns in it."""
+    """A piece of an unquoted value, in which the shell expands patterns."""
     if piece.open is None:
         if piece.pattern and not (_PLAIN.fullmatch(piece.text) or piece.text == piece.pattern):
             raise Asks(f"{label(word.raw)} stands without quotes for names that the shell would take apart")
@@ -163,11 +163,11 @@ def _split(word: Word, piece: Argument, files: Files) -> list[Argument]:
         raise Asks(f"{label(word.raw)} stands without quotes for what is known only when it runs")
     if word.variables == (STATUS,):
         return [piece]
-    return [replace(piece, open=replace(piece.open, many=True))]  # or none
+    return [replace(piece, open=replace(piece.open, many=True))]  # many, or none
 
 
 def _again(word: Word, text: str, files: Files) -> list[Argument]:
-    """A variable without quotes: the shell takes its value apart, and expands patterns in it."""
+    """An unquoted variable: the shell splits its value at blanks and expands patterns in it."""
     if _PLAIN.fullmatch(text):
         return [Argument(text)]
     if _PATTERN.fullmatch(text):
@@ -182,10 +182,10 @@ def _all_words(simple: Simple) -> Iterator[Word]:
 
 
 def match(table: Program, call: Call) -> Invocation:
-    """Take a program's arguments apart by its table, and judge each value and operand by its kind.
+    """Split a program's arguments by its table, and judge each value and operand by its kind.
 
     Raises:
-        Asks: An option is not in the table, a value has not its form, or a file may not be read.
+        Asks: An option is not in the table, a value has the wrong form, or a file may not be read.
     """
     options, operands = _apart(table, call)
     if any(operand.unbound for operand in operands):
@@ -236,7 +236,7 @@ def _apart(table: Program, call: Call) -> tuple[list[tuple[str, str | None]], li
 
 
 def _stays(table: Program, pattern: str) -> bool:
-    """Whether all that a pattern can stand for is one option with some text, as in `--include=*.py`."""
+    """Whether every match of a pattern is the same option with some text, as in `--include=*.py`."""
     name, assigned, _ = pattern.partition("=")
     return bool(assigned) and table.valued.get(name) is Kind.TEXT and not any(sign in name for sign in "*?[")
 
@@ -271,7 +271,7 @@ def _next(table: Program, program: str, name: str, waiting: list[Argument]) -> s
         raise Asks(f"{program} {name} lacks its value")
     value = waiting.pop()
     if value == COUNTED and program in _COUNTING and name == "-n":
-        return "1"  # no number of lines does any harm
+        return "1"  # any number of lines is harmless
     if value.matched:
         raise Asks(f"a pattern stands for the value of {program} {name}")
     if value.text.startswith("-") and len(value.text) > 1 and not is_number(value.text):
@@ -318,7 +318,7 @@ def _count(table: Program, operands: list[Argument], name: str) -> None:
 
 
 def _judge_one(kind: Kind, operand: Argument, call: Call) -> None:
-    """Judge an operand, or each file that it can stand for."""
+    """Judge an operand, or each file that it can match."""
     if operand.below is not None and kind in _FILES:
         call.files.every(operand.below, lambda path: _judge(kind, path, call.files, call.name))
     else:

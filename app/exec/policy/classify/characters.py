@@ -1,7 +1,7 @@
-"""What cannot be shown to a person as what it is: such a text is refused before anything of it is read.
+"""Refuses text that a person cannot be shown unambiguously, before it is parsed.
 
-The rule is closed: letters, numbers, marks, punctuation and symbols that Unicode has assigned pass, with blank, tab and
-line feed; all else is refused.
+The rule is closed: assigned letters, numbers, marks, punctuation and symbols of Unicode pass, with blank, tab and line
+feed; every other character is refused.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from shellback.exec.policy.classify.syntax import Unparsable
 
 BYTES: Final = 8 * 1024
 BLANKS: Final = 200
-"""So many blanks in a row push what follows out of view."""
+"""The most blanks in a row; more would push the rest out of view."""
 MARKS: Final = 4
-"""Combining marks on one character; more of them cover what is around."""
+"""The most combining marks on one character; more would cover the text around it."""
 
 _PLAIN: Final = re.compile(r"[\t\n -~]*\Z")
 _PADDING: Final = re.compile(rf"(?:[ \t\n]|\\\n){{{BLANKS + 1}}}")
 _OTHER: Final = re.compile(r"[^\t\n -~]")
 
-# Default_Ignorable_Code_Point of letters, marks and symbols: those of other categories are refused as such.
+# Default_Ignorable_Code_Point among letters, marks and symbols; other categories are refused as a whole.
 # Source: DerivedCoreProperties.txt of the Unicode Character Database, version 16.
 _IGNORABLE: Final = frozenset(
     {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10)}
@@ -46,10 +46,7 @@ _WHAT: Final = {
 
 
 def unshowable(command: str) -> Unparsable | None:
-    """Why a text cannot be shown to a person as what it is, or would not fit; None if it can be shown.
-
-    Takes no longer than some milliseconds, whatever it is given.
-    """
+    """The reason why a text cannot be shown to a person; None if it can. Takes a few milliseconds at most."""
     if len(command) > BYTES:
         return Unparsable(reason=f"it is longer than {BYTES} bytes", at=BYTES)
     if not _PLAIN.match(command):
@@ -67,7 +64,7 @@ def unshowable(command: str) -> Unparsable | None:
 
 
 def named(character: str) -> str:
-    """A character as a person can look it up, as in `U+200B ZERO WIDTH SPACE`."""
+    """A character by code and name, as in `U+200B ZERO WIDTH SPACE`."""
     return f"U+{ord(character):04X} {unicodedata.name(character, '')}".rstrip()
 
 
@@ -99,7 +96,7 @@ def _reason(character: str) -> str | None:
 
 
 def _carried(command: str, at: int) -> bool:
-    """Whether a mark stands on a letter or number, with few others between."""
+    """Whether a mark belongs to a letter or number, with few other marks between them."""
     for before in range(at - 1, max(at - 1 - MARKS, -1), -1):
         category = unicodedata.category(command[before])
         if category[0] != "M":
@@ -108,7 +105,7 @@ def _carried(command: str, at: int) -> bool:
 
 
 def _reordered(command: str, written: list[int]) -> Unparsable | None:
-    """What stands between two pieces of right-to-left text is shown in another order than it is read."""
+    """Refuse text between two pieces of right-to-left text: it is displayed in another order than it is read."""
     for left, right in itertools.pairwise(written):
         between = command[left + 1 : right]
         if not _ACTIVE.isdisjoint(between) and not any(

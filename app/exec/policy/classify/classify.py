@@ -1,4 +1,4 @@
-"""From a command line to what it is: each command of it judged, and all of it only as good as the worst."""
+"""Judges a command line: each of its commands is judged, and the worst one decides."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from shellback.exec.policy.classify.syntax import NUMBER, Parsed, Redirect, Simp
 from shellback.exec.policy.classify.tables.wrappers import harmless
 
 _PATH: Final = re.compile(r"[^\s;|&$`<>(){}]*/[^\s;|&$`<>(){}]*|(?:\.{0,2}|~)/[^\n]*|\.\.")
-"""A word that reads like a path, and like no script."""
+"""A word that looks like a path and not like a script."""
 _LOOPS: Final = re.compile(r"\b(for|while|until)\b")
 
 
 def classify(command: str, around: Surroundings) -> Judgement:
-    """Judge a command line from its text and the directories it would run in; nothing is started.
+    """Judge a command line from its text and the directories it would run in; starts nothing.
 
-    `read_only` only where every command in it is known to only read allowed files. What bash would refuse, or cannot
-    be shown to a person, is `deny`, with the place in the reason; all else is `needs_approval`.
+    `read_only`: every command is known to only read allowed files. `deny`: bash would refuse the text, or it cannot be
+    shown to a person; the reason has the place. Everything else is `needs_approval`.
     """
     parsed = parse(command)
     if isinstance(parsed, Unparsable):
@@ -53,7 +53,7 @@ def classify(command: str, around: Surroundings) -> Judgement:
 
 
 class _Line:
-    """The commands of one line, in order, with the directories that they may run in."""
+    """The commands of one line, in order, with the directories in which they may run."""
 
     def __init__(self, parsed: Parsed, around: Surroundings) -> None:
         self.parsed = parsed
@@ -67,7 +67,7 @@ class _Line:
         self.outputs: dict[tuple[int, Path], list[Pieces]] = {}
 
     def segment(self, simple: Simple) -> Segment:
-        """A command, judged; the next one in the line each time."""
+        """Judge the next command of the line."""
         self.places.reach(simple)
         words: set[tuple[str, ...]] = set()
         looked: list[Files] = []
@@ -96,14 +96,14 @@ class _Line:
         )
 
     def _enter(self, directories: list[Path | None]) -> None:
-        """From now on commands run there, or where they ran before: `cd` may fail, or be in a subshell."""
+        """Add directories for the commands that follow. Earlier ones stay: `cd` may fail, or be in a subshell."""
         if directories:
             if _LOOPS.search(self.parsed.source):
                 raise Asks("cd in a loop leads to more than one place")
             self.places.move(directories)
 
     def _leads(self, simple: Simple) -> None:
-        """Follow a command that changes the directory and that a person is asked about."""
+        """Follow a command that changes the directory and needs an approval."""
         words = list(_plain(simple)) or [*(word.text for word in simple.words[:1]), "-"]
         while words[0] in {"builtin", "command"} and len(words) > 1:
             del words[0]
@@ -118,7 +118,7 @@ class _Line:
                 self.places.move(there)
 
     def _reads_like(self, simple: Simple) -> Iterator[str]:
-        """What a command that is asked about names: words like paths, where it writes, and what is there."""
+        """The paths that a command with an approval names: path-like words, targets of redirections, existing files."""
         targets = [one.target.text for one in simple.redirects if one.target and one.op not in {"<<<", ">&", "<&"}]
         words = [word for word in simple.words[1:] if word.text and not (word.globs or word.variables or word.unknown)]
         for place in self.places.here:
@@ -134,7 +134,7 @@ class _Line:
         return False
 
     def _variants(self, simple: Simple, place: Path | None, looked: list[Files]) -> Iterator[tuple[str, ...]]:
-        """Judge a command for one directory and each value of its variables; `looked` has the files of each."""
+        """Judge a command in one directory for each value of its variables; `looked` collects the files."""
         if place is None:
             raise Asks("it is known only when it runs in which directory it does")
         around = self.around if place == self.around.cwd else replace(self.around, cwd=place)
@@ -153,7 +153,7 @@ class _Line:
 
     def _call(self, simple: Simple, bound: Bound, files: Files) -> Call | None:
         words = simple.words
-        if words and words[0].text == "[[":  # where nothing is taken apart
+        if words and words[0].text == "[[":  # the shell splits nothing in it
             words = tuple(word._replace(splits=False) for word in words)
         arguments = [argument for word in words for argument in expand(word, bound, files)]
         if not arguments:
@@ -173,7 +173,7 @@ class _Line:
         judge(replace(call, name=self.trust.name(call.name, builtin=False)), by_path=True)
 
     def _printed(self, at: int | None, files: Files) -> list[Pieces]:
-        """What the command that begins there can print, in the directory of these files."""
+        """The possible outputs of the command at an offset, in the directory of these files."""
         if at == NUMBER:
             return [(COUNTED,)]
         simple = self.commands.get(at) if at is not None else None
@@ -186,24 +186,24 @@ class _Line:
         return self.outputs[key]
 
     def _output(self, simple: Simple, files: Files) -> list[Pieces]:
-        counts = bool(simple.words) and simple.words[0].text == "wc"  # a number, whatever its input is
+        counts = bool(simple.words) and simple.words[0].text == "wc"  # prints a number for any input
         if not all(_only_errors(redirect) or (counts and redirect.feeds) for redirect in simple.redirects):
             return [None]
         try:
             values = bindings(simple, files, self._printed, self.looked)
             calls = [self._call(simple, bound, files) for bound in values]
             return [None if call is None else printed(call, self.trust) for call in calls]
-        except Asks:  # then it is asked about anyway
+        except Asks:  # the command asks anyway
             return [None]
 
 
 def _joined(place: Path | None, word: str) -> str:
-    """A path as the shell would take it, symlinks aside; as it is written where nobody knows the directory."""
+    """A path as the shell would resolve it, without following symlinks; unchanged if the directory is unknown."""
     return os.path.normpath(os.path.join(place or "", word))
 
 
 def _plain(simple: Simple) -> tuple[str, ...]:
-    """The words of a command that need nothing to be looked up; none where one does."""
+    """The words of a command if no word needs a lookup; else none."""
     looked_up = any(word.globs or word.variables or word.unknown for word in simple.words)
     return () if looked_up else tuple(word.text for word in simple.words)
 
@@ -215,7 +215,7 @@ def _assign(name: str, values: list[Argument], *, alone: bool) -> None:
 
 
 def _only_errors(redirect: Redirect) -> bool:
-    """Whether a redirection only throws errors away."""
+    """Whether a redirection only discards errors."""
     target = redirect.target
     return redirect.fd == 2 and redirect.op in {">", ">>"} and target is not None and target.raw == "/dev/null"
 
@@ -245,18 +245,18 @@ def _redirect(redirect: Redirect, bound: Bound, files: Files) -> None:
 
 
 MOST: Final = 6
-"""Directories in which a command after `cd` may run; it is judged for each."""
+"""The most directories in which a command after `cd` may run; it is judged in each."""
 MAY_MOVE: Final = frozenset({"popd", "eval", "source", "."})
-"""What may change the directory without saying where to."""
+"""Commands that may change the directory to an unknown one."""
 
 _ONLY_AFTER: Final = re.compile(r"\s*&&\s*")
 _SIGNS: Final = re.compile(r"[\s()&|;]*")
 
 
 class Places:
-    """Follows the directory from one command of a line to the next; None is one that nobody knows.
+    """Follows the directory from one command of a line to the next; None is an unknown directory.
 
-    `cd` may fail, be in a subshell, or lead nobody knows where.
+    `cd` may fail, run in a subshell, or lead to an unknown directory.
     """
 
     def __init__(self, source: str, cwd: Path) -> None:
@@ -269,11 +269,11 @@ class Places:
         self._loose = False
 
     def reach(self, simple: Simple) -> None:
-        """Go on to the next command: `here` is then where it may run.
+        """Go to the next command; `here` is then where it may run.
 
-        Behind `&&` what stands before has not failed, unless it was negated or in a shell of its own (a pipe, a
-        substitution); behind all else it may have. What is between two commands and more than signs (a reserved
-        word) leaves open which subshell ends, and so does all of a line with a heredoc.
+        After `&&` the command before has succeeded, unless it was negated or ran in a subshell (a pipe, a
+        substitution); after any other operator it may have failed. A reserved word between two commands, or a heredoc
+        in the line, leaves open which subshell ends.
         """
         between = self._source[self._end : simple.start]
         inside = simple.start < self._end
@@ -292,11 +292,7 @@ class Places:
                 self.here = self._any = self._outer.pop()
 
     def move(self, to: Iterable[Path | None]) -> None:
-        """Note where the command that was reached leads, unless it fails.
-
-        Raises:
-            Asks: There have been too many.
-        """
+        """Note the directories to which the reached command changes unless it fails; Asks if there are too many."""
         self.here = tuple(dict.fromkeys(to))
         self._any = tuple(dict.fromkeys((*self._any, *self.here)))
         if len(self._any) > MOST:

@@ -1,7 +1,7 @@
-"""git prints what files hold, those of long ago too: it may not be what is in one that may be a secret.
+"""Finds git commands that could print the committed content of a file that may be a secret.
 
-What a repository tracks is told from its index, so that a secret is known wherever it lies, and nothing is asked about
-the many repositories that track none. What is in the history and not in the index is not known; docs/security.md.
+The index of a repository lists its tracked files, so most repositories have no secret and ask nothing. A secret that is
+only in the history is not recognised (docs/security.md).
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from shellback.exec.policy.classify.paths import Files
 from shellback.exec.policy.classify.repository import MOST_INDEX, MOST_LINE
 
 _ALWAYS: Final = words("diff show range-diff grep")
-"""They print what is in files, unless they are told to sum it up."""
+"""Subcommands that print the contents of files, unless an option asks for a summary."""
 _TOLD: Final = words("log whatchanged reflog stash diff-tree diff-index diff-files rev-list")
 _PATCH: Final = words("""
     -p -u --patch --patch-with-raw --patch-with-stat -U --unified -W --function-context --word-diff
     --word-diff-regex --color-words --binary --check -c --cc -m --diff-merges -S -G -L --ignore-matching-lines
     """)
-"""What makes them print it, or tells by what they list whether a text is in it."""
+"""Options that make subcommands print contents, or reveal by the listing whether a text is in a file."""
 _SUM: Final = words("""
     --stat --numstat --shortstat --summary --name-only --name-status --raw -s --no-patch --quiet --compact-summary
     --dirstat -X --dirstat-by-file
     """)
 _NUMBER: Final = re.compile(r"[0-9a-f]{4,64}", re.IGNORECASE)
 _TOKEN: Final = re.compile(rb"://[^/\s@]*:[^/\s@]+@|://[^/\s@:]{20,}@|^\s*url\s*=\s*\"?[\w.-]+:[^/\s@]+@", re.MULTILINE)
-"""An address with a password, or with a name as long as a token."""
+"""A URL with a password, or with a user name as long as a token."""
 _OF_A_FILE: Final = re.compile(r"[\w./~^@+-]*:(?![/(!^])(?:[0-3]:)?(.*)", re.DOTALL)
-"""A revision and a path in it: only what is there is printed."""
+"""A revision with a path: only that path is printed."""
 
 _LEFT_OUT: Final = re.compile(r":(/?[!^]|\((top,)?exclude\))")
 
 
 def no_secret(name: str, found: Invocation, behind: Sequence[str], files: Files) -> None:
-    """Accept a subcommand that prints nothing of a file that may be a secret; `behind` are its operands behind `--`.
+    """Accept a subcommand that prints no file that may be a secret; `behind` are its operands after `--`.
 
     Raises:
-        Asks: It may, as far as the index tells; or the index cannot be told.
+        Asks: It may print one, or the index cannot be read.
     """
     if any(value == "diff" for value in found.values("--submodule")):
         raise Asks("a submodule's differences are printed, of which nothing is known")
@@ -59,13 +59,13 @@ def no_secret(name: str, found: Invocation, behind: Sequence[str], files: Files)
         raise Asks("it prints a secret")
     of_files = [match for operand in named if (match := _OF_A_FILE.fullmatch(operand))]
     if named and len(of_files) == len(named) and not behind:
-        # Whatever directory it runs in, these are told from the top.
+        # These subcommands take paths from the top of the working tree, in any directory.
         tops = [top for _, top in _repositories(files.around.cwd, files.repositories)]
         if any(files.around.secret.written(f"{top}/{one[1]}") for one in of_files for top in tops):
             raise Asks("it prints a secret")
         return
     numbered = name not in _TOLD and any(_numbered(operand) for operand in named)
-    # Git takes the name of a file that is there for no revision, or refuses it as both.
+    # Git takes the name of an existing file as a path, or refuses it as ambiguous.
     here = [] if name in {"stash", "reflog", "cat-file"} else [one for one in named if files.stands(one)]
     for prefix, secrets in _looked_at(files):
         if secrets and numbered:
@@ -80,11 +80,7 @@ def no_secret(name: str, found: Invocation, behind: Sequence[str], files: Files)
 
 
 def no_token(files: Files) -> None:
-    """Accept that the addresses of remotes are printed, where there is no token in one.
-
-    Raises:
-        Asks: There is, or nobody can tell.
-    """
+    """Accept that the addresses of remotes are printed; Asks if one has a token, or if the configuration is unknown."""
     sight = files.repositories
     for git, _ in _repositories(files.around.cwd, sight):
         try:
@@ -99,10 +95,10 @@ def no_token(files: Files) -> None:
 
 
 def _named(name: str, found: Invocation, behind: Sequence[str]) -> list[str] | None:
-    """The revisions and files of which something is printed; None where nothing of any file is."""
+    """The revisions and files whose contents are printed; None if no contents are printed."""
     named = list(found.operands[: len(found.operands) - len(behind)])
     if name == "cat-file" or (name == "show" and not _prints(name, found)):
-        # Other names are of commits; what has a number is printed whatever is to be left out.
+        # Other names are commits; an object that is named by its number is printed despite exclusions.
         named = [operand for operand in named if _numbered(operand) or _OF_A_FILE.fullmatch(operand)]
         return None if not named or found.given("-t", "-e", "--batch-check") else named
     if not _prints(name, found):
@@ -111,7 +107,7 @@ def _named(name: str, found: Invocation, behind: Sequence[str]) -> list[str] | N
 
 
 def wanted(specs: Sequence[str]) -> list[str]:
-    """Pathspecs without those that leave something out."""
+    """The pathspecs that exclude nothing."""
     return [spec for spec in specs if not _LEFT_OUT.match(spec)]
 
 
@@ -130,7 +126,7 @@ def _numbered(operand: str) -> bool:
 
 
 class _Spec(NamedTuple):
-    """A pathspec, from the top: what it begins with where it is plain, else a pattern; None for all there is."""
+    """A pathspec from the top of the working tree: a plain prefix, or a pattern; None covers all files."""
 
     plain: str = ""
     pattern: re.Pattern[str] | None = None
@@ -173,7 +169,7 @@ def _selected(secret: str, specs: Sequence[_Spec]) -> bool:
 
 
 def _repositories(cwd: Path, sight: Sight) -> Iterator[tuple[str, str]]:
-    """What git may take for its directory, and the top of its working tree."""
+    """Directories that git may use as its repository, each with the top of its working tree."""
     for directory in map(str, (cwd, *cwd.parents)):
         if sight.stands(f"{directory}/.git"):
             yield f"{directory}/.git", directory
@@ -184,14 +180,11 @@ def _repositories(cwd: Path, sight: Sight) -> Iterator[tuple[str, str]]:
 
 
 def _looked_at(files: Files) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What each repository that git may take tracks of what may be a secret, behind the directory that it is asked in.
-
-    That is told from the top of the working tree; "" for that.
-    """
+    """For each repository that git may use: the current directory relative to its top, and tracked possible secrets."""
     sight, cwd = files.repositories, files.around.cwd
     for git, top in _repositories(cwd, sight):
         try:
-            data = sight.content(f"{_place(git, sight)}/index", MOST_INDEX)  # cut off it is not understood
+            data = sight.content(f"{_place(git, sight)}/index", MOST_INDEX)  # a truncated index is refused
             prefix = os.path.relpath(cwd, top)
             yield "" if prefix == "." else prefix, _secrets(data, top, files.around.secret)
         except (OSError, ValueError, IndexError, struct.error, Unseen):
@@ -199,7 +192,7 @@ def _looked_at(files: Files) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _place(git: str, sight: Sight) -> str:
-    """Where a repository is, through the file that says that it is elsewhere."""
+    """The directory of a repository, through a `.git` file that names another place."""
     if sight.is_directory(git):
         return git
     pointer = sight.content(git, MOST_LINE).decode().removeprefix("gitdir:").strip()
@@ -212,23 +205,23 @@ def _secrets(data: bytes, top: str, secret: Secrets) -> tuple[str, ...]:
 
 
 _FIXED: Final = 62
-"""Bytes of an entry before its name: times, device, inode, mode, user, group, size, 20 of the object's name, flags."""
+"""Bytes before the name of an entry: times, device, inode, mode, user, group, size, 20 of the object's name, flags."""
 _EXTENDED: Final = 0x4000
 _LENGTH: Final = 0xFFF
 _CHECKSUM: Final = 20
 _UNREAD: Final = "an index that is not understood"
 _ELSEWHERE: Final = (b"link", b"sdir")
-"""Extensions by which entries are in another file, or stand for directories."""
+"""Extensions that move entries to another file, or let an entry stand for a directory."""
 
 
 def _entries(data: bytes) -> Iterator[str]:
-    """The path of each entry, relative to the top of the working tree; bytes that are no UTF-8 are replaced.
+    """The path of each entry, relative to the top of the working tree; invalid UTF-8 is replaced.
 
     Format: gitformat-index(5).
 
     Raises:
-        ValueError, IndexError, struct.error: It is cut off, split, sparse, of objects with other names, or of a version
-            that is not known.
+        ValueError, IndexError, struct.error: The index is truncated, split, sparse, not SHA-1, or of an unknown
+        version.
     """
     end = len(data) - _CHECKSUM
     signature, version, count = struct.unpack_from(">4sII", data)
@@ -261,7 +254,7 @@ def _entries(data: bytes) -> Iterator[str]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the highest first, as offsets of packs have it; and where it ends."""
+    """A variable-length number (seven bits a byte, highest first, as offsets in packs), and the offset behind it."""
     value = data[at] & 0x7F
     while data[at] & 0x80:
         at += 1

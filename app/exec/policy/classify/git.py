@@ -1,7 +1,7 @@
-"""git: subcommands that only ask, in a repository whose own configuration runs no program.
+"""git: subcommands that only read, in a repository whose own configuration runs no program.
 
-In the sandbox filters and hooks of a repository are held by the profile. On the host they would run with the rights of
-the user, so the repository has to be shown harmless first.
+In the sandbox the profile restricts filters and hooks of a repository. On the host they would have the rights of the
+user, so the repository is checked first.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _GLOBAL: Final = frozenset({"--no-pager", "-P", "--no-optional-locks", "--no-rep
 _READS_FILES: Final = frozenset({"diff", "range-diff", "diff-files", "diff-index", "blame"})
 _SHOWS: Final = _READS_FILES | words("show cat-file log whatchanged grep diff-tree rev-list stash reflog")
 _PARTED: Final = frozenset({"stash", "reflog", "worktree", "notes", "bisect", "submodule", "remote"})
-"""What they do is said by the word behind them; an option in its place would be another thing (`git stash -- list`)."""
+"""The next word says what they do; an option in its place changes the meaning (`git stash -- list`)."""
 
 
 def git(call: Call) -> None:
     """Accept an invocation of git that only reads this repository.
 
     Raises:
-        Asks: It may write, run a program, use the network, or read what lies outside.
+        Asks: It may write, run a program, use the network, or read files outside.
     """
     waiting, files = _known(call), call.files
     while waiting and waiting[0].text.startswith("-"):
@@ -81,7 +81,7 @@ def _elsewhere(files: Files, directory: str) -> Files:
 
 
 def _operands(name: str, operands: list[str], found: Invocation, files: Files) -> None:
-    """A path that leads out of the repository is read as a file; a revision is none."""
+    """Judge operands: a path outside the repository is read as a file; a revision is no path."""
     for operand in operands:
         outwards = operand.startswith("/") or ".." in operand.split("/")
         exists = files.stands(operand.split("/", maxsplit=1)[0])
@@ -97,7 +97,7 @@ def _operands(name: str, operands: list[str], found: Invocation, files: Files) -
 
 
 def _formats(found: Invocation) -> None:
-    """`%G` has signatures checked, which runs a program; a merge that is made again is written while it is shown."""
+    """Refuse formats that run a program (`%G` checks signatures) or write (showing a merge that is made again)."""
     if any(value.startswith("r") for value in found.values("--diff-merges")):
         raise Asks("the merge is made again, which writes objects")
     for value in found.values("--format", "--pretty", "--group"):
@@ -111,7 +111,7 @@ _FILTERING: Final = words("-l --list --contains --no-contains --merged --no-merg
 
 
 def _branch(found: Invocation) -> None:
-    """A name without `--list` or a condition makes a branch."""
+    """Refuse a name without `--list` or a condition: it makes a branch."""
     if found.operands and not found.given(*_FILTERING):
         raise Asks(f"git {found.name} with a name makes one")
     _formats(found)
@@ -134,7 +134,7 @@ _HARMLESS_KEYS: Final = words("""
 
 
 def _config(found: Invocation) -> None:
-    """One key that is no secret; all of them may hold one, and two operands set a key."""
+    """Accept one key that is no secret. A list may contain a secret, and two operands set a key."""
     keys = [key.lower() for key in found.operands]
     upstream = keys and keys[0].startswith(("branch.", "remote.")) and keys[0].endswith((".remote", ".merge", ".url"))
     if len(keys) != 1 or not (upstream or keys[0] in _HARMLESS_KEYS):
@@ -149,7 +149,7 @@ _FIRST: Final = {
     "bisect": ("log",),
     "submodule": ("", "status", "summary"),
 }
-"""The words that may come first, or none."""
+"""The allowed first words; the first word may be missing."""
 
 
 def _first(found: Invocation) -> None:
@@ -163,4 +163,4 @@ GIT: Final[Mapping[str, Program]] = table(
     {check.__name__[1:]: check for check in (_formats, _branch, _first, _remote, _symbolic_ref, _config)},
     operands="text",
 )
-"""The subcommands that only ask."""
+"""The subcommands that only read."""

@@ -1,7 +1,7 @@
-"""A command line is read twice: by our own reader, as bash reads, and by tree-sitter-bash.
+"""Parses a command line twice: with our own reader, which follows bash, and with tree-sitter-bash.
 
-Only what both read alike is inside the subset. Ours says what each command gets, word by word, and what bash would
-refuse; theirs can only object.
+The subset contains only text that both read alike. Our reader yields the words of each command and the errors of bash;
+tree-sitter-bash can only object.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from shellback.exec.policy.classify.syntax import Parsed, Redirect, Simple, Unpa
 from shellback.exec.policy.classify.words import Misread, Refused, Unread, Words
 
 COMMANDS: Final = 50
-"""Of one command line; more are all listed, and ask."""
+"""The most commands of a line that is judged; all commands of a longer line are listed, and it asks."""
 
 WORDS: Final = 1_000
-"""Likewise: so many are read twice in some milliseconds."""
+"""The most characters of a line that is judged; these are parsed twice in some milliseconds."""
 _MOST: Final = 1_000
-"""Commands that are listed of one text; what has more is not read to its end, and asks."""
+"""The most commands that are listed of one text; a longer text is not read to its end, and asks."""
 _HEREDOCS: Final = 16
-"""Bash takes no more on one line."""
+"""The limit of bash on one line."""
 
 _REDIRECT: Final = re.compile(r"([0-9]*)(<<<|<<-|<<|<>|<&|<(?!\()|>>|>&|>\||>(?!\())|&>>|&>")
 _NO_WORD: Final = re.compile(r"[0-9]*[<>](?!\()")
@@ -58,7 +58,7 @@ _AND_OR: Final = ("&&", "||")
 
 
 def unfinished(command: str) -> bool:
-    """Whether bash would refuse the text or read on, as our reader has it; costs a tenth of what `parse` does."""
+    """Whether bash would refuse the text or wait for more, by our reader alone; costs a tenth of `parse`."""
     try:
         Reader(command).listed()
     except (Refused, Misread):
@@ -70,9 +70,9 @@ def unfinished(command: str) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def parse(command: str) -> Parsed | Unparsable:
-    """Take a command line apart. Nothing of it is run; the same text is always the same answer.
+    """Parse a command line; runs nothing, and depends on the text alone.
 
-    Text that cannot be shown as what it is, or that bash would refuse, is `Unparsable`. What is `outside` asks.
+    Text that bash would refuse, or that cannot be shown unambiguously, is `Unparsable`. A part `outside` asks.
     """
     if (hidden := unshowable(command)) is not None:
         return hidden
@@ -96,7 +96,7 @@ def parse(command: str) -> Parsed | Unparsable:
 
 @dataclass(frozen=True, slots=True)
 class _Heredoc:
-    """One whose text is still to come."""
+    """A heredoc whose text is still to be read."""
 
     op: str
     delimiter: str
@@ -105,7 +105,7 @@ class _Heredoc:
 
 
 class Reader(Words):
-    """Reads commands; what it finds is in `commands` and `outside`, in no order."""
+    """Reads commands into `commands` and `outside`, in no order."""
 
     def __init__(self, source: str, at: int = 0) -> None:
         super().__init__(source, at)
@@ -115,7 +115,7 @@ class Reader(Words):
         self.compound_ended = False
 
     def part(self, upto: int, at: int) -> Reader:
-        """A reader for another part of the text, from `at` on; what it finds is found here."""
+        """A reader for another part of the text, from `at`; it adds its findings to this one's."""
         inner = Reader(self.source[:upto], at)
         inner.outside, inner.commands, inner.spans = self.outside, self.commands, self.spans
         inner.bodies, inner.loops = self.bodies, self.loops
@@ -129,12 +129,12 @@ class Reader(Words):
 
         Raises:
             Refused: Bash would refuse it.
-            Unread: It cannot be followed to its end.
+            Unread: It cannot be read to its end.
         """
         self._upto_ended(frozenset({""}), 0, "")
 
     def nested(self, opened: int) -> None:
-        """Read commands up to the `)` that ends them, and that too."""
+        """Read commands up to and including their `)`."""
         pending, self.pending = self.pending, []
         self._upto_ended(frozenset({")"}), opened, "the (")
         self.pending = pending
@@ -145,7 +145,7 @@ class Reader(Words):
             raise Refused(self.pending[0].at, f"the heredoc {self.pending[0].delimiter!r} is not ended")
 
     def list_upto(self, closers: frozenset[str], opened: int, what: str, *, empty: bool = False) -> str:
-        """Read commands up to one of `closers`, and that too; returns it."""
+        """Read commands up to and including one of `closers`, and return it."""
         self.deeper()
         separated = empty_so_far = True
         printers: list[int | None] = []
@@ -158,7 +158,7 @@ class Reader(Words):
                     raise Refused(at, f"a command is missing before {mark}")
                 self.at += len(mark)
                 self.depth -= 1
-                self.loops = before  # what is set in here may not be set behind it
+                self.loops = before  # variables that are set inside may be unset after it
                 self.printer = printers[0] if len(printers) == 1 else None
                 return mark
             if not mark:
@@ -170,7 +170,7 @@ class Reader(Words):
             separated = self._separator()
 
     def mark_here(self) -> str:
-        """What stands here: a reserved word or closing mark, nothing at the end, else something."""
+        """The reserved word or closing mark here; "" at the end, else another text."""
         if self.at >= self.end:
             return ""
         source, at = self.source, self.at
@@ -195,21 +195,21 @@ class Reader(Words):
         return True
 
     def lines(self) -> bool:
-        """Go over empty lines and heredocs to the next token; whether there was a line's end."""
+        """Skip empty lines and heredocs to the next token; whether a line ended."""
         crossed = False
         self.skip()
         while self.here() == "\n":
             self.at += 1
             crossed = True
             for number, heredoc in enumerate(self.pending):
-                self.at += number > 0  # the end of the line that ends the one before
+                self.at += number > 0  # the newline that ends the heredoc before
                 self.heredoc(heredoc)
             self.pending = []
             self.skip()
         return crossed
 
     def _and_or(self) -> int | None:
-        """Read pipelines; returns where the command begins that prints the output, if it is a single one."""
+        """Read pipelines; returns the offset of the command that prints the output, if it is a single one."""
         start = self.at
         printer = self._pipeline()
         self._set(start)
@@ -223,14 +223,14 @@ class Reader(Words):
         return printer
 
     def _set(self, start: int) -> None:
-        """Let the commands that follow know what the variables are that were just set, if nothing else was done."""
+        """Keep the variables that were just set for the commands that follow, if the list did nothing else."""
         done = self.commands[-1] if self.commands else None
         if done is None or done.start != start or done.words or done.redirects or not done.assignments:
             return
         names = [name for name, _ in done.assignments]
         if len({*names, *self.loops}) == len(names) + len(self.loops) and all(map(_LOOPED.match, names)):
             self.commands[-1] = done._replace(sets=True)
-            # Neither a pattern nor a blank in a value means anything here.
+            # In an assignment, patterns and blanks of a value have no meaning.
             known = {name: (value._replace(globs=False, splits=False),) for name, value in done.assignments}
             self.loops = {**self.loops, **known}
 
@@ -241,7 +241,7 @@ class Reader(Words):
             raise Refused(at, f"a command is missing after {self.source[at]}")
 
     def _pipeline(self) -> int | None:
-        """Read a pipeline; returns where its last command begins, if that is a simple one."""
+        """Read a pipeline; returns the offset of its last command, if that is a simple one."""
         outer = self.piped
         start = self.at
         negated = 0
@@ -257,7 +257,7 @@ class Reader(Words):
                 self.spans.append(option.span())
                 self.at = option.end()
                 self.skip()
-            if self.here() in {"", "\n", ";"}:  # bash takes them alone
+            if self.here() in {"", "\n", ";"}:  # bash accepts `!` and `time` alone
                 self.leave(f"{mark} stands alone", start)
                 return None
         last = self._stage(None)
@@ -271,7 +271,7 @@ class Reader(Words):
         return last
 
     def _stage(self, before: int | None) -> int | None:
-        """Read a command of a pipeline; returns where it begins, if it is a simple one."""
+        """Read a command of a pipeline; returns its offset, if it is a simple one."""
         start = self.at
         self.command()
         self.skip()
@@ -451,7 +451,7 @@ class Reader(Words):
         self.function_body(start)
 
     def function_body(self, start: int) -> None:
-        """Read what a function consists of."""
+        """Read the body of a function."""
         self.lines()
         if self.mark_here() not in _COMPOUND and self.here() != "(":
             raise Refused(self.at if self.at < self.end else start, "a function has no body")
@@ -491,7 +491,7 @@ class Reader(Words):
             self.leave("a test of this form may do more than it shows", start)
 
     def simple(self) -> None:
-        """Read a simple command, or the function that turns out to be defined."""
+        """Read a simple command, or the definition of a function."""
         start = last = self.at
         words: list[Word] = []
         assignments: list[tuple[str, Word]] = []
@@ -528,7 +528,7 @@ class Reader(Words):
         self.empty_parenthesis()
 
     def _easy_words(self, words: list[Word]) -> int:
-        """Read arguments that are plain, or quoted from end to end, as most are; behind the last, or 0 without one."""
+        """Read plain or fully quoted arguments, the usual ones; returns the offset after the last, or 0."""
         source, at, spans = self.source, self.at, self.spans
         while (easy := _EASY.match(source, at)) is not None:
             raw = easy[1]
@@ -549,12 +549,7 @@ class Reader(Words):
         start: int,
         end: int,
     ) -> None:
-        """Note a command.
-
-        Raises:
-            Misread: The name of its program is not ASCII.
-            Unread: There are too many.
-        """
+        """Add a command; Misread if the name of its program is not ASCII, Unread if there are too many."""
         if len(self.commands) == _MOST:
             raise Unread(f"it has more than {_MOST} commands")
         if words and not words[0].text.isascii():
@@ -620,7 +615,7 @@ class Reader(Words):
         return True
 
     def _closing(self, start: int) -> Word:
-        """What stands behind `>&`: a `-` is a word there, whatever follows it."""
+        """The word after `>&`; a `-` is a word of its own there."""
         if self.here() != "-":
             return self.word()
         self.at += 1
@@ -671,7 +666,7 @@ class Reader(Words):
         self.bodies[heredoc.at] = body
 
     def whole(self) -> list[Simple]:
-        """The commands in order of the text, with their heredocs."""
+        """The commands in the order of the text, with their heredocs."""
         for number, command in enumerate(self.commands):
             if any(redirect.body is not None for redirect in command.redirects):
                 redirects = tuple(
@@ -682,7 +677,7 @@ class Reader(Words):
         return sorted(self.commands, key=lambda command: command.start)
 
     def shown(self) -> str:
-        """What stands here, for a message."""
+        """The text here, for a message."""
         found = _TOKEN.match(self.source, self.at)
         return "the line's end" if found is None or found[0] == "\n" else found[0][:20]
 
@@ -707,7 +702,7 @@ class Reader(Words):
 
 
 def _plain_test(words: Sequence[Word]) -> bool:
-    """Whether what stands in `[[ ]]` is one comparison of words, which evaluates nothing."""
+    """Whether `[[ ]]` contains a single comparison of words, which evaluates nothing."""
     texts = [word.raw for word in words]
     if texts[:1] == ["!"]:
         words, texts = words[1:], texts[1:]

@@ -1,4 +1,4 @@
-"""The small languages that everyday programs take as an argument, each as far as it can only turn text into text."""
+"""Accepts programs of jq, sed and awk that only turn text into text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _READS_MORE: Final = re.compile(
 
 
 def jq(source: str) -> None:
-    """Accept a filter that sees only its input.
-
-    Raises:
-        Asks: It reads the environment or other files.
-    """
+    """Accept a filter that reads only its input; Asks if it reads the environment or other files."""
     found = _READS_MORE.search(source)
     if found:
         raise Asks(f"jq's {found[0]} reads what is not its input")
@@ -29,10 +25,7 @@ _ESCAPED: Final = re.compile(r"\\.", re.DOTALL)
 
 
 def _all_closed(pattern: str) -> bool:
-    """Whether the brackets of a pattern are closed before its first delimiter, so that it ends there for all.
-
-    Programs differ in whether brackets shield the delimiter.
-    """
+    """Whether all brackets of a pattern close before its first delimiter: programs differ in whether they shield it."""
     return "[" not in _ESCAPED.sub("", _BRACKET.sub("", pattern))
 
 
@@ -49,10 +42,10 @@ _STEP: Final = re.compile(r"[0-9]+([ \t]*~[ \t]*[0-9]+)?|[+~][0-9]+|\$")
 
 
 def sed(script: str) -> None:
-    """Accept a script that only turns its input into output.
+    """Accept a script that only turns input into output.
 
     Raises:
-        Asks: It writes, runs or reads other files, or is written in a way that is not known here.
+        Asks: It writes, runs or reads something else, or has unknown syntax.
     """
     _Sed(script).commands()
 
@@ -122,7 +115,7 @@ class _Sed:
         return found is not None
 
     def _delimited(self, parts: int, *, pattern: bool = False) -> None:
-        """Pass over `/one/two/`."""
+        """Skip `/one/two/`."""
         delimiter = self._take()
         if not delimiter.isascii() or not delimiter.isprintable() or delimiter.isalnum() or delimiter in "\\ ;{}":
             raise Asks(f"sed's delimiter {delimiter!r} is not usual")
@@ -173,10 +166,10 @@ _OPERAND_FOLLOWS: Final = frozenset({"", "\n", "{", "}", ";", "(", ",", "!", "~"
 
 
 def awk(source: str) -> None:
-    """Accept a program that only turns its input into output.
+    """Accept a program that only turns input into output.
 
     Raises:
-        Asks: It runs, writes or reads something else, or is written in a way that is not known here.
+        Asks: It writes, runs or reads something else, or has unknown syntax.
     """
     scan = _Awk(source)
     while scan.at < len(source):
@@ -184,7 +177,7 @@ def awk(source: str) -> None:
 
 
 class _Awk:
-    """Goes over a program; what it must know is where a `/` begins a pattern, and where a `>` writes a file."""
+    """Scans a program; it tells a `/` that begins a pattern and a `>` that writes a file from operators."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -195,11 +188,7 @@ class _Awk:
         self._conditions: list[bool] = []
 
     def token(self) -> None:
-        """Go over one token.
-
-        Raises:
-            Asks: It is not known to be harmless where it stands.
-        """
+        """Skip one token; Asks if it is not known to be harmless here."""
         if self.source[self.at] == "/" and self._before in _OPERAND_FOLLOWS:
             self.at = _awk_regex(self.source, self.at)
             self._before, self._divisible = "/re/", False

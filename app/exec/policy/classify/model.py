@@ -12,19 +12,19 @@ from shellback.exec.core.secrets import Secrets
 
 
 class Tier(IntEnum):
-    """How much a command may do; ordered (spec 002)."""
+    """How much a command may do, in order (spec 002)."""
 
     READ_ONLY = 1
     READ_WRITE = 2
     ADMIN = 3
 
     def __str__(self) -> str:
-        """The name that people and JSON see."""
+        """The name in texts and JSON."""
         return self.name.lower()
 
 
 class Capabilities(NamedTuple):
-    """What a command of a tier is thought to need, in words for people. It holds nothing: the profile does that."""
+    """An explanation of a tier for people. It enforces nothing; the profile does."""
 
     fs_read: bool
     fs_write: bool
@@ -37,18 +37,18 @@ CAPABILITIES: Final[Mapping[Tier, Capabilities]] = {
     Tier.READ_WRITE: Capabilities(fs_read=True, fs_write=True, network=False, process_spawn=True),
     Tier.ADMIN: Capabilities(fs_read=True, fs_write=True, network=True, process_spawn=True),
 }
-"""An explanation of the tiers. What a command can do is what its profile lets it do: `read_only` neither writes nor
-connects, `work` writes the workspace and connects if `NETWORK` says so, of whatever tier the command was thought."""
+"""An explanation of the tiers. The profile decides, whatever the tier: `read_only` neither writes nor connects, `work`
+writes the workspace and connects if `NETWORK` is on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """Where a command would run. Paths are absolute.
 
-    `allowed` are the directories that it may name, symlinks resolved; `secret` says whether a path may be a
-    secret. `sandboxed` is False on the host, where a repository's own configuration could run programs. `home` is what
-    `~` stands for. `state` is our own state directory, which no command may name. `held` opens a directory that whoever
-    looks cannot reach by its path. `search` is the PATH that a program's name is looked up in.
+    `allowed` are the directories that it may name, without symlinks; `secret` tells whether a path may be a secret.
+    `sandboxed` is False on the host, where a repository's configuration could run programs. `home` is the value of `~`.
+    `state` is our state directory, which no command may name. `held` opens a directory that this user cannot reach by
+    its path. `search` is the PATH for programs.
     """
 
     cwd: Path
@@ -63,11 +63,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One command of the line, with what is known of it.
+    """One command of the line.
 
-    `words` are what the program gets, its name first; empty where that is not known. `paths` are the files that it
-    names; one with a slash at its end stands for all below it. `reason` says why it has its tier, in words that follow
-    "because".
+    `words` are the program's name and arguments; empty if unknown. `paths` are the files that it names; a slash at the
+    end stands for everything below. `reason` explains its tier, to follow "because".
     """
 
     text: str
@@ -79,7 +78,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a command line is. `read_only` only where each of its segments is, and nothing in it is unknown."""
+    """The classification of a command line. `read_only`: each segment is, and nothing in the line is unknown."""
 
     verdict: Literal["read_only", "needs_approval", "deny"]
     tier: Tier
@@ -88,7 +87,7 @@ class Judgement:
 
 
 class Asks(Exception):
-    """Why a command is not known to be read-only, in words that follow "because"; and how much it may do."""
+    """The reason why a command is not known to be read-only, to follow "because", and its tier."""
 
     def __init__(self, reason: str, tier: Tier = Tier.READ_WRITE) -> None:
         super().__init__(reason)

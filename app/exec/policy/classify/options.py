@@ -1,4 +1,4 @@
-"""How a program's options are written down. What is not in its table asks; abbreviations are never resolved."""
+"""Tables of programs' options. An option that is not in the table asks; abbreviations are never resolved."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from shellback.exec.policy.classify.paths import Below, Files
 
 
 class Kind(Enum):
-    """What a value or operand is to its program."""
+    """The kind of a value or operand."""
 
     TEXT = auto()
-    """A pattern, a format, a name: nothing of the file system, whatever it is."""
+    """A pattern, a format, a name: never a path."""
     NUMBER = auto()
-    """Digits, with a sign or a unit at most."""
+    """Digits, optionally with a sign or a unit."""
     READ = auto()
-    """A file or directory that is read: it has to be allowed, and no secret."""
+    """A file or directory that is read; it must be allowed and no secret."""
     LOOK = auto()
-    """A path of which only names and facts are told; the directories above the allowed ones may be looked at too."""
+    """A path of which only names and metadata are read; directories above the allowed ones are accepted too."""
     LINK = auto()
-    """As LOOK, and a symlink is not followed."""
+    """As LOOK, without following a symlink."""
 
 
 HOLE: Final = "\0"
-"""Stands in a text for what is known only when it runs."""
+"""Stands in a text for a part that is known only at run time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What the HOLE of an argument can be; anything, if nothing else is said. `many`: there are any number of them.
+    """The possible values of the HOLE in an argument; by default any text.
 
-    `number`: digits. `words`: letters, digits and marks that no shell
-    expands. `below`: what comes behind the directory that the text begins with.
+    `many`: any number of arguments. `number`: digits. `words`: letters, digits and marks that no shell expands.
+    `below`: a path below the directory with which the text begins.
     """
 
     number: bool = False
@@ -49,9 +49,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument as the program gets it. `pattern` is the glob that made it: there may be others when it runs.
+    """One argument of the program. `pattern` is the glob that it matched; at run time other files may match.
 
-    `open`: some of it is known only then, and what it can be.
+    `open`: a part is known only at run time.
     """
 
     text: str
@@ -60,38 +60,38 @@ class Argument:
 
     @property
     def matched(self) -> bool:
-        """Whether it may be another text, or another number of arguments, when it runs."""
+        """Whether at run time it may be another text, or another number of arguments."""
         return bool(self.pattern) or self.open is not None
 
     @property
     def below(self) -> Below | None:
-        """The directory that it is a file of."""
+        """The directory below which it is a file."""
         return self.open and self.open.below
 
     @property
     def several(self) -> bool:
-        """Whether it may be another number of arguments."""
+        """Whether it may be several arguments, or none."""
         return bool(self.pattern) or (self.open is not None and self.open.many)
 
     @property
     def unbound(self) -> bool:
-        """Whether it may be anything but a file that is known."""
+        """Whether it may be something else than a known file."""
         return self.open is not None and self.open.below is None
 
     @property
     def hidden(self) -> bool:
-        """Whether the glob asks for hidden files, where secrets are kept."""
+        """Whether the glob matches hidden files, which often hold secrets."""
         return any(part.startswith(".") and part.strip(".") for part in self.pattern.split("/"))
 
 
 COUNTED: Final = Argument(HOLE, open=Open(number=True))
 """One argument that is a number."""
 Pieces = tuple[Argument, ...] | None
-"""What text becomes when it is cut at blanks; None is anything."""
+"""The pieces of a text that is split at blanks; None: unknown."""
 
 
 DEPTH: Final = 4
-"""So many wrappers in one another are followed."""
+"""The most nested wrappers that are followed."""
 
 
 def _unknown() -> list[Pieces]:
@@ -100,9 +100,9 @@ def _unknown() -> list[Pieces]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """A program and what it is given, before its table has been looked at.
+    """A program with its arguments, before they are matched with its table.
 
-    `piped` says that its input is a pipe, and `fed` what that can be. `carry` judges a command that it runs in turn.
+    `piped`: its input is a pipe, and `fed` the possible input. `carry` judges a command that it runs.
     """
 
     name: str
@@ -114,11 +114,7 @@ class Call:
     depth: int = 0
 
     def run(self, arguments: tuple[Argument, ...], *, fed: bool = False) -> None:
-        """Accept a command that this one runs, its name first; with `fed` it gets this one's input.
-
-        Raises:
-            Asks: It is not known to only read.
-        """
+        """Accept a command that this one runs, its name first; with `fed` it inherits the input. Asks as `judge`."""
         if not arguments or arguments[0].matched or self.carry is None or self.depth == DEPTH:
             raise Asks(f"it is not known what {self.name} runs")
         inner = replace(self, name=arguments[0].text, arguments=arguments[1:], depth=self.depth + 1)
@@ -126,11 +122,7 @@ class Call:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The arguments; for programs to which it matters how many there are, or which comes first.
-
-        Raises:
-            Asks: Some of them may be others when it runs.
-        """
+        """The arguments, for programs to which their number or order matters; Asks if they may differ at run time."""
         if any(argument.matched for argument in self.arguments):
             raise Asks(f"{self.name} takes what a pattern matches, which may be other things when it runs")
         return tuple(argument.text for argument in self.arguments)
@@ -138,7 +130,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """A program's arguments taken apart by its table. `options` are (name, value) in order; names as in the table."""
+    """A program's arguments, split by its table. `options` are (name, value) in order, with names of the table."""
 
     name: str
     options: tuple[tuple[str, str | None], ...]
@@ -149,7 +141,7 @@ class Invocation:
     """The operands as arguments."""
 
     def each(self, judge: Callable[[str], None]) -> None:
-        """Judge each operand, and each file that one can stand for."""
+        """Judge each operand, and each file that it can match."""
         for operand in self.taken:
             if operand.below is not None:
                 self.files.every(operand.below, judge)
@@ -157,7 +149,7 @@ class Invocation:
                 judge(operand.text)
 
     def given(self, *names: str) -> bool:
-        """Whether any of these options is there."""
+        """Whether any of these options is given."""
         return any(name in names for name, _ in self.options)
 
     def values(self, *names: str) -> list[str]:
@@ -168,17 +160,17 @@ class Invocation:
 ALWAYS: Final = "always"
 
 Check = Callable[[Invocation], None]
-"""Judges arguments that were taken apart; raises Asks."""
+"""Judges an invocation; raises Asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What a program may be given so that it only reads; made by `program`.
+    """The arguments with which a program only reads; made by `program`.
 
-    `most` and `first` bind how many operands there are and what the first one is; where they are set, no glob may
-    make an operand that counts. `here`: without an operand it works on the current directory. `walks` and `follows`
-    are the options under which it goes down directories, and through symlinks in them, `hidden` those under which it
-    reads hidden files there; "always" stands for itself. `last` are options that need no value at the end.
+    `most` and `first` limit the number of operands and the first operand; if they are set, no glob may produce such an
+    operand. `here`: without an operand it reads the current directory. `walks` and `follows` are the options with which
+    it descends into directories, and follows symlinks in them; `hidden` those with which it reads hidden files there;
+    "always" means without an option. `last` are options that need no value at the end.
     """
 
     flags: frozenset[str] = frozenset()
@@ -200,7 +192,7 @@ class Program:
 
 
 Judge = Callable[[Call], None]
-"""Judges a program that has a syntax of its own; raises Asks."""
+"""Judges a program with a syntax of its own; raises Asks."""
 
 _VALUED: Final = {"text": Kind.TEXT, "number": Kind.NUMBER, "read": Kind.READ}
 _UNDER: Final = ("first_unless", "walks", "follows", "hidden", "last")
@@ -208,19 +200,18 @@ _LISTS: Final = frozenset({"flags", "maybe", *_VALUED, *_UNDER})
 
 
 def words(listed: str) -> frozenset[str]:
-    """The words of a table's text."""
     return frozenset(listed.split())
 
 
 def program(flags: str = "", **row: Any) -> Program:
-    """Write down a program, as a row of programs.toml does, where it is said what there can be in one."""
+    """Make a program from a row; `programs.toml` documents the fields."""
     valued = {name: kind for key, kind in _VALUED.items() for name in names(row.pop(key, ""))}
     under = {key: names(row.pop(key)) for key in _UNDER if key in row}
     return Program(flags=names(flags), valued=valued, optional=names(row.pop("maybe", "")), **under, **row)
 
 
 def table(file: str, checks: Mapping[str, Check], **everywhere: str) -> dict[str, Program]:
-    """The programs of a file of rows beside this module; `everywhere` is what a row has that says nothing else."""
+    """The programs of a file of rows beside this module; `everywhere` has defaults of the fields."""
     rows = tomllib.loads((Path(__file__).parent / "tables" / file).read_text(encoding="utf-8"))
     found: dict[str, Program] = {}
     for listed in rows:
@@ -233,7 +224,7 @@ def table(file: str, checks: Mapping[str, Check], **everywhere: str) -> dict[str
 
 
 def _whole(name: str, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with what it has of others that it is like: their options and its own."""
+    """A row merged with the rows that it names as `like`."""
     row = dict(rows[name])
     for other in row.pop("like", "").split():
         for key, value in _whole(other, rows).items():
@@ -242,7 +233,7 @@ def _whole(name: str, rows: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names(written: str) -> frozenset[str]:
-    """The options that a table's words stand for: `-ab` are two, `--ab` is one, `always` is itself."""
+    """The options in a table's text: `-ab` are two, `--ab` is one, `always` stays."""
     found: set[str] = set()
     for word in written.split():
         found.update({word} if word.startswith("--") or word == ALWAYS else {f"-{letter}" for letter in word[1:]})
@@ -253,5 +244,5 @@ _NUMBER: Final = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?[A-Za-z%]{0,3}")
 
 
 def is_number(value: str) -> bool:
-    """Whether a value is digits, with a sign or a unit at most."""
+    """Whether a value is digits, optionally with a sign or a unit."""
     return _NUMBER.fullmatch(value) is not None

@@ -1,6 +1,6 @@
-"""What a command prints, as far as its words say it: names of files, numbers, its own arguments.
+"""Predicts the output of commands from their words: names of files, numbers, their own arguments.
 
-Only of commands that are judged by themselves too. What is not known is anything.
+The commands themselves are judged elsewhere. An unknown output is anything.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _LINES: Final = {
     "cat": names(""),
     **dict.fromkeys(("grep", "egrep", "fgrep"), _GREP),
 }
-"""Filters that print some of the lines that they get, under these options."""
+"""Filters that print some of their input lines, with these options."""
 _PATTERN_FIRST: Final = frozenset({"grep", "egrep", "fgrep"})
 _COUNTS: Final = names("-clmw --bytes --chars --lines --words")
 _GREP_COUNTS: Final = names("-cEFGPivwxe --count --invert-match --ignore-case")
 
 
 def printed(call: Call, trust: Trust) -> Pieces:
-    """What the output becomes when it is cut at blanks."""
+    """The pieces of the output, split at blanks."""
     if call.name in _LINES:
         kept = _filtered(call)
         if kept is not None or call.name not in _PATTERN_FIRST:
@@ -81,7 +81,7 @@ def _filtered(call: Call) -> Pieces:
     nul = bool(given & {"-z", "--zero-terminated"})
     if any((piece.below is not None and piece.below.nul) is not nul for piece in fed[0]):
         return None
-    # Not all of them need come through.
+    # A filter may drop some of them.
     return tuple(piece if piece.several else _maybe(piece) for piece in fed[0])
 
 
@@ -100,7 +100,7 @@ def _program(call: Call, trust: Trust) -> Pieces:
 
 def _echo(call: Call) -> Pieces:
     plain = all(one.open is None and not one.hidden and _PLAIN.fullmatch(one.text) for one in call.arguments)
-    # Behind what a pattern matches, an option may come to stand first where too many names are cut.
+    # If too many matches of a pattern are cut off, a later word may become the first and be taken as an option.
     return call.arguments if plain and not any(one.text.startswith("-") for one in call.arguments) else None
 
 
@@ -123,7 +123,7 @@ def _wc(call: Call) -> Pieces:
 
 
 def _grep(call: Call) -> Pieces:
-    """Names of files, or how many lines of one file fit."""
+    """Names of files, or the number of matching lines of one file."""
     found = _taken(call)
     given = {name for name, _ in found.options}
     operands = found.taken[not given & {"-e", "-f", "--regexp", "--file"} :]
@@ -143,7 +143,7 @@ def _grep(call: Call) -> Pieces:
 
 
 def _ls(call: Call) -> Pieces:
-    """Names, as a pattern would have them."""
+    """Names, as a pattern would match them."""
     found = _taken(call)
     given = {name for name, _ in found.options}
     if not given <= _LS:
@@ -162,7 +162,7 @@ def _is_file(files: Files, one: Argument) -> bool:
 
 
 def _is_name(one: Argument) -> bool:
-    """Whether it is one name that nothing takes apart, or a pattern of which there is no match now."""
+    """Whether it is a single name that no shell splits, or a pattern without a match."""
     return one.open is None and not one.hidden and (_PLAIN.fullmatch(one.text) is not None or one.text == one.pattern)
 
 

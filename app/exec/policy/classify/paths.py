@@ -1,4 +1,4 @@
-"""Which files a command may name, resolved as the kernel would: in an allowed directory, and no secret."""
+"""The files that a command may name: in an allowed directory and no secret, after resolution as by the kernel."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ PUBLIC_FILES: Final = frozenset(
     }
 )
 MOST_NAMED: Final = 200
-"""Files that a judgement names one by one; more are named by their directory, with a slash at its end."""
+"""The most files that a judgement lists; more are listed as their directory with a slash."""
 MOST_SEEN: Final = 5_000
-"""Entries of directories that are looked at for one operand; a tree with more asks where it has to be known."""
+"""The most directory entries that are read for one operand; a larger tree asks if it has to be known."""
 
 
 @dataclass(slots=True)
 class Known:
-    """What has been found out for one command line, so that it is found out once; `sight` bounds all of it."""
+    """Cache of findings for one command line; `sight` bounds the inspection."""
 
     sight: Sight
     plain: dict[str, bool] = field(default_factory=dict[str, bool])
@@ -45,9 +45,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """Files below a directory, that one included: with `plain` only regular ones, with `names` only those like each.
+    """Files in a directory tree, including its top: with `plain` only regular files, with `names` only matching ones.
 
-    `depth`: no further down. `nul`: they are told apart by NUL, so that any name may be one of them.
+    `depth` limits the descent. `nul`: names are separated by NUL, so any name is safe.
     """
 
     top: str
@@ -58,7 +58,7 @@ class Below:
 
 
 class Files:
-    """The files that one command names, judged one by one. Looks at directories and symlinks, never into a file."""
+    """Judges the files that one command names. Reads directories and symlinks, never a file's contents."""
 
     def __init__(self, around: Surroundings, known: Known | None = None) -> None:
         self.around = around
@@ -68,24 +68,20 @@ class Files:
         self.entered: Path | None = None
 
     def within(self, directory: Path) -> Files:
-        """The files of a command that runs in another directory."""
+        """The same for a command that runs in another directory."""
         return Files(replace(self.around, cwd=directory), self._known)
 
     @property
     def repositories(self) -> Sight:
-        """What is looked at to know a repository: on the host git takes those above the workspace too."""
+        """The sight for repositories: on the host, git also uses repositories above the workspace."""
         return self.sight if self.around.sandboxed else Sight(("/",))
 
     def read(self, text: str) -> None:
-        """Let a file or directory be read.
-
-        Raises:
-            Asks: It is a secret, lies outside, or cannot be resolved now.
-        """
+        """Allow reading a file or directory; Asks if it may be a secret, is outside, or cannot be resolved."""
         self._allow(text, self.resolve(text))
 
     def look(self, text: str) -> None:
-        """Let facts of a path be told, and a directory's names; see `read`."""
+        """Allow reading the metadata of a path, and the names in a directory; see `read`."""
         real = self.resolve(text)
         if real in self._above():
             self.named.append(str(real))
@@ -93,7 +89,7 @@ class Files:
             self._allow(text, real)
 
     def link(self, text: str) -> None:
-        """Let facts of a path be told, a symlink not followed; see `read`."""
+        """Allow reading the metadata of a path without following a symlink; see `read`."""
         trimmed = text.rstrip("/")
         if trimmed != text or os.path.basename(text) in {"", ".", ".."}:
             self.look(text)
@@ -102,7 +98,7 @@ class Files:
         self._allow(text, self.resolve(f"{directory}/" if directory else "./") / last)
 
     def enter(self, text: str) -> None:
-        """Let the commands that follow run in a directory that is there; `entered` is that one. See `look`."""
+        """Allow the commands that follow to run in an existing directory, which becomes `entered`. See `look`."""
         self.look(f"{text}/")
         real = self.resolve(text)
         if str(real) != os.path.normpath(os.path.join(self.around.cwd, text)):
@@ -110,13 +106,12 @@ class Files:
         self.entered = real
 
     def descend(self, text: str, *, follows: bool, reads: bool, hidden: bool = True) -> None:
-        """Let everything below a directory be told, or with `reads` be read; hidden files only with `hidden`.
+        """Allow listing, or with `reads` reading, everything below a directory; hidden files only with `hidden`.
 
-        In the sandbox what is hidden there cannot be read; elsewhere the tree must hold no secret. With `follows` it
-        must hold no symlink that leads outside.
+        A sandbox hides secrets; elsewhere the tree must contain none. With `follows`, no symlink may lead outside.
 
         Raises:
-            Asks: As `read`, or the tree holds such a thing, or is too large to know.
+            Asks: As `read`, or the tree contains such a file, or is too large to know.
         """
         path = os.path.join(self.around.cwd, text)
         if not follows and self._is_link(path):
@@ -135,11 +130,7 @@ class Files:
                 raise Asks(f"{inner} is a secret, and {text} would be read with all that is in it")
 
     def every(self, below: Below, judge: Callable[[str], None]) -> None:
-        """Let each file that is below a directory be judged; see `Below`.
-
-        Raises:
-            Asks: One may not be named, a name in it asks for secrets, or there are too many to know.
-        """
+        """Judge each file below a directory; Asks as `judge` does, or if there are too many to know."""
         for name in below.names:
             if name.startswith((".", "[")) or self.private(os.path.join(below.top, name)):
                 raise Asks(f"{name} may stand for secrets")
@@ -151,7 +142,7 @@ class Files:
             self.named[kept:] = [f"{self.resolve(below.top)}/"]
 
     def tidy(self, below: Below) -> bool:
-        """Whether no name below a directory has in it what a shell, or what reads names from text, takes apart."""
+        """Whether no name below a directory has a character at which a shell, or a reader of lists, would split it."""
         top = str(self.resolve(below.top))
         return not below.nul and all(_TIDY.fullmatch(path) for path in (below.top, *self._under(below, above=top)))
 
@@ -173,16 +164,11 @@ class Files:
             raise Asks(f"{top} is outside the directories that may be read") from None
 
     def expand(self, pattern: str) -> list[str]:
-        """The names that a pattern stands for, or more of them; empty where there are none.
-
-        Raises:
-            Asks: They lie outside.
-            TooMuch: They are too many.
-        """
+        """The names that match a pattern, or a superset; Asks if they are outside, TooMuch if they are too many."""
         return expanded(pattern, self, wide=True)
 
     def listed(self, path: str, *, hidden: bool) -> list[Name]:
-        """The names in a directory that are, or are not, hidden; see `read`."""
+        """The hidden, or the other, names in a directory; see `read`."""
         real = self.resolve(path)
         self._allow(path, real)
         self.named.pop()
@@ -195,11 +181,11 @@ class Files:
         return [one for one in names if one.name.startswith(".") == hidden]
 
     def enters(self, path: str) -> bool:
-        """The same, or that it leads where nothing may be looked at: a shell will find what is there."""
+        """Whether a path leads to a directory, or to a place that may not be inspected but may have one."""
         return self._maybe(path, follow=True, is_one=lambda status: stat.S_ISDIR(status.st_mode))
 
     def meets(self, path: str) -> bool:
-        """Whether anything stands at a path, or it leads where nothing may be looked at."""
+        """Whether a path exists, or leads to a place that may not be inspected."""
         return self._maybe(path, follow=False, is_one=lambda _: True)
 
     def _maybe(self, path: str, *, follow: bool, is_one: Callable[[os.stat_result], bool]) -> bool:
@@ -213,7 +199,7 @@ class Files:
         return found.status is not None and is_one(found.status)
 
     def stands(self, path: str) -> bool:
-        """Whether anything that may be looked at stands at a path, a symlink itself."""
+        """Whether a path exists that may be inspected; a symlink counts itself."""
         return self.sight.stands(os.path.join(self.around.cwd, path))
 
     def _is_link(self, path: str) -> bool:
@@ -221,15 +207,11 @@ class Files:
         return status is not None and stat.S_ISLNK(status.st_mode)
 
     def is_directory(self, path: str) -> bool:
-        """Whether a path leads to a directory that may be looked at."""
+        """Whether a path leads to a directory that may be inspected."""
         return self.sight.is_directory(os.path.join(self.around.cwd, path))
 
     def resolve(self, text: str) -> Path:
-        """Where a path leads. Its last component may be missing; what is on the way may not.
-
-        Raises:
-            Asks: It cannot be told.
-        """
+        """The resolved path; only its last component may be missing. Asks if it cannot be resolved."""
         place = (self.around.cwd, text)
         if place not in self._known.real:
             self._known.real[place] = self._resolved(text)
@@ -279,26 +261,26 @@ class Files:
             raise Asks(f"{text} is no plain file or directory")
 
     def private(self, path: str) -> bool:
-        """Whether it may be a secret: see `Secrets`."""
+        """Whether the path may be a secret; see `Secrets`."""
         path = os.path.join(self.around.cwd, path)
         if path not in self._known.private:
             self._known.private[path] = self.around.secret(Path(path))
         return self._known.private[path]
 
     def _above(self) -> set[Path]:
-        """Directories on the way down to the allowed ones; on the host only the root, which is no news."""
+        """The parents of the allowed directories; on the host only the root."""
         if not self.around.sandboxed:
             return {Path("/")}
         return {parent for directory in self.around.allowed for parent in directory.parents} | {Path("/")}
 
 
 def seen_from(around: Surroundings) -> Sight:
-    """What is looked at to judge one command line."""
+    """The sight for judging one command line."""
     return Sight((*map(str, around.allowed), *PUBLIC_TREES), held=around.held)
 
 
 def _like(pattern: str) -> re.Pattern[str]:
-    """A pattern of `find`, or a wider one: what is in brackets or behind a backslash is not read."""
+    """A pattern of `find`, or a wider one: brackets and backslashes are not interpreted."""
     return re.compile(".*" if set(pattern) & set("[\\") else fnmatch.translate(pattern), re.DOTALL | re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""Which program a name stands for, and whether what it is given lets it only read."""
+"""Finds the program of a name, and judges whether its arguments let it only read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ TABLES: Final[Mapping[str, Program | Judge]] = {
     "find": find,
     "git": git,
 }
-"""Programs that are files."""
 
 _ASKED_OF_ALL: Final = frozenset({("--version",), ("--help",)})
 _AS_FILES: Final = frozenset({"echo", "true", "false", "printf", "test", "[", "pwd"})
@@ -44,25 +43,25 @@ _CARRIERS: Final = words("""
     env nice ionice nohup timeout time stdbuf setsid xargs command exec builtin watch flock script chrt taskset strace
     ltrace parallel find busybox toybox unbuffer catchsegv dbus-run-session systemd-run
     """)
-"""They run what they are given."""
+"""Programs that run their arguments."""
 
 
 class Trust:
-    """Where programs lie, and whether only root can put them there; looked up once for each name."""
+    """Finds programs, and whether only root can change them; each name is looked up once."""
 
     def __init__(self, search: tuple[str, ...]) -> None:
         self._search = search
         self._known: dict[str, Asks | None] = {}
 
     def where(self, name: str) -> str | None:
-        """The path of the program that a name stands for; None where none is there."""
+        """The path of a program, or None."""
         return next((path for path in (os.path.join(one, name) for one in self._search) if os.path.isfile(path)), None)
 
     def name(self, given: str, *, builtin: bool = True) -> str:
-        """The name in the tables of what a command's first word runs; no `builtin` where a program runs it.
+        """The name in the tables for a command's first word; with `builtin` false, shell builtins do not count.
 
         Raises:
-            Asks: It is not a plain name, or leads to a file that others than root can change.
+            Asks: It is no plain name, or the file can be changed by another user than root.
         """
         name = given
         if "/" in given:
@@ -87,7 +86,7 @@ class Trust:
 
 
 def _only_roots(path: str) -> bool:
-    """Whether a program, where symlinks lead too, and its directories belong to root, and no other may write them."""
+    """Whether root owns a program and its directories, through symlinks, and no other user can write them."""
     try:
         real = os.path.realpath(path, strict=True)
         places = {real, os.path.dirname(real), os.path.dirname(path)}
@@ -101,11 +100,7 @@ def _belongs_to_root(found: os.stat_result) -> bool:
 
 
 def judge(call: Call, *, by_path: bool) -> None:
-    """Accept a call that lets its program only read.
-
-    Raises:
-        Asks: It may do more, or nothing is known of the program.
-    """
+    """Accept a call that only reads; Asks if it may do more, or the program is unknown."""
     arguments = tuple(argument.text for argument in call.arguments)
     table = TABLES.get(call.name)
     if call.name in BUILTINS and (not by_path or call.name in _AS_FILES):
@@ -124,7 +119,7 @@ def judge(call: Call, *, by_path: bool) -> None:
 
 
 def _tier(name: str, arguments: tuple[str, ...]) -> Tier:
-    """Admin where a program changes the system rather than files, or is given one that does."""
+    """Admin if the program, or one among its arguments, changes the system rather than files."""
     admin = name in _ADMIN or name.startswith("mkfs.")
     if name in _CARRIERS:
         admin = any(argument.rpartition("/")[2] in _ADMIN for argument in arguments)

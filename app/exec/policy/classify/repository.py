@@ -1,6 +1,6 @@
-"""Whether a git repository's own configuration runs no program when it is only asked. Starts nothing.
+"""Checks that the configuration of a git repository runs no program when git only reads. Starts nothing.
 
-The configuration of the whole machine, `/etc/gitconfig`, is its owner's word.
+The machine's configuration, `/etc/gitconfig`, is trusted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shellback.exec.core.sight.sight import Sight, Unseen
 from shellback.exec.wire.gitconfig import HARMLESS
 
 MOST_BYTES: Final = 64 * 1024
-"""Of a configuration file; a longer one is not looked at."""
+"""The most bytes of a configuration file; a longer one is refused."""
 MOST_LINE: Final = 4096
 MOST_INDEX: Final = 16 * 1024 * 1024
 
@@ -28,11 +28,11 @@ _RUNS: Final = re.compile(
     r"|interactive\.difffilter|sequence\.editor|uploadpack\..+|(diff|merge)tool\..+|merge\..+\.driver|trailer\..+",
     re.IGNORECASE,
 )
-"""Keys by which git runs a program when it is asked, or may take such a key from elsewhere."""
+"""Keys by which git runs a program when it reads, or includes another file."""
 _SAID: Final = re.compile(
     r"core\.[a-z]+|diff\.external|include\.path|gpg\.program|interactive\.difffilter|sequence\.editor", re.IGNORECASE
 )
-"""Those of them that are words of git's as a whole; of the others only the section is, and the rest is not said."""
+"""Keys that messages may name in full; of other keys a message names only the section."""
 _HEADER: Final = re.compile(r'\[([A-Za-z0-9.-]+)(?:[ \t]+"((?:[^"\\\n]|\\["\\])*)")?\][ \t]*')
 _KEY: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=(.*))?")
 _HOOKS: Final = ("post-index-change", "fsmonitor-watchman", "query-watchman", "reference-transaction", "pre-auto-gc")
@@ -41,13 +41,12 @@ _GITLINK: Final = (0o160000).to_bytes(4, "big")
 
 
 def objection(cwd: Path, home: Path | None = None, sight: Sight | None = None) -> str | None:
-    """Why asking git in a directory may run a program, in words that follow "because"; None if it does not.
+    """The reason why git may run a program in a directory, to follow "because"; None if it runs none.
 
-    `home` is HOME where that is a directory that commands may write, so that its configuration is nobody's word. What
-    is said holds nothing that stands in a file.
+    `home` is HOME if commands can write it, so that its configuration is not trusted. The reason quotes no file.
 
     Raises:
-        TooMuch: It takes more than `sight` may look at.
+        TooMuch: The check exceeds the bounds of `sight`.
     """
     look = _Look(sight or Sight(("/",)))
     try:
@@ -60,10 +59,7 @@ def objection(cwd: Path, home: Path | None = None, sight: Sight | None = None) -
 
 
 def running(cwd: Path, sight: Sight | None = None) -> str | None:
-    """The same where a profile holds git to reading: only what plainly names a program.
-
-    Hooks run when something is written, which nothing there can be.
-    """
+    """The same in the profile `read_only`: only keys that name a program. Hooks do not count: they run on writes."""
     look = _Look(sight or Sight(("/",)))
     try:
         configs = [config for found in look.candidates(cwd) for config in look.configs(*found)]
@@ -75,15 +71,12 @@ def running(cwd: Path, sight: Sight | None = None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Looks at repositories within a bound. No file is opened that is a symlink, or no plain file."""
+    """Inspects repositories within a bound; opens regular files only, and no symlink."""
 
     sight: Sight
 
     def candidates(self, cwd: Path) -> Iterator[tuple[str, int]]:
-        """What git may take for its directory: a `.git` that is none is passed over, so each on the way up counts.
-
-        With the mode of what stands there.
-        """
+        """Paths that git may use as its repository, with their modes, in all parents: git skips an invalid `.git`."""
         for directory in map(str, (cwd, *cwd.parents)):
             if directory != "/" and not self.sight.sees(directory):
                 return
@@ -94,7 +87,7 @@ class _Look:
                 yield directory, stat.S_IFDIR
 
     def configs(self, git: str, mode: int) -> Iterator[str]:
-        """The files that a repository's configuration is in, through the files that say that it is elsewhere."""
+        """The configuration files of a repository, through `.git` and `commondir` files that name another place."""
         if not stat.S_ISDIR(mode) and not stat.S_ISLNK(mode):
             pointer = self._line(git)
             if pointer.startswith("gitdir:"):
@@ -105,7 +98,7 @@ class _Look:
             yield os.path.join(git, self._line(f"{git}/commondir").strip(), "config")
 
     def judge(self, git: str, mode: int) -> str | None:
-        """What speaks against a repository."""
+        """The objection to a repository, or None."""
         names = {one.name for one in self.sight.names(git)} if stat.S_ISDIR(mode) else set[str]()
         if not stat.S_ISDIR(mode) or not names.isdisjoint({"commondir", "config.worktree"}):
             return "the repository takes its configuration from elsewhere"
@@ -119,7 +112,7 @@ class _Look:
         return None if key is None else f"the repository's configuration sets {key}"
 
     def first(self, file: str, wanted: Callable[[str], object]) -> str | None:
-        """A key of a configuration file that is `wanted`, or that something of it is not understood."""
+        """The first key of a configuration file that is `wanted`, or an objection if the file is not understood."""
         try:
             content = self.sight.content(file, MOST_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
@@ -144,7 +137,7 @@ class _Look:
         return None
 
     def _links(self, index: str) -> bool:
-        """Whether an index holds another repository, or is too large to know; git would ask that one too."""
+        """Whether an index contains a submodule, which git would read too, or is too large to tell."""
         content = self.sight.content(index, MOST_INDEX + 1)
         return len(content) > MOST_INDEX or _GITLINK in content
 
@@ -160,7 +153,7 @@ def _strange(name: str) -> bool:
 
 
 def _said(name: str) -> str:
-    """A key that is no harmless one, in words of git's and ours."""
+    """The text for a key that is not harmless; it quotes no value."""
     if not _RUNS.fullmatch(name):
         return "what is not known to run nothing"
     return name if _SAID.fullmatch(name) else f"{name.partition('.')[0]}.*"

@@ -1,4 +1,4 @@
-"""What tree-sitter-bash makes of a command: where it reads otherwise than our own reader, nothing is understood."""
+"""The second parser, tree-sitter-bash. If it reads a command differently from our reader, the command asks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KNOWN: Final = frozenset(
         # Simple commands and their redirections.
         "command", "command_name", "file_redirect", "file_descriptor", "heredoc_redirect", "heredoc_start",
         "heredoc_body", "heredoc_end", "herestring_redirect", "variable_assignment",
-        # Words and what they are made of.
+        # Words and their parts.
         "word", "number", "string", "string_content", "raw_string", "concatenation", "simple_expansion", "expansion",
         "command_substitution", "$(", "`", "variable_name", "test_operator", "extglob_pattern",
         # Marks and reserved words.
@@ -44,14 +44,14 @@ def _language() -> Language:
 
 
 def tree(text: bytes) -> Node:
-    """The root of what tree-sitter-bash reads."""
+    """The root of the tree that tree-sitter-bash parses."""
     from tree_sitter import Parser
 
-    return Parser(_language()).parse(text).root_node  # one for each text: made at once, and shared by no threads
+    return Parser(_language()).parse(text).root_node  # a parser for each text: cheap, and not shared by threads
 
 
 def disagreement(source: str, spans: Sequence[tuple[int, int]]) -> tuple[int, str] | None:
-    """Where tree-sitter-bash does not see exactly these words, in characters, and why; None where it does."""
+    """The offset in characters at which tree-sitter-bash sees other words, with the reason; None if it sees these."""
     text = source.encode()
     root = tree(text)
     ours = sorted(spans)
@@ -63,7 +63,7 @@ def disagreement(source: str, spans: Sequence[tuple[int, int]]) -> tuple[int, st
 
 
 def whole(source: str) -> bool:
-    """Whether it reads the text to its end, nothing being open."""
+    """Whether it reads the text to its end without an open construct."""
     return not tree(source.encode("utf-8", "replace")).has_error
 
 
@@ -107,7 +107,7 @@ def _compared(root: Node, ours: Sequence[tuple[int, int]]) -> tuple[int, str] | 
 
 
 def _inside(word: Node) -> tuple[list[Node], tuple[int, str] | None]:
-    """The commands in a word that are substituted; and what in it is not known."""
+    """The substituted commands in a word, and the first node of an unknown type."""
     waiting = [word] if word.type == "command_substitution" else word.children if word.type in _PARTS else []
     found: list[Node] = []
     while waiting:

@@ -1,4 +1,4 @@
-"""The closed subset of bash that is understood: plain values, made by the grammar, judged by everybody else.
+"""The closed subset of bash that is understood, as plain values that the grammar makes.
 
 Words and commands are named tuples: a line has hundreds, and a frozen dataclass takes three times as long to make.
 """
@@ -11,20 +11,20 @@ from typing import Final, NamedTuple
 
 
 class Output(NamedTuple):
-    """What a substitution stands for: the output of the command that begins at `of`; anything, where that is None."""
+    """The value of a substitution: the output of the command that begins at `of`, or anything if that is None."""
 
     of: int | None
 
 
 class Word(NamedTuple):
-    """One word of a command as the program will get it: quotes and backslashes are gone.
+    """One word of a command as the program will get it, without quotes and backslashes.
 
-    `text` is exact unless one of these is set. `globs`: an unquoted `*`, `?` or `[` is in it, kept as it is written.
-    `tilde`: it begins with an unquoted `~` that becomes the home directory. `variables`: names of variables with known
-    values in it, and offsets of substitutions, which stand in `text` as `${name}` (`with_values` puts values there);
-    with `splits`, one of them is not quoted, so its value is cut at blanks and expanded as a pattern. `unknown`:
-    something in it is told only when it runs (another variable) and stands in `text` as it is written; an `Outside`
-    goes with it. `raw` is the source. `start` and `end` are offsets in characters of the command.
+    `text` is exact unless one of these is set. `globs`: it has an unquoted `*`, `?` or `[`. `tilde`: it begins with an
+    unquoted `~` that becomes the home directory. `variables`: variables with known values, and offsets of
+    substitutions; both are written as `${name}` in `text` (`with_values` replaces them). `splits`: one of them is
+    unquoted, so its value is split at blanks and expanded as a pattern. `unknown`: a part is known only at run time;
+    `text` has its source, and an `Outside` reports it. `raw` is the source; `start` and `end` are offsets in
+    characters.
     """
 
     text: str
@@ -39,11 +39,7 @@ class Word(NamedTuple):
     unknown: bool = False
 
     def with_values(self, values: Mapping[str, str]) -> str:
-        """`text` with each variable's value in its place.
-
-        Raises:
-            KeyError: A variable has no value here.
-        """
+        """`text` with its variables replaced; KeyError if one has no value."""
         text = self.text
         for name in self.variables:
             text = text.replace(f"${{{name}}}", values[name])
@@ -54,8 +50,7 @@ class Word(NamedTuple):
 class Redirect:
     """One redirection: `op` is `<`, `>`, `>>`, `>&`, `<&`, `&>`, `<<<`, `<<` and so on; `fd` as written, or None.
 
-    `target` is None for a heredoc; `body` is a heredoc's text, and only of one whose delimiter is quoted or whose text
-    has nothing to expand.
+    `target` is None for a heredoc. `body` is a heredoc's text, if its delimiter is quoted or it has nothing to expand.
     """
 
     op: str
@@ -65,31 +60,31 @@ class Redirect:
 
     @property
     def feeds(self) -> bool:
-        """Whether it is the input, in place of a pipe."""
+        """Whether it replaces a pipe as the input."""
         return self.op.startswith("<") and self.fd in {None, 0}
 
 
 Values = tuple[Word, ...] | Output | None
-"""What a variable can be: one of these words; or anything, where it is None."""
+"""The possible values of a variable; None: anything."""
 
 
 STATUS: Final = "0status"
-"""Stands for the name of `$?`; no variable is called so."""
+"""The name that stands for `$?`; no variable has it."""
 NUMBER: Final = -1
-"""In place of a command: what prints a number."""
+"""Stands for a command that prints a number."""
 KNOWN: Final[Mapping[str, Values]] = {"HOME": (Word("~", "~", 0, 0, tilde=True),), STATUS: Output(NUMBER)}
-"""Variables that are known without being set."""
+"""Variables with known values that no line sets."""
 
 
 class Simple(NamedTuple):
     """One simple command: assignments before it, its words (the first is the program), its redirections.
 
-    Without words it is assignments or redirections alone, those of a compound command (`{ ...; } > file`) among them.
-    A test is a command too: the words of `[[ -f a ]]` are `[[`, `-f`, `a` and `]]`.
+    Without words it has only assignments or redirections, such as those of a compound command (`{ ...; } > file`). A
+    test is a command too: the words of `[[ -f a ]]` are `[[`, `-f`, `a` and `]]`.
 
-    `piped` says that it reads another command's output, and `fed_by` where that one begins, if it is a single one.
-    `loops` are the values that each variable can have that a loop around it or an assignment before it sets. `sets`: it
-    is such an assignment.
+    `piped`: it reads another command's output; `fed_by` is the offset of that command, if it is a single one. `loops`
+    are the values of each variable that a loop around it or an assignment before it sets. `sets`: it is such an
+    assignment.
     """
 
     text: str
@@ -106,7 +101,7 @@ class Simple(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
-    """Something of the command that is outside the subset: it asks. `text` is the source of it."""
+    """A part of the command outside the subset; the command asks. `text` is its source."""
 
     reason: str
     text: str
@@ -116,9 +111,9 @@ class Outside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """A command line that bash can run. Every command in it, at any depth, is in `commands`, in order of the text.
+    """A command line that bash can run; `commands` has its commands at any depth, in the order of the text.
 
-    With `outside`, some of it is not understood: what is in `commands` is still true, but not all that would run.
+    With `outside`, a part is not understood: `commands` is correct but may be incomplete.
     """
 
     source: str
@@ -128,7 +123,7 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unparsable:
-    """Text that bash would refuse, or that cannot be shown as what it is: it is denied. `at` is a character offset."""
+    """Text that is denied: bash would refuse it, or it cannot be shown unambiguously. `at` is a character offset."""
 
     reason: str
     at: int

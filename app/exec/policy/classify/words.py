@@ -1,4 +1,4 @@
-"""How bash reads a word: quotes, backslashes and expansions, one character after the other."""
+"""Reads words as bash does: quotes, backslashes and expansions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shellback.exec.policy.classify.syntax import KNOWN, STATUS, Output, Outside
 
 
 class _Placed(Exception):
-    """Why a text is not taken, and where."""
+    """The reason why a text is not accepted, and its offset."""
 
     def __init__(self, place: int, reason: str) -> None:
         super().__init__(reason)
@@ -27,11 +27,11 @@ class Refused(_Placed):
 
 
 class Misread(_Placed):
-    """A person would take it for something else."""
+    """A person would misread this text."""
 
 
 class Unread(Exception):
-    """What follows cannot be followed: it asks."""
+    """The rest of the text is not understood, so the command asks."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -40,7 +40,7 @@ class Unread(Exception):
 
 @dataclass(slots=True)
 class Pieces:
-    """A word while it is read. `literal` is what is not quoted, `kept` what is; both without expansions."""
+    """A word while it is read. `literal` is the unquoted text, `kept` the quoted text, both without expansions."""
 
     text: list[str] = field(default_factory=list[str])
     literal: list[str] = field(default_factory=list[str])
@@ -51,33 +51,33 @@ class Pieces:
     unknown: bool = False
 
     def plain(self, text: str) -> None:
-        """Not quoted."""
+        """Add unquoted text."""
         self.text.append(text)
         self.literal.append(text)
 
     def quote(self, text: str) -> None:
-        """Quoted: nothing in it is special any more."""
+        """Add quoted text."""
         self.quoted = True
         self.text.append(text)
         self.kept.append(text)
 
     def expansion(self, text: str) -> None:
-        """Something that only bash can tell, as it is written."""
+        """Add the source of an expansion whose value only bash knows."""
         self.unknown = True
         self.text.append(text)
 
     def variable(self, name: str, *, quoted: bool) -> None:
-        """A loop variable."""
+        """Add a variable with known values."""
         self.text.append(f"${{{name}}}")
         self.variables.append(name)
         self.splits |= not quoted
 
 
 DEPTH: Final = 20
-"""How deep commands may stand in one another, substitutions counted."""
+"""The most levels of nested commands, including substitutions."""
 
 LEVELS: Final = 500
-"""How many levels are entered in all: what looks like arithmetic may be read twice."""
+"""The most levels that are entered in total; text that looks like arithmetic may be read twice."""
 
 _EASY: Final = re.compile(r"[A-Za-z0-9_./,@%+^-][A-Za-z0-9_./:,@%+^-]*(?=[ \t\n;|&)]|\Z)")
 _PLAIN: Final = re.compile(r"[^ \t\n|&;()<>'\"\\$`]+")
@@ -97,7 +97,7 @@ _ARITHMETIC: Final = "arithmetic can run commands"
 
 
 class Words(ABC):
-    """Reads words of `source` from `at` on, and notes what of them is outside the subset."""
+    """Reads words of `source` from `at`, and notes the parts outside the subset."""
 
     def __init__(self, source: str, at: int = 0) -> None:
         self.source = source
@@ -113,28 +113,28 @@ class Words(ABC):
 
     @abstractmethod
     def nested(self, opened: int) -> None:
-        """Read commands up to the `)` that ends them, and that too; `printer` is then what prints their output."""
+        """Read commands up to and including their `)`; `printer` is then the command that prints their output."""
 
     @abstractmethod
     def part(self, upto: int, at: int) -> Words:
-        """A reader for another part of the text, from `at` on; what it finds is found here."""
+        """A reader for another part of the text, from `at`; it adds its findings to this one's."""
 
     @abstractmethod
     def listed(self) -> None:
-        """Read commands up to the end."""
+        """Read commands up to the end of the text."""
 
     def leave(self, reason: str, start: int, end: int | None = None) -> None:
-        """Note what is outside the subset."""
+        """Note a part outside the subset."""
         end = self.at if end is None else end
         self.outside.append(Outside(reason=reason, text=self.source[start:end], start=start, end=end))
 
     def here(self, ahead: int = 0) -> str:
-        """The character at the place, or nothing behind the end."""
+        """The character at this position, or "" after the end."""
         at = self.at + ahead
         return self.source[at] if at < self.end else ""
 
     def skip(self) -> None:
-        """Go to the next token: over blanks, continued lines and a comment."""
+        """Skip blanks, continued lines and a comment."""
         source = self.source
         if self.at < self.end and source[self.at] not in " \t\\#":
             return
@@ -305,7 +305,7 @@ class Words(ABC):
                 raise Unread("what a $ begins goes on in the next line")
 
     def _expansion(self, at: int, name: re.Match[str] | None, *, quoted: bool) -> bool:
-        """Go over the expansion here, if the $ begins one."""
+        """Skip the expansion here, if the $ begins one."""
         following = self.here(1)
         if name:
             self.at = name.end()
@@ -338,14 +338,14 @@ class Words(ABC):
         self._substituted(pieces, at, quoted=quoted)
 
     def _substituted(self, pieces: Pieces, at: int, *, quoted: bool) -> None:
-        """Note the substitution that begins at a place: a variable whose name is that place."""
+        """Note a substitution: a variable whose name is the offset of the substitution."""
         self.loops = {**self.loops, str(at): Output(self.printer)}
         pieces.variable(str(at), quoted=quoted)
 
     def arithmetic(self, opened: int, *, command: bool = False) -> bool:
-        """Read `((...))`, which `opened` is the beginning of; False, and nothing read, where it is not one.
+        """Read `((...))` that begins at `opened`; False, and nothing is read, if it is no arithmetic.
 
-        As a `command` it is not one either where a quote is not closed: in a comment or heredoc it need not be.
+        As a `command` it also is none if a quote is not closed, because the quote may be in a comment or heredoc.
         """
         self.at = opened
         known, depth = (len(self.outside), len(self.commands)), self.depth
@@ -363,7 +363,7 @@ class Words(ABC):
         return False
 
     def _pair(self, opened: int) -> int:
-        """Behind the end of the bracket that is opened at a place, as far as can be told without reading it again."""
+        """The offset after the bracket that is opened at an offset, estimated without reading it again."""
         level, at = 0, opened
         while at < self.at:
             match self.source[at]:
@@ -394,7 +394,7 @@ class Words(ABC):
             self.leave(_SUBSTITUTED, opened)
 
     def _apart(self, start: int, end: int) -> bool:
-        """Read commands that bash reads only when it comes to them: what is wrong with them is no error here."""
+        """Read commands that bash parses only when it reaches them; a syntax error in them is no error of the line."""
         inner = self.part(end, start)
         try:
             inner.listed()
@@ -404,7 +404,7 @@ class Words(ABC):
         return True
 
     def expanding(self, start: int, end: int) -> None:
-        """Read text that bash expands like a quoted one when it comes to it."""
+        """Read text that bash expands like quoted text when it reaches it."""
         inner = self.part(end, start)
         pieces = Pieces()
         with contextlib.suppress(Refused):
@@ -412,7 +412,7 @@ class Words(ABC):
                 inner._in_text(pieces, _IN_HEREDOC, "$`\\")  # noqa: SLF001 - of its own kind
 
     def matched(self, mark: str, opened: int, *, quoted: bool = False) -> None:
-        """Go behind the bracket or quote that closes the one here."""
+        """Skip to after the bracket or quote that closes the one here."""
         closing = _OPENING.get(mark, mark)
         self.deeper()
         self.at += 1
@@ -440,11 +440,7 @@ class Words(ABC):
         self.depth -= 1
 
     def deeper(self) -> None:
-        """Count a level.
-
-        Raises:
-            Unread: It is one too many, or there were too many in all.
-        """
+        """Count a level; Unread if it is too deep, or there were too many in total."""
         self.depth += 1
         self.levels += 1
         if self.depth > DEPTH or self.levels > LEVELS:
@@ -459,7 +455,7 @@ _NAMED: Final = re.compile(
 )
 _DASH: Final = re.compile(r"\b(?:DASH|HYPHEN|MINUS)\b")
 
-# Letters, numbers and full stops that are drawn as a bar or an angle; alone in a word they look like its operator.
+# Letters, numbers and full stops that look like a bar or an angle; alone in a word they look like an operator.
 # Source: confusables.txt of Unicode Technical Standard 39, those with | < > for a skeleton, and the danda.
 _STROKES: Final = frozenset(
     "\u01c0\u01c1\u05c0\u0964\u0965\u1433\u1438\u2016\u23d0\u27e8\u27e9\u2d4f\u3008\u3009\u3021\u4e28"
@@ -467,10 +463,7 @@ _STROKES: Final = frozenset(
 
 
 def misleading(literal: str) -> str | None:
-    """The character of a word's unquoted part that looks like what it is not, if there is one.
-
-    It is a letter to bash, and an operator, a quote or an option to whoever reads the command.
-    """
+    """The first unquoted character that is a letter to bash, but looks like an operator, a quote or an option."""
     if literal.isascii():
         return None
     for character in literal:
