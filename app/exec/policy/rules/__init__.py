@@ -1,1 +1,1 @@
-"""What an operator or a person said beforehand about commands, and what nobody may say yes to."""
+"""Rules of operators and people, and the default denials."""

@@ -1,4 +1,4 @@
-"""Programs that run what their arguments say: what they carry, and why a saved yes to one would be one to anything."""
+"""Programs that run their arguments: the commands that they carry, and why a rule for them would allow anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 
 
 def names(text: str) -> frozenset[str]:
-    """A set of names, written one beside the other."""
     return frozenset(text.split())
 
 
@@ -28,7 +27,7 @@ _STEERS: Final = names("""
 
 @dataclass(frozen=True, slots=True)
 class _Wrapper:
-    """How a wrapper's own arguments end: options that take a value, then so many operands, then the command."""
+    """The arguments of a wrapper: options that take a value, then a number of operands, then the command."""
 
     valued: frozenset[str] = frozenset()
     operands: int = 0
@@ -89,7 +88,7 @@ _WRAPPERS: Final = {
 _FINDERS: Final = frozenset(("find", "fd", "fdfind"))
 CARRIERS: Final = SHELLS | frozenset(_WRAPPERS) | _FINDERS | {"eval", "source"}
 _JOINS: Final = frozenset(("watch", "parallel"))
-"""These hand their words to a shell."""
+"""Programs that hand their words to a shell."""
 _FIND_RUNS: Final = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
@@ -106,12 +105,12 @@ class Text:
 
 
 def name_of(word: str) -> str:
-    """A program's name, whatever directory it is called from."""
+    """A program's name without its directory."""
     return word.rstrip("/").rpartition("/")[2]
 
 
 def carried(words: Sequence[str]) -> Iterator[tuple[str, ...] | Text]:
-    """The commands and command lines that this one, as a known wrapper, would run; one level deep."""
+    """The commands and command lines that a known wrapper would run; one level deep."""
     if not words:
         return
     name = name_of(words[0])
@@ -122,14 +121,14 @@ def carried(words: Sequence[str]) -> Iterator[tuple[str, ...] | Text]:
     elif name in _FINDERS:
         yield from _of_find(words)
     elif name == "command" and words[1:2] in (("-v",), ("-V",)):
-        return  # it tells what a name is
+        return  # `command -v` only looks a name up
     elif name in _WRAPPERS:
         for inner in _of_wrapper(_WRAPPERS[name], words):
             yield Text(" ".join(inner)) if name in _JOINS and not isinstance(inner, Text) else inner
 
 
 def unfolded(words: Words) -> Iterator[tuple[Words, list[Words], list[str]]]:
-    """A command and those that it carries, a bounded few, each with the commands and command lines that it hands on."""
+    """A command and the commands that it carries, up to a bound, each with the commands and lines that it runs."""
     stack = [words]
     for _ in range(_STEPS):
         if not stack:
@@ -142,7 +141,7 @@ def unfolded(words: Words) -> Iterator[tuple[Words, list[Words], list[str]]]:
 
 
 def runs_anything(words: Sequence[str]) -> str | None:
-    """Why a standing yes to this command is refused: it runs code that its words do not hold; None where it may be."""
+    """The reason why no rule may allow this command: it runs code outside its words; None if a rule may."""
     name = name_of(words[0])
     if "/" in words[0]:
         return f"{words[0]} is a file whose content may change"

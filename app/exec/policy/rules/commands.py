@@ -1,4 +1,4 @@
-"""The commands of a parsed line, as rules look at them."""
+"""The commands of a parsed line, as rules match them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shellback.exec.policy.rules.carriers import Text, carried, name_of
 
 _DEPTH: Final = 4
 _MOST: Final = 200
-"""So deep are command lines looked for in commands, so many commands in one; what is beyond asks by itself."""
+"""Bounds on the depth of nested lines and on the commands of a line; beyond them the line asks anyway."""
 MOVES: Final = frozenset(("cd", "pushd", "popd", "chdir"))
-"""What changes the directory."""
+"""Commands that change the directory."""
 
 
 def words_of(simple: Simple) -> tuple[str, ...]:
-    """What the program gets, its name first."""
+    """The program's name and arguments."""
     return tuple(word.text for word in simple.words)
 
 
 def is_plain(simple: Simple) -> bool:
-    """Whether a command is its words and nothing else: what an allow may be given for."""
+    """Whether a command has nothing but its words; only then can a rule allow it."""
     return (
         bool(simple.words)
         and all(map(_fixed, simple.words))
@@ -32,17 +32,17 @@ def is_plain(simple: Simple) -> bool:
 
 
 def moves(parsed: Parsed) -> bool:
-    """Whether a line changes the directory, so that what it names lies elsewhere."""
+    """Whether a line changes its directory, so that its relative names change meaning."""
     return any(name_of(words[0]) in MOVES for simple in parsed.commands for words in commands_in(words_of(simple)))
 
 
 def tier_of(simple: Simple, judgement: Judgement) -> Tier | None:
-    """The tier of this command as it was judged; None where the judgement does not have it."""
+    """The judged tier of this command; None if the judgement does not contain it."""
     return max((segment.tier for segment in judgement.segments if segment.text == simple.text), default=None)
 
 
 def commands_in(words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """A command and those that it carries, as far as can be told; it comes first."""
+    """A command, and then the known commands that it carries."""
     found: list[tuple[str, ...]] = []
     stack = [(words, _DEPTH)]
     while stack and len(found) < _MOST:
@@ -59,7 +59,7 @@ def commands_in(words: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def simples(text: str) -> tuple[Simple, ...]:
-    """The simple commands of a line; none where it is no line."""
+    """The simple commands of a line; none if it cannot be parsed."""
     parsed = parse(text)
     return parsed.commands if isinstance(parsed, Parsed) else ()
 

@@ -1,4 +1,4 @@
-"""Commands that would damage the machine beyond repair (spec 000's blocked patterns, told from parsed words)."""
+"""Commands that would damage the machine irreversibly (the blocked patterns of spec 000, on parsed words)."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _DEVICE_FD: Final = re.compile(r"/dev/fd/[0-9]+")
 _HELP: Final = frozenset(("--help", "--version", "-V", "-h"))
 _VERB: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
 _PLAIN: Final = re.compile(r"[^-=*?\[\0][^=*?\[\0]*|-[^=/\0]*(?:=[A-Za-z0-9_.-]+)?")
-"""An operand that stands for itself, or an option whose value, if it has one, leads nowhere."""
+"""A literal operand, or an option whose value, if any, is no path."""
 _FINDS_ALL: Final = names("-xdev -mount -depth -d -mindepth -maxdepth -type -ignore_readdir_race")
 _ENDLESS: Final = frozenset(("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"))
 
 
 @lru_cache(maxsize=16)
 def _homes(home: Path) -> frozenset[str]:
-    """The home directory and all that it lies in."""
+    """The home directory and its parents."""
     return frozenset((os.path.normpath(home), *map(str, Path(os.path.normpath(home)).parents)))
 
 
 def written(word: str, around: Surroundings) -> str:
-    """A word with what is known put in: `~` and `$HOME`, `$PWD`."""
+    """A word with `~`, `$HOME` and `$PWD` replaced."""
     text = word.replace(f"{HOLE}HOME{HOLE}", str(around.home)).replace(f"{HOLE}PWD{HOLE}", str(around.cwd))
-    text = text.replace(HOLE, "\1")  # what no name has and no call refuses
+    text = text.replace(HOLE, "\1")  # a character that no name has and every system call accepts
     if text == "~" or text.startswith("~/"):
         return str(around.home) + text[1:]
     if re.match(r"~[a-z_][a-z0-9_-]*(?:/|$)", text):
@@ -59,18 +59,18 @@ def written(word: str, around: Surroundings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where the words of a command point: the surroundings, and the directories that it could be in.
+    """Resolves the words of a command in each directory in which it could run.
 
-    No approval may bring about the loss of certain trees, files and devices, which a machine cannot replace.
+    No approval can allow the loss of the trees, files and devices that it knows as irreplaceable.
     """
 
     around: Surroundings
     cwds: tuple[str, ...]
     plain: bool = False
-    """Whether the command is in the line itself, gets nothing but what is written there, and no device is mentioned."""
+    """Whether the command is in the line itself, has only literal arguments, and the line names no device."""
 
     def places(self, words: Sequence[str]) -> Iterator[str]:
-        """The absolute paths that words could name, without `.`, `..` and doubled slashes."""
+        """The absolute paths that words could name, normalised."""
         for text in (written(word, self.around) for word in words):
             for cwd in self.cwds if text else ():
                 yield "/" + os.path.normpath(os.path.join(cwd, text)).lstrip("/")
@@ -78,9 +78,9 @@ class Where:
                     break
 
     def tree(self, words: Sequence[str]) -> str | None:
-        """The first irreplaceable tree that a word names, whole or by all that is in it."""
+        """The first irreplaceable tree that a word names, or whose whole contents it names."""
         for word in words:
-            # A workspace may be somebody's home: clearing it out by its path is everyday work, and is asked for.
+            # A workspace may be a home directory. Emptying it by its path is usual work, and asks.
             by_name = word.startswith("~") or f"{HOLE}HOME{HOLE}" in word
             spared = frozenset[str]() if by_name else frozenset(os.path.normpath(one) for one in self.around.allowed)
             for place in self.places([word]):
@@ -90,17 +90,17 @@ class Where:
         return None
 
     def device(self, words: Sequence[str]) -> str | None:
-        """The first device or file of the kernel that is named, and that nothing may be written to."""
+        """The first named device or kernel file that must not be written."""
         return next(filter(_is_device, self.places(words)), None)
 
     def file(self, words: Sequence[str]) -> str | None:
-        """The first file that is named and that a machine does not start or let anybody in without."""
+        """The first named file without which the machine does not boot or accept a login."""
         return next((place for place in self.places(words) if place in _FILES or place.startswith("/boot/")), None)
 
     def only_files(self, words: Sequence[str], skip: int = 0) -> bool:
-        """Whether the operands behind a program, but for so many, are plain files and directories of the workspace.
+        """Whether all operands after the first `skip` are files and directories of the workspace, existing or not.
 
-        They may be missing. Nothing else of the command may lead anywhere either.
+        No other word of the command may be a path.
         """
         places = list(self.places(_taken_apart(words)[1][skip:]))
         return (
@@ -140,7 +140,7 @@ class Where:
 def _without_stars(place: str) -> str:
     parts = place.split("/")
     while len(parts) > 1 and parts[-1] and ("*" in parts[-1] or "?" in parts[-1] or "[" in parts[-1]):
-        # Only what stands for nearly everything: `*`, `.*`, `[!.]*`, `?*`; not `*.log`.
+        # Only patterns that match nearly everything: `*`, `.*`, `[!.]*`, `?*`; not `*.log`.
         if not re.fullmatch(r"(?:\.|\*|\?|\[[^\]]*\])+", parts[-1]):
             break
         parts.pop()
@@ -157,13 +157,13 @@ def _is_device(place: str) -> bool:
 
 
 def asks_for_help(words: Sequence[str]) -> bool:
-    """Whether a program is only asked what it is or does: nothing but a verb at most goes with it."""
+    """Whether the command only asks for help or a version, at most with a verb."""
     verbs = [word for word in words[1:] if word not in ("--help", "--version")]
     return len(verbs) < len(words) - 1 and len(verbs) <= 1 and all(map(_VERB.fullmatch, verbs))
 
 
 def damage(words: Sequence[str], where: Where) -> str | None:
-    """Why this one command must not run; None where it may be asked for."""
+    """The reason why this command must not run; None if a person may approve it."""
     name = name_of(words[0])
     if name == "mkfs" or name.startswith(("mkfs.", "mke2fs", "newfs")):
         asked = words[1:] and set(words[1:]) <= _HELP
@@ -174,14 +174,14 @@ def damage(words: Sequence[str], where: Where) -> str | None:
 
 
 def redirected(operator: str, target: str, where: Where) -> str | None:
-    """Why nothing may be written there by a redirection."""
+    """The reason why a redirection must not write to a target, or None."""
     if operator in ("<", "<<<", "<&", ">&") and (operator != ">&" or target.isdigit() or target == "-"):
         return None
     return _over([target], where, keeps=operator in (">>", "&>>"))
 
 
 def _over(words: Sequence[str], where: Where, *, keeps: bool = False) -> str | None:
-    """Why nothing may be written there, `keeps` what is in a file aside."""
+    """The reason why these paths must not be written, or None; with `keeps`, files keep their contents."""
     found = where.device(words) or (None if keeps else where.file(words))
     return f"it would write over {found}" if found else None
 
@@ -199,7 +199,7 @@ def _taken_apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """One that a check is about; `words` are those behind its program."""
+    """A command for a check; `words` are its arguments."""
 
     name: str
     words: Sequence[str]
@@ -208,7 +208,7 @@ class _Command:
     operands: Sequence[str]
 
     def has(self, letters: str, long: str = "") -> bool:
-        """Whether one of these letters is among the short options, or the long one, abbreviated or not."""
+        """Whether one of these short options is given, or the long one, even abbreviated."""
         return any(
             (long.startswith(option.partition("=")[0]) and len(option) > 3)
             if option.startswith("--")
@@ -310,7 +310,7 @@ def _cryptsetup(command: _Command) -> str | None:
 
 
 def _if(tells: Callable[[_Command], object], reason: str) -> Check:
-    """A check that refuses what this tells, with the name of the program in the reason."""
+    """A check that refuses if `tells` holds; the reason has the name of the program."""
     return lambda command: reason.format(command.name) if tells(command) else None
 
 
@@ -347,4 +347,4 @@ _CHECKS: Final[dict[str, Check]] = {
     "kexec": _if(lambda one: one.has("e", "--exec"), "kexec starts another kernel"),
 }
 NAMES: Final = frozenset(_CHECKS)
-"""Every program that something is known against, but those of file systems, which have many."""
+"""Every program with a check, except those that make file systems, which have many names (`mkfs.*`)."""

@@ -1,7 +1,7 @@
-"""What nobody is asked about: commands that would ruin the machine, or go for the program that runs them.
+"""The default denials: commands that would ruin the machine, or attack Shellback itself.
 
-Told from the parsed line, at any depth, through wrappers and shells in shells: neither `echo "mkfs"` nor
-`rm  -r  -f  /` fools it. It is no boundary, the sandbox is that; what it misses is still asked about.
+They are found in the parsed line at any depth, through wrappers and nested shells; `echo "mkfs"` is not denied, and
+`rm  -r  -f  /` is. They are no security boundary: a command that they miss asks, and the sandbox holds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shellback.exec.policy.rules.damage import Where, written
 from shellback.exec.policy.rules.loose import UNKNOWN, Loose, read, sourced
 
 _DEPTH: Final = 5
-"""So deep are command lines read that are handed to a shell inside another one."""
+"""The depth to which lines for nested shells are read."""
 _FETCHES: Final = names("curl wget fetch aria2c lynx http https xh ftp lftp w3m links elinks GET nc ncat")
 _KNOWN: Final = (damage.NAMES | ours.NAMES | CARRIERS | _FETCHES) - {"."}
-"""Every name that a denial could come of."""
+"""Every word that can lead to a denial."""
 _TELLING: Final = re.compile(
     r"\$'|\{[^{}\s]*,|\(\)|function|mkfs|mke2fs|newfs|EXEC_|SHELLBACK_|DBOS_|PPID|/proc|sock|>(?!&[0-9]|\s?/dev/null)"
 )
@@ -31,20 +31,17 @@ _ELSEWHERE: Final = re.compile(
     r"/dev(?!/(?:null|zero|u?random|std(?:in|out|err)|tty)(?![\w./]))"
     r"|\b(?:builtin|command|eval|source|popd|CDPATH|mknod)\b|(?:^|[\s;&|])\.\s"
 )
-"""What may make a file of the workspace a device, or leave the workspace unseen."""
+"""Commands that may put a device into the workspace, or hide the workspace."""
 _PATHS: Final = re.compile(r"\.\.|~|(?:^|[\s\"'=:])/(?!dev/null)|\$\{?(?:HOME|PWD|OLDPWD)")
 
 
 def denial(source: str, around: Surroundings) -> str | None:
-    """Why a line is refused before anybody is asked, in words that follow "because"; None if it is not.
-
-    It need not be one that can be parsed.
-    """
+    """The reason why a line is denied without a question, to follow "because", or None. The line may be unparsable."""
     return _line(source, around, _DEPTH) if _worth_reading(source, around) else None
 
 
 def _worth_reading(source: str, around: Surroundings) -> bool:
-    """Whether anything of it could be denied: most of what runs is quickly seen to be harmless."""
+    """Whether any part could be denied; a quick test that most lines fail."""
     flat = _flat(source)
     return (
         _TELLING.search(source) is not None
@@ -87,7 +84,7 @@ def _line(source: str, around: Surroundings, depth: int) -> str | None:
         if reason is not None:
             return reason
         if command.words[:1] in (("cd",), ("pushd",)):
-            # Whichever of them it is in by then: a jump may fail.
+            # The command may run in any of these directories, since `cd` may fail.
             operand = next((word for word in command.words[1:] if not word.startswith("-")), "~")
             cwds = [*cwds[-3:], *(os.path.normpath(os.path.join(cwd, written(operand, around))) for cwd in cwds[-1:])]
     return None
@@ -102,7 +99,7 @@ def _around_it(command: Loose, where: Where) -> str | None:
 
 
 def _with_carried(command: Loose, around: Surroundings, depth: int) -> Iterator[tuple[str, ...] | str]:
-    """A command and all that it would run in turn; the reason, where that is refused."""
+    """A command and the commands that it would run; a str is the reason for a denial."""
     for words, lists, texts in unfolded(command.words):
         if not words:
             continue
@@ -117,7 +114,7 @@ def _with_carried(command: Loose, around: Surroundings, depth: int) -> Iterator[
 
 
 def _handed(inner: tuple[str, ...], before: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """What `xargs` would run, as far as what it reads can be seen."""
+    """The commands that `xargs` would run, if its input is known."""
     if not before or not inner:
         return
     if name_of(before[0]) in ("echo", "printf"):
@@ -129,7 +126,7 @@ def _handed(inner: tuple[str, ...], before: tuple[str, ...]) -> Iterator[tuple[s
 
 
 def _fed(words: Sequence[str], command: Loose) -> Iterator[str]:
-    """The command lines that a shell is given as its input, as far as they can be seen."""
+    """The known command lines on a shell's standard input."""
     if not _reads_code(words) or name_of(words[0]) not in SHELLS:
         return
     yield from command.fed
@@ -139,7 +136,7 @@ def _fed(words: Sequence[str], command: Loose) -> Iterator[str]:
 
 
 def _reads_code(words: Sequence[str]) -> bool:
-    """Whether a shell or interpreter takes its program from its input."""
+    """Whether a shell or interpreter reads its program from standard input."""
     name = name_of(words[0])
     if name not in SHELLS and not INTERPRETER.fullmatch(name):
         return False
@@ -154,7 +151,7 @@ def _reads_code(words: Sequence[str]) -> bool:
 
 
 def _piped_in(words: Sequence[str], command: Loose, line: Sequence[Loose]) -> str | None:
-    """Whether a download becomes a program: `curl … | sh`, `bash <(curl …)`, `eval "$(curl …)"`."""
+    """The reason if a download becomes a program: `curl … | sh`, `bash <(curl …)`, `eval "$(curl …)"`."""
     name = name_of(words[0])
     if _reads_code(words) and any(_fetches(before) for before in command.before):
         return f"{name} would run what is downloaded, unseen"

@@ -1,7 +1,7 @@
-"""Paths that are enforced (spec 002): what a command line names lies in the allowed directories, or it is refused.
+"""Enforced paths (spec 002): a command line that names a path outside the allowed directories is refused.
 
-Told from the text and from symlinks as they are now, so it is no boundary, the sandbox is that. What only the shell
-knows (variables, substitutions, what a pattern matches) is not seen here, and is asked about.
+The check reads the text and the present symlinks, so it is no security boundary; the sandbox is. Values that only the
+shell knows (variables, substitutions, matches of patterns) are not checked here, and ask.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from shellback.exec.policy.rules.loose import Loose, read, sourced
 
 _DEPTH: Final = 5
 _PLACES: Final = 8
-"""Command lines within command lines, directories that one may run in."""
+"""Bounds on nested command lines, and on directories in which a command may run."""
 _STREAMS: Final = re.compile(r"/dev/(?:null|zero|full|u?random|tty|std(?:in|out|err)|fd/[0-9]+)")
 _BEHIND: Final = re.compile(r"[=:](?!//)")
 _SHORT: Final = re.compile(r"-[A-Za-z](?=.)")
 
 
 def outside(source: str, judgement: Judgement, around: Surroundings) -> str | None:
-    """Why a command line is refused where paths are enforced; None where all that it names is inside."""
+    """The reason why a command line is refused if paths are enforced; None if every path is inside."""
     only_reads = [one for one in judgement.segments if one.tier is Tier.READ_ONLY]
-    # Of these the paths are known; their other words may look like some: `grep /x/ file`.
+    # The paths of read-only commands are known; their other words may look like paths: `grep /x/ file`.
     named = [path for one in only_reads for path in one.paths]
     known = frozenset(one.words for one in only_reads)
     return any_outside(named, around) or _said(_Line(around, known).line(source, _DEPTH))
 
 
 def any_outside(paths: Sequence[str], around: Surroundings) -> str | None:
-    """The same of paths."""
+    """The same for paths."""
     return _said(_Line(around).first(paths))
 
 
@@ -46,7 +46,7 @@ def _said(word: str | None) -> str | None:
 
 
 class _Line:
-    """The commands of one line, in order, with every directory that they may run in: a `cd` may fail."""
+    """The commands of one line, in order, with every directory in which they may run, since `cd` may fail."""
 
     def __init__(self, around: Surroundings, known: frozenset[tuple[str, ...]] = frozenset()) -> None:
         self._around = around
@@ -82,7 +82,7 @@ class _Line:
         return self.first([part for word in others for part in _parts(word)]) or self._enter(words)
 
     def _enter(self, words: Sequence[str]) -> str | None:
-        """Let what follows run where a `cd` leads too."""
+        """Add the target of a `cd` to the directories of the commands that follow."""
         if not words or name_of(words[0]) not in MOVES:
             return None
         operand = next((word for word in words[1:] if word == "-" or not word.startswith(("-", "+"))), "~")
@@ -108,19 +108,19 @@ class _Line:
             except (Unseen, TooMuch):
                 return True
             except OSError:
-                continue  # something on the way is not there yet: then by the text alone
+                continue  # a directory of the path is missing, so only the text counts
             else:
                 return False
         return not self._sight.sees(os.path.normpath(path))
 
 
 def _upwards(part: str) -> str:
-    """A component of a path as what it could match at worst: `.?` and `.*` match `..`."""
+    """A component of a path, or `..` if its pattern could match that: `.?`, `.*`."""
     return ".." if part.startswith(".") and fnmatchcase("..", part) else part
 
 
 def _parts(word: str) -> Iterator[str]:
-    """What of a word may be a path: all of it, what is behind `=` and `:` in it, or behind the letter of an option."""
+    """The parts of a word that may be paths: the whole word, and the text after `=`, `:` or an option's letter."""
     short = _SHORT.match(word)
     if short is not None:
         yield word[short.end() :]

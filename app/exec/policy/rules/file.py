@@ -1,4 +1,4 @@
-"""The operator's policy file: read whole, checked whole, or refused with file, line and remedy."""
+"""Reads and checks the operator's policy file as a whole; any mistake refuses it with file, line and remedy."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _HEADER: Final = re.compile(r"\s*\[\[\s*[\"']?rules[\"']?\s*\]\]")
 
 
 def load(path: Path | None) -> Rules:
-    """The tiers and rules of a policy file; without one the defaults and no rules.
+    """The tiers and rules of a policy file; without a file, the defaults and no rules.
 
     Raises:
-        PolicyUnusable: It is missing, others may change it, or something in it cannot be followed: nothing of it is.
+        PolicyUnusable: The file is missing, other users can change it, or any part of it is wrong.
     """
     if path is None:
         return Rules()
@@ -77,7 +77,7 @@ def _text(path: Path) -> str:
 
 
 class _Reader:
-    """One file's text and what TOML makes of it."""
+    """The text of a policy file, and its parsed TOML."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
@@ -137,7 +137,7 @@ class _Reader:
         return tuple(found)
 
     def examples_of(self, rule: Rule) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Commands that the rule has to match, and such that it must not."""
+        """Commands that the rule must match, and commands that it must not match."""
         return self._examples[rule.id]
 
     def _rule(self, given: dict[str, Any], line: int, number: int) -> Rule:
@@ -198,7 +198,7 @@ class _Reader:
             except ValueError:
                 words = []
             if words[-1:] == [ANY]:
-                words.pop()  # a prefix it is anyhow
+                words.pop()  # every pair is a prefix
             if not words:
                 raise self._wrong(line, "rules", f"the pattern {pattern!r} names no program", remedy)
             found.append((tuple(words), self._tier(tier, line, "rules")))
@@ -252,7 +252,7 @@ class _Reader:
         return PolicyUnusable(f"{self._path}:{line}: {key}: {what}: {remedy}")
 
     def _find(self, pattern: str, start: int) -> int:
-        """The line where a key stands, from the line `start` on; `start` where it cannot be told."""
+        """The line of a key, at or after the line `start`; `start` if it is not found."""
         for at in range(start, len(self._lines) + 1):
             line = self._lines[at - 1]
             if re.match(pattern, line):
@@ -266,10 +266,7 @@ EXAMPLES: Final = 50
 
 
 def contradiction(rule: Rule, examples: tuple[tuple[str, ...], tuple[str, ...]], base: Path) -> str | None:
-    """Which example the rule does not do as it should; None where it does. Commands are judged as if run in `base`.
-
-    They are tried with the real parser and the real matching.
-    """
+    """The first example that the rule gets wrong, by the real parser and matching in the directory `base`; or None."""
     wanted, unwanted = examples
     if len(wanted) + len(unwanted) > EXAMPLES:
         return f"examples: there are {len(wanted) + len(unwanted)}, at most {EXAMPLES} are tried"
@@ -282,7 +279,7 @@ def contradiction(rule: Rule, examples: tuple[tuple[str, ...], tuple[str, ...]],
 
 
 def matches(rule: Rule, command: str, base: Path) -> bool:
-    """Whether this rule alone decides on a command that runs where the rule is about."""
+    """Whether this rule alone decides on a command in the places of the rule."""
     match = rule.match
     cwd = Path(match.cwd) if match.cwd is not None else base.resolve()
     around = Surroundings(cwd=cwd, allowed=(cwd,), secret=Secrets(), home=Path("/nonexistent"))
@@ -303,7 +300,7 @@ WORDS: Final = 64
 
 
 def objection(rule: Rule) -> tuple[str, str, str] | None:
-    """What is wrong with a rule: the key of it, the reason, the remedy; None where it is taken."""
+    """The mistake in a rule as key, reason and remedy; None if the rule is valid."""
     prefix = rule.match.prefix
     if len(prefix) > WORDS or any(not word or any(ord(char) < 32 for char in word) for word in prefix):
         what = f"more than {WORDS} words, or an empty one, or one with control characters"

@@ -1,6 +1,6 @@
-"""A command line read as widely as it can be: what each command of it could be, also where the subset ends.
+"""Parses a command line loosely, also outside the subset: every command that it could run.
 
-For refusing only. Nothing is ever allowed on the word of this reading.
+Only denials use it; it never allows a command.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tree_sitter
 from shellback.exec.policy.classify import second
 
 HOLE: Final = "\0"
-"""Around the name of a variable whose value is put there; twice in a row for what cannot be told."""
+"""Encloses the name of a variable in a word; twice in a row: unknown text."""
 UNKNOWN: Final = HOLE + HOLE
 _IN_WORDS: Final = 20
 _BRACES: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
@@ -25,12 +25,12 @@ _UNTOLD: Final = frozenset(("command_substitution", "process_substitution", "ari
 
 
 def _source(data: bytes, node: tree_sitter.Node) -> str:
-    """The text of a node as it was written."""
+    """The source text of a node."""
     return data[node.start_byte : node.end_byte].decode("utf-8", "replace")
 
 
 def _word(data: bytes, node: tree_sitter.Node, depth: int = 0) -> str:
-    """One word, as the program could get it."""
+    """A word as the program could get it."""
     kind, text = node.type, _source(data, node)
     if depth > _IN_WORDS or kind in _UNTOLD:
         return UNKNOWN
@@ -45,7 +45,7 @@ def _word(data: bytes, node: tree_sitter.Node, depth: int = 0) -> str:
 
 
 def _spread(text: str, left: int = 64) -> list[str]:
-    """The words that `a{b,c}` stands for, a bounded number of them."""
+    """The words that `a{b,c}` expands to, up to a bound."""
     found = _BRACES.search(text)
     if found is None or left <= 0:
         return [text]
@@ -58,12 +58,12 @@ def _spread(text: str, left: int = 64) -> list[str]:
 
 
 def sourced(text: str) -> str:
-    """A word with its variables written as a shell would have them, to be read once more."""
+    """A word with its variables in shell syntax, to be parsed again."""
     return re.sub(f"{HOLE}([^{HOLE}]*){HOLE}", lambda found: f"${{{found[1]}}}" if found[1] else "$(:)", text)
 
 
 def _joined(data: bytes, node: tree_sitter.Node, depth: int) -> str:
-    # Children and the text between them, which the grammar leaves without a node.
+    # Children and the text between them, for which the grammar has no node.
     quoted = node.type in ("string", "translated_string", "string_content")
     marks = node.type == "string"
     at = node.start_byte + marks
@@ -95,7 +95,7 @@ def _escape(found: re.Match[str]) -> str:
 NODES: Final = 12_000
 DEPTH: Final = 200
 STAGES: Final = 12
-"""So many commands before it in a pipe are known of each."""
+"""The most earlier commands of a pipe that are kept for each command."""
 _FEEDS: Final = ("heredoc_redirect", "herestring_redirect")
 _COMMANDS: Final = frozenset(("command", "declaration_command", "unset_command", "test_command"))
 
@@ -104,9 +104,9 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """One command: its words, where it writes or reads by redirection, what is assigned before it.
+    """One command: its words, redirections and assignments.
 
-    `before` is what comes through its pipe, the nearest first; `fed` the text that it is given as input.
+    `before` are the commands before it in its pipe, the nearest first; `fed` is the text on its standard input.
     """
 
     words: Words
@@ -118,14 +118,14 @@ class Loose:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """All commands of a line, at any depth, and the functions in it that would call themselves for ever."""
+    """All commands of a line, at any depth, and the functions that would call themselves endlessly."""
 
     commands: tuple[Loose, ...]
     bombs: tuple[str, ...] = ()
 
 
 def read(source: str) -> Line:
-    """Read a command line; what is beyond the bounds is left out, as that asks anyhow."""
+    """Parse a command line; parts beyond the bounds are left out, since such a line asks anyway."""
     data = source.encode("utf-8", "surrogatepass")
     reader = _Reader(data, NODES)
     reader.walk(second.tree(data))
@@ -139,7 +139,7 @@ class _Visit(NamedTuple):
     depth: int = 0
 
     def under(self, node: tree_sitter.Node) -> _Visit:
-        """A visit below this one that belongs to another command."""
+        """A visit of a node below this one that belongs to another command."""
         return _Visit(node, depth=self.depth + 1)
 
 
@@ -151,7 +151,7 @@ class _Reader:
         self.bombs: list[str] = []
 
     def walk(self, root: tree_sitter.Node) -> int:
-        """Collect the commands under a node, in order of the text; returns how many nodes may still be seen."""
+        """Collect the commands below a node, in the order of the text; returns the remaining number of nodes."""
         stack = [_Visit(root)]
         while stack:
             visit = stack.pop()
@@ -230,12 +230,12 @@ class _Reader:
             operator = next((part.type for part in child.children if not part.is_named), ">")
             targets = [_word(self._data, part) for part in child.children_by_field_name("destination")]
             found += [(operator, target) for target in targets[:1]]
-            for target in targets[1:]:  # the grammar takes the words behind a redirection for more targets
+            for target in targets[1:]:  # the grammar takes the words after a redirection as more targets
                 trailing += _spread(target)
         return tuple(found), tuple(trailing)
 
     def _function(self, node: tree_sitter.Node) -> None:
-        """Note a function that calls itself, with nothing told to it, in a pipe or the background."""
+        """Note a function that calls itself without arguments, in a pipe or in the background."""
         name_node, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name_node is None or body is None:
             return

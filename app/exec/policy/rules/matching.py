@@ -1,7 +1,7 @@
-"""Which rule decides on a command: deny before ask before allow, command by command, never wider than was said.
+"""Finds the rule that decides on a line: deny before ask before allow, command by command.
 
-An allow decides only where every command of the line is one that an allow holds for or is read-only by itself, and
-nothing of the line is outside the subset that is understood.
+An allow decides only if every command of the line is allowed by a rule or is read-only, and the whole line is in the
+understood subset.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from shellback.exec.policy.rules.rule import Effect, Match, Rule, fits, path_fit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was judged and where it would run. `command` is the whole line, `cwd` its directory, symlinks resolved.
+    """The judged line and where it would run. `command` is the whole line, `cwd` its directory without symlinks.
 
-    `more` says that the call brings what no rule names (environment, input, a terminal): then no allow decides.
+    `more`: the call has parts that no rule names (environment, input, a terminal), so no allow decides.
     """
 
     command: str
@@ -42,7 +42,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """What the rules say to a command, and which one says it. `rule_ids` are all saved ones that it took."""
+    """The decision of the rules on a command. `rule_ids` are all saved rules that it needed."""
 
     effect: Effect
     reason: str
@@ -52,7 +52,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiers:
-    """The tier that is granted, and the directories. `rules` are pairs: globs of a command's first words, its tier."""
+    """The granted tier, and the directories. `rules` are pairs: globs of a command's first words, and its tier."""
 
     default: Tier = Tier.READ_WRITE
     strict: bool = False
@@ -61,9 +61,9 @@ class Tiers:
     rules: tuple[tuple[tuple[str, ...], Tier], ...] = ()
 
     def required(self, judgement: Judgement) -> Tier:
-        """The tier that a command takes, by its class and by what the operator says of its commands."""
+        """The tier that a line needs, by its classification and the operator's pairs."""
         judged = max((segment.tier for segment in judgement.segments), default=Tier.READ_ONLY)
-        beside = [judgement.tier] if judgement.tier > judged else []  # of what is in no segment
+        beside = [judgement.tier] if judgement.tier > judged else []  # of parts outside all segments
         return max([*beside, *(self._of(segment) for segment in judgement.segments)], default=judgement.tier)
 
     def _of(self, segment: Segment) -> Tier:
@@ -83,17 +83,17 @@ def _begins(patterns: Sequence[str], words: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of an operator's file and those saved. Immutable; the order of rules means nothing."""
+    """The rules of the operator's file and the saved rules. Immutable; their order has no meaning."""
 
     rules: tuple[Rule, ...] = ()
     tiers: Tiers = field(default_factory=Tiers)
 
     def plus(self, saved: Sequence[Rule]) -> Rules:
-        """These rules and more of them."""
+        """These rules and more."""
         return replace(self, rules=(*self.rules, *saved)) if saved else self
 
     def decide(self, judgement: Judgement, facts: Facts) -> Hit | None:
-        """What the rules say to a judged command; None where they leave it to its class."""
+        """The decision of the rules on a judged line; None if no rule decides."""
         rules = [rule for rule in self.rules if _in_force(rule, facts)]
         if not rules:
             return None
@@ -107,7 +107,7 @@ class Rules:
         return _allowed([rule for rule in rules if rule.effect == "allow"], parsed, judgement, facts)
 
     def withheld(self, path: Path, facts: Facts) -> str | None:
-        """Why a search leaves a file out: a rule about files that denies or asks; None where there is none."""
+        """The reason why a search leaves a file out: a rule that denies or asks; None without such a rule."""
         for rule in self.rules:
             about = rule.effect != "allow" and any(path_fits(pattern, str(path)) for pattern in rule.match.paths)
             if about and _in_force(rule, facts):
@@ -141,7 +141,7 @@ def _in_force(rule: Rule, facts: Facts) -> bool:
 def _allowed(rules: Sequence[Rule], parsed: Parsed, judgement: Judgement, facts: Facts) -> Hit | None:
     if facts.more or parsed.outside or judgement.verdict == "deny":
         return None
-    if moves(parsed):  # what these say holds for a directory that it is not in by then
+    if moves(parsed):  # the rules hold for a directory that the line has left
         rules = [rule for rule in rules if rule.match.cwd is None and not rule.match.paths]
     taken: list[Rule] = []
     for simple in parsed.commands:
@@ -166,7 +166,7 @@ def _covers(rule: Rule, simple: Simple, tier: Tier, facts: Facts) -> bool:
 
 
 def _only_in(patterns: Sequence[str], words: Sequence[str], cwd: Path) -> bool:
-    # An option may hide a file in its value, and which one does is not told here: the prefix has to have them.
+    # An option's value may be a file, and rules do not know which: so the prefix must contain the options.
     return bool(words) and all(
         not word.startswith("-")
         and any(path_fits(pattern, os.path.realpath(os.path.join(cwd, word))) for pattern in patterns)
@@ -178,10 +178,10 @@ _VARIABLE: Final = re.compile(r"\$\{\w+\}")
 
 
 def objects(match: Match, parsed: Parsed, judgement: Judgement, facts: Facts) -> bool:
-    """Whether anything of the line could be what the rule is about.
+    """Whether any part of the line could match a rule that denies or asks.
 
-    It is matched as widely as can be told: through wrappers and shells in shells, another spelling of the program,
-    options in between, symlinks, what is outside the subset that is understood.
+    The match is as wide as possible: through wrappers and nested shells, other spellings of the program, options in
+    between, symlinks, and parts outside the understood subset.
     """
     if match.anything:
         return True
@@ -194,7 +194,7 @@ def objects(match: Match, parsed: Parsed, judgement: Judgement, facts: Facts) ->
         known = [one for one in judgement.segments if one.text == simple.text]
         commands = [*commands_in(words), *(one.words for one in known if one.words)]
         paths = [path for one in known for path in one.paths]
-        # One with a slash at its end is all below it, so what a pattern there stands for too.
+        # A path with a slash at its end is everything below it, so a pattern for files below it matches too.
         below = [
             pattern for pattern in match.paths if any(pattern.startswith(path) for path in paths if path[-1] == "/")
         ]
@@ -230,7 +230,7 @@ def _could_be(prefix: Sequence[str], words: Sequence[str], *, exact: bool) -> bo
         if _may_fit(prefix[wanted], words[at]):
             wanted += 1
         elif not (words[at].startswith("-") or words[at - 1].startswith("-")):
-            return False  # neither an option nor what one may take
+            return False  # neither an option nor an option's value
     return wanted == len(prefix)
 
 

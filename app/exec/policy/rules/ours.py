@@ -1,4 +1,4 @@
-"""Commands that would attack this program: its processes, its records, the store of approvals and rules."""
+"""Commands that would attack Shellback: its processes, its records, its approvals and rules."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TRACERS: Final = {
     **dict.fromkeys(names("taskset chrt"), "-p --pid"),
     **dict.fromkeys(names("reptyr gcore jstack injcode renice"), "-p --pid"),
 }
-"""Programs that take hold of a process, with the options that say which one."""
+"""Programs that trace or enter a process, with the options that name it."""
 _OPERANDS: Final = {"gdb": 1, "renice": 1, "reptyr": 0, "gcore": 0, "jstack": 0, "injcode": 0}
-"""Those whose operands say it too, but for so many."""
+"""Programs whose operands name the process too, after this many others."""
 _ZERO: Final = {
     "kill": (("-0",), ("-s", "0"), ("-n", "0"), ("--signal", "0"), ("--signal=0",)),
     "pkill": (("-0",), ("--signal", "0"), ("--signal=0",)),
     "killall": (("-0",), ("-s", "0"), ("--signal", "0"), ("--signal=0",)),
 }
-"""How each is told, first of all, to send the signal 0; to others these letters mean other things (`pkill -s`)."""
+"""The first option with which each sends signal 0; for other programs these letters differ (`pkill -s`)."""
 _OPERAND: Final = rf"[^-*?\[{HOLE}][^{HOLE}]*"
 _HARMLESS: Final = re.compile(rf"-[efioqruvx]+|--(?![sq])[a-z-]*|{_OPERAND}")
 _HARMLESS_TO_KILL: Final = re.compile(rf"--|{_OPERAND}")
@@ -58,7 +58,7 @@ _SOCKET: Final = re.compile(
 
 
 def attack(words: Sequence[str], assigned: Iterable[str], redirects: Iterable[str], where: Where) -> str | None:
-    """Why this command must not run, if it goes for us; None where it does not."""
+    """The reason why this command must not run: it attacks Shellback; None if it does not."""
     redirects = tuple(redirects)
     for word in (*words, *redirects):
         if _VARIABLE.search(word):
@@ -89,7 +89,7 @@ def _by_name(words: Sequence[str]) -> str | None:
 
 
 def _held(name: str, words: Sequence[str]) -> Iterator[str]:
-    """The processes that a tracer is told to take hold of: not its other numbers, nor those of what it runs."""
+    """The processes that a tracer is to attach to, without other numbers of its or its command's arguments."""
     run = next((one for one in carried(words) if not isinstance(one, Text)), ())
     own = list(words[1 : len(words) - len(run)])
     if "--args" in own:
@@ -98,7 +98,7 @@ def _held(name: str, words: Sequence[str]) -> Iterator[str]:
     told = [at for at, word in enumerate(own) if re.match(rf"-[a-zA-Z]*{short[1]}", word)]
     told += [at for at, word in enumerate(own) if len(word) > 3 and any(one.startswith(word[:4]) for one in long)]
     if name in ("taskset", "chrt"):
-        # Behind a mask or priority; alone it is only told of.
+        # It comes after a mask or priority; alone, the program only prints its state.
         yield from [word for word in words[1:] if not word.startswith("-")][1:] if told else ()
         return
     for at in told:
@@ -111,7 +111,7 @@ def _held(name: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _only_tries(words: Sequence[str]) -> bool:
-    """Whether the one signal that is sent is 0, which tells if a process is there and does nothing to it."""
+    """Whether the only signal is 0, which tests that a process exists and has no effect."""
     name = name_of(words[0])
     told = next((form for form in _ZERO.get(name, ()) if tuple(words[1 : 1 + len(form)]) == form), None)
     if told is None:
@@ -119,7 +119,7 @@ def _only_tries(words: Sequence[str]) -> bool:
     rest = [word.replace(f"{HOLE}PPID{HOLE}", "1") for word in words[1 + len(told) :]]
     if name != "kill":
         return all(map(_HARMLESS.fullmatch, rest))
-    # What cannot be told may be an option, which one process alone is not given.
+    # An unknown word may be an option, so it does not count as the only process.
     return all(map(_HARMLESS_TO_KILL.fullmatch, rest)) or (len(rest) == 1 and rest[0].startswith(HOLE))
 
 
@@ -132,7 +132,7 @@ def _kill(words: Sequence[str]) -> str | None:
     elif targets and targets[0] not in ("--", "-1") and targets[0].startswith("-"):
         targets = targets[1:]
     elif len(targets) > 1 and targets[0] == "-1":
-        targets = targets[1:]  # the signal 1
+        targets = targets[1:]  # signal 1
     for word in targets:
         if word in ("--", ""):
             continue
@@ -150,7 +150,7 @@ def _kill_by_name(name: str, words: Sequence[str]) -> str | None:
         return "it ends every process"
     for at, word in enumerate(words):
         if _NAMES.search(word) and not word.startswith("--"):
-            # Also only looking for us: what is found is what another command of the line ends.
+            # A search for our processes counts too: another command of the line may end what it prints.
             return None if name in ("pgrep", "pidof") else "it would signal the program that runs it"
         if name == "pkill" and word in _EVERYBODY and (at == 0 or words[at - 1] not in ("-d", "-u", "-U", "-g", "-t")):
             return "it would signal every process"
@@ -164,12 +164,12 @@ def _kill_by_name(name: str, words: Sequence[str]) -> str | None:
 
 
 def finds_us(words: Sequence[str]) -> bool:
-    """Whether a command looks for our processes, so that another one can end what it prints."""
+    """Whether a command searches for our processes, so that another command can end them."""
     return name_of(words[0]) in ("pgrep", "pidof", "ps", "lsof") and any(_NAMES.search(word) for word in words[1:])
 
 
 def ends_others(words: Sequence[str]) -> bool:
-    """Whether a command ends processes that it is told of."""
+    """Whether a command ends the processes that it is given."""
     return name_of(words[0]) in ("kill", "pkill", "killall") and not _only_tries(words)
 
 
@@ -206,7 +206,7 @@ def _record(word: str, where: Where) -> str | None:
     if state is None:
         return None
     roots = {os.path.normpath(state), os.path.realpath(state)}
-    home = str(where.around.home)  # on the host that of a conversation may be in there, and is not ours
+    home = str(where.around.home)  # on the host, a conversation's home may be in the state directory
     own = home if any(home.startswith(f"{root}/") for root in roots) else "\0"
     for value in {word, word.rpartition("=")[2], word.partition(":")[2]}:
         for place in where.places([value]):

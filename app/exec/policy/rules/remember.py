@@ -1,4 +1,4 @@
-"""What "remember this" would save: a rule for each command of an approved line that needs one, as narrow as it ran."""
+"""The rules that "remember this" would save: the narrowest rule for each command of an approved line."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ DAY_S: Final = 86_400.0
 def rules_for(
     tool: Tool, facts: Facts, around: Surroundings, *, owner: str, everywhere: bool = False, days: int = DAYS
 ) -> tuple[Rule, ...]:
-    """The rules that would let this very call run again, judged here and now, without ids; they begin at `facts.now`.
+    """The rules, without ids, that would allow this call again; they begin at `facts.now`.
 
-    Each holds for one whole command, in the same directory, backend and profile, and in its conversation unless
-    `everywhere`. A command that is read-only by itself has none, unless no sandbox holds it to that: it is asked about.
+    Each matches one whole command in the same directory, backend and profile, and in the same conversation unless
+    `everywhere`. A read-only command needs no rule if a sandbox exists.
 
     Raises:
-        InvalidCommand: It runs no command that ends by itself, or one of its commands cannot be remembered; the message
-            has it and says why.
+        InvalidCommand: The call starts no command that ends by itself, or the named command cannot be remembered.
     """
     if not tool.rule:
         raise InvalidCommand(f"a call of {tool.name} cannot be remembered, only a command; approve it each time")

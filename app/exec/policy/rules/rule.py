@@ -1,4 +1,4 @@
-"""A rule: what it matches of a parsed command and of where it would run, and what it says to that."""
+"""A rule: what it matches, and its decision."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from shellback.exec.policy.classify.model import Tier
 Effect = Literal["allow", "ask", "deny"]
 EFFECTS: Final[tuple[Effect, ...]] = ("allow", "ask", "deny")
 ANY: Final = "*"
-"""The pattern word that stands for any one word."""
+"""The pattern that matches any one word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """What a rule holds for; what is not given holds for everything.
+    """The conditions of a rule; a missing one matches everything.
 
-    `prefix` are a command's first words, each taken literally but for `*`, any one word; with `exact` nothing may
-    follow them. `tier` is the highest that an allow holds for, the lowest that an ask or deny does. `paths` are
-    absolute globs: all files that a command names for an allow, any of them for the others. An allow holds behind a
-    pipe only with `piped`, because what comes through it is not in the rule. `cwd` is a directory, symlinks resolved.
+    `prefix` are a command's first words, literal except `*` for any one word; with `exact` no word may follow. `tier`
+    is the highest tier for an allow, the lowest for an ask or deny. `paths` are absolute globs: an allow needs all
+    files of the command to match, the others any. An allow matches after a pipe only with `piped`, because the rule
+    does not cover the pipe's contents. `cwd` is a directory without symlinks.
     """
 
     prefix: tuple[str, ...] = ()
@@ -42,15 +42,15 @@ class Match:
 
     @property
     def anything(self) -> bool:
-        """Whether it asks nothing of the command itself."""
+        """Whether it has no condition on the command itself."""
         return not (self.prefix or self.paths or self.tier is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What somebody said beforehand. `source` is `file:line`, or `saved` with an `id` that it is revoked by.
+    """A standing decision. `source` is `file:line`, or `saved` with an `id` by which it is revoked.
 
-    Times are seconds of the database's clock; `expires_at` None never comes.
+    Times are seconds of the database's clock; `expires_at` None means never.
     """
 
     effect: Effect
@@ -65,9 +65,9 @@ class Rule:
     saved: bool = False
 
     def described(self) -> str:
-        """All of it on one line, for the person who saves or reads it."""
+        """The whole rule on one line, for people."""
         match = self.match
-        # As a person would type it: words quoted, the star that stands for any word bare.
+        # As a person would type it: words quoted, the star for any word unquoted.
         words = " ".join(word if word == ANY else shlex.quote(word) for word in match.prefix)
         whole = f"exactly `{words}`" if match.exact else f"`{words}` and whatever follows"
         parts = [f"{self.effect} {whole if words else 'every command'}"]
@@ -89,20 +89,20 @@ class Rule:
 
 
 def literal(word: str) -> str:
-    """The pattern word that stands for exactly this word."""
+    """The pattern that matches exactly this word."""
     return f"\\{word}" if word.lstrip("\\") == ANY else word
 
 
 def fits(pattern: str, word: str) -> bool:
-    """Whether a pattern word stands for this word: `*` for any, a backslash before it for the star itself."""
+    """Whether a pattern matches a word: `*` matches any word, a backslash before it the star itself."""
     return pattern == ANY or pattern == literal(word)
 
 
 def absolute_glob(pattern: str, base: Path) -> str:
-    """A glob made absolute from `base`, the directory before its first wildcard with symlinks resolved.
+    """A glob made absolute from `base`; symlinks before its first wildcard are resolved.
 
     Raises:
-        ValueError: It holds `..` behind a wildcard, `[`, or a `**` that is no whole name.
+        ValueError: It has `..` after a wildcard, `[`, or a `**` that is no whole name.
     """
     parts = os.path.join(base, os.path.expanduser(pattern)).split("/")
     plain = next((at for at, part in enumerate(parts) if "*" in part or "?" in part), len(parts))
@@ -118,7 +118,7 @@ def absolute_glob(pattern: str, base: Path) -> str:
 
 
 def path_fits(pattern: str, path: str) -> bool:
-    """Whether an absolute path is one that the glob stands for; `dir/**` stands for `dir` too."""
+    """Whether an absolute path matches the glob; `dir/**` matches `dir` too."""
     return _glob(pattern).fullmatch(path) is not None
 
 
