@@ -156,10 +156,7 @@ def _restored(where: Place, found: Compared | None) -> Check:
         count = generation.read(where.home)
     except HomeUnusable as error:
         return Check("restored", "fail", str(error))
-    known = where.database.read_now(generation.in_database, where.host_id)
-    behind = generation.older(known, count)
-    if behind is not None:
-        count = generation.found(count, behind, known or 0)
+    count, _ = generation.compared(where.database.read_now(generation.in_database, where.host_id), count)
     if count.older is None:
         return Check("restored", "ok", "database and state directory are of one moment")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(count.since))

@@ -59,10 +59,8 @@ def events(follow: bool, conversation: str | None, since: float | None, kinds: t
         fresh = Freshness(where)
         for said in fresh.lines() if follow or fresh.age_s() else ():
             click.echo(said, err=True)
-        if since is not None:
-            number = where.database.read_now(stream.number_before, since)
-        else:
-            number = where.database.read_now(stream.last_number) if follow else 0
+        begin = since is not None or follow
+        number = where.database.read_now(stream.last_number, since) if begin else 0
         tail = Tail(where, conversation, number, kinds=kinds)
         while True:
             for one in tail.new():

@@ -1,18 +1,4 @@
-"""The error tree of storage, by condition. Every message names cause and remedy and never holds a password.
-
-StorageError
-├── DatabaseUnsupported   the URL is none that we can use (also ValueError)
-├── DatabaseUnreachable   no connection, or it broke
-│   └── OutcomeUnknown    it broke during the commit
-├── DatabaseLocked        another process holds a lock for too long
-├── DatabaseFull          the disk is full
-├── SchemaBehind          the tables are older than this program, or missing
-├── SchemaTooNew          the tables are newer than this program
-├── MigrationFailed       the tables cannot be brought up to date
-├── StaleTurn             another execution holds the conversation now
-├── HomeUnusable          the state directory cannot be trusted or written
-└── ExecutorTaken         another worker runs under this executor id
-"""
+"""Errors of storage, by condition. Every message names cause and remedy, and no message holds a password."""
 
 from __future__ import annotations
 
@@ -22,7 +8,7 @@ class StorageError(Exception):
 
 
 class DatabaseUnsupported(StorageError, ValueError):
-    """Raised when a database URL is malformed or names a database we do not know."""
+    """Raised when a database URL is malformed or names an unsupported database."""
 
 
 class DatabaseUnreachable(StorageError):
@@ -30,7 +16,7 @@ class DatabaseUnreachable(StorageError):
 
 
 class OutcomeUnknown(DatabaseUnreachable):
-    """Raised when the connection broke during a commit: the transaction is done or not begun, nobody can say."""
+    """Raised when the connection broke during a commit: it is unknown whether the transaction took place."""
 
 
 class DatabaseLocked(StorageError):
@@ -50,7 +36,7 @@ class SchemaTooNew(StorageError):
 
 
 class MigrationFailed(StorageError):
-    """Raised when the tables cannot be brought up to date; a failed upgrade leaves ours as they were."""
+    """Raised when the tables cannot be upgraded; our own tables are unchanged then."""
 
 
 class StaleTurn(StorageError):
@@ -58,14 +44,12 @@ class StaleTurn(StorageError):
 
     def __init__(self, conversation_id: str, turn_id: str, epoch: int) -> None:
         super().__init__(conversation_id, turn_id, epoch)
-        self.conversation_id = conversation_id
-        self.turn_id = turn_id
-        self.epoch = epoch
 
     def __str__(self) -> str:
+        conversation_id, turn_id, epoch = self.args
         return (
-            f"turn {self.turn_id!r} (epoch {self.epoch}) no longer holds conversation {self.conversation_id!r}: "
-            "a newer execution goes on with it and this one stops"
+            f"turn {turn_id!r} (epoch {epoch}) no longer holds conversation {conversation_id!r}: "
+            "a newer execution continues it and this one stops"
         )
 
 
@@ -78,10 +62,8 @@ class ExecutorTaken(StorageError):
 
     def __init__(self, name: str, host: str, pid: int | None) -> None:
         super().__init__(name, host, pid)
-        self.name = name
-        self.host = host
-        self.pid = pid
 
     def __str__(self) -> str:
-        who = f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host}"
-        return f"executor id {self.name!r} is held by {who}: stop it, or start this worker under another id"
+        name, host, pid = self.args
+        who = f"process {pid} on {host}" if pid is not None else f"a process on {host}"
+        return f"executor id {name!r} is held by {who}: stop it, or start this worker under another id"

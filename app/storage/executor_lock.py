@@ -118,7 +118,10 @@ class _ServerLock:
         try:
             self._conn = self._engine.connect()
         except exc.DBAPIError as error:
-            raise _unreachable(error, url) from error
+            failure = failure_of(error, url)
+            raise (
+                DatabaseUnreachable("no connection for the executor's lock") if failure is None else failure.error
+            ) from error
         # The server's end, too: a machine that lost its power closes nothing, and would be refused for hours.
         self._conn.execute(_NOTICED)
         if not self._conn.execute(sa.text("SELECT pg_try_advisory_lock(:space, :key)"), key).scalar_one():
@@ -145,8 +148,3 @@ class _ServerLock:
     def release(self) -> None:
         self._conn.close()
         self._engine.dispose()
-
-
-def _unreachable(error: Exception, url: sa.URL) -> Exception:
-    failure = failure_of(error, url)
-    return failure.error if failure is not None else DatabaseUnreachable("no connection for the executor's lock")

@@ -22,20 +22,17 @@ from pydantic_ai.conversation_store import (
 from pydantic_ai.usage import RunUsage
 
 from shellback.storage.db import Database
-from shellback.storage.retention import DELETING, delete_unreachable
-from shellback.storage.rows import insert_new, lock_name, lock_name_shared
+from shellback.storage.retention import DELETING, delete_histories
+from shellback.storage.rows import insert_new, lock_name_shared
 from shellback.storage.tables import history_entries as entries
 from shellback.storage.tables import history_records as records
+from shellback.storage.transcript import leading_to
 
 _usage: Final = TypeAdapter(RunUsage)
 _deferred: Final = TypeAdapter(DeferredToolRequests)
 
-_ENTRY_COLUMNS: Final = (
-    entries.c.id,
-    entries.c.parent_id,
-    # As text: base64 and the like are read back only by Pydantic's own JSON parser.
-    sa.cast(entries.c.message, sa.Text).label("message"),
-)
+# As text: base64 and the like are read back only by Pydantic's own JSON parser.
+_MESSAGE: Final = sa.cast(entries.c.message, sa.Text).label("message")
 
 
 class SqlConversationStore(ConversationStore):
@@ -93,12 +90,7 @@ def read_history_in(conn: sa.Connection, head_id: str | None, *, limit: int | No
     """
     if head_id is None or limit == 0:
         return []
-    chain = sa.select(*_ENTRY_COLUMNS, sa.literal(1).label("depth")).where(entries.c.id == head_id).cte(recursive=True)
-    before = sa.select(*_ENTRY_COLUMNS, chain.c.depth + 1).join(chain, entries.c.id == chain.c.parent_id)
-    if limit is not None:
-        before = before.where(chain.c.depth < limit)
-    chain = chain.union_all(before)
-    rows = conn.execute(sa.select(chain).order_by(chain.c.depth.desc())).all()
+    rows = conn.execute(leading_to(head_id, limit, _MESSAGE)).all()
     if not rows or (rows[0].parent_id is not None and rows[0].depth != limit):
         missing = rows[0].parent_id if rows else head_id
         raise LookupError(f"history entry {missing!r} is not stored")
@@ -139,16 +131,9 @@ def delete_record_in(conn: sa.Connection, conversation_id: str, expected_revisio
     Raises:
         ConversationConflict: No record with this revision is stored.
     """
-    # Against a fork that is about to share an entry which is deleted here.
-    lock_name(conn, DELETING)
-    deleted = conn.execute(
-        records.delete()
-        .where(records.c.conversation_id == conversation_id, records.c.revision == expected_revision)
-        .returning(records.c.head_id, records.c.branches)
-    ).one_or_none()
-    if deleted is None:
+    which = (records.c.conversation_id == conversation_id, records.c.revision == expected_revision)
+    if not delete_histories(conn, *which):
         raise ConversationConflict(conversation_id)
-    delete_unreachable(conn, [tip for tip in (deleted.head_id, *deleted.branches) if tip is not None])
 
 
 def _hangs_together(conn: sa.Connection, record: ConversationRecord, new_entries: Sequence[ConversationEntry]) -> bool:
@@ -186,16 +171,9 @@ def _row(record: ConversationRecord) -> dict[str, Any]:
 
 
 def _record(row: sa.RowMapping) -> ConversationRecord:
-    deferred = row["deferred"]
-    return ConversationRecord(
-        conversation_id=row["conversation_id"],
-        head_id=row["head_id"],
-        usage=_usage.validate_json(json.dumps(row["usage"])),
-        deferred_tool_requests=None if deferred is None else _deferred.validate_json(json.dumps(deferred)),
-        scope=row["scope"],
-        forked_from=row["forked_from"],
-        forked_at=row["forked_at"],
-        branches=list(row["branches"]),
-        revision=row["revision"],
-        updated_at=datetime.fromtimestamp(row["updated_at"], UTC),
-    )
+    values: dict[str, Any] = dict(row)
+    deferred = values.pop("deferred")
+    values["usage"] = _usage.validate_json(json.dumps(values["usage"]))
+    values["deferred_tool_requests"] = None if deferred is None else _deferred.validate_json(json.dumps(deferred))
+    values["updated_at"] = datetime.fromtimestamp(values["updated_at"], UTC)
+    return ConversationRecord(**values)

@@ -38,8 +38,6 @@ from shellback.storage.tables import history_records as records
 
 BATCH: Final = 200
 CALLBACK: Final = "EXEC_CALLBACK"
-PLAIN: Final = ("mailbox", "approvals", "calls", "notices", "workers", "workspaces", "hosts", "audit", "findings")
-"""Tables whose rows go without anything outside the database, in this order."""
 _LOCK: Final = "shellback retention"
 DELETING: Final = "shellback history"
 """Name of the lock that keeps a fork from sharing an entry which is being deleted."""
@@ -55,23 +53,53 @@ class Cut:
     conversations: float | None
 
 
-def doomed(table: str, cut: Cut) -> sa.Select[Any]:
-    """The keys of the rows of a plain table that may go."""
-    return _QUERIES[table](cut)
+def plain(cut: Cut) -> dict[str, sa.Select[Any]]:
+    """Keys of the rows that go without anything outside the database, by table, in the order in which they go."""
+    silent = sa.select(hosts.c.host_id).where(hosts.c.host_id != cut.host_id, hosts.c.heartbeat_at < cut.sessions)
+    of_host = (table.c.host_id == hosts.c.host_id for table in (conversations, sessions, workers, workspaces))
+    of_call = sa.exists().where(
+        sessions.c.id == calls.c.session_id,
+        sa.or_(_since(sessions.c.ended_at, cut.sessions), _busy(sessions.c.conversation_id)),
+    )
+    unheard = sa.and_(mailbox.c.heard_at.is_(None), mailbox.c.state == "unread")
+    settled = sa.and_(approvals.c.state != "pending", approvals.c.decided_at < cut.rows)
+    going = {
+        mailbox: sa.or_(
+            sa.and_(mailbox.c.state == "heard", mailbox.c.heard_at < cut.rows),
+            sa.and_(unheard, mailbox.c.kind.in_(QUIET), mailbox.c.created_at < cut.rows),
+        ),
+        approvals: sa.and_(settled, sa.not_(_busy(approvals.c.conversation_id))),
+        calls: sa.and_(calls.c.created_at < cut.rows, ~of_call),
+        notices: sa.and_(notices.c.state.in_(["sent", "given_up"]), notices.c.due_at < cut.rows),
+        workers: workers.c.heartbeat_at < cut.rows,
+        # Removed containers, and those of hosts long gone, which nobody can remove.
+        workspaces: sa.or_(
+            workspaces.c.removed_at < cut.rows,
+            sa.and_(workspaces.c.host_id.in_(silent), workspaces.c.last_used_at < cut.sessions),
+        ),
+        hosts: sa.and_(
+            hosts.c.host_id != cut.host_id,
+            hosts.c.heartbeat_at < cut.rows,
+            *(~sa.exists().where(one) for one in of_host),
+        ),
+        audit: audit.c.at < cut.rows,
+        findings: findings.c.acknowledged_at < cut.rows,  # open ones stay
+    }
+    return {table.name: sa.select(*table.primary_key.columns).where(which) for table, which in going.items()}
 
 
 def delete_some(conn: sa.Connection, table: str, cut: Cut) -> int:
     """Delete at most `BATCH` rows of a plain table; returns how many."""
     _one_at_a_time(conn)
     (key,) = metadata.tables[table].primary_key.columns
-    return conn.execute(sa.delete(metadata.tables[table]).where(key.in_(doomed(table, cut).limit(BATCH)))).rowcount
+    return conn.execute(sa.delete(metadata.tables[table]).where(key.in_(plain(cut)[table].limit(BATCH)))).rowcount
 
 
 def sessions_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
     """Ended, told sessions of this host or one long gone, on which nothing hangs or, with `planned` will then."""
     news = mailbox.c.dedupe_key == "exit:" + sessions.c.id
     if planned:
-        news = sa.and_(news, sa.or_(mailbox.c.heard_at.is_(None), mailbox.c.heard_at >= cut.rows))
+        news = sa.and_(news, _since(mailbox.c.heard_at, cut.rows))
     call = calls.c.session_id == sessions.c.id
     if planned:
         call = sa.and_(call, calls.c.created_at >= cut.rows)
@@ -101,12 +129,12 @@ def turns_to_go(cut: Cut, *, callbacks: bool, planned: bool = False) -> sa.Selec
     """
     started = sa.exists().where(
         sessions.c.turn_id == turns.c.id,
-        sa.or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= cut.sessions, sessions.c.delivery == "inline"),
+        sa.or_(_since(sessions.c.ended_at, cut.sessions), sessions.c.delivery == "inline"),
     )
     # Which turn asked last is looked up through its row.
     asked = sa.exists().where(approvals.c.conversation_id == turns.c.conversation_id, approvals.c.turn_id == turns.c.id)
     if planned:
-        asked = asked.where(sa.or_(approvals.c.decided_at.is_(None), approvals.c.decided_at >= cut.rows))
+        asked = asked.where(_since(approvals.c.decided_at, cut.rows))
     query = sa.select(turns.c.id).where(
         turns.c.ended_at < cut.rows,
         turns.c.outcome.is_not(None),
@@ -140,9 +168,9 @@ def conversations_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
                 sa.or_(mailbox.c.kind.not_in(QUIET), mailbox.c.created_at >= cut.rows, mailbox.c.state == "taken"),
             ),
         ),
-        approvals: sa.or_(approvals.c.decided_at.is_(None), approvals.c.decided_at >= cut.rows),
-        turns: sa.or_(turns.c.ended_at.is_(None), turns.c.ended_at >= cut.rows),
-        sessions: sa.or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= cut.sessions),
+        approvals: _since(approvals.c.decided_at, cut.rows),
+        turns: _since(turns.c.ended_at, cut.rows),
+        sessions: _since(sessions.c.ended_at, cut.sessions),
     }
     left = [
         sa.exists().where(table.c.conversation_id == name, *((stays,) if planned else ()))
@@ -167,7 +195,7 @@ def delete_conversations(conn: sa.Connection, cut: Cut) -> int:
         lock_row(conn, conversations, name)
     going = conn.execute(conversations_to_go(cut).where(conversations.c.id.in_(found))).scalars().all()
     if going:
-        delete_histories(conn, going)
+        delete_histories(conn, records.c.conversation_id.in_(going))
         conn.execute(sa.delete(conversations).where(conversations.c.id.in_(going)))
         # Of a name that is used again nothing may hold that was said about the old one.
         conn.execute(sa.delete(rules).where(rules.c.conversation_id.in_(going)))
@@ -178,7 +206,7 @@ def workspaces_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
     """Names of this host's containers that nobody has used for as long as sessions are kept, and that have none."""
     left = sa.exists().where(sessions.c.conversation_id == workspaces.c.scope, sessions.c.backend.in_(CONTAINED))
     if planned:
-        left = left.where(sa.or_(sessions.c.ended_at.is_(None), sessions.c.ended_at >= cut.sessions))
+        left = left.where(_since(sessions.c.ended_at, cut.sessions))
     return sa.select(workspaces.c.name).where(
         workspaces.c.host_id == cut.host_id,
         workspaces.c.state != "removed",
@@ -203,6 +231,11 @@ def _one_at_a_time(conn: sa.Connection) -> None:
     lock_name(conn, _LOCK)
 
 
+def _since(at: sa.Column[float], moment: float) -> sa.ColumnElement[bool]:
+    """Whether a time is not before `moment`, or not there yet."""
+    return sa.or_(at.is_(None), at >= moment)
+
+
 def _busy(conversation_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     open_turns = turns.alias("open_turns")
     return sa.or_(
@@ -218,95 +251,18 @@ def _ours(host_id: sa.ColumnElement[str], cut: Cut) -> sa.ColumnElement[bool]:
     )
 
 
-def _mailbox(cut: Cut) -> sa.Select[Any]:
-    heard = sa.and_(mailbox.c.state == "heard", mailbox.c.heard_at < cut.rows)
-    old = sa.and_(mailbox.c.kind.in_(QUIET), mailbox.c.created_at < cut.rows)
-    unheard = sa.and_(mailbox.c.heard_at.is_(None), mailbox.c.state == "unread", old)
-    return sa.select(mailbox.c.id).where(sa.or_(heard, unheard))
-
-
-def _approvals(cut: Cut) -> sa.Select[Any]:
-    return sa.select(approvals.c.id).where(
-        approvals.c.state != "pending",
-        approvals.c.decided_at < cut.rows,
-        sa.not_(_busy(approvals.c.conversation_id)),
-    )
-
-
-def _calls(cut: Cut) -> sa.Select[Any]:
-    needed = sa.exists().where(
-        sessions.c.id == calls.c.session_id,
-        sa.or_(
-            sessions.c.ended_at.is_(None),
-            sessions.c.ended_at >= cut.sessions,
-            _busy(sessions.c.conversation_id),
-        ),
-    )
-    return sa.select(calls.c.call_key).where(calls.c.created_at < cut.rows, ~needed)
-
-
-def _notices(cut: Cut) -> sa.Select[Any]:
-    return sa.select(notices.c.id).where(notices.c.state.in_(["sent", "given_up"]), notices.c.due_at < cut.rows)
-
-
-def _audit(cut: Cut) -> sa.Select[Any]:
-    return sa.select(audit.c.id).where(audit.c.at < cut.rows)
-
-
-def _findings(cut: Cut) -> sa.Select[Any]:
-    """Those that a person has acknowledged; an open one stays."""
-    return sa.select(findings.c.id).where(findings.c.acknowledged_at < cut.rows)
-
-
-def _workers(cut: Cut) -> sa.Select[Any]:
-    return sa.select(workers.c.executor_id).where(workers.c.heartbeat_at < cut.rows)
-
-
-def _workspaces(cut: Cut) -> sa.Select[Any]:
-    """Containers that are gone, and those of hosts long gone, which nobody can take away."""
-    silent = workspaces.c.host_id.in_(
-        sa.select(hosts.c.host_id).where(hosts.c.host_id != cut.host_id, hosts.c.heartbeat_at < cut.sessions)
-    )
-    return sa.select(workspaces.c.id).where(
-        sa.or_(workspaces.c.removed_at < cut.rows, sa.and_(silent, workspaces.c.last_used_at < cut.sessions))
-    )
-
-
-def _hosts(cut: Cut) -> sa.Select[Any]:
-    """Hosts not heard of for as long, of which no row tells any more."""
-    told_of = (table.c.host_id == hosts.c.host_id for table in (conversations, sessions, workers, workspaces))
-    return sa.select(hosts.c.host_id).where(
-        hosts.c.host_id != cut.host_id, hosts.c.heartbeat_at < cut.rows, *(~sa.exists().where(one) for one in told_of)
-    )
-
-
-_QUERIES: Final = {
-    "mailbox": _mailbox,
-    "approvals": _approvals,
-    "calls": _calls,
-    "notices": _notices,
-    "workers": _workers,
-    "workspaces": _workspaces,
-    "hosts": _hosts,
-    "audit": _audit,
-    "findings": _findings,
-}
-
-
-def delete_histories(conn: sa.Connection, conversation_ids: Sequence[str]) -> None:
-    """Delete the histories of these conversations, where they have any; their entries that others share stay."""
+def delete_histories(conn: sa.Connection, *which: sa.ColumnElement[bool]) -> int:
+    """Delete the histories of which all of this holds; returns how many. Entries that others share stay."""
+    # Against a fork that is about to share an entry which is deleted here.
     lock_name(conn, DELETING)
-    gone = conn.execute(
-        records.delete()
-        .where(records.c.conversation_id.in_(conversation_ids))
-        .returning(records.c.head_id, records.c.branches)
-    ).all()
+    gone = conn.execute(records.delete().where(*which).returning(records.c.head_id, records.c.branches)).all()
     tips = [tip for record in gone for tip in (record.head_id, *record.branches) if tip is not None]
     if tips:
-        delete_unreachable(conn, tips)
+        _delete_unreachable(conn, tips)
+    return len(gone)
 
 
-def delete_unreachable(conn: sa.Connection, tips: Sequence[str]) -> None:
+def _delete_unreachable(conn: sa.Connection, tips: Sequence[str]) -> None:
     """Delete the entries that lead to `tips`, the ends of a deleted record's histories, unless still in use.
 
     Every stored entry is reached by some record. So one that led to the deleted one stays in use exactly when another

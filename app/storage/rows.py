@@ -48,6 +48,13 @@ def change(conn: sa.Connection, table: sa.Table, key: object, **values: Any) -> 
     return conn.execute(sa.update(table).where(column == key).values(values)).rowcount == 1
 
 
+def put(conn: sa.Connection, table: sa.Table, key: object, **values: Any) -> None:
+    """Insert the row with this primary key, or change it."""
+    (column,) = table.primary_key.columns
+    if not insert_new(conn, table, {column.name: key, **values}):
+        change(conn, table, key, **values)
+
+
 def change_some(conn: sa.Connection, table: sa.Table, *which: sa.ColumnElement[bool], **values: Any) -> int:
     """Change the rows of which all of this holds; returns how many there were."""
     return conn.execute(sa.update(table).where(*which).values(values)).rowcount

@@ -29,13 +29,18 @@ def line(conn: sa.Connection, head_id: str | None, limit: int | None = None) -> 
     """Ids of the entries that lead to `head_id`, oldest first; all, or the last `limit`."""
     if head_id is None or limit == 0:
         return []
-    chain = sa.select(_entries.id, _entries.parent_id, sa.literal(1).label("depth")).where(_entries.id == head_id)
-    chain = chain.cte(recursive=True)
-    before = sa.select(_entries.id, _entries.parent_id, chain.c.depth + 1).join(chain, _entries.id == chain.c.parent_id)
+    return list(conn.execute(leading_to(head_id, limit)).scalars())
+
+
+def leading_to(head_id: str, limit: int | None, *more: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """The entries up to `head_id`, oldest first, or the last `limit`: id, parent_id, `more`, and the depth from 1."""
+    columns = (_entries.id, _entries.parent_id, *more)
+    chain = sa.select(*columns, sa.literal(1).label("depth")).where(_entries.id == head_id).cte(recursive=True)
+    before = sa.select(*columns, chain.c.depth + 1).join(chain, _entries.id == chain.c.parent_id)
     if limit is not None:
         before = before.where(chain.c.depth < limit)
     chain = chain.union_all(before)
-    return list(conn.execute(sa.select(chain.c.id).order_by(chain.c.depth.desc())).scalars())
+    return sa.select(chain).order_by(chain.c.depth.desc())
 
 
 def messages(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from shellback.exec.core import ports
 from shellback.exec.core.ports import SessionWatch
 from shellback.settings import Settings
-from shellback.work.turn import watching
 from shellback.work.turn.watching import TurnWatch
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 class Watches:
     """What is told of turns and of sessions, what the agent is given for it, and whether DBOS makes spans."""
 
-    turns: TurnWatch = field(default_factory=watching.Unwatched)
+    turns: TurnWatch = field(default_factory=TurnWatch)
     sessions: SessionWatch = field(default_factory=ports.Unwatched)
     capabilities: Sequence[AbstractCapability[Any]] = ()
     traced: bool = False

@@ -247,7 +247,8 @@ def worker(where: Place, backend: ChosenBackend) -> Generator[Worker]:  # noqa: 
     from shellback.work.queue.queues import DbosEnqueuer
     from shellback.work.queue.watch_wakes import WatchWakes
     from shellback.work.turn.claims import Wakes
-    from shellback.work.turn.equipment import equip, fenced, place_in_turn
+    from shellback.work.turn.equipment import equip, place_in_turn
+    from shellback.work.turn.hearing import fenced
     from shellback.work.turn.lifetimes import TurnEnds
     from shellback.work.turn.live import LiveBlocks
     from shellback.work.turn.stopping import watch_for_stops

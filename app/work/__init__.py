@@ -13,10 +13,10 @@ States of a conversation::
 
 Invariants, cited by tests:
 
-1. A mailbox row and the item that will make somebody read it commit together.
+1. A mailbox row commits together with the item whose turn will read it.
 2. Put, enter and release lock the conversation's row first.
 3. Only the execution that raised the epoch last may take rows, claim sessions, begin calls or close.
-4. The closing transaction happens once per turn; a repeat returns the stored outcome.
+4. A turn is closed once; a repeat returns the stored outcome.
 5. Releasing a conversation with unread rows enqueues exactly one follow-up, unless it blocks.
-6. Whatever a turn reads that can change is read in a recorded step.
+6. A turn reads changeable state only in recorded steps.
 """

@@ -1,19 +1,10 @@
-"""What can go wrong on the queue side.
-
-WorkError
-├── InvalidRequest        the person's words are off (also ValueError)
-├── UnknownConversation   nothing of that name (also LookupError)
-├── UnknownApproval       no request of that id (also LookupError)
-├── ApprovalSettled       already decided, used, expired or superseded
-├── ApprovalRefused       it cannot be decided like that
-└── WorkerRefused         a worker cannot start here: cause and remedy
-"""
+"""Errors of the queue side. Every message names the cause and the remedy."""
 
 from __future__ import annotations
 
 
 class WorkError(Exception):
-    """Root of what the queue side raises on purpose; every message names cause and remedy."""
+    """Root of the errors that the queue side raises on purpose."""
 
 
 class InvalidRequest(WorkError, ValueError):
@@ -29,12 +20,12 @@ class UnknownApproval(WorkError, LookupError):
 
 
 class ApprovalSettled(WorkError):
-    """Raised when a request can no longer be decided; the message says what became of it."""
+    """Raised when a request was decided, used, superseded, or has expired."""
 
 
 class ApprovalRefused(WorkError):
-    """Raised when a request cannot be decided as somebody wanted; the message says why, and the request still waits."""
+    """Raised when a request cannot be decided in this way. It stays pending."""
 
 
 class WorkerRefused(WorkError):
-    """Raised when a worker must not start: its id is held, the schema is behind, a setting is wrong."""
+    """Raised when a worker must not start: its id is held, the schema is old, or a setting is wrong."""

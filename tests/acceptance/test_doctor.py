@@ -231,9 +231,13 @@ def test_a_container_that_takes_the_supervisor_along_is_warned_of() -> None:
 # -- clocks ----------------------------------------------------------------------------------------
 
 
-def test_a_leap_of_the_clock_is_told_and_neither_drift_nor_sleep_nor_a_pause_is() -> None:
+def test_a_leap_of_the_clock_is_told_and_neither_drift_nor_sleep_nor_a_pause_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wall, steady = [1000.0], [50.0]
-    watch = clock.Clock(lambda: wall[0], lambda: steady[0])
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    monkeypatch.setattr(clock, "since_boot", lambda: steady[0])
+    watch = clock.Clock()
     for by, passed, leapt in (
         (5.0, 5.0, 0.0),
         (5.001, 5.0, 0.0),
@@ -245,11 +249,8 @@ def test_a_leap_of_the_clock_is_told_and_neither_drift_nor_sleep_nor_a_pause_is(
         steady[0] += passed
         assert watch.leapt() == pytest.approx(leapt, abs=0.01)
     pauses = iter([60.0, 90.0, 90.0, 90.0, 90.0])
-
-    def paused() -> float:
-        return next(pauses)
-
-    watch = clock.Clock(lambda: 7.0, paused)
+    monkeypatch.setattr(clock, "since_boot", lambda: next(pauses))
+    clock.Clock()
     assert next(pauses) == 90.0, "the pause between two readings is read again"
 
 

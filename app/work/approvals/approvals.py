@@ -230,11 +230,6 @@ def supersede(
     return len(pending)
 
 
-def overdue(conn: sa.Connection) -> list[str]:
-    """Requests that nobody decided in time; whoever finds them decides each as expired, on its own."""
-    return [request_id for request_id, seconds in left(conn).items() if seconds <= 0]
-
-
 def left(conn: sa.Connection, host_id: str | None = None) -> dict[str, float]:
     """The seconds that each pending request still has by the clock, 0 at least; of at most 1,000.
 

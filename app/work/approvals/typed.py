@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.model import Session
 from shellback.storage.db import Database
+from shellback.storage.rows import change_some
 from shellback.storage.tables import mailbox as rows
 from shellback.work.approvals import audit
 from shellback.work.queue import mailbox, stream
@@ -42,7 +43,7 @@ def note(conn: sa.Connection, session: Session, *, key: str, total: int, by: str
     payload: dict[str, Any] = {"session_id": session.id, "bytes": total - told, "by": by, "over": over}
     begun = row is not None or number > 0
     if row is not None:
-        conn.execute(sa.update(rows).where(rows.c.dedupe_key == name).values(payload=payload))
+        change_some(conn, rows, rows.c.dedupe_key == name, payload=payload)
     elif total > told:
         mailbox.add_row(
             conn,

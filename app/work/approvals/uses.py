@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from shellback.exec.core.model import Act, CallKey, Session, SessionId
 from shellback.exec.shell.permit import APPROVED
+from shellback.storage.rows import change_some
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, sessions
 from shellback.storage.tables import audit as audit_rows
@@ -21,7 +22,16 @@ from shellback.work.approvals.audit import Unusable
 
 APART_S: Final = 300.0
 """So far the clocks of two hosts may be apart."""
-_STANDS: Final = sa.and_(approvals.c.scope == "session", approvals.c.state.in_(["approved", "used"]))
+_STANDING: Final = (
+    sa.select(approvals.c.session_id, approvals.c.id, approvals.c.digest)
+    .join(sessions, sessions.c.id == approvals.c.session_id)
+    .where(
+        approvals.c.conversation_id == sessions.c.conversation_id,
+        sessions.c.state.in_(LIVE),
+        approvals.c.scope == "session",
+        approvals.c.state.in_(["approved", "used"]),
+    )
+)
 
 
 def consume_claim(conn: sa.Connection, session: Session) -> None:
@@ -41,8 +51,7 @@ def consume_claim(conn: sa.Connection, session: Session) -> None:
 def _use_in_call(conn: sa.Connection, request_id: str, session: Session) -> None:
     """Use the approval of a call for one of the commands that its code runs: it is for all of these, and no other's."""
     ours = sa.and_(approvals.c.id == request_id, approvals.c.conversation_id == session.conversation_id)
-    first = sa.update(approvals).where(ours, approvals.c.state == "approved")
-    conn.execute(first.values(state="used", used_by=approvals.c.call_key))
+    change_some(conn, approvals, ours, approvals.c.state == "approved", state="used", used_by=approvals.c.call_key)
     used = sa.and_(ours, approvals.c.state == "used", approvals.c.used_by == approvals.c.call_key)
     row = conn.execute(sa.select(approvals).where(used)).one_or_none()
     if row is None:
@@ -86,17 +95,7 @@ def _use_standing(conn: sa.Connection, key: CallKey, session_id: str, tool: str,
         "session_id": session_id,
         "tool": tool,
     }
-    found = conn.execute(
-        sa.select(approvals.c.id, approvals.c.digest)
-        .join(sessions, sessions.c.id == approvals.c.session_id)
-        .where(
-            approvals.c.session_id == session_id,
-            approvals.c.conversation_id == sessions.c.conversation_id,
-            sessions.c.state.in_(LIVE),
-            _STANDS,
-        )
-        .limit(1)
-    ).one_or_none()
+    found = conn.execute(_STANDING.where(approvals.c.session_id == session_id).limit(1)).one_or_none()
     if found is None:
         raise Unusable(
             f"nobody approved this input to session {session_id}, nor input until it ends; nothing was written", facts
@@ -107,17 +106,8 @@ def _use_standing(conn: sa.Connection, key: CallKey, session_id: str, tool: str,
 
 def standing(conn: sa.Connection, conversation_id: str) -> dict[SessionId, str]:
     """Sessions of a conversation that live and may be given input unasked, with the approval that says so."""
-    query = (
-        sa.select(approvals.c.session_id, approvals.c.id)
-        .join(sessions, sessions.c.id == approvals.c.session_id)
-        .where(
-            approvals.c.conversation_id == conversation_id,
-            sessions.c.conversation_id == conversation_id,
-            sessions.c.state.in_(LIVE),
-            _STANDS,
-        )
-    )
-    return {SessionId(row.session_id): row.id for row in conn.execute(query)}
+    found = conn.execute(_STANDING.where(approvals.c.conversation_id == conversation_id))
+    return {SessionId(row.session_id): row.id for row in found}
 
 
 def consume(conn: sa.Connection, request_id: str, user: str, digest: str, *, conversation_id: str | None) -> None:

@@ -32,8 +32,7 @@ def claim(conn: sa.Connection, session: Session) -> None:
     by, _, rest = session.granted_by.partition(" ")
     if by == "rule":
         rules.use(conn, rest.split())
-        _note(conn, "rule", session, rule=rest)
-    elif by == "policy":
+    if by in {"rule", "policy"}:
         _note(conn, "rule", session, rule=rest)
     elif session.granted_by in {CLASSIFIER, TRUSTED}:
         _note(conn, "auto_approved", session, tier=str(Tier.READ_ONLY))

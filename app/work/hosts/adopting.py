@@ -29,7 +29,7 @@ from shellback.storage.tables import approvals, conversations, events, mailbox, 
 from shellback.work.approvals import approvals as requests
 from shellback.work.hosts import hosts
 from shellback.work.hosts.hosts import Host
-from shellback.work.hosts.sweep import WAITING
+from shellback.work.hosts.sweep import WAITING, listed
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import mailbox as box
 from shellback.work.queue import stream
@@ -271,7 +271,6 @@ class Neighbours:
 def cancel(client: DBOSClient, items: Sequence[str]) -> None:
     """Take items off the queues of a host that is gone; what cannot be taken is left alone by whoever finds it."""
     with contextlib.suppress(Exception):
-        found = client.list_workflows(workflow_ids=list(items), load_input=False, load_output=False) if items else []
-        for entry in found:
+        for entry in listed(client, items):
             if entry.status in WAITING:
                 client.cancel_workflow(entry.workflow_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Final
 
 import sqlalchemy as sa
@@ -21,26 +20,26 @@ def since_boot() -> float:
 
 
 class Clock:
-    """Tells how far wall time has leapt between two looks."""
+    """Tells how far wall time has leapt between two looks; up to `leap_s` is no leap."""
 
-    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = since_boot) -> None:
-        self._wall = wall
-        self._steady = steady
-        self._offset = self._look()
+    def __init__(self, leap_s: float = LEAP_S) -> None:
+        self._leap_s = leap_s
+        self._offset = _offset()
 
     def leapt(self) -> float:
-        """Seconds that wall time has leapt since the last look, negative for back; 0.0 for what is no leap."""
-        before, self._offset = self._offset, self._look()
+        """Seconds that wall time has leapt since the last look, negative for back; 0.0 for no leap."""
+        before, self._offset = self._offset, _offset()
         by = self._offset - before
-        return by if abs(by) > LEAP_S else 0.0
+        return by if abs(by) > self._leap_s else 0.0
 
-    def _look(self) -> float:
-        while True:
-            first = self._steady()
-            wall = self._wall()
-            # Stopped between the two, we would take the pause for a leap.
-            if self._steady() - first < _AT_ONCE_S:
-                return wall - first
+
+def _offset() -> float:
+    while True:
+        first = since_boot()
+        wall = time.time()
+        # A pause between the two readings would look like a leap.
+        if since_boot() - first < _AT_ONCE_S:
+            return wall - first
 
 
 def note_leap(conn: sa.Connection, host_id: str, by: float) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, TypeGuard, cast
 
 import sqlalchemy as sa
 
+from shellback.storage import rows
 from shellback.storage.db import Database
 from shellback.storage.errors import HomeUnusable
 from shellback.storage.tables import hosts
@@ -101,9 +102,13 @@ def _whole(found: object) -> TypeGuard[dict[str, Any]]:
     )
 
 
-def found(count: Count, behind: Older, in_database: int) -> Count:
-    """The count with what was found just now."""
-    return replace(count, older=behind, database=in_database, directory=count.committed, since=time.time())
+def compared(in_database: int | None, count: Count) -> tuple[Count, Older | None]:
+    """The count, with what is behind just now, and what that is."""
+    behind = older(in_database, count)
+    if behind is not None:
+        found = {"database": in_database or 0, "directory": count.committed, "since": time.time()}
+        count = replace(count, older=behind, **found)
+    return count, behind
 
 
 def absence_tells(home: Path, created_at: float) -> bool:
@@ -171,10 +176,8 @@ class Generation:
 
     def _noted(self) -> tuple[Count, Older | None]:
         """Compare, and note on disk what was found and which number comes next."""
-        count, known = read(self._home), self._db.read_now(in_database, self._host_id)
-        behind = older(known, count)
-        if behind is not None:
-            count = found(count, behind, known or 0)
+        known = self._db.read_now(in_database, self._host_id)
+        count, behind = compared(known, read(self._home))
         count = replace(count, committed=known or 0, attempted=max(known or 0, count.attempted) + 1)
         write(self._home, count)
         return count, behind
@@ -224,7 +227,7 @@ def in_database(conn: sa.Connection, host_id: str) -> int | None:
 
 def _raised(conn: sa.Connection, host_id: str, number: int, within: Callable[[sa.Connection], object]) -> None:
     within(conn)
-    conn.execute(sa.update(hosts).where(hosts.c.host_id == host_id).values(generation=number))
+    rows.change(conn, hosts, host_id, generation=number)
 
 
 def write(home: Path, count: Count) -> None:

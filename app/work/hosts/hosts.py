@@ -51,9 +51,7 @@ class Host:
 
 def heard_of(conn: sa.Connection, host_id: str) -> None:
     """Note that a worker of this host lives; whatever others made of its silence is over."""
-    values = {"heartbeat_at": rows.now(conn), "name": platform.node()[:255], "given_up_at": None}
-    if not rows.insert_new(conn, hosts, {"host_id": host_id, **values}):
-        rows.change(conn, hosts, host_id, **values)
+    rows.put(conn, hosts, host_id, heartbeat_at=rows.now(conn), name=platform.node()[:255], given_up_at=None)
 
 
 def one(conn: sa.Connection, host_id: str) -> Host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,4 @@ def _gone(conn: sa.Connection, found: Sequence[sa.Row[Any]], host_id: str) -> se
 def lost_turns(conn: sa.Connection) -> dict[str, int]:
     """How many of a worker's turns others went on with, for as long as events are kept; at most 10,000 are counted."""
     query = sa.select(events.c.payload).where(events.c.kind == TAKEN_OVER).limit(10_000)
-    found: dict[str, int] = {}
-    for payload in conn.execute(query).scalars():
-        found[payload["of"]] = found.get(payload["of"], 0) + 1
-    return found
+    return Counter(payload["of"] for payload in conn.execute(query).scalars())

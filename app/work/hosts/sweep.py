@@ -26,16 +26,17 @@ from shellback.storage.tables import approvals as approval_rows
 from shellback.storage.tables import conversations, mailbox, sessions, turns, workers
 from shellback.work.approvals import approvals
 from shellback.work.errors import ApprovalSettled
+from shellback.work.hosts.clock import since_boot
 from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import dead_letters, stream
 from shellback.work.queue import mailbox as box
 from shellback.work.queue.items import ItemType
-from shellback.work.queue.queues import Enqueuer, turns_queue, wakes_queue
+from shellback.work.queue.queues import Enqueuer, queues_of
 from shellback.work.turn import claims
-from shellback.work.turn.watching import TurnWatch, Unwatched
+from shellback.work.turn.watching import TurnWatch
 
 if TYPE_CHECKING:
-    from dbos import DBOSClient
+    from dbos import DBOSClient, WorkflowStatus
 
 log = logging.getLogger(__name__)
 
@@ -50,30 +51,13 @@ Alive = dict[tuple[str | None, str | None], str]
 
 
 class Processes(Protocol):
-    """What the sweep asks of the exec engine."""
+    """What the sweep asks of the exec engine; see `Engine`."""
 
-    async def reconcile(self) -> None:
-        """Compare sessions with the supervisor and with records; deliver what is missing."""
-        ...
+    async def reconcile(self) -> None: ...
 
-    async def hand_over(self, session_id: SessionId) -> bool:
-        """Let the end of a session that nobody waits for any more become a callback."""
-        ...
+    async def hand_over(self, session_id: SessionId) -> bool: ...
 
-    async def abandon(self, session_id: SessionId) -> None:
-        """Make sure that a claimed session which never started never will."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What DBOS knows of one work item."""
-
-    status: str
-    executor_id: str | None
-    version: str | None
-    host_id: str | None = None
-    """Whose workers go on with it where its own has died; None where nobody does."""
+    async def abandon(self, session_id: SessionId) -> None: ...
 
 
 @dataclass(eq=False, repr=False)
@@ -86,7 +70,7 @@ class Sweep:
     processes: Processes
     host_id: str
     me: tuple[str, str]
-    watch: TurnWatch = field(default_factory=Unwatched)
+    watch: TurnWatch = field(default_factory=TurnWatch)
     outbox: Outbox = SILENT
     also: Sequence[Callable[[], Awaitable[object]]] = ()
     _until: dict[str, float] = field(init=False, default_factory=dict[str, float])
@@ -116,7 +100,7 @@ class Sweep:
             pass
 
     async def _expire_approvals(self) -> None:
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        now = since_boot()
         left = await self.database.read(approvals.left, self.host_id)
         # By a clock that nobody sets: one that is set back gives no request more time than it had when it was seen.
         self._until = {one: min(self._until.get(one, math.inf), now + seconds) for one, seconds in left.items()}
@@ -129,29 +113,16 @@ class Sweep:
         # We are, whatever a clock that jumped makes of our heartbeat.
         return await self.database.read(_alive) | {self.me: self.host_id}
 
-    async def _statuses(self, ids: Sequence[str]) -> Mapping[str, Status]:
-        if not ids:
-            return {}
-        queues = () if self.database.dialect == "sqlite" else (turns_queue(self.host_id), wakes_queue(self.host_id))
-        found = await asyncio.to_thread(
-            self.client.list_workflows, workflow_ids=list(ids), load_input=False, load_output=False
-        )
-        return {
-            entry.workflow_id: Status(
-                status=entry.status,
-                executor_id=entry.executor_id,
-                version=entry.app_version,
-                host_id=self.host_id if entry.queue_name in queues else None,
-            )
-            for entry in found
-        }
+    async def _statuses(self, ids: Sequence[str]) -> Mapping[str, WorkflowStatus]:
+        found = await asyncio.to_thread(listed, self.client, ids)
+        return {entry.workflow_id: entry for entry in found}
 
     async def _free_dead_turns(self) -> None:
         claimed = await self.database.read(_claimed, self.host_id)
         statuses = await self._statuses([row.claimed_by for row in claimed])
         alive = await self._alive()
         for row in claimed:
-            reason = _why_dead(statuses.get(row.claimed_by), alive)
+            reason = self._why_dead(statuses.get(row.claimed_by), alive)
             if reason is None:
                 continue
             came = await self.database.write(
@@ -178,7 +149,9 @@ class Sweep:
         for turn in waiting:
             status = statuses.get(turn.id)
             if status is None or status.status not in WAITING:
-                await self.database.write(_close_unbegun, turn.conversation_id, turn.id, _why_dead(status, {}) or "")
+                await self.database.write(
+                    _close_unbegun, turn.conversation_id, turn.id, self._why_dead(status, {}) or ""
+                )
 
     async def _wake_the_forgotten(self) -> None:
         forgotten = await self.database.read(_with_unread_rows, self.host_id, self._looked_to)
@@ -189,7 +162,7 @@ class Sweep:
         alive = await self._alive()
         for row in forgotten:
             items = [statuses[item] for item in waiting.get(row.id, []) if item in statuses]
-            if any(_will_run(status, alive) for status in items):
+            if any(self._will_run(status, alive) for status in items):
                 continue
             if await self.database.write(_wake_if_still, self.enqueuer, row.id, row.epoch):
                 log.warning(
@@ -205,6 +178,25 @@ class Sweep:
                 await self.processes.hand_over(SessionId(session.id))
             if session.state == SessionState.CLAIMED:
                 await self.processes.abandon(SessionId(session.id))
+
+    def _why_dead(self, status: WorkflowStatus | None, alive: Alive) -> str | None:
+        if status is None:
+            return "its work item is gone"
+        if status.status in _OVER:
+            return _OVER[status.status]
+        if self._will_run(status, alive):
+            return None
+        pending = status.status == "PENDING"
+        return "no living worker runs its version" if pending else "it waits for a version that no living worker runs"
+
+    def _will_run(self, status: WorkflowStatus, alive: Alive) -> bool:
+        versions = {version for _, version in alive}
+        if status.status == "PENDING":
+            # On SQLite a host has one worker, so none takes over from it.
+            ours = self.database.dialect != "sqlite" and status.queue_name in queues_of(self.host_id)
+            versions = {version for (_, version), host_id in alive.items() if ours and host_id == self.host_id}
+            return (status.executor_id, status.app_version) in alive or status.app_version in versions
+        return status.status in WAITING and (status.app_version is None or status.app_version in versions)
 
 
 def _old(at: sa.Column[float]) -> sa.ColumnElement[bool]:
@@ -237,23 +229,9 @@ _OVER: Final = {
 }
 
 
-def _why_dead(status: Status | None, alive: Alive) -> str | None:
-    if status is None:
-        return "its work item is gone"
-    if status.status in _OVER:
-        return _OVER[status.status]
-    if _will_run(status, alive):
-        return None
-    pending = status.status == "PENDING"
-    return "no living worker runs its version" if pending else "it waits for a version that no living worker runs"
-
-
-def _will_run(status: Status, alive: Alive) -> bool:
-    if status.status == "PENDING":
-        by_others = {host_id for (_, version), host_id in alive.items() if version == status.version}
-        return (status.executor_id, status.version) in alive or status.host_id in by_others
-    versions = {version for _, version in alive}
-    return status.status in WAITING and (status.version is None or status.version in versions)
+def listed(client: DBOSClient, ids: Sequence[str]) -> list[WorkflowStatus]:
+    """What DBOS has of these items. Blocks."""
+    return client.list_workflows(workflow_ids=list(ids), load_input=False, load_output=False) if ids else []
 
 
 def _fail_if_still(

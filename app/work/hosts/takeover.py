@@ -23,7 +23,7 @@ from shellback.storage.tables import turns, workers
 from shellback.work.hosts import roster
 from shellback.work.hosts.roster import LEASE_S, TAKEN_OVER, Employed
 from shellback.work.queue import stream
-from shellback.work.queue.queues import turns_queue, wakes_queue
+from shellback.work.queue.queues import queues_of
 
 if TYPE_CHECKING:
     from dbos import DBOSClient, WorkflowStatus
@@ -32,14 +32,6 @@ log = logging.getLogger(__name__)
 
 GRACE_S: Final = 5.0
 """A worker that is restarted goes on with its turns by itself; this is how long it may take to come back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """What one worker lost: why, and the items of its turns."""
-
-    why: str
-    items: tuple[str, ...]
 
 
 @dataclass(eq=False, repr=False)
@@ -57,10 +49,6 @@ class Takeover:
     _idle_before: set[str] = field(init=False, default_factory=set[str])
     _waits_for: str = field(init=False, default="")
 
-    @property
-    def _queues(self) -> list[str]:
-        return [turns_queue(self.host_id), wakes_queue(self.host_id)]
-
     async def once(self) -> None:
         """Give what dead workers were at to the queue again, each worker in a transaction of its own.
 
@@ -76,9 +64,9 @@ class Takeover:
             return
         pending = await asyncio.to_thread(self._pending)
         for executor_id in {item.executor_id for item in pending if self._orphaned(item, known)}:
-            taken = await self.database.write(self._take, executor_id)
-            if taken is not None:
-                log.warning("%s: %d turns taken over: %s", taken.why, len(taken.items), ", ".join(taken.items))
+            why, taken = await self.database.write(self._take, executor_id)
+            if taken:
+                log.warning("%s: %d turns taken over: %s", why, len(taken), ", ".join(taken))
         await self._run_what_waits({worker.version for worker in known.values() if worker.state == "alive"})
 
     async def _hand_on_what_was_dropped(self) -> None:
@@ -94,7 +82,7 @@ class Takeover:
     def _pending(self, executor_id: str | None = None) -> list[WorkflowStatus]:
         return self.client.list_workflows(
             status="PENDING",
-            queue_name=self._queues,
+            queue_name=queues_of(self.host_id),
             executor_id=executor_id,
             load_input=False,
             load_output=False,
@@ -114,7 +102,8 @@ class Takeover:
             return None
         return f"worker {worker.executor_id} is {worker.state} ({free}last heard of {worker.quiet_s:.0f} s ago)"
 
-    def _take(self, conn: sa.Connection, executor_id: str | None) -> Taken | None:
+    def _take(self, conn: sa.Connection, executor_id: str | None) -> tuple[str, list[str]]:
+        """Give the turns of a worker on; why, and their items."""
         # Held, it keeps out other sweeps, the worker's own return, and its restart, which writes this row first.
         rows.lock_row(conn, workers, executor_id)
         known = _known(conn, self.host_id)
@@ -127,9 +116,9 @@ class Takeover:
                 by_queue.setdefault(str(item.queue_name), []).append(item.workflow_id)
         for queue, items in by_queue.items():
             self.client.resume_workflows(items, queue_name=queue)
-        taken = tuple(item for items in by_queue.values() for item in items)
+        taken = [item for items in by_queue.values() for item in items]
         _note(conn, taken, executor_id, f"{why}: another worker goes on with this turn.")
-        return Taken(why=why, items=taken) if taken else None
+        return why, taken
 
     async def _run_what_waits(self, here: Collection[str]) -> None:
         """See to it that items without a version run: DBOS gives them to workers of the version that started last."""

@@ -93,28 +93,20 @@ class Due:
 def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
     """Take what is due, so that nobody else sends it for `lease_s` seconds, though we may die."""
     now = time.time()
+    its = notices.c
     query = (
-        sa.select(notices)
+        sa.select(its.id, its.kind, its.conversation_id, its.payload, (its.attempts + 1).label("attempt"))
         # What is due later than any delay is was written before the clock was set back.
         .where(notices.c.state == "waiting", sa.or_(notices.c.due_at <= now, notices.c.due_at > now + FAR_S))
         .order_by(notices.c.due_at, notices.c.id)
         .limit(limit)
         .with_for_update(skip_locked=True)
     )
-    rows = conn.execute(query).all()
-    if rows:
-        taken = notices.c.id.in_([row.id for row in rows])
-        change_some(conn, notices, taken, due_at=now + lease_s, attempts=notices.c.attempts + 1)
-    return [
-        Due(
-            id=row.id,
-            kind=row.kind,
-            conversation_id=row.conversation_id,
-            payload=row.payload,
-            attempt=row.attempts + 1,
-        )
-        for row in rows
-    ]
+    found = [Due(**row) for row in conn.execute(query).mappings()]
+    if found:
+        taken = its.id.in_([notice.id for notice in found])
+        change_some(conn, notices, taken, due_at=now + lease_s, attempts=its.attempts + 1)
+    return found
 
 
 def sent(conn: sa.Connection, notice: Due) -> None:

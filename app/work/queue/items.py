@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Final
 
@@ -56,14 +56,7 @@ class WorkItem:
 
     def to_json(self) -> dict[str, Any]:
         """Portable JSON, which every version of a worker can read."""
-        return {
-            "id": self.id,
-            "type": self.type.value,
-            "priority": int(self.priority),
-            "conversation_id": self.conversation_id,
-            "waiting": self.waiting,
-            "payload": self.payload,
-        }
+        return asdict(self) | {"type": self.type.value, "priority": int(self.priority)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> WorkItem:
@@ -83,47 +76,29 @@ class WorkItem:
         )
 
 
+def _item(item_id: str, conversation_id: str, **more: Any) -> WorkItem:
+    """The item of this id, which begins with its type."""
+    return WorkItem(id=item_id, type=ItemType(item_id.partition(":")[0]), conversation_id=conversation_id, **more)
+
+
 def chat_item(conversation_id: str, *, priority: Priority, waiting: bool) -> WorkItem:
     """The item of one message."""
-    return WorkItem(
-        id=f"CHAT:{uuid.uuid4().hex}",
-        type=ItemType.CHAT,
-        priority=priority,
-        conversation_id=conversation_id,
-        waiting=waiting,
-    )
+    return _item(f"CHAT:{uuid.uuid4().hex}", conversation_id, priority=priority, waiting=waiting)
 
 
 def callback_item(conversation_id: str, session_id: str, payload: dict[str, Any]) -> WorkItem:
     """The one item of an ended session; its id is the exactly-once key (G2)."""
-    return WorkItem(
-        id=f"EXEC_CALLBACK:{session_id}",
-        type=ItemType.EXEC_CALLBACK,
-        priority=Priority.HIGH,
-        conversation_id=conversation_id,
-        payload=payload,
-    )
+    return _item(f"EXEC_CALLBACK:{session_id}", conversation_id, priority=Priority.HIGH, payload=payload)
 
 
 def watch_item(conversation_id: str, watch_id: str, hit: int, payload: dict[str, Any]) -> WorkItem:
     """The item of one hit of a watch, the first being 1."""
-    return WorkItem(
-        id=f"EXEC_WATCH:{watch_id}:{hit}",
-        type=ItemType.EXEC_WATCH,
-        priority=Priority.HIGH,
-        conversation_id=conversation_id,
-        payload=payload,
-    )
+    return _item(f"EXEC_WATCH:{watch_id}:{hit}", conversation_id, priority=Priority.HIGH, payload=payload)
 
 
 def epoch_item(
     kind: ItemType, conversation_id: str, epoch: int, *, priority: Priority, waiting: bool = False, suffix: str = ""
 ) -> WorkItem:
     """An item that follows from the turn which held `epoch`: at most one of a kind, however often it is asked for."""
-    return WorkItem(
-        id=f"{kind.value}:{conversation_id}:{epoch}{suffix}",
-        type=kind,
-        priority=priority,
-        conversation_id=conversation_id,
-        waiting=waiting,
-    )
+    item_id = f"{kind.value}:{conversation_id}:{epoch}{suffix}"
+    return _item(item_id, conversation_id, priority=priority, waiting=waiting)

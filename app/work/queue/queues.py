@@ -33,6 +33,11 @@ def wakes_queue(host_id: str) -> str:
     return f"wakes.{host_id}"
 
 
+def queues_of(host_id: str) -> list[str]:
+    """Names of both queues of a host."""
+    return [turns_queue(host_id), wakes_queue(host_id)]
+
+
 def queue_for(item: WorkItem, host_id: str) -> str:
     """The queue of an item: workspaces and processes are local, so it is one of the conversation's host."""
     urgent = item.priority <= Priority.HIGH or (item.waiting and item.priority <= Priority.NORMAL)

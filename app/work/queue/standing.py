@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from shellback.storage.rows import given
 from shellback.storage.session_rows import LIVE
 from shellback.storage.tables import approvals, conversations, mailbox, sessions, turns
 from shellback.work.queue.items import Priority
@@ -31,13 +32,13 @@ class Standing:
 def look(conn: sa.Connection, *, prefix: str = "", limit: int = 200) -> list[Standing]:
     """Conversations whose name begins with `prefix`, the one that was active last first."""
     query = _query().where(conversations.c.id.startswith(prefix, autoescape=True)) if prefix else _query()
-    return [_standing(row) for row in conn.execute(query.limit(limit))]
+    return [Standing(**row) for row in conn.execute(query.limit(limit)).mappings()]
 
 
 def one(conn: sa.Connection, conversation_id: str) -> Standing | None:
     """One conversation, or None."""
-    row = conn.execute(_query().where(conversations.c.id == conversation_id)).one_or_none()
-    return None if row is None else _standing(row)
+    row = conn.execute(_query().where(conversations.c.id == conversation_id)).mappings().one_or_none()
+    return None if row is None else Standing(**row)
 
 
 def names(conn: sa.Connection, prefix: str, limit: int = 100) -> list[str]:
@@ -46,39 +47,27 @@ def names(conn: sa.Connection, prefix: str, limit: int = 100) -> list[str]:
     return list(conn.execute(query.order_by(conversations.c.id).limit(limit)).scalars())
 
 
+def _count(table: sa.Table, *wanted: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+    return sa.select(sa.func.count()).where(table.c.conversation_id == conversations.c.id, *wanted).scalar_subquery()
+
+
+def _last(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
+    return sa.select(sa.func.max(column)).where(turns.c.conversation_id == conversations.c.id).scalar_subquery()
+
+
 def _query() -> sa.Select[Any]:
-    def count(table: sa.Table, *wanted: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
-        return (
-            sa.select(sa.func.count()).where(table.c.conversation_id == conversations.c.id, *wanted).scalar_subquery()
-        )
-
-    def last(column: sa.Column[Any]) -> sa.ScalarSelect[Any]:
-        return sa.select(sa.func.max(column)).where(turns.c.conversation_id == conversations.c.id).scalar_subquery()
-
-    came = sa.func.coalesce(last(turns.c.created_at), conversations.c.created_at)
-    ended = sa.func.coalesce(last(turns.c.ended_at), conversations.c.created_at)
+    its = conversations.c
+    came = sa.func.coalesce(_last(turns.c.created_at), its.created_at)
+    ended = sa.func.coalesce(_last(turns.c.ended_at), its.created_at)
     active = sa.case((came > ended, came), else_=ended).label("active_at")
-    return sa.select(
-        conversations,
-        active,
-        count(mailbox, mailbox.c.state == "unread").label("unread"),
-        count(approvals, approvals.c.state == "pending").label("pending"),
-        count(sessions, sessions.c.state.in_(LIVE)).label("live"),
-    ).order_by(active.desc(), conversations.c.id)
-
-
-def _standing(row: sa.Row[Any]) -> Standing:
-    return Standing(
-        id=row.id,
-        host_id=row.host_id,
-        state=row.state,
-        blocked_reason=row.blocked_reason if row.state == "blocked" else None,
-        active_at=row.active_at,
-        unread=row.unread,
-        pending_approvals=row.pending,
-        live_sessions=row.live,
-        failures=row.failures,
-    )
+    columns: list[sa.ColumnElement[Any]] = [
+        *(its.id, its.host_id, its.state, its.failures, active),
+        sa.case((its.state == "blocked", its.blocked_reason)).label("blocked_reason"),
+        _count(mailbox, mailbox.c.state == "unread").label("unread"),
+        _count(approvals, approvals.c.state == "pending").label("pending_approvals"),
+        _count(sessions, sessions.c.state.in_(LIVE)).label("live_sessions"),
+    ]
+    return sa.select(*columns).order_by(active.desc(), its.id)
 
 
 LISTED: Final = 200
@@ -132,75 +121,48 @@ class Backlog:
 
 def backlog(conn: sa.Connection, host_id: str | None = None) -> Backlog:
     """The backlog of one host, or of all, most urgent and oldest first."""
+    host, came = conversations.c.host_id, sa.func.min(turns.c.created_at).label("oldest")
+    of_turns = sa.and_(turns.c.outcome.is_(None), *given((host, host_id)))
+    waiting = (
+        sa.select(host, turns.c.priority, sa.func.count().label("items"), came)
+        .join(conversations, conversations.c.id == turns.c.conversation_id)
+        .where(of_turns, turns.c.started_at.is_(None))
+        .group_by(host, turns.c.priority)
+        .order_by(turns.c.priority, host)
+    )
+    running = (
+        sa.select(
+            *(host, turns.c.priority, turns.c.executions, turns.c.started_at),
+            turns.c.id.label("item"),
+            turns.c.item_type.label("type"),
+            turns.c.conversation_id.label("conversation"),
+            turns.c.executor_id.label("executor"),
+        )
+        .join(conversations, conversations.c.id == turns.c.conversation_id)
+        .where(of_turns, turns.c.started_at.is_not(None))
+        .order_by(turns.c.started_at)
+        .limit(LISTED)
+    )
+    blocked = (
+        sa.select(
+            host,
+            conversations.c.id.label("conversation"),
+            sa.func.coalesce(conversations.c.blocked_reason, "not said").label("reason"),
+            _count(mailbox, mailbox.c.state == "unread").label("unread"),
+            _last(turns.c.ended_at).label("since"),
+        )
+        .where(conversations.c.state == "blocked", *given((host, host_id)))
+        .order_by(conversations.c.id)
+        .limit(LISTED)
+    )
     return Backlog(
-        waiting=_waiting(conn, host_id),
-        running=_running(conn, host_id),
-        blocked=_blocked(conn, host_id),
+        waiting=[Waiting(**_named(row)) for row in conn.execute(waiting).mappings()],
+        running=[Running(**_named(row)) for row in conn.execute(running).mappings()],
+        blocked=[Blocked(**row) for row in conn.execute(blocked).mappings()],
         at=time.time(),
     )
 
 
-def _waiting(conn: sa.Connection, host_id: str | None) -> list[Waiting]:
-    query = (
-        sa.select(conversations.c.host_id, turns.c.priority, sa.func.count(), sa.func.min(turns.c.created_at))
-        .join(conversations, conversations.c.id == turns.c.conversation_id)
-        .where(turns.c.outcome.is_(None), turns.c.started_at.is_(None), _of(host_id))
-        .group_by(conversations.c.host_id, turns.c.priority)
-        .order_by(turns.c.priority, conversations.c.host_id)
-    )
-    return [
-        Waiting(host_id=host, priority=_named(priority), items=items, oldest=oldest)
-        for host, priority, items, oldest in conn.execute(query)
-    ]
-
-
-def _running(conn: sa.Connection, host_id: str | None) -> list[Running]:
-    query = (
-        sa.select(turns, conversations.c.host_id)
-        .join(conversations, conversations.c.id == turns.c.conversation_id)
-        .where(turns.c.outcome.is_(None), turns.c.started_at.is_not(None), _of(host_id))
-        .order_by(turns.c.started_at)
-        .limit(LISTED)
-    )
-    return [
-        Running(
-            host_id=row.host_id,
-            item=row.id,
-            type=row.item_type,
-            priority=_named(row.priority),
-            conversation=row.conversation_id,
-            executor=row.executor_id,
-            executions=row.executions,
-            started_at=row.started_at,
-        )
-        for row in conn.execute(query)
-    ]
-
-
-def _blocked(conn: sa.Connection, host_id: str | None) -> list[Blocked]:
-    unread = (
-        sa.select(sa.func.count())
-        .where(mailbox.c.conversation_id == conversations.c.id, mailbox.c.state == "unread")
-        .scalar_subquery()
-    )
-    since = (
-        sa.select(sa.func.max(turns.c.ended_at)).where(turns.c.conversation_id == conversations.c.id).scalar_subquery()
-    )
-    query = (
-        sa.select(conversations.c.host_id, conversations.c.id, conversations.c.blocked_reason, unread, since)
-        .where(conversations.c.state == "blocked", _of(host_id))
-        .order_by(conversations.c.id)
-        .limit(LISTED)
-    )
-    return [
-        Blocked(host_id=host, conversation=name, reason=reason or "not said", unread=count, since=ended)
-        for host, name, reason, count, ended in conn.execute(query)
-    ]
-
-
-def _of(host_id: str | None) -> sa.ColumnElement[bool]:
-    return sa.true() if host_id is None else conversations.c.host_id == host_id
-
-
-def _named(priority: int) -> str:
-    return Priority(priority).name if priority in set(Priority) else str(priority)
+def _named(row: sa.RowMapping) -> dict[str, Any]:
+    priority = row["priority"]
+    return {**row, "priority": Priority(priority).name if priority in set(Priority) else str(priority)}

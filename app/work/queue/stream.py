@@ -87,14 +87,10 @@ def after(
     return [Event(**row) for row in conn.execute(query).mappings()]
 
 
-def last_number(conn: sa.Connection) -> int:
-    """The highest number given so far, 0 if none."""
-    return conn.execute(sa.select(sa.func.max(events.c.id))).scalar_one() or 0
-
-
-def number_before(conn: sa.Connection, moment: float) -> int:
-    """The highest number given before `moment`, in wall-clock seconds; 0 if none that is kept."""
-    return conn.execute(sa.select(sa.func.max(events.c.id)).where(events.c.created_at < moment)).scalar_one() or 0
+def last_number(conn: sa.Connection, before: float | None = None) -> int:
+    """The highest number of a stored event, or of one before this wall-clock time; 0 without one."""
+    earlier = () if before is None else (events.c.created_at < before,)
+    return conn.execute(sa.select(sa.func.max(events.c.id)).where(*earlier)).scalar_one() or 0
 
 
 def prune(conn: sa.Connection) -> int:

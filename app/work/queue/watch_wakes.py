@@ -13,6 +13,7 @@ from shellback.exec.core.ports import WatchSink
 from shellback.exec.core.watch import ENDED, Hit, Watch
 from shellback.exec.reports.callback_text import watch_payload
 from shellback.storage import watches
+from shellback.storage.rows import change_some
 from shellback.storage.tables import mailbox as rows
 from shellback.work.queue import mailbox, stream
 from shellback.work.queue.items import watch_item
@@ -65,8 +66,7 @@ def take_back(conn: sa.Connection, conversation_id: str, read: Sequence[Range]) 
     found = conn.execute(sa.select(rows.c.id, rows.c.payload).where(*unread)).all()
     heard = [row.id for row in found if is_read(row.payload, read)]
     if heard:
-        values = {"state": "heard", "heard_at": time.time()}
-        conn.execute(sa.update(rows).where(rows.c.id.in_(heard)).values(values))
+        change_some(conn, rows, rows.c.id.in_(heard), state="heard", heard_at=time.time())
     for session_id, start, end in sorted(read):
         watches.read(conn, session_id, start, end)
 

@@ -1,7 +1,6 @@
-"""The claim of a conversation: one turn at a time, entered by a work item, released by its closing or its death.
+"""The claim of a conversation: one turn at a time holds it, until the turn closes or dies.
 
-Every function is a part of the caller's transaction and locks the conversation's row before it looks at
-anything else, as those of the mailbox do.
+Every function runs in the caller's transaction and locks the conversation's row first.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from shellback.work.turn.stopping import NEXT
 STRIKES: Final = 3
 """Failed turns in a row after which a conversation is set aside."""
 RECOVERIES: Final = 5
-"""Executions of one turn. One that has not ended by then has ended its worker each time, and would end the next."""
+"""Executions of one turn. A turn that has not closed by then is a poison item."""
 POISON: Final = f"it was begun {RECOVERIES} times and each time its worker died or was stopped"
 WORN_OUT: Final = "woken too often without a person; the news is kept until somebody writes"
 
@@ -44,10 +43,9 @@ class Wakes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What came of an item's attempt to claim its conversation.
+    """The result of claiming a conversation for an item.
 
-    `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once, and `alarm` what a
-    person has to know of it.
+    `epoch` is set when the turn may run. Otherwise `outcome` says why it ends at once; `alarm` is a text for a person.
     """
 
     epoch: int | None = None
@@ -58,10 +56,10 @@ class Entry:
 def enter(  # noqa: PLR0911 - one for each reason not to
     conn: sa.Connection, item: WorkItem, *, executor_id: str, wakes: Wakes, outbox: Outbox = SILENT, host_id: str = ""
 ) -> Entry:
-    """Claim the conversation for the turn of `item` and raise its epoch, unless it lives on another host than ours.
+    """Claim the conversation for the turn of `item` and raise its epoch, if it lives on host `host_id`.
 
-    The first act of every execution, outside any recorded step: an execution that a newer one has
-    overtaken carries an old epoch, and nothing it does afterwards counts.
+    Every execution does this first, outside of any recorded step. A replay therefore gets a new epoch, and the older
+    execution can no longer write.
     """
     conversation = lock(conn, item.conversation_id)
     turn = conn.execute(sa.select(turns).where(turns.c.id == item.id)).one_or_none()
@@ -131,7 +129,7 @@ def _unread_kinds(conn: sa.Connection, conversation_id: str) -> set[str]:
 
 
 def _person_behind(conn: sa.Connection, item: WorkItem) -> bool:
-    """Whether a person caused the item: a clock that let requests expire is none."""
+    """Whether a person caused the item. Requests that expired do not count."""
     if item.type is not ItemType.APPROVAL:
         return item.type in BY_A_PERSON
     query = sa.select(approvals.c.id).where(
@@ -146,7 +144,7 @@ def _worn_out(conn: sa.Connection, conversation_id: str, chain: int, wakes: Wake
     woken = (
         turns.c.conversation_id == conversation_id,
         turns.c.item_type.not_in([kind.value for kind in BY_A_PERSON]),
-        # What lies ahead was written before the clock was set back, and would count until it comes.
+        # A time further ahead was written before the clock was set back.
         turns.c.started_at.between(time.time() - 3600, time.time() + 3600),
         sa.or_(turns.c.outcome.is_(None), turns.c.outcome.not_in(IDLE_OUTCOMES)),
     )
@@ -166,7 +164,7 @@ def release(
     blocked: str | None = None,
     follow: ItemType = ItemType.FOLLOW_UP,
 ) -> None:
-    """Let go of a claimed conversation; unread rows get one item, unless it becomes blocked."""
+    """Release a claimed conversation. Its unread rows get one item, unless it becomes blocked."""
     reach("turn.closing")
     _let_go(conn, conversation.id, blocked=blocked)
     if not blocked:
@@ -211,10 +209,10 @@ def fail(
     outbox: Outbox = SILENT,
     poison: bool = False,
 ) -> str:
-    """Free a conversation whose turn died: its rows are unread again and a new item tries, or it is set aside.
+    """Free a conversation whose turn died. Its rows become unread again, and a new item retries.
 
-    Set aside is what has failed `STRIKES` times in a row, and `poison` at once. `conversation` is the locked row,
-    still claimed by the dead turn. Returns `retried`, `set_aside`, or `released` for a turn that had closed after all.
+    After `STRIKES` failures in a row, or with `poison`, the conversation is set aside instead. `conversation` is the
+    locked row, still claimed by the dead turn. Returns `retried`, `set_aside`, or `released` if the turn had closed.
     """
     turn_id, failures = conversation.claimed_by, conversation.failures + 1
     if not _died(conn, conversation, reason):
@@ -233,7 +231,7 @@ def fail(
 
 
 def set_aside(conn: sa.Connection, conversation: sa.Row[Any], what: str, reason: str, outbox: Outbox) -> str:
-    """Block the conversation of a dead turn until a person writes, its news kept; returns what the alarm says."""
+    """Block the conversation of a dead turn until a person writes; its news is kept. Returns the text of the alarm."""
     text = f"{what}; this conversation is set aside. Nothing is lost: write to try again."
     stream.note(conn, conversation.id, conversation.claimed_by, conversation.epoch, "alarm", {"text": text})
     outbox.put(conn, "set_aside", conversation.id, f"{conversation.id}:{conversation.epoch}", text)
@@ -243,12 +241,12 @@ def set_aside(conn: sa.Connection, conversation: sa.Row[Any], what: str, reason:
 
 
 def _died(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> bool:
-    """End the turn that holds the conversation as failed; False when it had closed."""
+    """End the turn that holds the conversation as failed; False if it had closed."""
     turn_id = conversation.claimed_by
     box.give_back(conn, conversation.id, turn_id, apart=stopping.wish_of(conversation, turn_id) is not None)
     if not ended(conn, turn_id, outcome="failed", error=reason):
         return False
-    # Nobody waits for these any more; an end that is recorded already is handed over by the next sweep.
+    # No call waits for these sessions any more. The next sweep hands over ends that are already recorded.
     waiting = (sessions.c.delivery == Delivery.INLINE.value, sessions.c.end.is_(sa.null()))
     change_some(conn, sessions, sessions.c.turn_id == turn_id, *waiting, delivery=Delivery.CALLBACK.value)
     change(conn, conversations, conversation.id, failures=conversations.c.failures + 1)
@@ -256,7 +254,7 @@ def _died(conn: sa.Connection, conversation: sa.Row[Any], reason: str) -> bool:
 
 
 def ended(conn: sa.Connection, turn_id: str, *which: sa.ColumnElement[bool], outcome: str, error: str | None) -> int:
-    """End a turn that is open, and of which all of this holds; whether there was one."""
+    """End a turn that is open and matches `which`; returns 1, or 0 if there is none."""
     still = (turns.c.id == turn_id, turns.c.outcome.is_(None), *which)
     return change_some(conn, turns, *still, outcome=outcome, error=error, ended_at=time.time())
 

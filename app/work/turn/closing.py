@@ -1,7 +1,4 @@
-"""The two ends of a turn: what its first step reads, once and for every replay, and the closing.
-
-The closing is one transaction for history, mailbox, approvals and claim, keyed by the turn.
-"""
+"""The first step of a turn, and its closing: one transaction for history, mailbox, approvals and claim."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ BEGIN_STEP: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What the first step read. `decided` is empty unless the conversation is paused at calls for approval."""
+    """What the first step read. `decided` is empty unless the conversation waits for approvals."""
 
     gate: bool
     record: ConversationRecord | None
@@ -43,7 +40,7 @@ class Begun:
 
 
 def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
-    """Read the head of the history and take what is unread; a turn that is to end takes what the wish is about.
+    """Read the head of the history and take unread rows; a turn that a person stopped takes the rows set apart.
 
     Raises:
         StaleTurn: This execution no longer holds the conversation.
@@ -51,7 +48,7 @@ def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
     wish = stopping.wish_of(mailbox.held(conn, item.conversation_id, item.id, epoch), item.id)
     record = read_record_in(conn, item.conversation_id)
     paused = record is not None and record.deferred_tool_requests is not None
-    # A paused one only ends the calls that waited: what came behind them is for the next turn.
+    # A paused conversation only ends its waiting calls; later messages are for the next turn.
     take = not (paused and wish)
     apart = wish is not None
     return Begun(
@@ -64,20 +61,20 @@ def begin(conn: sa.Connection, item: WorkItem, epoch: int, gate: bool) -> Begun:
 
 
 def decided(conn: sa.Connection, conversation_id: str, wish: str | None) -> list[Request]:
-    """What was decided of the calls a conversation is paused at; where somebody wants the turn to end, no approval."""
+    """The decisions on the calls that a conversation is paused at; with a `wish` to stop, no call is approved."""
     found = approvals.decided(conn, conversation_id)
     if wish is None:
         return found
-    # Approved or changed, but not begun: a tool of somebody's own does not look for a wish by itself.
+    # Approved or changed, but not begun: only our own tools look for a wish to stop.
     stopped = {"state": "superseded", "decided_by": wish, "surface": "stop"}
     return [replace(request, **stopped) if request.state in {"approved", "changed"} else request for request in found]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """What a turn leaves behind. `answer` is what the person reads; None while calls wait for approval.
+    """What a turn leaves behind. `answer` is for the person; None while calls wait for approval.
 
-    `heard` are the mailbox rows that the history has; other rows the turn took become unread again.
+    `heard` are the mailbox rows that the history contains; other rows that the turn took become unread again.
     """
 
     conversation_id: str
@@ -88,7 +85,7 @@ class Closing:
     error: str | None = None
     proposed: tuple[asking.Proposed, ...] = ()
     again: Mapping[str, asking.Proposed] = field(default_factory=dict[str, asking.Proposed])
-    """Requests that a person has changed, each with the call it is now."""
+    """The new call of each request that a person has changed."""
     told: frozenset[SessionId] = field(default_factory=frozenset[SessionId])
     read: tuple[watch_wakes.Range, ...] = ()
     heard: frozenset[int] = field(default_factory=frozenset[int])
@@ -122,7 +119,7 @@ def close(
     mailbox.hear(conn, closing.conversation_id, closing.turn_id, closing.heard, closing.told)
     watch_wakes.take_back(conn, closing.conversation_id, closing.read)
     waits = bool(closing.proposed or closing.again)
-    # What is denied below is nobody's to decide.
+    # A stopped turn has its requests denied below, so no notice is sent.
     outbox = SILENT if stopping.wish_of(conversation, closing.turn_id) else closing.outbox
     if closing.proposed:
         whose = (closing.conversation_id, closing.turn_id, closing.epoch)
@@ -139,27 +136,25 @@ def close(
         stream.note(conn, closing.conversation_id, closing.turn_id, closing.epoch, kind, {"text": closing.answer})
     claims.release(conn, enqueuer, conversation, blocked="approval" if waits else None)
     if waits or (closing.outcome == "stopped" and mailbox.any_apart(conn, closing.conversation_id)):
-        # Somebody wanted it to end while the model was still asking: nobody is to be asked any more. Or the
-        # wish was about more messages than one turn takes.
+        # The wish came while the model proposed calls: they are denied. Or it covers more messages than one turn takes.
         stopping.pass_on(conn, enqueuer, conversation)
     return closing.outcome
 
 
 def _stored(text: str | None) -> str | None:
-    # Postgres takes no NUL in a text, and nothing takes half a surrogate pair; neither is anything to read.
+    # Postgres accepts no NUL, and UTF-8 has no lone surrogates.
     return None if text is None else text.replace("\x00", "\N{SYMBOL FOR NULL}").encode("utf-8", "replace").decode()
 
 
 def outcome_of(conn: sa.Connection, turn_id: str) -> str | None:
-    """The outcome a turn has been closed with, None while it is open."""
+    """The outcome of a turn; None while it is open."""
     return conn.execute(sa.select(turns.c.outcome).where(turns.c.id == turn_id)).scalar_one_or_none()
 
 
 class TurnStore(SqlConversationStore):
-    """The conversation store as one turn sees it: the head it began with, and a save that closes it.
+    """The conversation store of one turn: it reads the recorded head, and a save closes the turn.
 
-    On a replay the real head may already be the one this turn wrote; the recorded one is what the
-    turn's history was.
+    On a replay the stored head may already be the one that this turn wrote.
     """
 
     def __init__(self, database: Database, enqueuer: Enqueuer, begun_with: ConversationRecord | None) -> None:
@@ -179,7 +174,7 @@ class TurnStore(SqlConversationStore):
         new_entries: Sequence[ConversationEntry] = (),
         expected_revision: str | None,
     ) -> None:
-        """Close the turn together with the record; a turn that is closed already stays as it is."""
+        """Close the turn together with the record; a closed turn stays unchanged."""
         assert self.closing is not None
         await self._database.write(close, self._enqueuer, self.closing, record, list(new_entries), expected_revision)
         reach("turn.closed")

@@ -1,4 +1,4 @@
-"""What an agent's tools and hooks may know of the turn they run in."""
+"""What an agent's tools and hooks can read about their turn."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from shellback.exec.shell.facade import ToolContext
 from shellback.work.queue.mailbox import Letter
 
 _HERE: Final = frozenset({"shell", "filesystem", "async_shell", "async_filesystem"})
-"""What only this process has."""
+"""Fields that cannot be pickled."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnDeps(ToolContext):
     """Dependencies of one execution of one turn.
 
-    `gate` was read once, in the turn's first step. `approvals` are the decisions this turn was
-    resumed with. `told` collects sessions whose end a tool result has told the agent, `asked` those that it had looked
-    for, `read` the output. `looks` counts looks into the mailbox: the first step of a turn is look 0. `letters` is
-    what they brought, `shown_chars` how much was shown of processes. `began_at` is when the turn began, as its first
-    step recorded it; `seconds` is what it has. Shell and files work in the workspace, under the policy of the agent's
-    own commands; None while the gate is off, and in a copy that was carried to another workflow.
+    The first step recorded `gate` and `began_at`; `seconds` is the time limit of the turn. `approvals` are the
+    decisions that resumed the turn. `told` are sessions whose end a tool result has reported, `asked` those that the
+    agent asked about, `read` the output shown. `looks` counts reads of the mailbox (the first step is 0), `letters`
+    are the rows they returned. `shown_chars` is how much was shown of processes. Shell and files work in the workspace,
+    under the policy of the agent's commands; they are None while the gate is off, and in an unpickled copy.
     """
 
     conversation_id: str
@@ -41,14 +40,14 @@ class TurnDeps(ToolContext):
     letters: list[Letter] = field(default_factory=list[Letter])
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what cannot be carried."""
+        """All fields; None for those that cannot be pickled."""
         return {one.name: None if one.name in _HERE else getattr(self, one.name) for one in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As it was carried."""
+        """Set the fields that `__getstate__` returned."""
         for name, value in state.items():
             setattr(self, name, value)
 
     def approval_for(self, key: CallKey) -> Approval | None:
-        """The person's yes to this call, if there is one."""
+        """The approval of this call, or None."""
         return self.approvals.get(key)

@@ -1,11 +1,9 @@
-"""What a turn gives the code of tools to work with: a shell and files, and commands that a replay does not repeat."""
+"""The shell and files that a turn gives to tools. A replay does not repeat their commands."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 
 from dbos import DBOS
 
@@ -17,47 +15,33 @@ from shellback.exec.policy.policy import Policy
 from shellback.exec.shell.async_shell import AsyncShell
 from shellback.exec.shell.facade import SyncFiles, SyncShell
 from shellback.exec.shell.workspaces.authority import ByCall, guarded
-from shellback.storage.errors import StaleTurn
 from shellback.work.turn.deps import TurnDeps
-from shellback.work.turn.hearing import Fenced
+from shellback.work.turn.hearing import fenced
 
 
 def place_in_turn() -> int:
-    """Where in the workflow this code is: the number of its step, 0 outside of one.
+    """The number of the current step of the workflow, 0 outside of one. Commands are counted anew in each step.
 
-    A step whose outcome is recorded is not run again, so what counts what it did has to begin anew with each.
+    A recorded step is not run again, so a count over all steps would differ on a replay.
     """
     return DBOS.step_id or 0
 
 
-@contextmanager
-def fenced() -> Generator[None]:
-    """End an execution that a newer one has overtaken, instead of recording that as the outcome of its step.
-
-    Raises:
-        Fenced: It has been.
-    """
-    try:
-        yield
-    except StaleTurn as error:
-        raise Fenced from error
-
-
 def equip(deps: TurnDeps, engine: Engine, policy: Policy, files: Files) -> None:
-    """Give a turn its shell and its files: under `policy`, and for no longer than it has."""
+    """Give a turn its shell and files, under `policy` and within the time limit of the turn."""
 
     def left() -> float:
         return deps.began_at + deps.seconds - time.time()
 
     def next_origin() -> CallOrigin:
         call = call_in_progress()
-        # Counted with the commands of `ctx.workspace`: what a recorded step has started is not counted by its repeat.
+        # Counted together with the commands of `ctx.workspace`, and anew in each step.
         return a_call(deps.conversation_id) if call is None else call.origin(1 + place_in_turn())
 
     shell = AsyncShell(
         engine, ByCall(engine, policy), scope=deps.conversation_id, deadline=left, origin=next_origin, fenced=fenced
     )
-    # Turns run on the engine's own loop. A tool that is a plain function has a thread, from which it comes back here.
+    # Turns run on the engine's loop. A plain function runs in a thread and calls back into this loop.
     sync = SyncShell(shell, asyncio.get_running_loop())
     deps.shell, deps.async_shell = sync, shell
     deps.async_filesystem = guarded(files, policy, deps.conversation_id)

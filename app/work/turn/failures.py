@@ -1,4 +1,4 @@
-"""What ends a run of an agent: whether to ask the model again, whether to answer with it, and in what words."""
+"""Errors of an agent's run: whether the model is asked again, and what the conversation is told."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def worth_retrying(error: BaseException) -> bool:
-    """Whether another request may go better: the endpoint was away, busy or broken, not our words or our key."""
+    """Whether a repeat may succeed: the endpoint was unreachable, busy or broken, but did not reject the request."""
     if isinstance(error, EndpointError):
         return error.passing
     refused = isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
@@ -36,21 +36,21 @@ def worth_retrying(error: BaseException) -> bool:
 
 
 def model_steps() -> StepConfig:
-    """How a step that asks the model is repeated."""
+    """DBOS's retry options for a step that asks the model."""
     options: dict[str, Any] = {
         "retries_allowed": True,
         "max_attempts": 3,
         "interval_seconds": 1.0,
-        # DBOS knows this option; the typed dictionary that passes it on does not list it.
+        # DBOS accepts this option, but the typed dictionary does not list it.
         "should_retry": worth_retrying,
     }
     return cast("StepConfig", options)
 
 
 def answerable(error: Exception) -> Exception | None:
-    """What the conversation is told of; None for what only ends this execution, so that the turn is tried again.
+    """The error to answer with; None if the turn is retried instead (storage, supervisor and DBOS errors).
 
-    An agent's code that fails once fails again, and what its tools did would be done again with it.
+    Other code of the agent is not retried: it would fail again, and its tools would act twice.
     """
     if isinstance(error, dbos_error.DBOSMaxStepRetriesExceeded):
         return error.errors[-1]
@@ -63,7 +63,7 @@ def answerable(error: Exception) -> Exception | None:
 
 
 def explain(error: Exception) -> str:
-    """Say in the conversation why there is no answer and what can be done."""
+    """The text for the conversation: why there is no answer, and what a person can do."""
     match error:
         case UsageLimitExceeded():
             return f"I stopped: this turn's budget is used up ({error}). Write again to go on with a new budget."

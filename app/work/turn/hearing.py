@@ -1,4 +1,4 @@
-"""The capability that ties an agent's run to its turn: news before each request, tool calls as steps."""
+"""The capability that connects an agent's run with its turn: news before each request, tool calls as steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dbos import DBOS
@@ -54,21 +55,30 @@ T = TypeVar("T")
 OURS: Final = frozenset({"exec", "process"})
 SAID_CHARS: Final = 500
 SIGNALS: Final = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
-"""Exceptions by which a tool answers; they are results and are recorded as such."""
+"""Exceptions that are results of a tool; they are recorded as such."""
 ENDS: Final = (*SIGNALS, ModelRetry, ToolFailed, SkipToolExecution, ValidationError, AgentRunError, UserError)
-"""What a tool of somebody else may raise to some effect; whatever else it raises is its failure."""
+"""Exceptions that pydantic-ai handles when a foreign tool raises them; any other one is a failure of the tool."""
 
 
 class OutOfTime(AgentRunError):
-    """Raised before a model request when the turn has used up its seconds. The clock was read in a step."""
+    """Raised before a model request when the time limit of the turn is over. A step read the clock."""
 
 
 class Stopped(AgentRunError):
-    """Raised before a model request when a person wants the turn to end. The wish was read in a step."""
+    """Raised before a model request when a person has stopped the turn. A step read the wish."""
 
 
 class Fenced(BaseException):
-    """Ends an execution that a newer one has overtaken. Not an `Exception`: no step may record it as its outcome."""
+    """Ends an execution that a newer one has overtaken. Not an `Exception`, so no step records it as its outcome."""
+
+
+@contextmanager
+def fenced() -> Generator[None]:
+    """Raise `Fenced` for `StaleTurn`, so that a step does not record it as its outcome."""
+    try:
+        yield
+    except StaleTurn as error:
+        raise Fenced from error
 
 
 async def recorded(name: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -78,28 +88,25 @@ async def recorded(name: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T:
         Fenced: This execution is stale; nothing was recorded.
     """
 
-    async def fenced() -> T:
-        try:
+    async def act() -> T:
+        with fenced():
             return await fn()
-        except StaleTurn as error:
-            raise Fenced from error
 
-    return await DBOS.run_step_async({"name": name}, fenced)
+    return await DBOS.run_step_async({"name": name}, act)
 
 
 Take = Callable[[TurnDeps, int], Awaitable[tuple[list[Letter], Wish | None]]]
-"""News for a look, and the wish that the turn ends; with a wish nothing is taken, and what is unread waits."""
+"""Unread rows, and the wish to stop the turn; with a wish no row is taken."""
 Wished = Callable[[TurnDeps], Awaitable[Wish | None]]
 Ended = Callable[[SessionId], Awaitable[bool]]
-"""Whether there is a session of this id, and it has ended."""
+"""Whether a session with this id exists and has ended."""
 
 
 class Hearing(AbstractCapability[TurnDeps]):
-    """Hears the mailbox before each model request and records each exec tool call.
+    """Reads the mailbox before each model request and records each exec tool call as a step.
 
-    A tool body that reads the state of a session would read another on a replay; recorded as a
-    step it is read once. The body itself is keyed by its call, so that a step which is cut off
-    and repeated starts and writes nothing twice.
+    A replay gets the recorded result, because a session's state may have changed. A step that was cut off is repeated;
+    its body is keyed by its call, so it starts and writes nothing twice.
     """
 
     def __init__(self, take: Take, wished: Wished, ended: Ended | None = None, live: LiveBlocks | None = None) -> None:
@@ -111,13 +118,13 @@ class Hearing(AbstractCapability[TurnDeps]):
     async def before_model_request(
         self, ctx: RunContext[TurnDeps], request_context: ModelRequestContext
     ) -> ModelRequestContext:
-        """Let an exit or a message that came meanwhile reach the running turn, and show what processes have done."""
-        # Not the run's own step number: a retried request has the same one and would hear everything again.
+        """Add new exits, messages and process output to the running turn."""
+        # Not the run's step number: a retried request has the same one, and would take the same rows again.
         ctx.deps.looks += 1
         number = ctx.deps.looks
 
         async def take() -> tuple[list[Letter], Wish | None, float, Told | None]:
-            # Before the letters: what has ended by then has its letter among them, and is told once.
+            # Before the letters: a session that has ended by now has its letter among them, and is told once.
             sessions = await self._live.sessions(ctx.deps) if self._live else []
             letters, wish = await self._take(ctx.deps, number)
             told = None
@@ -128,8 +135,8 @@ class Hearing(AbstractCapability[TurnDeps]):
         letters, wish, now, told = await recorded("mailbox", take)
         if wish is not None:
             raise Stopped(text_of(wish))
-        # An end that it looked for; the close of the turn settles its row. One that it meets with in the answer to a
-        # call that starts or kills is news all the same: it may have said what is to be done then.
+        # Skip ends that the agent asked about; the close of the turn settles their rows. An end in the result of a
+        # start or kill stays news: the agent may have planned something for it.
         letters = [letter for letter in letters if not _is_told(letter, ctx.deps)]
         ctx.deps.letters += letters
         if told is not None:
@@ -148,14 +155,14 @@ class Hearing(AbstractCapability[TurnDeps]):
         args: dict[str, Any],
         handler: Callable[[dict[str, Any]], Awaitable[Any]],
     ) -> Any:
-        """Record what an exec tool answered, and note which ends the agent has been told of."""
+        """Record the result of an exec tool, and note the ends that it reports."""
         if (tool_def.metadata or {}).get("category") not in OURS:
             return await _theirs(ctx, call, handler(args))
 
         async def act() -> tuple[bool, Any]:
             wish = await self._wished(ctx.deps)
             if wish is not None and not await self._ran(ctx):
-                # "More": an execution that was cut off may have begun it; its process goes on, and its end is told.
+                # "More": an earlier execution may have begun it. Its process continues, and its end is told.
                 return False, ToolFailed(f"Nothing more was done: {wish.by} stopped this turn.")
             try:
                 return True, await handler(args)
@@ -174,7 +181,7 @@ class Hearing(AbstractCapability[TurnDeps]):
         return result
 
     async def _ran(self, ctx: RunContext[TurnDeps]) -> bool:
-        """Whether an execution that was cut off has run this call to its end: its result is told here or nowhere."""
+        """Whether an earlier execution has run this call to its end; then its result must be told here."""
         return self._ended is not None and await self._ended(session_id(origin_of(ctx)))
 
     async def handle_deferred_tool_calls(
@@ -183,7 +190,7 @@ class Hearing(AbstractCapability[TurnDeps]):
         *,
         requests: DeferredToolRequests,
     ) -> DeferredToolResults | None:
-        """Answer calls that somebody outside would have to carry out: nobody does. Those for approval go on."""
+        """Fail calls of external tools, which nothing here executes. Calls for approval are left alone."""
         if not requests.calls:
             return None
         nobody = ToolFailed("Nothing was done: nobody here carries out calls of this tool outside of its agent.")
@@ -191,9 +198,9 @@ class Hearing(AbstractCapability[TurnDeps]):
 
 
 async def _theirs(ctx: RunContext[TurnDeps], call: ToolCallPart, running: Awaitable[Any]) -> Any:
-    """Wait for a tool that is not ours. Its failure is told to the model: a turn that died of it would run it again.
+    """Wait for a foreign tool, and tell the model when it fails; a failed turn would run it again.
 
-    A function that runs in a thread goes on in it when its time is over; nobody hears what it returns.
+    After a timeout, a function in a thread continues there, and its result is discarded.
     """
     task, seconds = asyncio.current_task(), ctx.deps.seconds
     timeout = asyncio.timeout(seconds)
@@ -237,7 +244,7 @@ def _ends_in(result: Any) -> list[SessionId]:
 
 
 def hearing_of(database: Database, live: LiveBlocks | None = None) -> Hearing:
-    """A `Hearing` that finds news and wishes in this database, and shows processes by `live`."""
+    """A `Hearing` on this database, which shows processes by `live`."""
 
     async def take(deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
         return await database.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step)
@@ -253,36 +260,24 @@ def hearing_of(database: Database, live: LiveBlocks | None = None) -> Hearing:
 
 
 def contents_of(letters: Sequence[Letter]) -> list[UserContent]:
-    """What goes into the history, in the order the rows came: what a person said as it is, all else marked."""
+    """The content for the history, in the order of the rows: messages as plain text, all else as marked notices."""
     pairs = zip(letters, texts_of(letters), strict=True)
     return [text if one.kind == "message" else notice(text, one.kind, one.payload) for one, text in pairs]
 
 
 def notice(text: str, kind: str, payload: Mapping[str, Any] | None = None) -> TextContent:
-    """A text of ours, for the history; with it goes the session that its `payload` is about."""
+    """A text of ours for the history, with the session that its `payload` names."""
     about = {key: value for key, value in (payload or {}).items() if key == "session_id"}
     return TextContent(text, metadata={NOTICE: kind, **about})
 
 
 def texts_of(letters: Sequence[Letter]) -> list[str]:
-    """One text per row, in the order the rows came."""
-    return [_text(letter.kind, letter.payload) for letter in letters]
-
-
-def _text(kind: str, payload: dict[str, Any]) -> str:
-    if kind == "message":
-        return str(payload["text"])
-    if kind == "exit":
-        return wake_text(payload)
-    if kind == "watch":
-        return watch_text(payload)
-    if kind == "typed":
-        return said(payload["session_id"], payload["bytes"], over=payload["over"])
-    return turn_failed_text(payload)
+    """One text per row, in the order of the rows."""
+    return [TEXTS[letter.kind](letter.payload) for letter in letters]
 
 
 def turn_failed_text(payload: dict[str, Any]) -> str:
-    """Tell the model that an earlier turn broke off, and what it had already started."""
+    """Tell the model that an earlier turn failed, and which sessions it had started."""
     started: list[dict[str, Any]] = payload.get("started", [])
     lines = [f"[turn failed: {payload['reason']}; it is tried again]"]
     lines += [
@@ -292,3 +287,13 @@ def turn_failed_text(payload: dict[str, Any]) -> str:
     ]
     lines.append("Nothing above is started again by repeating it here; look before you repeat a command.")
     return "\n".join(lines)
+
+
+TEXTS: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "message": lambda payload: str(payload["text"]),
+    "exit": wake_text,
+    "watch": watch_text,
+    "typed": lambda payload: said(payload["session_id"], payload["bytes"], over=payload["over"]),
+    "turn_failed": turn_failed_text,
+}
+"""The text of a row, by its kind."""

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import sqlalchemy as sa
 
@@ -25,6 +25,9 @@ from shellback.work.queue import stream
 from shellback.work.queue.items import IDLE_OUTCOMES, ItemType
 from shellback.work.queue.mailbox import APART, Letter, held, lock, set_apart, take, waking
 from shellback.work.queue.queues import Enqueuer
+
+if TYPE_CHECKING:
+    from shellback.exec.engine.engine import Engine
 
 NEXT: Final = APART
 """In place of a turn's id: the turn that begins next, whichever that is."""
@@ -72,12 +75,12 @@ def stop(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, by: s
     if reach == "queued":
         set_apart(conn, conversation_id)
     if reach == "approvals":
-        deny(conn, enqueuer, conversation_id, by=by)
+        _deny(conn, enqueuer, conversation_id, by)
     return Stopping(conversation_id=conversation_id, reach=reach, turn_id=turn_id)
 
 
-def deny(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, by: str) -> None:
-    """Deny what waits for approval, so that the turn it resumes ends before it asks the model anything."""
+def _deny(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, by: str) -> None:
+    # So that the turn it resumes ends before it asks the model anything.
     approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="stop", note="stopped")
 
 
@@ -108,7 +111,7 @@ def pass_on(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any]) 
     """
     if conversation.stop_turn is not None and conversation.stop_turn == conversation.claimed_by:
         _wish(conn, conversation.id, NEXT, conversation.stop_by)
-        deny(conn, enqueuer, conversation.id, by=conversation.stop_by)
+        _deny(conn, enqueuer, conversation.id, conversation.stop_by)
 
 
 def stoppable(conn: sa.Connection, conversation_id: str) -> bool:
@@ -196,20 +199,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.5
 
 
-class Waits(Protocol):
-    """Calls of this process that wait for sessions to end, as the exec engine has them."""
-
-    @property
-    def awaited(self) -> bool:
-        """Whether there are any."""
-        ...
-
-    def give_up(self, session_id: SessionId) -> None:
-        """Let those for one session return now, the session running on."""
-        ...
-
-
-async def watch_for_stops(database: Database, waits: Waits, host_id: str) -> NoReturn:
+async def watch_for_stops(database: Database, engine: Engine, host_id: str) -> NoReturn:
     """Look for a wish to stop while a call waits for a process; costs nothing while none does.
 
     Without it a stop would come when the command does.
@@ -217,9 +207,9 @@ async def watch_for_stops(database: Database, waits: Waits, host_id: str) -> NoR
     while True:
         await asyncio.sleep(LOOK_S)
         try:
-            if waits.awaited:
+            if engine.awaited:
                 for session_id in await database.read(_stopped, host_id):
-                    waits.give_up(session_id)
+                    engine.give_up(session_id)
         except Exception as error:  # noqa: BLE001 - the next look may find the database again
             log.warning("could not look for turns to stop: %s", error)
 

@@ -46,7 +46,7 @@ from shellback.work.turn.closing import Begun, Closing, TurnStore, begin, close,
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.failures import answerable, explain
 from shellback.work.turn.hearing import Fenced, Stopped, contents_of, notice, recorded
-from shellback.work.turn.watching import TurnWatch, Unwatched
+from shellback.work.turn.watching import TurnWatch
 
 STEP_SHAPE: Final = 7
 
@@ -86,7 +86,7 @@ class TurnRunner:
     outbox: Outbox = SILENT
     equip: Callable[[TurnDeps], None] = lambda _: None
     """Gives a turn whose gate is open what the code of tools works with."""
-    watch: TurnWatch = field(default_factory=Unwatched)
+    watch: TurnWatch = field(default_factory=TurnWatch)
     closed: Callable[[str], Awaitable[None]] = nothing_left
     """Called with a conversation after the close of each of its turns; it never raises."""
     host_id: str = ""

@@ -22,7 +22,8 @@ from shellback.exec.wire.crashpoints import reach
 from shellback.storage import retention as rows
 from shellback.storage.db import Database
 from shellback.storage.retention import Cut
-from shellback.work.hosts.sweep import WAITING
+from shellback.work.hosts.clock import Clock, since_boot
+from shellback.work.hosts.sweep import WAITING, listed
 
 if TYPE_CHECKING:
     from dbos import DBOSClient
@@ -60,7 +61,7 @@ class Retention:
     ages: Ages
     teardown: Callable[[str], Awaitable[object]] | None = None
     expire: Callable[[Sequence[str]], Awaitable[object]] | None = None
-    _apart: float | None = field(init=False, default=None)
+    _clock: Clock = field(init=False, default_factory=lambda: Clock(LEAP_S))
     _steady_at: float = field(init=False, default=0.0)
 
     async def once(self) -> dict[str, int]:
@@ -68,7 +69,7 @@ class Retention:
         if self._leapt():
             return {}
         cut = self._cut()
-        gone = {table: await self._plain(table, cut) for table in rows.PLAIN}
+        gone = {table: await self._plain(table, cut) for table in rows.plain(cut)}
         reach("retention.rows")
         gone["turns"] = await self._turns(cut, callbacks=False)
         reach("retention.turns")
@@ -85,7 +86,7 @@ class Retention:
     async def planned(self) -> dict[str, int]:
         """How many of each would go; changes nothing. Items that DBOS still runs are counted, and would stay."""
         cut = self._cut()
-        queries = {table: rows.doomed(table, cut) for table in rows.PLAIN}
+        queries = rows.plain(cut)
         queries["turns"] = rows.turns_to_go(cut, callbacks=False, planned=True)
         queries["sessions"] = rows.sessions_to_go(cut, planned=True)
         queries["containers"] = rows.workspaces_to_go(cut, planned=True)
@@ -97,12 +98,10 @@ class Retention:
 
     def _leapt(self) -> bool:
         """Whether the clock was set by much lately: by one that goes wrong everything may be old."""
-        boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-        before, self._apart = self._apart, time.time() - boot
-        if before is not None and abs(self._apart - before) > LEAP_S:
-            self._steady_at = boot + DAY_S
-            log.warning("the clock was set by %.0f s: nothing is pruned for a day", self._apart - before)
-        return boot < self._steady_at
+        if leap := self._clock.leapt():
+            self._steady_at = since_boot() + DAY_S
+            log.warning("the clock was set by %.0f s: nothing is pruned for a day", leap)
+        return since_boot() < self._steady_at
 
     def _cut(self) -> Cut:
         now, ages = time.time(), self.ages
@@ -133,8 +132,7 @@ class Retention:
 
     def _forget_items(self, ids: list[str]) -> list[str]:
         """Delete what DBOS has of those items that it does not run any more; returns them."""
-        found = self.client.list_workflows(workflow_ids=ids, load_input=False, load_output=False)
-        running = {entry.workflow_id for entry in found if entry.status in WAITING}
+        running = {entry.workflow_id for entry in listed(self.client, ids) if entry.status in WAITING}
         over = [item for item in ids if item not in running]
         if over:
             self.client.delete_workflows(over)

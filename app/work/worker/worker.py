@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 import sqlalchemy as sa
 from dbos import DBOS, DBOSConfig, WorkflowSerializationFormat
 from pydantic_ai import __version__ as pydantic_ai_version
-from sqlalchemy.dialects import postgresql, sqlite
 
 from shellback.storage import rows
 from shellback.storage.db import Database
@@ -25,7 +24,7 @@ from shellback.work.hosts.clock import Clock, note_leap
 from shellback.work.hosts.roster import LEASE_S
 from shellback.work.hosts.sweep import Sweep
 from shellback.work.hosts.takeover import Takeover
-from shellback.work.queue.queues import APPLICATION, TURNS_POLL_S, WAKES_POLL_S, WORKFLOW, turns_queue, wakes_queue
+from shellback.work.queue.queues import APPLICATION, TURNS_POLL_S, WAKES_POLL_S, WORKFLOW, queues_of
 from shellback.work.turn.claims import RECOVERIES
 from shellback.work.turn.turn import STEP_SHAPE, TurnRunner
 
@@ -108,21 +107,19 @@ class Worker:
         Cancelling half-way leaves nothing that a second start does not put right.
         """
         config = self.config
-        await self._count(partial(_register, config=config, version=self.config.version))
+        await self._count(partial(_register, config=config))
         await self.engine.start()
         DBOS(config=self._dbos_config())
         DBOS.workflow(
             name=WORKFLOW, max_recovery_attempts=RECOVERIES, serialization_type=WorkflowSerializationFormat.PORTABLE
         )(_turn_of(self.runner))
-        DBOS.listen_queues([turns_queue(config.host_id), wakes_queue(config.host_id)])
+        DBOS.listen_queues(queues_of(config.host_id))
         # On this thread: turns then run on this loop, which is the one that hears the supervisor.
         DBOS.launch()
         self._launched = True
         await DBOS.set_latest_application_version_async(self.config.version)
-        for name, slots, poll in (
-            (turns_queue(config.host_id), config.turn_slots, TURNS_POLL_S),
-            (wakes_queue(config.host_id), config.wake_slots, WAKES_POLL_S),
-        ):
+        bounds = ((config.turn_slots, TURNS_POLL_S), (config.wake_slots, WAKES_POLL_S))
+        for name, (slots, poll) in zip(queues_of(config.host_id), bounds, strict=True):
             await DBOS.register_queue_async(
                 name, worker_concurrency=slots, polling_interval_sec=poll, on_conflict="always_update"
             )
@@ -172,7 +169,7 @@ class Worker:
             await self.database.write(note_leap, self.config.host_id, leap)
         if not await self.database.write(_heartbeat, self.config.executor_id, self.config.host_id):
             # Pruned as long dead: the machine slept, or its clock leapt.
-            await self.database.write(_register, self.config, self.config.version)
+            await self.database.write(_register, self.config)
 
     async def _count(self, within: Callable[[sa.Connection], object] = lambda _: None) -> None:
         # Not the loop's own threads: DBOS has taken them along when we unregister.
@@ -225,30 +222,24 @@ def _destroy_dbos(drain_s: float) -> None:
     DBOS.destroy(workflow_completion_timeout_sec=int(drain_s), destroy_registry=True)
 
 
-def _register(conn: sa.Connection, config: WorkerConfig, version: str) -> None:
+def _register(conn: sa.Connection, config: WorkerConfig) -> None:
     now = rows.now(conn)
-    values = {
+    values: dict[str, Any] = {
         "host_id": config.host_id,
         "pid": os.getpid(),
         "boot_id": config.boot_id,
-        "version": version,
+        "version": config.version,
         "started_at": now,
         "heartbeat_at": now,
         "stopped_at": None,
     }
-    insert = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    conn.execute(
-        insert(workers)
-        .values(executor_id=config.executor_id, **values)
-        .on_conflict_do_update(index_elements=["executor_id"], set_=values)
-    )
+    rows.put(conn, workers, config.executor_id, **values)
     hosts.heard_of(conn, config.host_id)
 
 
 def _heartbeat(conn: sa.Connection, executor_id: str, host_id: str) -> bool:
-    update = sa.update(workers).where(workers.c.executor_id == executor_id).values(heartbeat_at=rows.now(conn))
     # First our row, as when we register, and then the one that all workers of the host share.
-    known = conn.execute(update).rowcount == 1
+    known = rows.change(conn, workers, executor_id, heartbeat_at=rows.now(conn))
     hosts.heard_of(conn, host_id)
     return known
 
@@ -256,5 +247,4 @@ def _heartbeat(conn: sa.Connection, executor_id: str, host_id: str) -> bool:
 def _unregister(conn: sa.Connection, config: WorkerConfig) -> None:
     # Not the row of whoever took the name when we had lost it: stopped, that one's turns would be taken from it.
     ours = (workers.c.executor_id == config.executor_id, workers.c.pid == os.getpid())
-    query = sa.update(workers).where(*ours, workers.c.boot_id == config.boot_id)
-    conn.execute(query.values(stopped_at=rows.now(conn)))
+    rows.change_some(conn, workers, *ours, workers.c.boot_id == config.boot_id, stopped_at=rows.now(conn))

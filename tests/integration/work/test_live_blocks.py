@@ -193,7 +193,7 @@ async def test_what_a_result_or_the_news_of_an_end_has_told_is_not_repeated(scen
 async def test_the_text_of_a_wake_may_change_and_its_session_is_still_known(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearing, "wake_text", "{} is over".format)
+    monkeypatch.setitem(hearing.TEXTS, "exit", "{} is over".format)
     session = await scene.session(printed="last words\n")
     await scene.end(session)
     scene.letters[1] = [Letter(id=1, kind="exit", payload={"session_id": session.id})]

@@ -210,7 +210,7 @@ def test_an_approval_is_used_once_and_only_for_its_digest(database: Database, qu
 
 def test_nobody_deciding_in_time_is_a_denial_that_resumes(database: Database, queue: NotedEnqueuer) -> None:
     request = ask(database, queue, ttl_s=-1)
-    assert database.read_now(approvals.overdue) == [request.id]
+    assert database.read_now(approvals.left) == {request.id: 0.0}
     decide(database, queue, request.id, "expired")
     assert database.read_now(approvals.get, request.id).state == "expired"
     assert queue.items[-1].type is ItemType.APPROVAL

@@ -442,7 +442,7 @@ def planned(conn: sa.Connection, text: str) -> list[str]:
 
 def test_what_is_looked_for_is_found_by_an_index(sqlite_url: str) -> None:
     cut = retention.Cut(host_id=HOST, rows=1.0, sessions=1.0, conversations=1.0)
-    queries = {name: retention.doomed(name, cut) for name in ("mailbox", "approvals", "calls", "notices")}
+    queries = {name: retention.plain(cut)[name] for name in ("mailbox", "approvals", "calls", "notices")}
     queries["sessions"] = retention.sessions_to_go(cut)
     queries["turns"] = retention.turns_to_go(cut, callbacks=True)
     queries["turns "] = retention.turns_to_go(cut, callbacks=False)

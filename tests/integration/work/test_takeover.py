@@ -204,7 +204,7 @@ async def test_two_that_look_at_once_give_a_turn_on_once_and_a_restart_waits_for
     first.join(30)
     second.join(30)
     assert bench.client.resumed == [("i1", f"wakes.{HOST}")]
-    assert sum(taken is not None for taken in found) == 1
+    assert sum(bool(taken) for _why, taken in found) == 1
 
 
 async def test_a_worker_without_its_own_lock_judges_nobody(bench: Bench) -> None:
@@ -257,7 +257,7 @@ def test_a_worker_that_lost_its_name_does_not_say_that_its_successor_has_stopped
     database: Database, pid_there: int, stopped: bool
 ) -> None:
     config = working.WorkerConfig(executor_id="a", host_id=HOST, boot_id="b", system_database_url="")
-    database.write_now(working._register, config, VERSION)  # pyright: ignore[reportPrivateUsage]
+    database.write_now(working._register, config)  # pyright: ignore[reportPrivateUsage]
     pid = {"pid": workers.c.pid + pid_there}
     database.write_now(lambda conn: conn.execute(sa.update(workers).values(pid)) and None)
     database.write_now(working._unregister, config)  # pyright: ignore[reportPrivateUsage]
