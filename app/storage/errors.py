@@ -62,8 +62,10 @@ class ExecutorTaken(StorageError):
 
     def __init__(self, name: str, host: str, pid: int | None) -> None:
         super().__init__(name, host, pid)
+        self.name = name
+        self.host = host
+        self.pid = pid
 
     def __str__(self) -> str:
-        name, host, pid = self.args
-        who = f"process {pid} on {host}" if pid is not None else f"a process on {host}"
-        return f"executor id {name!r} is held by {who}: stop it, or start this worker under another id"
+        who = f"process {self.pid} on {self.host}" if self.pid is not None else f"a process on {self.host}"
+        return f"executor id {self.name!r} is held by {who}: stop it, or start this worker under another id"

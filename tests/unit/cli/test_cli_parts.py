@@ -128,7 +128,7 @@ def test_json_is_json_also_of_half_a_character_and_has_nothing_but_ascii(
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [
-        ("failed", {"reason": "the model was not reached"}),
+        ("turn_failed", {"reason": "the model was not reached"}),
         ("typed", {"session_id": "s1", "bytes": 3, "by": "ann", "over": True}),
     ],
 )
