@@ -1,9 +1,8 @@
-"""The database: one function is one transaction, in a thread, on SQLite and Postgres alike.
+"""The database: one function is one transaction, run in a thread, on SQLite and Postgres.
 
-SQLite has one writer: one thread, one connection, every write transaction begun IMMEDIATE, because a
-deferred one that reads first fails at once when another writer is quicker. `synchronous` stays FULL:
-in WAL mode NORMAL survives the death of a process but may lose the last commits with the power, and
-a lost claim would start its command twice.
+SQLite has one writer: one thread, one connection, and transactions begun IMMEDIATE, because a deferred transaction that
+reads first fails if another process writes meanwhile. `synchronous` is FULL: in WAL mode NORMAL may lose the last
+commits at a power failure, and a lost claim would start its command twice.
 """
 
 from __future__ import annotations
@@ -37,18 +36,17 @@ READERS: Final = 4
 CONNECTIONS: Final = 8
 """Connections and threads to Postgres."""
 ATTEMPTS: Final = 5
-"""Runs of one transaction that Postgres aborted or whose connection broke before the commit."""
+"""Attempts at a transaction that Postgres aborts or whose connection breaks before the commit."""
 LOCK_TIMEOUT_S: Final = 30.0
 
 
 class Database:
     """A bounded pool of threads and connections to one database.
 
-    Nothing is opened before the first transaction. A SQLite file that does not exist is created 0600,
-    its directory 0700.
+    It opens nothing before the first transaction. A missing SQLite file is created 0600, its directory 0700.
 
     Raises:
-        DatabaseUnsupported: The URL is none that we can use.
+        DatabaseUnsupported: The URL is malformed or names an unsupported database.
     """
 
     def __init__(self, url: str, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
@@ -75,11 +73,10 @@ class Database:
         return self.url.get_backend_name()
 
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Commit what `fn(conn, *args)` does as exactly one transaction and return its result.
+        """Run `fn(conn, *args)` in one transaction, commit it and return the result.
 
-        `fn` may be run again from its beginning after a rollback, so it changes nothing but `conn`. When it
-        raises, everything is rolled back and the error passes through. Cancelling leaves the transaction
-        done or not begun: a running one goes on to its end in its thread.
+        `fn` may run again after a rollback, so it must change only `conn`. If it raises, all is rolled back.
+        A cancelled transaction is done or not begun: a running one continues to its end in its thread.
 
         Raises:
             DatabaseUnreachable: No connection; OutcomeUnknown when it broke during the commit.
@@ -102,7 +99,7 @@ class Database:
         return self._retried(self._reader, lambda conn: fn(conn, *args, **kwargs))
 
     def close(self) -> None:
-        """Wait for running transactions, then close every thread and connection; queued ones never begin."""
+        """Wait for running transactions, then close every thread and connection. Queued transactions never begin."""
         if self._write_thread is not None:
             self._write_thread.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -155,7 +152,7 @@ class Database:
 
 
 class KeptConnection:
-    """A connection that stays checked out between its users, who take turns; one who fails gives it back.
+    """A connection that stays checked out between transactions, which take turns; after an error it is returned.
 
     Checking a connection out and in costs as much as an insert.
     """
@@ -185,7 +182,7 @@ class KeptConnection:
             self._turn.release()
 
     def close(self) -> None:
-        """Wait for the one who uses it, then close it."""
+        """Wait for the current transaction, then close the connection."""
         with self._turn:
             self._give_back()
 
@@ -196,11 +193,10 @@ class KeptConnection:
 
 
 class Writer:
-    """Runs functions in one thread of its own, in the order in which they were given.
+    """Runs functions in one thread, in the given order.
 
-    `run_in_executor` takes 0.07 ms more there and back, for two futures where one will do; a short command
-    pays that twice. The thread is made for the first function. It keeps no process that forgets `close`
-    from exiting; a transaction that this cuts off was never committed.
+    `run_in_executor` would take 0.07 ms more, because it uses two futures; a short command pays that twice. The first
+    call starts the thread. It is a daemon, so a process without `close` can exit; that rolls back its transaction.
     """
 
     def __init__(self, name: str) -> None:
@@ -211,12 +207,10 @@ class Writer:
         self._closed = False
 
     async def run(self, fn: Callable[[], T]) -> T:
-        """What `fn()` returns or raises, run in the caller's context.
-
-        Cancelling leaves it done or not begun: what runs goes on to its end.
+        """Run `fn()` in the caller's context. A cancelled `fn` is done or not begun.
 
         Raises:
-            RuntimeError: Closed before it began.
+            RuntimeError: The writer was closed before `fn` began.
         """
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._giving:
@@ -229,7 +223,7 @@ class Writer:
         return await result
 
     def close(self) -> None:
-        """Wait for the function that runs; those that wait for their turn never begin."""
+        """Wait for the running function; queued functions never begin."""
         with self._giving:
             self._closed = True
             self._jobs.put(None)
@@ -248,7 +242,7 @@ class Writer:
             tell = partial(result.set_result, context.run(_refuse if self._closed else fn))
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             tell = partial(result.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits for the result
             result.get_loop().call_soon_threadsafe(_unless_done, result, tell)
 
 
@@ -264,11 +258,11 @@ def _refuse() -> NoReturn:
 _WAL_ATTEMPTS: Final = 100
 _CONNECT_TIMEOUT_S: Final = 5
 _IDLE_MS: Final = 15_000
-"""A process that is paused inside a transaction loses its locks after this, so that others can go on for it."""
+"""After this time a process that is paused inside a transaction loses its locks."""
 
 
 def sqlite_engines(url: sa.URL, *, readers: int, lock_timeout_s: float) -> tuple[sa.Engine, sa.Engine]:
-    """One connection that writes, `readers` that only read."""
+    """The engines of one writing connection and of `readers` read-only connections."""
     path = str(url.database)
     writer = _sqlite_engine(url, partial(_connect_writer, path, lock_timeout_s), 1, lock_timeout_s)
     reader = _sqlite_engine(url, partial(_connect_reader, path, lock_timeout_s), readers, lock_timeout_s)
@@ -278,7 +272,7 @@ def sqlite_engines(url: sa.URL, *, readers: int, lock_timeout_s: float) -> tuple
 
 
 def postgres_engines(url: sa.URL, *, connections: int, lock_timeout_s: float) -> tuple[sa.Engine, sa.Engine]:
-    """Two views of one pool; what the second begins is READ ONLY."""
+    """Two views of one pool; transactions of the second are READ ONLY."""
     engine = sa.create_engine(
         url,
         pool_size=connections,
@@ -306,7 +300,7 @@ def _sqlite_engine(url: sa.URL, creator: Any, size: int, timeout_s: float) -> sa
 
 
 def _connect_sqlite(path: str, timeout_s: float) -> sqlite3.Connection:
-    # isolation_level None: the module begins nothing by itself, the engine's `begin` event does.
+    # isolation_level None: the engine's `begin` event begins transactions, not the module.
     conn = sqlite3.connect(path, timeout=timeout_s, isolation_level=None, check_same_thread=False)
     conn.execute("PRAGMA foreign_keys = ON")
     conn.execute("PRAGMA synchronous = FULL")
@@ -332,7 +326,7 @@ def _connect_reader(path: str, timeout_s: float) -> sqlite3.Connection:
 
 
 def _create_file(path: str) -> None:
-    # Never opened when it exists: closing a descriptor of it would drop the locks SQLite holds in this process.
+    # Never open an existing file: closing its descriptor would drop this process's SQLite locks.
     try:
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
@@ -345,7 +339,7 @@ def _create_file(path: str) -> None:
 
 
 def _use_wal(conn: sqlite3.Connection) -> None:
-    # The mode is kept in the file. Changing it answers "locked" at once, without the busy timeout.
+    # The file stores the mode. Changing it fails with "locked" at once, without the busy timeout.
     for attempt in range(_WAL_ATTEMPTS):
         try:
             conn.execute("PRAGMA journal_mode = WAL")
@@ -358,7 +352,7 @@ def _use_wal(conn: sqlite3.Connection) -> None:
 
 
 def _begin(statement: str, conn: sa.Connection) -> None:
-    # Past SQLAlchemy's statement machinery: this is paid by every transaction.
+    # Without SQLAlchemy's statement machinery, because every transaction pays for it.
     raw: Any = conn.connection.dbapi_connection
     raw.execute(statement)
 

@@ -1,7 +1,4 @@
-"""One living worker for each executor id: a file lock beside SQLite, an advisory lock in Postgres.
-
-Both end with their holder, so that a restart is immediate and a double is refused.
-"""
+"""The lock of an executor id: a file lock for SQLite, an advisory lock in Postgres. Both end with their process."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import re
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -39,23 +36,13 @@ _FIND_HOLDER: Final = sa.text(
 )
 
 
-class ExecutorLock(Protocol):
-    """A held executor id; made by `hold_executor`."""
+def hold_executor(name: str, *, home: Path, database: Database) -> _FileLock | _ServerLock:
+    """Hold the executor id until `release`, which may be repeated, or the end of this process.
 
-    def still_held(self) -> bool:
-        """Whether it is ours yet; a broken connection to Postgres gives it up."""
-        ...
-
-    def release(self) -> None:
-        """Give it up; again changes nothing."""
-        ...
-
-
-def hold_executor(name: str, *, home: Path, database: Database) -> ExecutorLock:
-    """Hold the executor id until `release` or the end of this process.
+    A broken connection to Postgres also releases it; `still_held` tells.
 
     Raises:
-        ExecutorTaken: Another process holds it; names its host and pid.
+        ExecutorTaken: Another process holds it; the message names host and pid.
         DatabaseUnreachable: No connection to Postgres.
     """
     if database.dialect == "sqlite":
@@ -64,7 +51,7 @@ def hold_executor(name: str, *, home: Path, database: Database) -> ExecutorLock:
 
 
 def unheld(conn: sa.Connection, names: Iterable[str]) -> set[str]:
-    """Those of these executor ids that nobody holds in this Postgres: their worker is gone, and its connection too."""
+    """The given executor ids whose lock is free in this Postgres, because the connection of their worker has ended."""
     held = set(conn.execute(_HELD, {"space": _NAMESPACE}).scalars())
     return {name for name in names if _key(name) not in held}
 
@@ -77,7 +64,7 @@ class _FileLock:
     def __init__(self, name: str, home: Path) -> None:
         directory = home / "executors"
         directory.mkdir(mode=0o700, exist_ok=True)
-        # Hashed, because an id may hold what a file name may not.
+        # Hashed, because an id may contain characters that a file name cannot.
         path = directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
         self._descriptor: int | None = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -93,7 +80,7 @@ class _FileLock:
         return self._descriptor is not None
 
     def release(self) -> None:
-        # The file stays: unlinked, two could hold locks on two files of one name.
+        # The file stays: after an unlink two processes could lock two files of one name.
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -101,7 +88,7 @@ class _FileLock:
 
 class _ServerLock:
     def __init__(self, name: str, url: sa.URL) -> None:
-        # A connection of its own: one from a pool could be handed to others or recycled.
+        # A separate connection: a pooled one could be given to other code or recycled.
         self._engine = sa.create_engine(
             url,
             poolclass=sa.NullPool,
@@ -122,7 +109,7 @@ class _ServerLock:
             raise (
                 DatabaseUnreachable("no connection for the executor's lock") if failure is None else failure.error
             ) from error
-        # The server's end, too: a machine that lost its power closes nothing, and would be refused for hours.
+        # Keepalives of the server too: a machine that lost power closes nothing, and its lock would stay for hours.
         self._conn.execute(_NOTICED)
         if not self._conn.execute(sa.text("SELECT pg_try_advisory_lock(:space, :key)"), key).scalar_one():
             found = self._conn.execute(_FIND_HOLDER, key).scalar()
@@ -138,9 +125,8 @@ class _ServerLock:
         try:
             self._conn.execute(sa.text("SELECT 1"))
         except exc.DBAPIError:
-            # SQLAlchemy would reconnect by itself, without the lock. Taking it again is not enough: a turn that
-            # met a server that refuses connections is over in DBOS's memory and pending in its table, for as long
-            # as this process lives. The next one recovers it.
+            # SQLAlchemy would reconnect without the lock. Locking again is not enough: a turn that ran while the server
+            # refused connections has ended in DBOS's memory but is pending in its table, until the process restarts.
             self.release()
             return False
         return True

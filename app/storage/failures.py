@@ -1,4 +1,4 @@
-"""What a driver's error means: which typed error it becomes and whether a repeat may pass."""
+"""Maps errors of the drivers to our errors, and tells whether a repeat may succeed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ROOM: Final = 128 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A typed error, and whether the same transaction may pass when it is run again."""
+    """An error of ours, and whether the same transaction may succeed when it is repeated (`passing`)."""
 
     error: StorageError
     passing: bool = False
 
 
 def failure_of(error: Exception, url: sa.URL) -> Failure | None:
-    """The meaning of an error, or None when it is not the database's condition but the caller's own."""
+    """The failure that an error stands for; None if it is an error of the caller, not of the database."""
     broken = isinstance(error, exc.DBAPIError) and error.connection_invalidated
     cause = error.orig if isinstance(error, exc.DBAPIError) else error
     if url.get_backend_name() == "sqlite":
@@ -61,7 +61,7 @@ def _sqlite_failure(cause: object, url: sa.URL) -> Failure | None:  # noqa: PLR0
 
 
 def _no_room(url: sa.URL) -> bool:
-    # A full disk also comes as an I/O error, from the files that SQLite keeps beside the database.
+    # A full disk also causes I/O errors in the files beside the database.
     try:
         found = os.statvfs(os.path.dirname(str(url.database)))
     except OSError:
@@ -87,7 +87,10 @@ def _postgres_failure(cause: object, url: sa.URL, *, broken: bool) -> Failure | 
         return Failure(SchemaBehind(f"{where} lacks tables of this version: run `shellback migrate`"))
     connecting = isinstance(cause, psycopg.OperationalError) and not state
     if broken or connecting or state in _BROKEN or state.startswith("08"):
-        text = f"{where} does not answer ({_text(cause, url)}): check that the server runs and DATABASE_URL is right"
+        text = (
+            f"no connection to {where} ({_text(cause, url)}): check that the server runs, and that host, user and "
+            "password in DATABASE_URL are right"
+        )
         return Failure(DatabaseUnreachable(text), passing=True)
     return None
 

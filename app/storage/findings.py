@@ -17,11 +17,11 @@ _OPEN: Final = findings.c.acknowledged_at.is_(None)
 
 
 class NoSuchFinding(StorageError):
-    """Raised where no finding, or more than one, has an id that begins as asked for."""
+    """Raised when no finding, or more than one, has an id with the given beginning."""
 
 
 def record(conn: sa.Connection, host_id: str, found: Sequence[Finding]) -> list[Finding]:
-    """Insert those whose id is new on this host and return them; the others stay as they are."""
+    """Insert findings with a new id and return them; existing rows stay unchanged."""
     return [one for one in found if insert_new(conn, findings, {**asdict(one), "host_id": host_id})]
 
 
@@ -34,7 +34,7 @@ def find(
     everything: bool = False,
     limit: int = 1_000,
 ) -> list[Finding]:
-    """Findings, oldest first; open ones, or with `everything` also what is acknowledged."""
+    """Open findings, oldest first; with `everything` also acknowledged ones."""
     names = findings.c
     which = given((names.host_id, host_id), (names.conversation_id, conversation_id), (names.session_id, session_id))
     query = sa.select(findings).where(*which, sa.true() if everything else _OPEN)
@@ -43,10 +43,10 @@ def find(
 
 
 def get(conn: sa.Connection, given: str) -> Finding:
-    """The finding whose id is, or alone begins with, `given`.
+    """The only finding whose id begins with `given`.
 
     Raises:
-        NoSuchFinding: None does, or more than one.
+        NoSuchFinding: There is none, or more than one.
     """
     begins = findings.c.id.startswith(given, autoescape=True)
     found = conn.execute(sa.select(findings).where(begins).limit(2)).mappings().all()
@@ -63,7 +63,7 @@ def open_count(conn: sa.Connection, *, host_id: str | None = None, conversation_
 
 
 def acknowledge(conn: sa.Connection, ids: Sequence[str], *, by: str, at: float) -> int:
-    """Note that a person has seen them; returns of how many that was news. The first one stays."""
+    """Record that a person has seen these findings; returns how many were open. The first record stays."""
     return change_some(conn, findings, findings.c.id.in_(ids), _OPEN, acknowledged_at=at, acknowledged_by=by)
 
 

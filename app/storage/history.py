@@ -1,6 +1,6 @@
-"""Conversations' histories in the database: Pydantic AI's store contract, entries only ever appended.
+"""Histories in the database, as Pydantic AI's conversation store; entries are only appended.
 
-The plain functions work on a connection, so that the closing transaction of a turn can include them.
+The functions take a connection, so that the closing transaction of a turn can include them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from shellback.storage.transcript import leading_to
 _usage: Final = TypeAdapter(RunUsage)
 _deferred: Final = TypeAdapter(DeferredToolRequests)
 
-# As text: base64 and the like are read back only by Pydantic's own JSON parser.
+# As text: only Pydantic's own JSON parser reads base64 and the like back.
 _MESSAGE: Final = sa.cast(entries.c.message, sa.Text).label("message")
 
 
 class SqlConversationStore(ConversationStore):
-    """A `ConversationStore` on a `Database`; deleting a conversation also deletes the entries only it reaches."""
+    """A `ConversationStore` on a `Database`; deleting a conversation also deletes entries that no other one shares."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -106,8 +106,7 @@ def write_record_in(
     """Store the record and its new entries, replacing the record that has `expected_revision`.
 
     Raises:
-        ConversationConflict: Another revision is stored, or an entry the record hangs on is gone.
-            Nothing was written, or must not be: roll back.
+        ConversationConflict: Another revision is stored, or an entry that the record needs is gone. Roll back.
     """
     lock_name_shared(conn, DELETING)
     values = _row(record)
@@ -126,7 +125,7 @@ def write_record_in(
 
 
 def delete_record_in(conn: sa.Connection, conversation_id: str, expected_revision: str) -> None:
-    """Delete the record, and the entries that no other record's history or branch reaches.
+    """Delete the record, and the entries that no other record shares.
 
     Raises:
         ConversationConflict: No record with this revision is stored.

@@ -1,4 +1,4 @@
-"""The state directory and what names this machine: a random host id, and the kernel's boot id."""
+"""The state directory, the host id (random) and the boot id (of the kernel)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def ensure_home(home: Path) -> Path:
     """Create the state directory 0700 if it is missing, and return its absolute path.
 
     Raises:
-        HomeUnusable: It cannot be created, is no directory, belongs to another user, others may write it, or another
-            version has used it.
+        HomeUnusable: It cannot be created, is no directory, belongs to another user, is writable by others, or was
+            used by another version.
     """
     home = Path(os.path.abspath(home))
     try:
@@ -56,10 +56,10 @@ def _unusable(home: Path, error: OSError) -> HomeUnusable:
 
 
 def host_id(home: Path) -> str:
-    """The random id of this host, kept in `host_id` in the state directory; created once, also by two at once.
+    """The id of this host, from the file `host_id` in the state directory. The first caller creates it.
 
     Raises:
-        HomeUnusable: The file cannot be read or written, or holds something else.
+        HomeUnusable: The file cannot be read or written, or contains no host id.
     """
     path = home / "host_id"
     try:
@@ -76,17 +76,17 @@ def host_id(home: Path) -> str:
 
 
 def boot_id() -> str:
-    """The id of this boot of the machine; another one means that every process of ours is gone."""
+    """The id of this boot of the machine. Processes of another boot are gone."""
     return _BOOT_ID.read_text().strip()
 
 
 def process_space() -> str:
-    """Where a pid of ours means something: this boot, and the PID namespace that this process is in."""
+    """The boot and the PID namespace of this process; a pid is valid only within them."""
     return f"{boot_id()}/{_PID_SPACE.stat().st_ino}"
 
 
 def _create(path: Path, text: str) -> None:
-    # Written and synced beside it, then linked: the name appears with its whole content, for the first one only.
+    # Written and synced beside it, then linked, so that the file appears complete, and only once.
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:

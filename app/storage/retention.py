@@ -1,7 +1,7 @@
-"""Which rows are old enough to go, and how they go: what hangs on a row before the row itself.
+"""Finds and deletes old rows; dependent rows go before the row they depend on.
 
-Every function is one short transaction of the caller. "Busy" is a conversation with an open turn or
-one that is not free: a turn may be repeated there, and a repeat needs every key it has left behind.
+Every function runs in a short transaction of the caller. A conversation is busy if it has an open turn or is not free:
+its turn may be replayed, and a replay needs all keys that it has stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from shellback.exec.backends.kinds import CONTAINED
-from shellback.storage.rows import count as rows_of
 from shellback.storage.rows import lock_name, lock_row
 from shellback.storage.tables import (
     QUIET,
@@ -40,12 +39,12 @@ BATCH: Final = 200
 CALLBACK: Final = "EXEC_CALLBACK"
 _LOCK: Final = "shellback retention"
 DELETING: Final = "shellback history"
-"""Name of the lock that keeps a fork from sharing an entry which is being deleted."""
+"""The lock that keeps a fork from sharing an entry that is being deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What is older goes; wall-clock seconds. `sessions` is for sessions, `conversations` None keeps them all."""
+    """Rows older than these wall-clock times may go. `conversations` None keeps all conversations."""
 
     host_id: str
     rows: float
@@ -54,7 +53,7 @@ class Cut:
 
 
 def plain(cut: Cut) -> dict[str, sa.Select[Any]]:
-    """Keys of the rows that go without anything outside the database, by table, in the order in which they go."""
+    """Keys of old rows without anything outside the database, by table, in the order of deletion."""
     silent = sa.select(hosts.c.host_id).where(hosts.c.host_id != cut.host_id, hosts.c.heartbeat_at < cut.sessions)
     of_host = (table.c.host_id == hosts.c.host_id for table in (conversations, sessions, workers, workspaces))
     of_call = sa.exists().where(
@@ -96,7 +95,7 @@ def delete_some(conn: sa.Connection, table: str, cut: Cut) -> int:
 
 
 def sessions_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
-    """Ended, told sessions of this host or one long gone, on which nothing hangs or, with `planned` will then."""
+    """Ended and told sessions, of this host or a long silent one, without news or calls; `planned` ignores old ones."""
     news = mailbox.c.dedupe_key == "exit:" + sessions.c.id
     if planned:
         news = sa.and_(news, _since(mailbox.c.heard_at, cut.rows))
@@ -114,7 +113,7 @@ def sessions_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
 
 
 def delete_sessions(conn: sa.Connection, cut: Cut, ids: Sequence[str]) -> int:
-    """Delete those of the sessions that still may go, with their watches."""
+    """Delete the sessions that still may go, with their watches."""
     _one_at_a_time(conn)
     going = sa.delete(sessions).where(sessions.c.id.in_(ids), sessions.c.id.in_(sessions_to_go(cut)))
     gone = conn.execute(going.returning(sessions.c.id)).scalars().all()
@@ -123,15 +122,15 @@ def delete_sessions(conn: sa.Connection, cut: Cut, ids: Sequence[str]) -> int:
 
 
 def turns_to_go(cut: Cut, *, callbacks: bool, planned: bool = False) -> sa.Select[Any]:
-    """Ids of ended turns that no session needs any more; those of callbacks, or the others.
+    """Ids of ended turns that no session needs any more; either of `callbacks` or of other items.
 
-    A callback's id is what keeps its session's end from being told twice, so its session goes first.
+    A callback's id keeps the end of its session from being told twice, so the session goes first.
     """
     started = sa.exists().where(
         sessions.c.turn_id == turns.c.id,
         sa.or_(_since(sessions.c.ended_at, cut.sessions), sessions.c.delivery == "inline"),
     )
-    # Which turn asked last is looked up through its row.
+    # `asked_last` needs the rows of turns that asked for approval.
     asked = sa.exists().where(approvals.c.conversation_id == turns.c.conversation_id, approvals.c.turn_id == turns.c.id)
     if planned:
         asked = asked.where(_since(approvals.c.decided_at, cut.rows))
@@ -158,7 +157,7 @@ def delete_turns(conn: sa.Connection, ids: Sequence[str]) -> int:
 
 
 def conversations_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
-    """Ids of idle conversations of this host that have nothing left but their history, or with `planned` will have."""
+    """Ids of idle conversations of this host with nothing left but their history; `planned` ignores old rows."""
     name = conversations.c.id
     hanging = {
         mailbox: sa.or_(
@@ -187,23 +186,23 @@ def conversations_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
 
 
 def delete_conversations(conn: sa.Connection, cut: Cut) -> int:
-    """Delete a few idle conversations with their histories; a message that comes meanwhile makes a new one."""
+    """Delete a few idle conversations with their histories; a later message creates a new one."""
     _one_at_a_time(conn)
     found = conn.execute(conversations_to_go(cut).order_by(conversations.c.id).limit(BATCH // 4)).scalars().all()
     for name in found:
-        # Whoever sends to it waits for this row, or was first and is seen by the look that follows.
+        # A sender waits for this lock, or the query below sees its message.
         lock_row(conn, conversations, name)
     going = conn.execute(conversations_to_go(cut).where(conversations.c.id.in_(found))).scalars().all()
     if going:
         delete_histories(conn, records.c.conversation_id.in_(going))
         conn.execute(sa.delete(conversations).where(conversations.c.id.in_(going)))
-        # Of a name that is used again nothing may hold that was said about the old one.
+        # A new conversation of the same name must not inherit rules.
         conn.execute(sa.delete(rules).where(rules.c.conversation_id.in_(going)))
     return len(going)
 
 
 def workspaces_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
-    """Names of this host's containers that nobody has used for as long as sessions are kept, and that have none."""
+    """Names of this host's containers that are unused for as long as sessions are kept, and have no session."""
     left = sa.exists().where(sessions.c.conversation_id == workspaces.c.scope, sessions.c.backend.in_(CONTAINED))
     if planned:
         left = left.where(_since(sessions.c.ended_at, cut.sessions))
@@ -214,11 +213,6 @@ def workspaces_to_go(cut: Cut, *, planned: bool = False) -> sa.Select[Any]:
         ~left,
         sa.not_(_busy(workspaces.c.scope)),
     )
-
-
-def count(conn: sa.Connection, query: sa.Select[Any]) -> int:
-    """How many rows a query has."""
-    return rows_of(conn, query.subquery())
 
 
 def page(conn: sa.Connection, query: sa.Select[Any], after: str) -> list[str]:
@@ -232,7 +226,7 @@ def _one_at_a_time(conn: sa.Connection) -> None:
 
 
 def _since(at: sa.Column[float], moment: float) -> sa.ColumnElement[bool]:
-    """Whether a time is not before `moment`, or not there yet."""
+    """Whether a time is missing, or not before `moment`."""
     return sa.or_(at.is_(None), at >= moment)
 
 
@@ -245,15 +239,15 @@ def _busy(conversation_id: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
 
 
 def _ours(host_id: sa.ColumnElement[str], cut: Cut) -> sa.ColumnElement[bool]:
-    """Whether it is this host's to prune: its own, or of one not heard of for so long that nobody else will."""
+    """Whether this host prunes it: it is its own, or of a host that is silent for as long as sessions are kept."""
     return sa.or_(
         host_id == cut.host_id, host_id.in_(sa.select(hosts.c.host_id).where(hosts.c.heartbeat_at < cut.sessions))
     )
 
 
 def delete_histories(conn: sa.Connection, *which: sa.ColumnElement[bool]) -> int:
-    """Delete the histories of which all of this holds; returns how many. Entries that others share stay."""
-    # Against a fork that is about to share an entry which is deleted here.
+    """Delete the histories that match `which`; returns how many. Entries that other histories share stay."""
+    # Keeps out a fork that is about to share an entry which is deleted here.
     lock_name(conn, DELETING)
     gone = conn.execute(records.delete().where(*which).returning(records.c.head_id, records.c.branches)).all()
     tips = [tip for record in gone for tip in (record.head_id, *record.branches) if tip is not None]
@@ -263,10 +257,10 @@ def delete_histories(conn: sa.Connection, *which: sa.ColumnElement[bool]) -> int
 
 
 def _delete_unreachable(conn: sa.Connection, tips: Sequence[str]) -> None:
-    """Delete the entries that lead to `tips`, the ends of a deleted record's histories, unless still in use.
+    """Delete the entries that lead to `tips`, the ends of a deleted record's histories, unless they are still used.
 
-    Every stored entry is reached by some record. So one that led to the deleted one stays in use exactly when another
-    record ends at it, or an entry that stays points at it.
+    Some record reaches every stored entry. So an entry is still used if another record ends at it, or if an entry that
+    stays has it as its parent.
     """
     line = sa.select(entries.c.id, entries.c.parent_id).where(entries.c.id.in_(tips)).cte(recursive=True)
     line = line.union(sa.select(entries.c.id, entries.c.parent_id).join(line, entries.c.id == line.c.parent_id))

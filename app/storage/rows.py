@@ -1,4 +1,4 @@
-"""Small statements that both databases understand."""
+"""Small statements for both databases."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ def _locking(table: sa.Table) -> sa.Select[Any]:
 
 
 def lock_row(conn: sa.Connection, table: sa.Table, key: object) -> sa.RowMapping | None:
-    """The row with this primary key, locked until the transaction ends, or None.
-
-    On SQLite the write transaction, begun IMMEDIATE, has locked everything already.
-    """
+    """The row with this primary key, locked until the transaction ends, or None. SQLite locks whole transactions."""
     return conn.execute(_locking(table), {"key": key}).mappings().one_or_none()
 
 
@@ -38,12 +35,12 @@ def _inserting(table: sa.Table, dialect: str) -> sa.Insert:
 
 
 def insert_new(conn: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
-    """Insert a row unless its key exists; whether it was inserted. Waits for one that is being inserted."""
+    """Insert a row unless its key exists; whether it was inserted. Waits for a concurrent insert of the key."""
     return conn.execute(_inserting(table, conn.dialect.name), values).first() is not None
 
 
 def change(conn: sa.Connection, table: sa.Table, key: object, **values: Any) -> bool:
-    """Change the row with this primary key; whether there is one."""
+    """Change the row with this primary key; whether it exists."""
     (column,) = table.primary_key.columns
     return conn.execute(sa.update(table).where(column == key).values(values)).rowcount == 1
 
@@ -56,12 +53,12 @@ def put(conn: sa.Connection, table: sa.Table, key: object, **values: Any) -> Non
 
 
 def change_some(conn: sa.Connection, table: sa.Table, *which: sa.ColumnElement[bool], **values: Any) -> int:
-    """Change the rows of which all of this holds; returns how many there were."""
+    """Change the rows that match all of `which`; returns how many."""
     return conn.execute(sa.update(table).where(*which).values(values)).rowcount
 
 
 def count(conn: sa.Connection, table: sa.FromClause, *which: sa.ColumnElement[bool]) -> int:
-    """How many rows there are of which all of this holds."""
+    """The number of rows that match all of `which`."""
     return conn.execute(sa.select(sa.func.count()).select_from(table).where(*which)).scalar_one()
 
 
@@ -71,24 +68,24 @@ def exists(conn: sa.Connection, query: sa.Select[Any]) -> bool:
 
 
 def given(*wanted: tuple[sa.ColumnElement[Any], object]) -> list[sa.ColumnElement[bool]]:
-    """That each column has its value; a value None asks for nothing."""
+    """Conditions that each column has its value; a None adds none."""
     return [column == value for column, value in wanted if value is not None]
 
 
 def now(conn: sa.Connection) -> float:
-    """Seconds by the database's clock, the one that all hosts share; goes on within a transaction."""
+    """Seconds by the database's clock, which all hosts share; it advances within a transaction."""
     if conn.dialect.name == "sqlite":
         return time.time()
     return float(conn.execute(_NOW).scalar_one())
 
 
 def lock_name(conn: sa.Connection, name: str) -> None:
-    """Hold the lock of this name until the transaction ends, where there is no row to lock."""
+    """Hold the lock of this name until the transaction ends (Postgres)."""
     if conn.dialect.name != "sqlite":
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0))))
 
 
 def lock_name_shared(conn: sa.Connection, name: str) -> None:
-    """Keep `lock_name` of this name out until the transaction ends, beside others that do the same."""
+    """Hold the lock of this name, shared, until the transaction ends (Postgres)."""
     if conn.dialect.name != "sqlite":
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock_shared(sa.func.hashtextextended(name, 0))))

@@ -1,4 +1,4 @@
-"""Saved rules: what people had remembered, until it expires or is revoked. Times are those of the database's clock."""
+"""Saved rules, until they expire or are revoked. Times are of the database's clock."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shellback.storage.tables import rules
 SAVED: Final = 500
 """Rules in force at once."""
 KEPT_S: Final = 30 * 86_400.0
-"""So long is one still listed after it has ended."""
+"""How long an ended rule stays listed."""
 _ID: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A saved rule and what became of it. `state` is `active`, `expired` or `revoked`."""
+    """A saved rule and its state: `active`, `expired` or `revoked`."""
 
     rule: Rule
     state: str
@@ -34,10 +34,10 @@ class Saved:
 
 
 def add(conn: sa.Connection, wanted: Sequence[Rule]) -> list[Rule]:
-    """Save rules and return them with their ids. One that is in force already is kept, and lasts as long as the longer.
+    """Save rules and return them with their ids. An equal rule in force is kept, with the later expiry.
 
     Raises:
-        LimitReached: There would be more than `SAVED` in force; none of them is saved.
+        LimitReached: More than `SAVED` rules would be in force; none is saved.
     """
     rows.lock_name(conn, "shellback rules")
     now = rows.now(conn)
@@ -59,7 +59,7 @@ def add(conn: sa.Connection, wanted: Sequence[Rule]) -> list[Rule]:
 
 
 def live(conn: sa.Connection, conversation_id: str | None) -> tuple[Rule, ...]:
-    """The rules in force that could hold in this conversation; with None all of them."""
+    """The rules in force for this conversation; with None all of them."""
     query = sa.select(rules).where(
         rules.c.revoked_at.is_(None), sa.or_(rules.c.expires_at.is_(None), rules.c.expires_at > rows.now(conn))
     )
@@ -69,14 +69,14 @@ def live(conn: sa.Connection, conversation_id: str | None) -> tuple[Rule, ...]:
 
 
 def find(conn: sa.Connection, *, everything: bool = False) -> list[Saved]:
-    """The saved rules, the oldest first; with `everything` also those that have ended lately."""
+    """The active rules, oldest first; with `everything` also those that have ended lately."""
     now = rows.now(conn)
     found = [_saved(row, now) for row in conn.execute(sa.select(rules).order_by(rules.c.created_at, rules.c.id))]
     return [one for one in found if everything or one.state == "active"]
 
 
 def revoke(conn: sa.Connection, rule_id: str, *, by: str) -> Saved:
-    """End a rule, named by its id or the beginning of it, for good. Again, it stays as it was revoked first.
+    """Revoke the rule whose id begins with `rule_id`. A repeat changes nothing.
 
     Raises:
         InvalidCommand: No rule has this id, or more than one begins with it.
@@ -86,7 +86,7 @@ def revoke(conn: sa.Connection, rule_id: str, *, by: str) -> Saved:
     if not matches:
         raise InvalidCommand(f"no saved rule has the id {rule_id!r}; `shellback rules list` shows them")
     if len(matches) > 1:
-        raise InvalidCommand(f"{rule_id!r} is the beginning of more than one rule; give more of it")
+        raise InvalidCommand(f"{rule_id!r} is the beginning of more than one rule; give more characters")
     key = matches[0]
     now = rows.now(conn)
     rows.change_some(conn, rules, rules.c.id == key, rules.c.revoked_at.is_(None), revoked_at=now, revoked_by=by)
@@ -94,12 +94,12 @@ def revoke(conn: sa.Connection, rule_id: str, *, by: str) -> Saved:
 
 
 def use(conn: sa.Connection, rule_ids: Sequence[str]) -> None:
-    """Count a use of each rule; part of the transaction that claims the session which they allow.
+    """Count a use of each rule, in the transaction that claims the session.
 
     Raises:
-        CommandDenied: One was revoked or has expired since it was read. Nothing of the transaction is to be kept.
+        CommandDenied: A rule was revoked or has expired since it was read. Roll back.
     """
-    for rule_id in sorted(set(rule_ids)):  # in one order, so that two never wait for each other
+    for rule_id in sorted(set(rule_ids)):  # in one order, to avoid deadlocks
         row = rows.lock_row(conn, rules, rule_id)
         now = rows.now(conn)
         if row is None or row["revoked_at"] is not None:

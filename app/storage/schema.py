@@ -1,7 +1,6 @@
-"""The schema: bring our tables and those of DBOS up to date, or say how they stand.
+"""The schema: checks and migrates our tables (by Alembic) and those of DBOS (by DBOS, in the same database).
 
-Alembic keeps ours; DBOS keeps its own in the same database (schema `dbos` on Postgres, the same file on
-SQLite) and Alembic never looks at them.
+DBOS's tables are in schema `dbos` on Postgres, and in the same file on SQLite. Alembic ignores them.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 _alembic = threading.Lock()  # its context is one per process
 _MIGRATIONS: Final = Path(str(shellback.__file__)).parent / "migrations"
 _UNRELEASED: Final = frozenset({*(f"{number:04}" for number in range(1, 10)), "0001_schema"})
-"""Revisions of before the first release, which are one now."""
+"""Revisions from before the first release, which were merged into one."""
 _APPLIED: Final = sa.table("alembic_version", sa.column("version_num"))
 
 
 class SchemaState(StrEnum):
-    """How the tables stand to this program."""
+    """The state of the tables, compared with this program."""
 
     CURRENT = "current"
     BEHIND = "behind"
@@ -43,16 +42,16 @@ class SchemaState(StrEnum):
 
 
 def migrate(url: str) -> None:
-    """Create or upgrade our tables and DBOS's; again, or from two processes at once, changes nothing more.
+    """Create or upgrade our tables and DBOS's. A repeat changes nothing, and two processes may do it at once.
 
-    Ours are one transaction: a failed upgrade leaves them as they were.
+    Our tables are changed in one transaction: a failed upgrade leaves them unchanged.
 
     Raises:
         SchemaTooNew: A newer program has migrated this database; nothing was changed.
-        SchemaBehind: A program that came before the first release made them; nothing was changed.
+        SchemaBehind: A program from before the first release made them; nothing was changed.
         DatabaseUnreachable: No connection.
-        MigrationFailed: It cannot be done, for a reason that the message has.
-        DatabaseLocked: Another process migrates, or holds the database, for too long.
+        MigrationFailed: The upgrade failed; the message has the reason.
+        DatabaseLocked: Another process migrated or locked the database for too long.
     """
     database = Database(url)
     try:
@@ -68,7 +67,7 @@ def migrate(url: str) -> None:
 
 @contextlib.contextmanager
 def _said(database: Database, what: str) -> Generator[None]:
-    """What stops a migration as an error that says so; one of ours as it is."""
+    """Turn errors of SQLAlchemy and Alembic into `MigrationFailed`; our own errors pass."""
     from alembic.util import CommandError
 
     try:
@@ -83,7 +82,7 @@ def _said(database: Database, what: str) -> Generator[None]:
 
 
 def check(database: Database) -> SchemaState:
-    """How the tables stand to this program; changes nothing, and creates no SQLite file.
+    """The state of the tables. It changes nothing and creates no SQLite file.
 
     Raises:
         DatabaseUnreachable: No connection.
@@ -94,7 +93,7 @@ def check(database: Database) -> SchemaState:
 
 
 def require_current(database: Database) -> None:
-    """Return when the tables fit this program.
+    """Require that the tables fit this program.
 
     Raises:
         SchemaBehind: They are older or missing.
@@ -108,7 +107,7 @@ def require_current(database: Database) -> None:
 
 
 def alembic_options() -> dict[str, Any]:
-    """What Alembic is configured with, wherever it runs."""
+    """The options of Alembic, for every way to run it."""
     return {
         "target_metadata": metadata,
         "include_name": _is_ours,
@@ -157,15 +156,12 @@ def _state(conn: sa.Connection) -> SchemaState:
 
 
 def revisions() -> list[str]:
-    """Every revision that this program knows, oldest first, by the names of their files.
-
-    Not asked of Alembic, whose import costs a short command as much as all the rest.
-    """
+    """Every revision that this program knows, oldest first, from the file names. Importing Alembic is slow."""
     return sorted(path.stem for path in (_MIGRATIONS / "versions").glob("[0-9]*_*.py"))
 
 
 def _refuse(state: SchemaState, url: sa.URL) -> None:
-    """Raise where no upgrade makes the tables fit."""
+    """Raise if no upgrade can make the tables fit."""
     if state is SchemaState.TOO_NEW:
         raise SchemaTooNew(
             f"a newer version of Shellback has migrated {shown(url)}: run that version, or another database"

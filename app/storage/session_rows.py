@@ -1,7 +1,4 @@
-"""How a session is a row: its JSON, its statements.
-
-The statements are built once, because building one costs more than running it.
-"""
+"""Sessions as rows, and their statements, which are built once because building one is slower than running it."""
 
 from __future__ import annotations
 
@@ -32,9 +29,9 @@ INSERT: Final = sessions.insert()
 HOLDER: Final = (
     sa.select(conversations.c.claimed_by, conversations.c.epoch).where(conversations.c.id == _key).with_for_update()
 )
-"""Who holds the conversation `key`, its row locked."""
+"""The turn and epoch that hold the conversation `key`, with its row locked."""
 
-# Single values, because a list is expanded again by every execution.
+# Single values, because every execution would expand a list again.
 _is_live: Final = sessions.c.state.in_([sa.literal(state) for state in LIVE])
 _held: Final = conversations.c.id == sa.bindparam("conversation")
 ROOM: Final = sa.select(
@@ -50,7 +47,7 @@ ROOM: Final = sa.select(
     .label("live"),
     sa.exists().where(_id).label("known"),
 )
-"""Who holds a conversation, how many live sessions it has, and whether one with this id exists."""
+"""The holder of a conversation, its number of live sessions, and whether a session with this id exists."""
 
 STARTED: Final = (
     sessions.update()
@@ -71,14 +68,14 @@ ENDED: Final = (
         ),
         end=sa.bindparam("new_end", type_=sessions.c.end.type),
         ended_at=sa.bindparam("new_ended_at"),
-        # What ended before anybody noted that it runs.
+        # The session may end before its start is recorded.
         started_at=sa.func.coalesce(
             sessions.c.started_at, sa.bindparam("new_started_at", type_=sessions.c.started_at.type)
         ),
     )
     .returning(*sessions.c)
 )
-"""End a session that has not ended; no row comes back from any other."""
+"""End a session that has not ended; returns no row for any other session."""
 
 DELIVERED: Final = (
     sessions.update()
@@ -101,7 +98,7 @@ CALLED: Final = (
 
 def end_to_json(end: SessionEnd) -> dict[str, Any]:
     """The end as portable JSON, which `SessionEnd.of` reads."""
-    # Not `asdict`, which copies deeply: an end is on the way of every call.
+    # Not `asdict`, which copies deeply: every call writes an end.
     return dict(zip(_END, _end_values_of(end), strict=True)) | {
         "survivors": list(end.survivors),
         "findings": list(end.findings),

@@ -1,7 +1,7 @@
-"""Sessions in the database: claimed before anything starts, ended once, told once.
+"""Sessions in the database: claimed before the start, ended once, told once.
 
-The plain functions work on a connection, for transactions that do more; `SqlSessionStore` runs each
-as its own. Locks are always taken in one order, the conversation's row before the session's.
+The functions take a connection; `SqlSessionStore` runs each in a transaction of its own. Locks are always taken in one
+order, the conversation's row before the session's.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ Within = Callable[[sa.Connection, Session], None]
 WithinCall = Callable[[sa.Connection, Act], None]
 """More work for the transaction that begins a call; raising leaves it not begun."""
 Refused = Callable[[sa.Connection, CommandDenied], None]
-"""Told, in a transaction of its own, that an approval was not taken and so nothing was claimed or begun."""
+"""Called in a transaction of its own when a denial has rolled back a claim or call."""
 
 
 @dataclass(eq=False, repr=False)
 class SqlSessionStore(SessionStore):
     """A `SessionStore` on a `Database`.
 
-    `sink` is told about ends, inside the transaction that records them; `limit` is how many live sessions one
-    conversation may have.
+    `sink` is told about ends, in the transaction that records them. `limit` bounds the live sessions of a conversation.
     """
 
     database: Database
@@ -117,7 +116,7 @@ class SqlSessionStore(SessionStore):
 def claim(
     conn: sa.Connection, session: Session, *, within: Within | None = None, limit: int = SESSIONS_PER_CONVERSATION
 ) -> Session:
-    """Insert the session, or return the one that already has its id, untouched.
+    """Insert the session, or return the existing one with its id.
 
     Raises:
         StaleTurn: The session names an epoch and its turn no longer holds the conversation.
@@ -140,7 +139,7 @@ def claim(
 
 
 def started(conn: sa.Connection, session_id: SessionId, *, pid: int, started_at: float) -> None:
-    """Move a claimed session to `running`; any other stays as it is."""
+    """Move a claimed session to `running`; any other stays unchanged."""
     conn.execute(rows.STARTED, {"key": session_id, "new_pid": pid, "new_started_at": started_at})
 
 
@@ -154,7 +153,7 @@ def finish(
 ) -> Session:
     """Record the first end and tell the sink if the delivery is `callback`; later ends change nothing.
 
-    With `told_inline` a delivery that is still `inline` becomes `settled` in the same transaction.
+    With `told_inline` an `inline` delivery becomes `settled`.
 
     Raises:
         SessionNotFound: No session has this id.
@@ -215,7 +214,7 @@ def ids(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
 
 
 def begin(conn: sa.Connection, act: Act, within: WithinCall | None = None) -> dict[str, object] | None:
-    """Note that a call is about to act: None when it is new, `{}` when begun before, else its outcome.
+    """Record that a call is about to act: None if it is new, `{}` if it was begun before, else its outcome.
 
     Raises:
         StaleTurn: The call names an epoch and its turn no longer holds the conversation.
@@ -235,18 +234,18 @@ def begin(conn: sa.Connection, act: Act, within: WithinCall | None = None) -> di
 
 
 def recalled(conn: sa.Connection, key: CallKey) -> dict[str, object] | None:
-    """The outcome of a call, `{}` when it was begun and has none, None when it was not begun."""
+    """The outcome of a call; `{}` if it has none yet, None if it was not begun."""
     row = conn.execute(rows.OUTCOME_OF, {"key": key}).one_or_none()
     return None if row is None else row.outcome or {}
 
 
 def acted_on(conn: sa.Connection, key: CallKey) -> SessionId | None:
-    """The session that a call was begun with, None when it was not begun."""
+    """The session of a call; None if the call was not begun."""
     return conn.execute(sa.select(calls.c.session_id).where(calls.c.call_key == key)).scalar_one_or_none()
 
 
 def typed_last(conn: sa.Connection, session_id: SessionId, besides: str) -> dict[str, object] | None:
-    """The outcome of the newest call but one that typed into a session, `{}` for none yet; None without such a call."""
+    """The outcome of the newest call that typed into a session, except call `besides`; as `recalled`."""
     query = sa.select(calls.c.outcome).where(
         calls.c.session_id == session_id, calls.c.kind.in_(TYPED), calls.c.call_key != besides
     )
@@ -268,7 +267,7 @@ def end_call(conn: sa.Connection, key: CallKey, outcome: dict[str, object]) -> N
 
 
 def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto: int, err_upto: int = 0) -> Polled:
-    """Move both cursors, never back, and return the ranges passed over; a repeat returns the same ranges.
+    """Move both cursors forward and return the ranges that they passed; a repeat returns the same ranges.
 
     Raises:
         SessionNotFound: No session has this id.
@@ -287,16 +286,16 @@ def advance_poll(conn: sa.Connection, key: CallKey, session_id: SessionId, upto:
 
 
 def fence(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> None:
-    """Hold the conversation, or its name, until the transaction ends.
+    """Lock the conversation, or its name, until the transaction ends.
 
     Raises:
-        StaleTurn: An epoch is named, and its turn no longer holds the conversation.
+        StaleTurn: The epoch is above 0, and its turn no longer holds the conversation.
     """
     _fence(_hold(conn, conversation_id), conversation_id, turn_id, epoch)
 
 
 def _hold(conn: sa.Connection, conversation_id: str) -> tuple[str | None, int | None]:
-    """Lock the conversation, or its name where it has no row; which turn and epoch hold it."""
+    """Lock the conversation, or its name if it has no row; returns the turn and epoch that hold it."""
     row = conn.execute(rows.HOLDER, {"key": conversation_id}).one_or_none()
     if row is None:
         lock_name(conn, f"sessions of {conversation_id}")
@@ -305,7 +304,7 @@ def _hold(conn: sa.Connection, conversation_id: str) -> tuple[str | None, int | 
 
 
 def _fence(holder: tuple[str | None, int | None], conversation_id: str, turn_id: str, epoch: int) -> None:
-    """Refuse an epoch above 0 that is not the one that holds the conversation."""
+    """Refuse an epoch above 0 that does not hold the conversation."""
     if epoch > 0 and holder != (turn_id, epoch):
         raise StaleTurn(conversation_id, turn_id, epoch)
 
@@ -328,7 +327,7 @@ def _held(conn: sa.Connection, session_id: SessionId) -> Session | None:
 
 
 def _lock_conversation_of(conn: sa.Connection, session_id: SessionId) -> None:
-    # The sink takes this lock; taken after the session's it could meet a claim head on.
+    # The sink takes this lock. After the session's lock it could deadlock with a claim.
     conversation_id = conn.execute(rows.CONVERSATION_OF, {"key": session_id}).scalar_one_or_none()
     if conversation_id is not None:
         lock_row(conn, conversations, conversation_id)
@@ -342,9 +341,9 @@ def _deliver(conn: sa.Connection, session_id: SessionId, delivery: Delivery) -> 
 
 
 MOST: Final = 128
-"""More than run at a time: the rest of what ended a moment ago was told by its callback."""
+"""More than the live sessions of a conversation. Other sessions that ended lately were told by callbacks."""
 
-# Built once, and of single values: it is asked before each request to the model.
+# Built once, from single values, because it runs before each request to the model.
 _SHOWN: Final = (
     sa.select(sessions)
     .where(
@@ -362,7 +361,7 @@ _SHOWN: Final = (
 
 
 def pin(conn: sa.Connection, session_id: SessionId, pinned: bool | None) -> None:
-    """Note what somebody wants of a session's block; None leaves it to its end.
+    """Pin or hide the block of a session; with None its end decides.
 
     Raises:
         SessionNotFound: No session has this id.
@@ -372,6 +371,6 @@ def pin(conn: sa.Connection, session_id: SessionId, pinned: bool | None) -> None
 
 
 def shown(conn: sa.Connection, conversation_id: str, host_id: str, ended_after: float) -> list[Session]:
-    """Sessions of a conversation on this host that may have a block: those that run, ended lately, or are pinned."""
+    """Sessions of a conversation on this host that may have a block: live, ended lately, or pinned."""
     given = {"conversation": conversation_id, "host": host_id, "ended_after": ended_after}
     return [rows.from_row(row) for row in conn.execute(_SHOWN, given)]

@@ -1,8 +1,7 @@
-"""Our tables, for SQLite and Postgres alike. DBOS's own tables live beside them and are left alone.
+"""Our tables, for SQLite and Postgres. DBOS has its own tables in the same database.
 
-Times are wall-clock seconds (`Float`) for people and for ages; nothing that must be right hangs on
-two of them being equal. Who lives is told by the database's clock alone (`rows.now`), as hosts' own may
-differ. JSON columns hold portable JSON only. Names follow `docs/glossary.md`.
+Times are wall-clock seconds (`Float`), for people and ages only. Heartbeats use the database's clock (`rows.now`),
+because the clocks of hosts may differ. JSON columns contain portable JSON only. Names follow `docs/glossary.md`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ metadata: Final = sa.MetaData(
 )
 
 BigId: Final = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""A growing key: SQLite numbers only `INTEGER PRIMARY KEY` by itself."""
+"""An autoincrement key: SQLite numbers only `INTEGER PRIMARY KEY` itself."""
 
 conversations: Final = sa.Table(
     "conversations",
@@ -65,7 +64,7 @@ history_entries: Final = sa.Table(
 )
 
 QUIET: Final = ("typed",)
-"""Kinds of news that wake nobody, and that go unheard when they are old."""
+"""Kinds of rows that wake no turn, and are pruned when old even if unread."""
 
 mailbox: Final = sa.Table(
     "mailbox",
@@ -101,8 +100,8 @@ turns: Final = sa.Table(
     sa.Column("outcome", sa.String(32)),
     sa.Column("answer", sa.Text),
     sa.Column("error", sa.Text),
-    sa.Column("traceparent", sa.String(64)),  # W3C trace context of whoever sent the item
-    # Not a partial one, of open turns: SQLAlchemy loads both dialects for that, a twelfth of a short command's time.
+    sa.Column("traceparent", sa.String(64)),  # W3C trace context of the sender
+    # Not a partial index: SQLAlchemy would load both dialects for it, which slows short commands.
     sa.Index("ix_turns_outcome_conversation_id", "outcome", "conversation_id"),
 )
 
@@ -192,7 +191,7 @@ sessions: Final = sa.Table(
     sa.Column("granted_by", sa.Text, nullable=False, server_default=sa.text("''")),  # approval, classifier, rule ID ...
     sa.Column("on_exit", sa.String(16), nullable=False, server_default="always"),  # always, failure, never
     sa.Column("kind", sa.String(16), nullable=False, server_default=sa.text("''")),  # shell: a persistent one
-    sa.Column("pinned", sa.Boolean),  # what somebody wants of its block; None leaves it to its end
+    sa.Column("pinned", sa.Boolean),  # whether its block is shown; None: its end decides
     sa.Column("poll_err_offset", sa.BigInteger, nullable=False, server_default="0"),  # of the second stream
     sa.Index("ix_sessions_conversation_id_state", "conversation_id", "state"),
 )
@@ -210,9 +209,9 @@ watches: Final = sa.Table(
     sa.Column("seconds", sa.Float),  # of idle and after
     sa.Column("state", sa.String(16), nullable=False, index=True),  # on, off
     sa.Column("why_off", sa.String(32)),  # fired, strikes, life, agent, ended
-    sa.Column("offset", sa.BigInteger, nullable=False, server_default="0"),  # up to where the log has been looked at
+    sa.Column("offset", sa.BigInteger, nullable=False, server_default="0"),  # end of the inspected part of the log
     sa.Column("hits", sa.Integer, nullable=False, server_default="0"),  # wakes so far
-    sa.Column("strikes", sa.Integer, nullable=False, server_default="0"),  # wakes in a row that nobody heeded
+    sa.Column("strikes", sa.Integer, nullable=False, server_default="0"),  # wakes in a row without a reaction
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("hit_at", sa.Float),
     sa.Index("ix_watches_session_id_state", "session_id", "state"),
@@ -259,7 +258,7 @@ findings: Final = sa.Table(
     sa.Column("detail", sa.Text, nullable=False),  # never what a file holds
     sa.Column("session_id", sa.String(64), nullable=False, index=True),
     sa.Column("conversation_id", sa.String(200), nullable=False),
-    sa.Column("kept", sa.Text),  # where what was taken away is
+    sa.Column("kept", sa.Text),  # path of the quarantined file
     sa.Column("created_at", sa.Float, nullable=False),
     sa.Column("acknowledged_at", sa.Float, index=True),
     sa.Column("acknowledged_by", sa.String(100)),
@@ -271,7 +270,7 @@ hosts: Final = sa.Table(
     sa.Column("host_id", sa.String(64), primary_key=True),
     sa.Column("name", sa.String(255), nullable=False),  # of the machine, for people
     sa.Column("heartbeat_at", sa.Float, nullable=False),  # of any of its workers, in the database's time
-    sa.Column("generation", sa.Integer, nullable=False, server_default="0"),  # starts of workers, kept at home too
+    sa.Column("generation", sa.Integer, nullable=False, server_default="0"),  # the count, also in the state directory
     sa.Column("given_up_at", sa.Float),  # when another host settled its sessions; None while it is heard of
     sa.Column("jumped_at", sa.Float),  # when its clock leapt last, and by how many seconds
     sa.Column("jumped_by", sa.Float),
@@ -328,7 +327,7 @@ rules: Final = sa.Table(
     sa.Column("match", sa.JSON, nullable=False),  # Match, without the conversation
     sa.Column("conversation_id", sa.String(200)),  # None: of every one
     sa.Column("note", sa.Text, nullable=False),
-    sa.Column("owner", sa.String(100), nullable=False),  # who had it remembered
+    sa.Column("owner", sa.String(100), nullable=False),  # who saved it
     sa.Column("created_at", sa.Float, nullable=False),  # this and the others in the database's time
     sa.Column("expires_at", sa.Float),
     sa.Column("revoked_at", sa.Float),

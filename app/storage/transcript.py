@@ -1,7 +1,4 @@
-"""A conversation as it is stored, piece by piece: its messages as JSON, and the rows that belong to it.
-
-Nothing here is parsed by the agent framework: what is stored is its message JSON already.
-"""
+"""A stored conversation for people and exports: its messages as JSON, unparsed, and its rows."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _entries: Final = history_entries.c
 
 
 def summary(conn: sa.Connection, conversation_id: str) -> dict[str, Any] | None:
-    """The record of a history: its head, revision, usage and when it was saved; None without one."""
+    """The record of a history, or None."""
     query = sa.select(history_records).where(history_records.c.conversation_id == conversation_id)
     row = conn.execute(query).mappings().one_or_none()
     return None if row is None else dict(row)
@@ -47,7 +44,7 @@ def messages(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
     """The messages of these entries, in this order.
 
     Raises:
-        LookupError: One of them is not stored any more.
+        LookupError: An entry is not stored any more.
     """
     query = sa.select(_entries.id, _entries.message).where(_entries.id.in_(ids))
     found = {row.id: row.message for row in conn.execute(query)}

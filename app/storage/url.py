@@ -1,4 +1,4 @@
-"""The database URL: which databases we speak to, and how a URL is shown without what it hides."""
+"""The database URL: supported databases, and the URL without secrets."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def normalised(url: str) -> sa.URL:
     """The URL with the driver that we use: `postgresql://` becomes `postgresql+psycopg://`.
 
     Raises:
-        DatabaseUnsupported: It is malformed, of another database, or SQLite without a file.
+        DatabaseUnsupported: It is malformed, names another database, or is SQLite without a file.
     """
     try:
         parsed = sa.make_url(url)
     except (exc.ArgumentError, ValueError):
-        # Neither the text nor the cause may show: both may hold the password.
+        # Neither text nor cause is shown: both may contain the password.
         raise DatabaseUnsupported(f"DATABASE_URL is not a URL; write {_ACCEPTED}") from None
     driver = _DRIVERS.get(parsed.drivername)
     if driver is None:
@@ -41,5 +41,5 @@ def normalised(url: str) -> sa.URL:
 
 
 def shown(url: sa.URL) -> str:
-    """The URL for people: no password, and no query, which may hold one."""
+    """The URL for people, without password and query."""
     return url.set(query={}).render_as_string(hide_password=True)

@@ -1,6 +1,6 @@
-"""Watches in the database: placed once, each hit counted and told in one transaction.
+"""Watches in the database: placed once; each hit is counted and told in one transaction.
 
-Locks are taken as those of sessions are: the conversation's row before any other.
+The conversation's row is locked before any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shellback.storage.tables import conversations, watches
 
 
 class SqlWatchStore(WatchStore):
-    """A `WatchStore` on a `Database`; `sink` is told about hits, inside the transaction that counts them."""
+    """A `WatchStore` on a `Database`; `sink` is told about hits, in the transaction that counts them."""
 
     def __init__(self, database: Database, *, sink: WatchSink | None = None) -> None:
         self._database = database
@@ -51,11 +51,11 @@ class SqlWatchStore(WatchStore):
 
 
 def place(conn: sa.Connection, watch: Watch, epoch: int = 0) -> Watch:
-    """Insert the watch, or return the one that already has its id.
+    """Insert the watch, or return the existing one with its id.
 
     Raises:
         StaleTurn: Its turn no longer holds the conversation.
-        LimitReached: Its session or conversation has its watches.
+        LimitReached: Its session or conversation has too many watches.
     """
     fence(conn, watch.conversation_id, watch.turn_id, epoch)
     existing = get(conn, watch.id)
@@ -84,7 +84,7 @@ def find(conn: sa.Connection, *, session_id: str | None = None, host_id: str | N
 
 
 def count(conn: sa.Connection, watch_id: str, hit: Hit, sink: WatchSink | None = None) -> Watch | None:
-    """Count the hit and tell the sink, unless the watch is off or has fired under this number; see `WatchStore.hit`."""
+    """Count the hit and tell the sink, unless the watch is off or the hit was counted before; see `WatchStore.hit`."""
     found = get(conn, watch_id)
     if found is None:
         return None
@@ -109,13 +109,13 @@ def moved(conn: sa.Connection, watch_id: str, offset: int) -> None:
 
 
 def read(conn: sa.Connection, session_id: str, start: int, end: int) -> None:
-    """Move the session's watches that lie in a range of output past it: the agent has read it."""
+    """Move the session's pattern watches with an offset in this range to its end, which the agent has read."""
     pattern = watches.c.kind == "pattern"
     _change(conn, watches.c.session_id == session_id, pattern, watches.c.offset.between(start, end), offset=end)
 
 
 def heed(conn: sa.Connection, session_id: str) -> None:
-    """Forget the strikes of the session's watches."""
+    """Reset the strikes of the session's watches."""
     _change(conn, watches.c.session_id == session_id, watches.c.strikes > 0, strikes=0)
 
 
@@ -125,13 +125,13 @@ def off(conn: sa.Connection, session_id: str, why: str, watch_id: str | None = N
 
 
 def leave(conn: sa.Connection, host_id: str, conversation_id: str) -> None:
-    """Switch off what a conversation has watched on a host that it has left: nobody looks there any more."""
+    """Switch off the watches of a conversation on a host that it has left."""
     there = (watches.c.host_id == host_id, watches.c.conversation_id == conversation_id)
     _change(conn, *there, state="off", why_off=ENDED)
 
 
 def _change(conn: sa.Connection, *which: sa.ColumnElement[bool], **values: Any) -> None:
-    """Change those that are on; several are always locked in one order."""
+    """Change watches that are on, locking them in one order."""
     found = sa.select(watches.c.id).where(watches.c.state == "on", *which).order_by(watches.c.id).with_for_update()
     if ids := conn.execute(found).scalars().all():
         change_some(conn, watches, watches.c.id.in_(ids), **values)

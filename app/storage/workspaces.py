@@ -1,7 +1,4 @@
-"""Containers in the database: one row for each name on a host, kept for a while after its container is gone.
-
-The plain functions work on a connection; `SqlWorkspaceStore` runs each as its own transaction.
-"""
+"""Containers in the database: one row for each name on a host, kept for a while after the container is removed."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from shellback.storage.session_rows import from_row
 from shellback.storage.tables import calls, sessions, workspaces
 
 TOUCH_S: Final = 60.0
-"""A use is recorded only when the recorded one is as old as this."""
+"""A use is recorded at most once in this time."""
 
 
 class SqlWorkspaceStore(WorkspaceStore):
@@ -43,7 +40,7 @@ class SqlWorkspaceStore(WorkspaceStore):
         before = self._touched.get(name)
         if before is not None and 0 <= at - before < TOUCH_S:
             return
-        self._touched[name] = at  # before the commit, so that those who come meanwhile do not repeat it
+        self._touched[name] = at  # before the commit, so that concurrent calls do not repeat it
         await self._database.write(changed, self._host_id, name, last_used_at=at)
 
     async def stopped(self, name: str, at: float) -> None:
@@ -59,21 +56,21 @@ class SqlWorkspaceStore(WorkspaceStore):
 
 
 def made(conn: sa.Connection, host_id: str, workspace: PodmanWorkspace) -> None:
-    """Record a container; the row of another one that had its name on this host becomes its own."""
+    """Record a container, replacing the row of an earlier container with its name on this host."""
     row = {**asdict(workspace), "env": list(workspace.env), "host_id": host_id}
     if not insert_new(conn, workspaces, row):
         change_some(conn, workspaces, *_named(host_id, workspace.name), **row)
 
 
 def changed(conn: sa.Connection, host_id: str, name: str, **values: Any) -> None:
-    """Change the row of a container that is there; one that is gone stays as it is."""
+    """Change the row of a container, unless it is removed."""
     change_some(conn, workspaces, *_named(host_id, name), workspaces.c.state != "removed", **values)
 
 
 def find(
     conn: sa.Connection, *, host_id: str | None = None, scope: str | None = None, live: bool | None = None
 ) -> list[PodmanWorkspace]:
-    """Containers, oldest first; of one host, of one scope, or all; those that are there, gone, or both."""
+    """Containers, oldest first; of one host, one scope, or all; with `live`, only existing or only removed ones."""
     whose = given((workspaces.c.host_id, host_id), (workspaces.c.scope, scope))
     query = sa.select(workspaces).where(*whose).order_by(workspaces.c.created_at, workspaces.c.id)
     if live is not None:
@@ -82,9 +79,9 @@ def find(
 
 
 def changes(conn: sa.Connection, scope: str, *, limit: int) -> list[dict[str, Any]]:
-    """The last files that tools wrote, edited or removed in the workspace of a conversation, in their order.
+    """The last files that tools wrote, edited or removed in the workspace of a conversation, oldest first.
 
-    `did` is `unknown` where the worker died in the call, `refused` where it came to nothing.
+    `did` is `unknown` if the worker died during the call, `refused` if nothing was changed.
     """
     query = sa.select(calls.c.created_at, calls.c.outcome).where(
         calls.c.session_id == workspace_scope(scope), calls.c.kind == "changed"
@@ -94,7 +91,7 @@ def changes(conn: sa.Connection, scope: str, *, limit: int) -> list[dict[str, An
 
 
 def evaluations(conn: sa.Connection, scope: str, command: str, *, limit: int) -> list[Session]:
-    """The last sessions of a conversation that ran this command, in their order."""
+    """The last sessions of a conversation that ran this command, oldest first."""
     query = sa.select(sessions).where(sessions.c.conversation_id == scope, sessions.c.command == command)
     found = conn.execute(query.order_by(sessions.c.created_at.desc(), sessions.c.id).limit(limit)).all()
     return [from_row(row) for row in reversed(found)]
@@ -106,7 +103,7 @@ def _change(at: float, outcome: dict[str, Any]) -> dict[str, Any]:
 
 
 def names(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
-    """Names of containers that are there and begin with `prefix`."""
+    """Names of existing containers that begin with `prefix`."""
     query = sa.select(workspaces.c.name).where(
         workspaces.c.name.startswith(prefix, autoescape=True), workspaces.c.state != "removed"
     )

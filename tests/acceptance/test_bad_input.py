@@ -58,7 +58,7 @@ def test_every_wrong_setting_is_named_with_its_value_and_what_is_allowed(place: 
     ("url", "said"),
     [
         ("mysql://root:hush@db/x", "sqlite:///FILE or postgresql://"),
-        ("postgresql://u:hush@127.0.0.1:1/x", "check that the server runs and DATABASE_URL is right"),
+        ("postgresql://u:hush@127.0.0.1:1/x", "check that the server runs, and that host, user and password"),
         ("sqlite:////proc/none/x.db", "check the path and its owner"),
     ],
 )

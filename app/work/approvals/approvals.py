@@ -5,10 +5,10 @@ States of a request::
     pending ──▶ approved ──▶ used
        ├──▶ denied | expired | superseded
        └──▶ changed ──▶ pending, as the worker proposes what a person wants instead
-    refused, at once: nobody is asked twice about the same call, or about more calls than anybody reads
+    refused, at once: an identical call waits already, or too many calls wait
 
-`asking` writes them, `uses` uses them. Nothing waits inside a turn. The closing transaction of a turn writes its
-requests and blocks the conversation; the one that settles the last enqueues one APPROVAL item.
+`asking` writes requests, `uses` uses them. No turn waits for a decision: its closing transaction writes the requests
+and blocks the conversation, and the transaction of the last decision enqueues one APPROVAL item.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ NOTE_CHARS: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One call that waits, or waited, for a person.
+    """A call that waits, or waited, for a person.
 
-    `display` is what the person is shown; `digest` names everything that will run. `args` are the model's;
-    `changed_args` are what runs instead, if `changed_by` wanted that. `session_id` is the session it is about.
+    `display` is shown to the person; `digest` covers everything that will run. `args` are the model's; `changed_args`
+    replace them if the person `changed_by` changed the call. `session_id` is the session that the call concerns.
     """
 
     id: str
@@ -70,12 +70,12 @@ class Request:
 
     @property
     def shown(self) -> str:
-        """All of it, in lines that are harmless to show and decode to what runs."""
+        """The whole display, escaped for a terminal; it decodes to exactly what runs."""
         return "\n".join(request_lines(self.display))
 
 
 def why_not_for_session(request: Request) -> str | None:
-    """Why input may not be approved for all of its session; None when it may."""
+    """Why input cannot be approved for the whole session; None if it can."""
     act = tool_named(request.tool_name).act(request.changed_args or request.args)
     if not act.input or request.session_id is None:
         return f"{request.tool_name} is no input to a session"
@@ -90,10 +90,10 @@ def why_not_for_session(request: Request) -> str | None:
 
 
 def get(conn: sa.Connection, request_id: str) -> Request:
-    """One request.
+    """The request whose id is or begins with `request_id`.
 
     Raises:
-        UnknownApproval: No request has this id, or more than one begins with it.
+        UnknownApproval: No request matches, or more than one.
     """
     query = sa.select(approvals).where(approvals.c.id.startswith(request_id, autoescape=True))
     rows = conn.execute(query.limit(2)).mappings().all()
@@ -101,7 +101,7 @@ def get(conn: sa.Connection, request_id: str) -> Request:
         raise UnknownApproval(
             f"no approval request {request_id!r}"
             if not rows
-            else f"{request_id!r} is the beginning of more than one approval request; give more of it"
+            else f"{request_id!r} is the beginning of more than one approval request; give more characters"
         )
     return Request(**rows[0])
 
@@ -126,15 +126,15 @@ def decide(  # noqa: PLR0913 - what a decision is
     digest: str | None = None,
     args: dict[str, Any] | None = None,
 ) -> Request:
-    """Settle one request; the last one of its conversation enqueues the APPROVAL item that resumes it.
+    """Settle one request; the last decision of a conversation enqueues the APPROVAL item that resumes it.
 
-    With a `digest` only what it names is approved; a request that somebody has changed needs one. With `args`, and the
-    decision `changed`, the worker proposes the call with these instead and asks again about exactly that.
+    A `digest` must be the request's; a request that a person has changed needs one. With the decision `changed`, the
+    worker proposes the call with `args` instead, and asks again about exactly that call.
 
     Raises:
         UnknownApproval: No such request.
         ApprovalSettled: It has been decided, used, superseded, or has expired.
-        ApprovalRefused: Input to this session is not approved for all of it, or it is not the call that was seen.
+        ApprovalRefused: Input cannot be approved for this whole session, or the request is not the one that was seen.
     """
     request = get(conn, request_id)
     conversation = mailbox.lock(conn, request.conversation_id)
@@ -144,10 +144,10 @@ def decide(  # noqa: PLR0913 - what a decision is
     if digest is not None and digest != request.digest:
         raise ApprovalRefused(f"approval request {request.id} has changed since you saw it; look at it again")
     if digest is None and decision == "approved" and request.changed_by is not None:
-        # It has the id that somebody may have looked at before the change.
+        # The person may have seen this id before the change.
         raise ApprovalRefused(
-            f"approval request {request.id} is not what was asked first, {request.changed_by} changed it; look at it "
-            f"again, and approve exactly that with --digest {request.digest}"
+            f"{request.changed_by} changed approval request {request.id} after it was asked; look at it again, and "
+            f"approve it with --digest {request.digest}"
         )
     if scope == "session" and (why := why_not_for_session(request)):
         raise ApprovalRefused(f"{why}, so it is approved for one call at a time")
@@ -182,12 +182,12 @@ def settle(
     then: Callable[[sa.Connection, Request], None] | None = None,
     **how: Any,
 ) -> Request:
-    """`decide` as a transaction of its own, and `then` what else a request decided so is worth; a refusal is audited.
+    """`decide` in a transaction of its own; a refusal is audited. `then` runs in it if the decision stands.
 
     Raises:
         UnknownApproval: No such request.
         ApprovalSettled: It has been decided, used, superseded, or has expired.
-        ApprovalRefused: It cannot be decided like that.
+        ApprovalRefused: It cannot be decided in this way.
     """
 
     def act(conn: sa.Connection) -> Request:
@@ -207,7 +207,7 @@ def settle(
 
 
 def resume(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any], suffix: str = "") -> None:
-    """Enqueue the one APPROVAL item of a conversation whose calls are all decided."""
+    """Enqueue the APPROVAL item of a conversation whose calls are all decided."""
     item = epoch_item(
         ItemType.APPROVAL, conversation.id, conversation.epoch, priority=Priority.HIGH, waiting=True, suffix=suffix
     )
@@ -223,7 +223,7 @@ def supersede(
     surface: str,
     note: str = "a new message came instead",
 ) -> int:
-    """Deny what is pending because the person wants something else instead; returns how many."""
+    """Deny pending requests because the person wants something else; returns how many."""
     pending = find(conn, conversation_id=conversation_id, state="pending")
     for request in pending:
         decide(conn, enqueuer, request.id, "superseded", by=by, surface=surface, note=note)
@@ -231,11 +231,10 @@ def supersede(
 
 
 def left(conn: sa.Connection, host_id: str | None = None) -> dict[str, float]:
-    """The seconds that each pending request still has by the clock, 0 at least; of at most 1,000.
+    """The seconds that each pending request still has, 0 at least; of at most 1,000 requests.
 
-    Of the conversations of one host, whose clock made them, so that a wrong one harms nobody else's; or of all.
-    A clock that jumped forward expires early. One that was set back to before the request expires it too: how long
-    ago that was cannot be told any more.
+    With `host_id`, only requests in conversations of this host, whose clock made them. A clock that jumped forward
+    expires requests early. A clock that was set back to before a request expires it too: its age is unknown.
     """
     query = sa.select(approvals.c.id, approvals.c.created_at, approvals.c.expires_at)
     pending = query.where(approvals.c.state == "pending").order_by(approvals.c.expires_at).limit(1000)
@@ -251,7 +250,7 @@ def _left(created_at: float, expires_at: float, now: float) -> float:
 
 
 def asked_last(conversation_id: str) -> sa.ScalarSelect[Any]:
-    """The turn that asked last, by epoch: neither clocks nor tool call ids, which come again, tell them apart."""
+    """The turn that asked last, by epoch. Clocks may be set, and tool call ids repeat."""
     return (
         sa.select(approvals.c.turn_id)
         .join(turns, turns.c.id == approvals.c.turn_id)
@@ -263,7 +262,7 @@ def asked_last(conversation_id: str) -> sa.ScalarSelect[Any]:
 
 
 def decided(conn: sa.Connection, conversation_id: str) -> list[Request]:
-    """The settled requests of the turn that asked last: what a paused conversation is resumed with."""
+    """The settled requests of the turn that asked last; they resume a paused conversation."""
     query = sa.select(approvals).where(
         approvals.c.turn_id == asked_last(conversation_id), approvals.c.state != "pending"
     )

@@ -1,4 +1,4 @@
-"""What a person is asked: one request for each call that waits, bound to what would run, told to whoever watches."""
+"""Asks a person: writes one request for each call that waits, bound to exactly what would run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from shellback.work.notices.notices import SILENT, Outbox
 from shellback.work.queue import stream
 
 PENDING: Final = 20
-"""So many calls of one conversation wait for a person at most."""
+"""At most this many calls of one conversation wait for a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
-    """A call that the model made and nobody has judged yet."""
+    """A call of the model that needs a decision."""
 
     call_key: str
     tool_call_id: str
@@ -54,8 +54,7 @@ def ask(
 ) -> None:
     """Write one request per call; the caller blocks the conversation in the same transaction.
 
-    Nobody is asked about a call that is identical to one that waits, or about more than `limit`: such a request is
-    refused at once, and the model is told why.
+    A call that is identical to a waiting one, or exceeds `limit`, is refused at once, and the model is told why.
     """
     waiting = {
         (one.tool_name, one.digest): one.id for one in find(conn, conversation_id=conversation_id, state="pending")
@@ -89,7 +88,7 @@ def ask(
 def ask_again(
     conn: sa.Connection, request_id: str, call: Proposed, epoch: int, *, ttl_s: float, outbox: Outbox = SILENT
 ) -> None:
-    """Ask about a request as a person has changed it; the caller blocks the conversation in the same transaction."""
+    """Ask about a call that a person has changed; the caller blocks the conversation in the same transaction."""
     request = get(conn, request_id)
     now = time.time()
     values: dict[str, Any] = {
@@ -110,7 +109,7 @@ def ask_again(
 
 
 def _announce(conn: sa.Connection, request: Request, epoch: int, outbox: Outbox) -> None:
-    """Tell whoever watches that a call waits."""
+    """Write the event, the audit row and the notice of a waiting call."""
     told = {"id": request.id, "tool": request.tool_name, **request.display}
     stream.note(conn, request.conversation_id, request.turn_id, epoch, "approval", told)
     audited(conn, "asked", request)
@@ -129,14 +128,14 @@ def _too_many(limit: int) -> str:
 
 
 def _session_of(call: Proposed) -> str | None:
-    """The session that a call is about, as its proposal has it."""
+    """The session that a call concerns, from its proposal."""
     name = call.display.get("session_id")
     about = tool_named(call.tool_name).act(call.args).category == "process"
     return name[:64] if about and isinstance(name, str) else None
 
 
 def _about_session(conn: sa.Connection, conversation_id: str, call: Proposed) -> dict[str, Any]:
-    """What a person has to know of the session that a call is about: what runs there, where, and at which tier."""
+    """Facts about the session that a call concerns: its command, backend, profile and tier."""
     name = _session_of(call)
     query = sa.select(sessions).where(sessions.c.id == name, sessions.c.conversation_id == conversation_id)
     row = conn.execute(query).one_or_none() if name else None
@@ -148,7 +147,7 @@ def _about_session(conn: sa.Connection, conversation_id: str, call: Proposed) ->
 
 
 def results_of(conversation: Conversation, decided: Sequence[Request]) -> DeferredToolResults | None:
-    """Answers for every call the conversation is paused at."""
+    """Answers for every call at which the conversation is paused."""
     deferred = conversation.deferred_tool_requests
     if deferred is None or not deferred.approvals:
         return None
@@ -165,7 +164,7 @@ def results_of(conversation: Conversation, decided: Sequence[Request]) -> Deferr
 
 
 def changes_in(decided: Sequence[Request]) -> list[str]:
-    """What the model has to know of calls that a person had run otherwise than it asked for."""
+    """Texts that tell the model which calls a person has changed."""
     return [
         f"[{request.changed_by} changed your call {request.tool_call_id} of {request.tool_name} before approving it."
         f" It was called with these arguments instead: {json.dumps(request.changed_args)}]"
@@ -194,7 +193,7 @@ def _refusal(request: Request | None) -> str:
 
 
 def grants_of(decided: Sequence[Request]) -> dict[CallKey, Approval]:
-    """The person's yes for each call that has one."""
+    """The approvals, by call key."""
     return {
         CallKey(request.call_key): Approval(request.id, request.digest)
         for request in decided

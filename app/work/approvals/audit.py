@@ -1,7 +1,7 @@
-"""Who let what run, when, and through which surface: rows that are written with the thing they tell and never changed.
+"""The audit: who allowed or refused what, when, and through which surface. Rows commit with their cause.
 
-The database itself refuses to change a row; only retention deletes, after `RETAIN_DAYS`. What is in `command`,
-`reason` and `facts` is harmless to show: a command is what `core.display.shown` makes of it, which decodes to it.
+The database refuses to change a row; retention deletes rows after `RETAIN_DAYS`. Texts are escaped for a terminal;
+`command` is the output of `core.display.shown`, which decodes to the command.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One row. `done_by` is who decided, None where nobody did; `facts` are tier, profile and the like."""
+    """One row. `done_by` is who decided, or None; `facts` are tier, profile and the like."""
 
     id: int = 0
     at: float = field(default_factory=time.time)
@@ -46,7 +46,7 @@ class Entry:
 
 
 class Unusable(CommandDenied):
-    """Raised when an approval does not let this call act; `row` is what the audit is told once all is undone."""
+    """Raised when an approval does not allow this call; `row` is for the audit after the rollback."""
 
     def __init__(self, message: str, row: dict[str, Any]) -> None:
         super().__init__(message)
@@ -54,9 +54,9 @@ class Unusable(CommandDenied):
 
 
 def note(conn: sa.Connection, entry: Entry, *, once: bool = False) -> None:
-    """Add a row to the caller's transaction; with `once`, one for each event of a call as it was proposed, and reason.
+    """Add a row in the caller's transaction; with `once`, a row with the same event, call, digest and reason is kept.
 
-    Its number is given here, and its `command` is given as it runs.
+    `entry.id` is ignored; `entry.command` is the unescaped command.
     """
     row = asdict(entry) | {
         "tool": entry.tool and visible(entry.tool)[:100],
@@ -75,7 +75,7 @@ def _once(entry: Entry) -> str:
 
 
 def audited(conn: sa.Connection, event: Event, request: Any, **more: Any) -> None:
-    """Tell what became of a request for approval, or of its row; `more` are facts of the entry, before those of it."""
+    """Add a row about an approval request (or its database row); `more` overrides fields of the entry."""
     command = request.display.get("command")
     about: dict[str, Any] = {
         "conversation_id": request.conversation_id,
@@ -91,7 +91,7 @@ def audited(conn: sa.Connection, event: Event, request: Any, **more: Any) -> Non
 
 
 def refused(conn: sa.Connection, error: CommandDenied) -> None:
-    """Tell why an approval was not taken, in a transaction of its own: that of the call came to nothing."""
+    """Add a row about an approval that was not accepted, after the call's own transaction was rolled back."""
     if isinstance(error, Unusable):
         note(conn, Entry(event="refused", reason=str(error), **error.row), once="call_key" in error.row)
 
@@ -105,7 +105,7 @@ def find(
     after: int = 0,
     limit: int = PAGE,
 ) -> list[Entry]:
-    """Rows behind number `after`, oldest first; of one conversation and of these events, or of all."""
+    """Rows with an id above `after`, oldest first; filtered by conversation, events and time if given."""
     which = given((audit.c.conversation_id, conversation_id))
     query = sa.select(audit).where(audit.c.id > after, *which).order_by(audit.c.id).limit(limit)
     if events:

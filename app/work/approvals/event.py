@@ -1,4 +1,4 @@
-"""What a row of the audit can tell. Apart from the rows, so that a command offers the names without a database."""
+"""The events of the audit. In a module of their own, so that commands list them without loading SQLAlchemy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person's words on their way to a conversation."""
+"""Sends messages to conversations, and reports what became of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from shellback.work.queue.queues import Enqueuer
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,99}\Z")
 TEXT_CHARS: Final = 100_000
 OUT_OF_BUDGET: Final = frozenset({"UsageLimitExceeded", "OutOfTime"})
-"""How the errors of turns begin that had used up what a turn may use."""
+"""Error types of turns that used up their budget or time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A message that is kept. `item_id` is the work item that brings it to a turn."""
+    """A stored message. `item_id` is its work item."""
 
     item_id: str
     conversation_id: str
@@ -50,10 +50,10 @@ def send(  # noqa: PLR0913 - what a message is
     by: str = "person",
     key: str | None = None,
 ) -> Sent:
-    """Keep a message and the item that brings it to a turn; one transaction. With a `key` it is kept once.
+    """Store a message with its work item. With a `key` it is stored once.
 
-    While approvals are pending it is kept until they are decided. With `interrupt` they are denied
-    as superseded first, and the turn that hears of it hears the message too.
+    The message waits while approvals are pending. With `interrupt` they are denied as superseded, and the turn that is
+    told so also reads the message.
 
     Raises:
         InvalidRequest: The name or the text is not acceptable.
@@ -87,11 +87,11 @@ def send(  # noqa: PLR0913 - what a message is
 
 
 def deliver(database: Database, enqueuer: Enqueuer, conversation_id: str, text: str, **how: Any) -> Sent:
-    """`send` as a transaction of its own, which is repeated when its commit went unanswered: the message is kept once.
+    """`send` in a transaction of its own; after an unknown outcome it is repeated once. The message is stored once.
 
     Raises:
         InvalidRequest: The name or the text is not acceptable.
-        OutcomeUnknown: The answer to the second commit did not come either.
+        OutcomeUnknown: The outcome of the repeat is unknown too.
     """
     how["key"] = uuid.uuid4().hex
     try:
@@ -101,11 +101,7 @@ def deliver(database: Database, enqueuer: Enqueuer, conversation_id: str, text: 
 
 
 def require_name(conversation_id: str) -> None:
-    """Return when a conversation may have this name.
-
-    Raises:
-        InvalidRequest: It may not.
-    """
+    """Raise `InvalidRequest` if a conversation cannot have this name."""
     if not NAME.match(conversation_id):
         raise InvalidRequest(
             f"conversation name {conversation_id!r}: use 1 to 100 letters, digits and . _ : @ -, beginning with no sign"
@@ -114,7 +110,7 @@ def require_name(conversation_id: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """How far a message has come: the turn that took it, or that went on for it after approvals, and what it said."""
+    """The progress of a message: the turn that took it, or that continued after approvals, and its answer."""
 
     turn_id: str | None
     outcome: str | None
@@ -122,18 +118,18 @@ class Heard:
     blocked: str | None
     out_of_budget: bool = False
     denied: bool = False
-    """Whether a call was denied on the way to the answer: by a person, by being too late, or by policy."""
+    """Whether a call was denied before the answer: by a person, by expiry, or by policy."""
 
 
 def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
-    """Where the message of `item_id` is."""
+    """The progress of the message of `item_id`."""
     row = conn.execute(sa.select(rows.c.taken_by).where(rows.c.dedupe_key == item_id)).one_or_none()
     conversation = conn.execute(sa.select(conversations).where(conversations.c.id == conversation_id)).one_or_none()
     blocked = conversation.blocked_reason if conversation is not None and conversation.state == "blocked" else None
     turn_id = row.taken_by if row is not None else None
     turn = conn.execute(sa.select(turns).where(turns.c.id == turn_id)).one_or_none() if turn_id else None
     if turn is not None and turn.outcome == "pending_approval":
-        # Nothing but what goes on with its calls can run in between.
+        # Only the turn that continues with its calls can follow.
         later = sa.select(turns).where(
             turns.c.conversation_id == conversation_id, turns.c.epoch > turn.epoch, turns.c.answer.is_not(None)
         )
@@ -149,7 +145,7 @@ def heard(conn: sa.Connection, item_id: str, conversation_id: str) -> Heard:
 
 
 def _denied(conn: sa.Connection, conversation_id: str, first: str | None, last: sa.Row[Any]) -> bool:
-    """Whether a call between the beginning of the turn `first` and the end of `last` was denied."""
+    """Whether a call was denied between the start of turn `first` and the end of `last`."""
     began = sa.select(turns.c.started_at).where(turns.c.id == first).scalar_subquery()
     query = sa.select(audit.c.id).where(
         audit.c.conversation_id == conversation_id,

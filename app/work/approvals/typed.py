@@ -1,6 +1,6 @@
-"""A person typed into a session: its conversation hears that with the next turn, which it does not cause.
+"""Typed input of a person: the conversation's next turn is told of it, but it causes no turn.
 
-How many bytes, when and by whom is kept; what they were never is, since they may be a password.
+The number of bytes, the time and the person are stored; never the bytes, which may be a password.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SURFACE: Final = "attach"
 SHOWN: Final = 100
 MINUTE_S: Final = 60.0
 SAVE_S: Final = 5.0
-"""How often the count is kept while somebody types."""
+"""How often the count is stored while a person types."""
 
 
 def note(conn: sa.Connection, session: Session, *, key: str, total: int, by: str, over: bool) -> None:
-    """Keep that `total` bytes were typed so far under `key`, and whether that is all; part of the caller's transaction.
+    """Store that `total` bytes were typed so far under `key`, in the caller's transaction; `over` if that is all.
 
-    One row of the mailbox as long as no turn has taken it, then another for what came since. Repeating it with the
-    same total changes nothing but that it is `over`, which is told once more to those who follow events and the audit.
+    There is one mailbox row until a turn takes it, then another for the rest. A repeat with the same total only updates
+    `over`. The start and the end (`over`) each write an event and an audit row.
     """
     mailbox.open_conversation(conn, session.conversation_id, host_id=session.host_id)
     told = number = 0
@@ -74,7 +74,7 @@ def _row(conn: sa.Connection, name: str) -> sa.Row[Any] | None:
 
 
 def unheard(conn: sa.Connection, conversation_id: str) -> list[str]:
-    """What the agent will be told with its next turn, in its words."""
+    """The texts about typed input that the next turn will read."""
     query = sa.select(rows.c.payload).where(
         rows.c.conversation_id == conversation_id, rows.c.kind == "typed", rows.c.state == "unread"
     )
@@ -84,7 +84,7 @@ def unheard(conn: sa.Connection, conversation_id: str) -> list[str]:
 
 @dataclass(eq=False, repr=False)
 class Typing:
-    """What one attachment keeps of the typing of a person, a row for each minute in which there was some."""
+    """Counts what a person types in one attachment; one row for each minute with input."""
 
     database: Database
     session: Session
@@ -97,10 +97,10 @@ class Typing:
     _busy: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
 
     async def count(self, number: int) -> None:
-        """Note that so many bytes are about to be typed; that somebody types is kept before the first of them is.
+        """Count bytes that are about to be typed. The first call stores the row before any byte is typed.
 
         Raises:
-            StorageError: It cannot be kept, so nothing may be typed.
+            StorageError: The row cannot be stored, so nothing may be typed.
         """
         async with self._busy:
             self._total += number
@@ -109,14 +109,14 @@ class Typing:
                 self._begun.set()
 
     async def run(self) -> NoReturn:
-        """Close each row a minute after it was begun; cancelling leaves the last to `close`."""
+        """Close each row a minute after its start; after a cancellation call `close`."""
         while True:
             await self._begun.wait()
             await asyncio.sleep(MINUTE_S)
             await self.close()
 
     async def close(self) -> None:
-        """Keep what the last row counts to; nothing where nobody typed since."""
+        """Store the final count of the current row, if there is one."""
         async with self._busy:
             if self._begun.is_set():
                 await self._keep(over=True)
@@ -130,5 +130,5 @@ class Typing:
 
 
 def said(session_id: str, total: int, *, over: bool) -> str:
-    """What the agent and people are told of it."""
+    """The text for the agent and for people."""
     return f"[a person typed into session {session_id} ({total} bytes{'' if over else ' so far'}) at the terminal]"

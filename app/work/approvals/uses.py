@@ -1,7 +1,6 @@
-"""How an approval is used: once, for exactly what it was given for, in the transaction that acts.
+"""Uses approvals: once, for exactly the approved call, in the transaction that acts.
 
-An approval of input may hold for its session instead of for one call. Then each input is looked up here again, and
-the end of the session ends it.
+A standing approval holds for all input to its session until the session ends; each input looks it up again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from shellback.work.approvals import audit
 from shellback.work.approvals.audit import Unusable
 
 APART_S: Final = 300.0
-"""So far the clocks of two hosts may be apart."""
+"""How far the clocks of two hosts may differ."""
 _STANDING: Final = (
     sa.select(approvals.c.session_id, approvals.c.id, approvals.c.digest)
     .join(sessions, sessions.c.id == approvals.c.session_id)
@@ -35,10 +34,10 @@ _STANDING: Final = (
 
 
 def consume_claim(conn: sa.Connection, session: Session) -> None:
-    """Use the approval a new session was claimed with; part of the claim's transaction.
+    """Use the approval of a new session, in the claim's transaction.
 
     Raises:
-        Unusable: It cannot be used, so nothing is claimed.
+        Unusable: The approval cannot be used, so nothing is claimed.
     """
     if session.approval_id is None:
         return
@@ -49,7 +48,7 @@ def consume_claim(conn: sa.Connection, session: Session) -> None:
 
 
 def _use_in_call(conn: sa.Connection, request_id: str, session: Session) -> None:
-    """Use the approval of a call for one of the commands that its code runs: it is for all of these, and no other's."""
+    """Use the approval of a call for a command that its code runs. It holds for all commands of this call only."""
     ours = sa.and_(approvals.c.id == request_id, approvals.c.conversation_id == session.conversation_id)
     change_some(conn, approvals, ours, approvals.c.state == "approved", state="used", used_by=approvals.c.call_key)
     used = sa.and_(ours, approvals.c.state == "used", approvals.c.used_by == approvals.c.call_key)
@@ -70,10 +69,10 @@ def _use_in_call(conn: sa.Connection, request_id: str, session: Session) -> None
 
 
 def consume_call(conn: sa.Connection, act: Act) -> None:
-    """Use the approval of a call that changes something; part of the transaction that begins it.
+    """Use the approval of a call that changes something, in the transaction that begins the call.
 
     Raises:
-        Unusable: It cannot be used, or input has none, so nothing is done.
+        Unusable: The approval cannot be used, or input has none, so nothing is done.
     """
     key, session_id, conversation_id = act.key, act.session_id, act.conversation_id
     if conversation_id is None:
@@ -105,16 +104,16 @@ def _use_standing(conn: sa.Connection, key: CallKey, session_id: str, tool: str,
 
 
 def standing(conn: sa.Connection, conversation_id: str) -> dict[SessionId, str]:
-    """Sessions of a conversation that live and may be given input unasked, with the approval that says so."""
+    """The standing approvals of a conversation, by live session."""
     found = conn.execute(_STANDING.where(approvals.c.conversation_id == conversation_id))
     return {SessionId(row.session_id): row.id for row in found}
 
 
 def consume(conn: sa.Connection, request_id: str, user: str, digest: str, *, conversation_id: str | None) -> None:
-    """Use an approval for the one thing it was given for, in the transaction that claims it.
+    """Use an approval for the call with this `digest`, in the transaction that acts; `user` may repeat it.
 
     Raises:
-        Unusable: It was used or has expired, is no approval, or was given for something else; the message says which.
+        Unusable: It was used, has expired, is no approval, or is for something else; the message says which.
     """
     now = time.time()
     row = conn.execute(
@@ -137,7 +136,7 @@ def consume(conn: sa.Connection, request_id: str, user: str, digest: str, *, con
 
 
 def _refuse(conn: sa.Connection, request_id: str, user: str, digest: str, conversation_id: str | None) -> None:
-    """Return for a repeat of the very use that was made."""
+    """Raise `Unusable`, unless this repeats the use by the same user."""
     row = conn.execute(sa.select(approvals).where(approvals.c.id == request_id)).one_or_none()
     if row is not None and row.state == "used" and row.used_by == user and row.digest == digest:
         return
@@ -162,7 +161,7 @@ def _why(row: sa.Row[Any] | None, digest: str, conversation_id: str | None) -> s
 
 
 def tier_of(conn: sa.Connection, session: sa.Row[Any]) -> str | None:
-    """The tier of what a session was started with, as it was shown or judged then; None when that is not on record."""
+    """The tier of a session's command when it was approved or judged; None if that is not on record."""
     if session.approval_id is not None:
         display = conn.execute(
             sa.select(approvals.c.display).where(approvals.c.id == session.approval_id)

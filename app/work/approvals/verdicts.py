@@ -1,4 +1,4 @@
-"""What policy let happen without a person is written down with it: in the transaction that claims, or on its own."""
+"""Audits what policy allowed or refused without a person."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def claim(conn: sa.Connection, session: Session) -> None:
-    """Use what a session is claimed with, approval or rules, and note who let it run; part of the claim's transaction.
+    """Use the approval or rules of a new session and audit who allowed it, in the claim's transaction.
 
     Raises:
-        CommandDenied: It cannot be used, so nothing is claimed.
+        CommandDenied: They cannot be used, so nothing is claimed.
     """
     consume_claim(conn, session)
     by, _, rest = session.granted_by.partition(" ")
@@ -60,10 +60,10 @@ def _note(
 
 
 def begun(conn: sa.Connection, act: Act) -> None:
-    """Use what a call acts with, approval or rules, and note who let it; part of the transaction that begins it.
+    """Use the approval or rules of a call and audit who allowed it, in the transaction that begins the call.
 
     Raises:
-        CommandDenied: It cannot be used, so nothing is done.
+        CommandDenied: They cannot be used, so nothing is done.
     """
     consume_call(conn, act)
     by, _, rest = act.granted_by.partition(" ")
@@ -85,7 +85,7 @@ def begun(conn: sa.Connection, act: Act) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """A policy whose refusals are in the audit, once for each call."""
+    """A policy whose refusals are audited, once for each call."""
 
     policy: Policy
     database: Database
@@ -105,7 +105,7 @@ class Audited:
 
     async def refused(self, asked: Asked, why: ExecError) -> None:
         """See `Policy.refused`."""
-        if not isinstance(why, audit.Unusable):  # that is told already
+        if not isinstance(why, audit.Unusable):  # the store audits those
             await self.database.write(_refused, asked, why)
 
 

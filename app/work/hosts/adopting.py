@@ -1,8 +1,7 @@
-"""What a host left behind whose lease has ended: its processes are given up, its conversations move.
+"""Settles what a host left when its lease ended: its processes are given up, its conversations move.
 
-`give_up` and `move` are one transaction for one conversation. It holds the row of the host that is gone, which that
-host's next heartbeat waits for, then the conversation's, and looks again at both: two that do the same, or a
-host that returns meanwhile, find nothing left to do.
+`give_up` and `move` are one transaction per conversation. It locks the row of the silent host, for which that host's
+next heartbeat waits, then the conversation's row, and checks both again. Repeats do nothing, also if the host returns.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ PAGE: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The host that acts for another one, and through what it does so."""
+    """The host that acts for another one, with its ports."""
 
     host_id: str
     name: str
@@ -57,7 +56,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """A conversation that goes on here: processes given up, and items that nobody is to run any more."""
+    """A conversation that moved here: the number of lost processes, and items that must not run any more."""
 
     conversation_id: str
     lost: int
@@ -65,10 +64,10 @@ class Moved:
 
 
 def give_up(conn: sa.Connection, here: Here, host_id: str, conversation_id: str) -> int | None:
-    """End what a host ran for a conversation as lost(host_unreachable), and say so there, once for each silence.
+    """End a silent host's sessions of a conversation as lost(host_unreachable), with one alarm for each silence.
 
-    One that outlasts the events of a day is said again. Returns how many processes that were; None where the host is
-    heard of, or is settled by somebody else.
+    The alarm repeats if the silence lasts longer than events are kept (a day). Returns the number of sessions; None if
+    the host is heard of again, or another worker settles it.
     """
     host = hosts.held(conn, host_id, wait=False)
     if host is None or host.holds(here.lease_s):
@@ -89,11 +88,11 @@ def give_up(conn: sa.Connection, here: Here, host_id: str, conversation_id: str)
 def move(
     conn: sa.Connection, here: Here, host_id: str, conversation_id: str, *, wait: bool = False, force: bool = False
 ) -> Moved | None:
-    """Let a conversation of a host whose lease has ended, or of any with `force`, go on here.
+    """Move a conversation here from a host whose lease has ended, or from any host with `force`.
 
-    Its processes there are lost(host_unreachable), the turn that held it has failed, what is unread or decided has
-    an item of ours, and the items of that host's queues are over. None where there is nothing to move: the host is
-    heard of, or somebody else was first.
+    Its sessions there become lost(host_unreachable), the turn that held it fails, its items on that host's queues end,
+    and unread rows or decisions get an item here. None if there is nothing to move: the host is heard of again, or the
+    conversation has moved already.
     """
     host = hosts.held(conn, host_id, wait=wait)
     if host is None or (host.holds(here.lease_s) and not force):
@@ -102,7 +101,7 @@ def move(
     if row is None or row.host_id != host_id or host_id == here.host_id:
         return None
     change(conn, conversations, conversation_id, host_id=here.host_id)
-    row = box.lock(conn, conversation_id)  # as it is now: what follows is put on our queues
+    row = box.lock(conn, conversation_id)  # read again: what follows is put on our queues
     assert row is not None
     items = _end_items(conn, row)
     lost = _lose(conn, here, host, conversation_id, all_inline=True)
@@ -112,7 +111,7 @@ def move(
         f" {lost} process(es) there are given up as lost (host_unreachable)"
     )
     stream.note(conn, conversation_id, "", 0, "alarm", {"text": text})
-    if not wait:  # nobody asked for it
+    if not wait:  # no person asked for it
         _announce(conn, here, host, "go on on other hosts")
     if row.state == "claimed":
         items.append(row.claimed_by)
@@ -126,10 +125,10 @@ def move(
 
 
 def in_need(conn: sa.Connection, host: Host) -> list[str]:
-    """Conversations of a silent host that have yet to be told, and those it has live processes in; a page."""
+    """Conversations of a silent host that have live sessions there, or wait and were not told; a page."""
     name = conversations.c.id
     theirs = sa.select(name).where(conversations.c.host_id == host.host_id)
-    # Each of what they want by itself: as one condition it cost Postgres a quarter of a second for each silent host.
+    # A union, because one combined condition took Postgres a quarter of a second for each silent host.
     wanting = sa.union(
         theirs.where(conversations.c.state == "claimed"),
         theirs.join(mailbox, mailbox.c.conversation_id == name).where(box.waking()),
@@ -150,14 +149,14 @@ def living_there(conn: sa.Connection, host_id: str, limit: int | None = PAGE) ->
 
 
 def live_there(conn: sa.Connection, host_id: str, conversation_ids: Sequence[str]) -> int:
-    """How many live processes these conversations have on a host, by our records."""
+    """The number of live sessions of these conversations on a host, by our records."""
     live = sa.select(sessions.c.conversation_id).where(sessions.c.host_id == host_id, sessions.c.state.in_(LIVE))
     wanted = set(conversation_ids)
     return sum(name in wanted for name in conn.execute(live).scalars())
 
 
 def _announce(conn: sa.Connection, here: Here, host: Host, left: str) -> None:
-    """Note that a silent host, whose row is held, is given up, and tell whoever is told of alarms, once a silence."""
+    """Mark a silent host, whose row is locked, as given up, and send an alarm, once for each silence."""
     if host.given_up:
         return
     hosts.note_given_up(conn, host)
@@ -169,7 +168,7 @@ def _announce(conn: sa.Connection, here: Here, host: Host, left: str) -> None:
 
 
 def _lose(conn: sa.Connection, here: Here, host: Host, conversation_id: str, *, all_inline: bool = False) -> int:
-    """End live sessions; ends that only a call there could tell become callbacks, those of before with `all_inline`."""
+    """End live sessions and make inline deliveries callbacks; with `all_inline` also of earlier ended sessions."""
     theirs = sa.and_(sessions.c.host_id == host.host_id, sessions.c.conversation_id == conversation_id)
     live = conn.execute(sa.select(sessions.c.id).where(theirs, sessions.c.state.in_(LIVE))).scalars().all()
     end = SessionEnd(state=SessionState.LOST, evidence=Evidence.HOST_UNREACHABLE, ended_at=time.time())
@@ -185,7 +184,7 @@ def _lose(conn: sa.Connection, here: Here, host: Host, conversation_id: str, *, 
 
 
 def _end_items(conn: sa.Connection, row: sa.Row[tuple[object, ...]]) -> list[str]:
-    """End what waits on the other host's queues: whoever finds such an item there later leaves it."""
+    """End items on the other host's queues; a worker that finds one there later skips it."""
     waiting = sa.and_(
         turns.c.conversation_id == row.id,
         turns.c.outcome.is_(None),
@@ -207,17 +206,17 @@ def _told(host: Host, conversation_id: sa.ColumnElement[str] | str) -> sa.Exists
 log = logging.getLogger(__name__)
 
 WATCHED_S: Final = 15.0
-"""So long we look at a silence ourselves: after an outage of the database each host has yet to beat again."""
+"""We observe a silence for this long: after an outage of the database each host needs time for a heartbeat."""
 SETTLED_S: Final = 60.0
-"""How often we look for news of a host of which everything is settled: some never return, and each look costs."""
+"""How often we check a silent host of which everything is settled."""
 
 
 @dataclass(eq=False, repr=False)
 class Neighbours:
-    """Settles what silent hosts left, a conversation at a time; `once` is a part of the sweep.
+    """Settles what silent hosts left, one conversation at a time; `once` is a part of the sweep.
 
-    With `shared` their conversations go on here. Else the ends of their processes are told, and the
-    conversations wait for their host, or for somebody who adopts them.
+    With `shared` their conversations move here. Otherwise the ends of their sessions are told, and the conversations
+    wait for their host or for `adopt`.
     """
 
     database: Database
@@ -228,7 +227,7 @@ class Neighbours:
     _due: dict[str, float] = field(init=False, default_factory=dict[str, float])
 
     async def once(self) -> None:
-        """Settle what silent hosts left. Cancelling leaves the rest to the next sweep, of whichever host."""
+        """Settle what silent hosts left. After a cancellation the next sweep of any host does the rest."""
         found = await self.database.read(hosts.others, self.here.host_id, self.here.lease_s)
         now = time.monotonic()
         self._due = {host.silence: self._due.get(host.silence, now + self.watched_s) for host in found}
@@ -237,7 +236,7 @@ class Neighbours:
                 self._due[host.silence] = now + SETTLED_S
 
     async def _settle(self, host: Host) -> bool:
-        """Settle what one left; whether there is, or was, anything to settle."""
+        """Settle one host; False if there was nothing to settle."""
         lost = moved = told = 0
         while self.shared and (names := await self.database.read(living_there, host.host_id)):
             for name in names:
@@ -261,7 +260,7 @@ class Neighbours:
         return bool(moved or told)
 
     def adopt(self, host_id: str, conversation_id: str, *, force: bool = False) -> Moved | None:
-        """Let a conversation of that host go on here; None where it lives elsewhere, or the lease runs. Blocks."""
+        """Move a conversation of that host here; None if it lives elsewhere, or the lease still runs. Blocks."""
         moved = self.database.write_now(move, self.here, host_id, conversation_id, wait=True, force=force)
         if moved is not None:
             cancel(self.client, moved.items)
@@ -269,7 +268,7 @@ class Neighbours:
 
 
 def cancel(client: DBOSClient, items: Sequence[str]) -> None:
-    """Take items off the queues of a host that is gone; what cannot be taken is left alone by whoever finds it."""
+    """Cancel items on the queues of a silent host; a worker that finds one that is left skips it."""
     with contextlib.suppress(Exception):
         for entry in listed(client, items):
             if entry.status in WAITING:

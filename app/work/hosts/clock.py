@@ -1,4 +1,4 @@
-"""Leaps of this machine's clock: wall time against the time since boot, which nobody sets and sleep does not stop."""
+"""Finds leaps of this machine's clock by comparing it with the time since boot, which includes sleep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AT_ONCE_S: Final = 0.05
 
 
 def since_boot() -> float:
-    """Seconds since this machine was started, those in which it slept among them."""
+    """Seconds since this machine was started, including sleep. Nobody can set this clock."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -43,5 +43,5 @@ def _offset() -> float:
 
 
 def note_leap(conn: sa.Connection, host_id: str, by: float) -> None:
-    """Keep the last leap of a host's clock for `shellback doctor`."""
+    """Store the last leap of a host's clock for `shellback doctor`."""
     rows.change(conn, hosts, host_id, jumped_at=rows.now(conn), jumped_by=by)

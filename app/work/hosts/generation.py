@@ -1,7 +1,7 @@
-"""Whether database and state directory are of the same moment: both keep one count, and neither may be behind.
+"""Finds a restored database or state directory: both keep one count, and neither may be behind.
 
-The directory notes what it is about to count, the database counts in a transaction, then the directory confirms. So a
-crash between any two of these leaves what the next start can tell from a restored backup, whichever was restored.
+The directory stores the next count as attempted, the database counts in a transaction, then the directory commits it.
+A crash between these steps leaves counts that differ from those after a restore.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 FILE: Final = "generation"
 _LOCK: Final = "generation.lock"
 _LOCK_S: Final = 10.0
-"""Whoever holds it longer is stopped in the middle; what is not counted then, the next start counts."""
+"""A process that holds the lock longer is paused. The count is then skipped; the next start counts."""
 _BOUND: Final = 2**53
 Older = Literal["database", "directory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """What the state directory keeps: the count that it knows to be committed, and the one that may be.
+    """The counts of the state directory: `committed` is in the database, `attempted` may be.
 
-    `older` is what was found to be behind and is not settled yet, with both counts of that moment.
+    `older` is what was found to be behind and is not settled; `database`, `directory` and `since` are of that moment.
     """
 
     committed: int = 0
@@ -54,7 +54,7 @@ _FIELDS: Final = tuple(field.name for field in fields(Count))
 
 
 def older(in_database: int | None, count: Count) -> Older | None:
-    """Which of the two is behind the other; None when they are of the same moment, or have never met."""
+    """Which of the two is behind; None if neither is, or if the database has no count of this host."""
     if in_database is None:
         return None
     if in_database < count.committed:
@@ -63,10 +63,10 @@ def older(in_database: int | None, count: Count) -> Older | None:
 
 
 def read(home: Path) -> Count:
-    """What this state directory keeps; all zero where it has counted nothing yet.
+    """The counts of this state directory; zeros if it has none yet.
 
     Raises:
-        HomeUnusable: The file cannot be read, or holds something else.
+        HomeUnusable: The file cannot be read, or is damaged.
     """
     path = home / FILE
     try:
@@ -84,7 +84,7 @@ def read(home: Path) -> Count:
 
 _DAMAGED: Final = (
     "is damaged: restore it, or remove it; without it the state directory counts as older than the database, and "
-    "what it does not know is left to you"
+    "you have to settle each session that it does not know"
 )
 
 
@@ -103,7 +103,7 @@ def _whole(found: object) -> TypeGuard[dict[str, Any]]:
 
 
 def compared(in_database: int | None, count: Count) -> tuple[Count, Older | None]:
-    """The count, with what is behind just now, and what that is."""
+    """The count with what was found behind just now, and what is behind."""
     behind = older(in_database, count)
     if behind is not None:
         found = {"database": in_database or 0, "directory": count.committed, "since": time.time()}
@@ -112,17 +112,17 @@ def compared(in_database: int | None, count: Count) -> tuple[Count, Older | None
 
 
 def absence_tells(home: Path, created_at: float) -> bool:
-    """Whether a session of that age is gone when the state directory knows nothing of it.
+    """Whether a session of that age that the state directory does not know has really ended.
 
     Raises:
-        HomeUnusable: It is not known how old the directory is.
+        HomeUnusable: The counts of the directory cannot be read.
     """
     count = read(home)
     return count.older != "directory" or created_at >= count.since
 
 
 def cause(count: Count) -> str:
-    """What was found behind what."""
+    """The text that says what was found to be behind."""
     moment = f"the database counts {count.database}, the state directory {count.directory}"
     if count.older == "database":
         return f"the database is older than the state directory, or another one ({moment})"
@@ -130,7 +130,7 @@ def cause(count: Count) -> str:
 
 
 def remedy(count: Count) -> str:
-    """What is left alone until a person settles it, and the commands that do."""
+    """The text that says what a person has to settle, and with which commands."""
     if count.older == "database":
         return (
             "processes that it does not know run on and nobody is told of their end: `shellback ps --unknown` lists "
@@ -143,7 +143,7 @@ def remedy(count: Count) -> str:
 
 
 class Generation:
-    """Counts what this host's workers begin and end, in the database and in the state directory."""
+    """Counts starts and stops of this host's workers, in the database and in the state directory."""
 
     def __init__(self, home: Path, host_id: str, database: Database) -> None:
         self._home = home
@@ -151,12 +151,12 @@ class Generation:
         self._db = database
 
     def count(self, within: Callable[[sa.Connection], object] = lambda _: None) -> Older | None:
-        """Raise both counts by one, `within` in the same transaction; returns what was found behind just now. Blocks.
+        """Raise both counts by one and run `within` in the same transaction; returns what was found behind. Blocks.
 
-        Where the state directory cannot be written, `within` is committed, and nothing is counted.
+        If the state directory cannot be written, `within` is committed and nothing is counted.
 
         Raises:
-            StorageError: The database refuses; what was noted is settled by the next call.
+            StorageError: The database failed; the next call settles the attempted count.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -164,18 +164,18 @@ class Generation:
                 self._require_ours()
                 count, behind = self._noted()
             except OSError as error:
-                log.warning("the state directory %s cannot count this: %s", self._home, error.strerror)
+                log.warning("the count in the state directory %s was not changed: %s", self._home, error.strerror)
                 self._db.write_now(within)
                 return None
             self._db.write_now(_raised, self._host_id, count.attempted, within)
-            with contextlib.suppress(OSError):  # what is not confirmed is told by the next start all the same
+            with contextlib.suppress(OSError):  # the next start handles an unconfirmed count
                 write(self._home, replace(count, committed=count.attempted))
         if behind is not None:
-            log.error("not of one moment: %s; %s", cause(count), remedy(count))
+            log.error("a backup was restored, or the database is another one: %s; %s", cause(count), remedy(count))
         return behind
 
     def _noted(self) -> tuple[Count, Older | None]:
-        """Compare, and note on disk what was found and which number comes next."""
+        """Compare both counts, and write the result and the attempted count to disk."""
         known = self._db.read_now(in_database, self._host_id)
         count, behind = compared(known, read(self._home))
         count = replace(count, committed=known or 0, attempted=max(known or 0, count.attempted) + 1)
@@ -183,17 +183,17 @@ class Generation:
         return count, behind
 
     def settled(self) -> None:
-        """Forget what was found behind: nothing of it is left to settle. Blocks. What cannot be written is kept."""
+        """Forget what was found behind, because all of it is settled. Blocks. A failed write keeps it."""
         try:
             with self._locked():
                 kept = read(self._home)
                 if kept.older is not None:
                     write(self._home, Count(committed=kept.committed, attempted=kept.attempted))
         except OSError as error:
-            log.warning("the state directory %s cannot count this: %s", self._home, error.strerror)
+            log.warning("the count in the state directory %s was not changed: %s", self._home, error.strerror)
 
     def _require_ours(self) -> None:
-        """Return when the directory is still that of this host: one that was removed may be another's by now."""
+        """Raise `OSError` if the directory now belongs to another host, because it was removed and created again."""
         if (self._home / "host_id").read_text(errors="replace").strip() != self._host_id:
             raise OSError(errno.ESTALE, "it was removed, and what is there now is another host's")
 
@@ -221,7 +221,7 @@ def _lock(fd: int) -> None:
 
 
 def in_database(conn: sa.Connection, host_id: str) -> int | None:
-    """The count that the database has of a host; None where it has not heard of it, or has forgotten it."""
+    """The count of a host in the database; None if the host has no row."""
     return conn.execute(sa.select(hosts.c.generation).where(hosts.c.host_id == host_id)).scalar_one_or_none()
 
 
@@ -231,7 +231,7 @@ def _raised(conn: sa.Connection, host_id: str, number: int, within: Callable[[sa
 
 
 def write(home: Path, count: Count) -> None:
-    """Keep a count, durable when this returns; whoever reads finds the old or the new one."""
+    """Write a count durably and atomically."""
     draft = home / f".{FILE}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:

@@ -1,7 +1,7 @@
-"""The hosts that share a database: which one has been heard of, by the database's clock.
+"""The hosts that share a database, and when each was last heard of, by the database's clock.
 
-A host is heard of while one of its workers beats. What it holds is a lease: when nobody has heard of it for
-longer than that, others may settle what it left, each act under the lock of its row, which its return waits for.
+Each heartbeat of a worker renews the lease of its host. When the lease has ended, other hosts may settle what the host
+left. They lock its row for that, so a returning host waits for them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shellback.storage import rows
 from shellback.storage.tables import conversations, hosts, sessions
 
 SILENT_S: Final = 30.0
-"""A host not heard of for so long is said to be silent; nothing is done about it before its lease ends."""
+"""After this time without a heartbeat a host is shown as silent. Other hosts act when its lease ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A host as its row says. `silent_s` None: nobody has ever heard of it, or its row is gone for its age."""
+    """A host. `silent_s` is None if it has no row: it was never heard of, or its row was pruned."""
 
     host_id: str
     name: str
@@ -30,7 +30,7 @@ class Host:
     given_up: bool = False
 
     def holds(self, lease_s: float) -> bool:
-        """Whether its lease runs."""
+        """Whether its lease still runs."""
         return self.silent_s is not None and self.silent_s <= lease_s
 
     @property
@@ -40,28 +40,28 @@ class Host:
 
     @property
     def heard(self) -> str:
-        """When it was heard of, in words that follow its name."""
+        """When it was last heard of, as text after its name."""
         return "was never heard of" if self.silent_s is None else f"was last heard of {self.silent_s:.0f} s ago"
 
     @property
     def silence(self) -> str:
-        """What tells this silence from every other one."""
+        """An id of this silence."""
         return f"{self.host_id}:{self.heartbeat_at:.3f}"
 
 
 def heard_of(conn: sa.Connection, host_id: str) -> None:
-    """Note that a worker of this host lives; whatever others made of its silence is over."""
+    """Renew the lease of a host. It no longer counts as given up."""
     rows.put(conn, hosts, host_id, heartbeat_at=rows.now(conn), name=platform.node()[:255], given_up_at=None)
 
 
 def one(conn: sa.Connection, host_id: str) -> Host:
-    """What is known of a host, though that be nothing but its id."""
+    """A host; only its id is set if it has no row."""
     row = conn.execute(sa.select(hosts).where(hosts.c.host_id == host_id)).one_or_none()
     return Host(host_id=host_id, name=host_id[:12], silent_s=None) if row is None else _host(row, rows.now(conn))
 
 
 def held(conn: sa.Connection, host_id: str, *, wait: bool) -> Host | None:
-    """The host, its row locked; None where another one settles it, unless we are to `wait` for that."""
+    """The host, with its row locked. None if another transaction holds the row, unless `wait` is set."""
     query = sa.select(hosts).where(hosts.c.host_id == host_id).with_for_update(skip_locked=not wait)
     row = conn.execute(query).one_or_none()
     if row is not None:
@@ -70,14 +70,14 @@ def held(conn: sa.Connection, host_id: str, *, wait: bool) -> Host | None:
 
 
 def others(conn: sa.Connection, host_id: str, lease_s: float) -> list[Host]:
-    """Hosts beside this one whose lease has ended."""
+    """Other hosts whose lease has ended."""
     now = rows.now(conn)
     query = sa.select(hosts).where(hosts.c.host_id != host_id, hosts.c.heartbeat_at < now - lease_s)
     return [_host(row, now) for row in conn.execute(query.order_by(hosts.c.heartbeat_at))]
 
 
 def known(conn: sa.Connection) -> list[Host]:
-    """Every host that has a row, a conversation or a process; the one heard of last first."""
+    """Every host that has a row, a conversation or a session; the last heard of first."""
     now = rows.now(conn)
     found = [_host(row, now) for row in conn.execute(sa.select(hosts).order_by(hosts.c.heartbeat_at.desc()))]
     ids = {host.host_id for host in found}
@@ -86,14 +86,14 @@ def known(conn: sa.Connection) -> list[Host]:
 
 
 def of_conversation(conn: sa.Connection, conversation_id: str) -> Host | None:
-    """Where a conversation lives; None if there is none of that name."""
+    """The host of a conversation; None if there is no such conversation."""
     query = sa.select(conversations.c.host_id).where(conversations.c.id == conversation_id)
     host_id = conn.execute(query).scalar_one_or_none()
     return None if host_id is None else one(conn, host_id)
 
 
 def note_given_up(conn: sa.Connection, host: Host) -> None:
-    """Note that what the host left is being settled, until it is heard of again; `host` is the locked one."""
+    """Mark the locked host as given up until it is heard of again."""
     rows.change(conn, hosts, host.host_id, given_up_at=rows.now(conn))
 
 

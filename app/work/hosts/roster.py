@@ -1,4 +1,4 @@
-"""The workers there are and were, and whether each is alive."""
+"""The workers of a database, and whether each is alive."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from shellback.storage.tables import events, workers
 Standing = Literal["alive", "silent", "dead", "stopped"]
 
 LEASE_S: Final = 15.0
-"""A worker that has not been heard of for this long is paused or hangs; three heartbeats."""
+"""After this time without a heartbeat (three of them) a worker is paused or hangs."""
 TAKEN_OVER: Final = "taken_over"
-"""Kind of the event that tells of a turn which another worker goes on with."""
+"""The kind of event written when another worker continues a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Employed:
-    """One worker as its row and what is left of its process say.
+    """One worker.
 
-    `alive`: heard of within `LEASE_S`. `silent`: not heard of since, though its process or lock is there.
-    `dead`: its process is gone, on Postgres its lock. `stopped`: it said so itself. `quiet_s` is how long it
-    has not been heard of.
+    `alive`: heard of within `LEASE_S`. `silent`: not heard of since, but its process (on Postgres its lock) exists.
+    `dead`: its process (its lock) is gone. `stopped`: it has stopped. `quiet_s`: seconds since the last heartbeat.
     """
 
     executor_id: str
@@ -44,9 +43,9 @@ class Employed:
 
 
 def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True) -> list[Employed]:
-    """Workers, last started first; of this host or of every host of the database, the 200 heard of last.
+    """The 200 workers heard of last, of this host or of every host; last started first.
 
-    One that lives must not be left out for newer ones that are gone: its turns would be taken for nobody's.
+    Chosen by heartbeat, so that a living worker is not left out; its turns would be taken over.
     """
     query = sa.select(workers).order_by(workers.c.heartbeat_at.desc()).limit(200)
     if not everywhere:
@@ -71,7 +70,7 @@ def look(conn: sa.Connection, host_id: str, *, everywhere: bool = True) -> list[
 
 
 def there(conn: sa.Connection, host_id: str) -> list[Employed]:
-    """Workers of this host that are alive, or hang and may go on; not those whose process is gone."""
+    """Workers of this host that are `alive` or `silent`."""
     return [one for one in look(conn, host_id, everywhere=False) if one.state in {"alive", "silent"}]
 
 
@@ -86,7 +85,7 @@ def _state(row: sa.Row[Any], now: float, *, gone: bool) -> Standing:
 def _gone(conn: sa.Connection, found: Sequence[sa.Row[Any]], host_id: str) -> set[str]:
     if conn.dialect.name != "sqlite":
         return unheld(conn, [row.executor_id for row in found])
-    # Only our own table of processes can be looked at; a container beside us has one of its own.
+    # Only pids of our own PID namespace can be checked, not those of another container.
     return {
         row.executor_id
         for row in found
@@ -95,6 +94,6 @@ def _gone(conn: sa.Connection, found: Sequence[sa.Row[Any]], host_id: str) -> se
 
 
 def lost_turns(conn: sa.Connection) -> dict[str, int]:
-    """How many of a worker's turns others went on with, for as long as events are kept; at most 10,000 are counted."""
+    """The number of turns that other workers took over, by worker; of at most 10,000 events that are still kept."""
     query = sa.select(events.c.payload).where(events.c.kind == TAKEN_OVER).limit(10_000)
     return Counter(payload["of"] for payload in conn.execute(query).scalars())

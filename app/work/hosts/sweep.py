@@ -1,8 +1,8 @@
-"""What must not depend on anybody being alive at the right moment: compared with the truth every few seconds.
+"""The sweep: every few seconds it repairs what a worker missed because it was dead or late.
 
-The sweep frees conversations whose turn died, gives unread rows an item, expires approvals and
-hands over what a dead turn was waiting for. Each finding is acted on in a transaction of its own that
-looks again under the conversation's lock, so that two sweeps, or a sweep and a turn, cannot both act.
+It frees conversations whose turn died, gives unread rows an item, expires approvals and hands over what a dead turn
+was waiting for. Each repair is a transaction of its own that checks again under the conversation's lock, so that two
+sweeps, or a sweep and a turn, cannot both act.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 YOUNG_S: Final = 3.0
-"""What is younger may still be on its way."""
+"""Younger rows may still be in progress."""
 HEARTBEAT_DEAD_S: Final = 30.0
 BATCH: Final = 200
 WAITING: Final = frozenset({"ENQUEUED", "DELAYED", "PENDING"})
@@ -62,7 +62,7 @@ class Processes(Protocol):
 
 @dataclass(eq=False, repr=False)
 class Sweep:
-    """Runs one comparison at a time; constructed by wiring, called by the worker `me` (executor id, version)."""
+    """The sweep of the worker `me` (executor id, version)."""
 
     database: Database
     enqueuer: Enqueuer
@@ -77,7 +77,7 @@ class Sweep:
     _looked_to: str = field(init=False, default="")
 
     async def once(self) -> None:
-        """Compare and repair, each thing on its own: what cannot be done now is logged and tried by the next sweep."""
+        """Run all repairs. A repair that fails is logged and tried again by the next sweep."""
         reach("sweep.scanning")
         for repair in (
             self._expire_approvals,
@@ -102,7 +102,7 @@ class Sweep:
     async def _expire_approvals(self) -> None:
         now = since_boot()
         left = await self.database.read(approvals.left, self.host_id)
-        # By a clock that nobody sets: one that is set back gives no request more time than it had when it was seen.
+        # By the time since boot: a wall clock that is set back must not give a request more time.
         self._until = {one: min(self._until.get(one, math.inf), now + seconds) for one, seconds in left.items()}
         for request_id in [one for one, until in self._until.items() if until <= now]:
             with contextlib.suppress(ApprovalSettled):
@@ -110,7 +110,7 @@ class Sweep:
                 await self.database.write(approvals.decide, self.enqueuer, request_id, "expired", **how)
 
     async def _alive(self) -> Alive:
-        # We are, whatever a clock that jumped makes of our heartbeat.
+        # This worker is alive, even if a clock that jumped makes its heartbeat look old.
         return await self.database.read(_alive) | {self.me: self.host_id}
 
     async def _statuses(self, ids: Sequence[str]) -> Mapping[str, WorkflowStatus]:
@@ -138,7 +138,7 @@ class Sweep:
                 came,
                 extra={"conversation": row.id, "work_item": row.claimed_by},
             )
-            # Only now: cancelled before, a turn that a worker has just taken up again would die of it.
+            # Only now: an earlier cancel could end a turn that a worker has just resumed.
             status = statuses.get(row.claimed_by)
             if status is not None and status.status in WAITING:
                 await asyncio.to_thread(self.client.cancel_workflow, row.claimed_by)
@@ -155,7 +155,7 @@ class Sweep:
 
     async def _wake_the_forgotten(self) -> None:
         forgotten = await self.database.read(_with_unread_rows, self.host_id, self._looked_to)
-        # A page each time: those that wait in a long backlog must not hide the ones behind them.
+        # One page per sweep, so that a long backlog does not hide later conversations.
         self._looked_to = forgotten[-1].id if len(forgotten) == BATCH else ""
         waiting = await self.database.read(_open_items, [row.id for row in forgotten])
         statuses = await self._statuses([item for items in waiting.values() for item in items])
@@ -166,7 +166,7 @@ class Sweep:
                 continue
             if await self.database.write(_wake_if_still, self.enqueuer, row.id, row.epoch):
                 log.warning(
-                    "conversation %s had news and no item; enqueued one", row.id, extra={"conversation": row.id}
+                    "conversation %s had news but no item; enqueued one", row.id, extra={"conversation": row.id}
                 )
                 for item in waiting.get(row.id, []):
                     if item in statuses and dead_letters.is_one(item, statuses[item].status):
@@ -200,7 +200,7 @@ class Sweep:
 
 
 def _old(at: sa.Column[float]) -> sa.ColumnElement[bool]:
-    """Whether a time is long enough ago. What lies ahead was written before the clock was set back."""
+    """Whether a time is long ago, or in the future because the clock was set back."""
     now = time.time()
     return sa.or_(at < now - YOUNG_S, at > now + YOUNG_S)
 
@@ -215,7 +215,7 @@ def _alive(conn: sa.Connection) -> Alive:
     now = rows.now(conn)
     query = sa.select(workers.c.executor_id, workers.c.version, workers.c.host_id).where(
         workers.c.stopped_at.is_(None),
-        # One that lies ahead was written before the clock was set back; whoever lives writes another one soon.
+        # A time further ahead was written before the clock was set back; a living worker updates it soon.
         workers.c.heartbeat_at.between(now - HEARTBEAT_DEAD_S, now + HEARTBEAT_DEAD_S),
     )
     return {(row.executor_id, row.version): row.host_id for row in conn.execute(query)}
@@ -244,7 +244,7 @@ def _fail_if_still(
 
 
 def _waiting_turns(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any, Any]]:
-    """Turns that no item may come for any more: open, not begun, and not on their way just now."""
+    """Open turns that have not begun and are not new; their item may be gone."""
     query = (
         sa.select(turns.c.id, turns.c.conversation_id)
         .join(conversations, conversations.c.id == turns.c.conversation_id)
@@ -262,12 +262,12 @@ def _waiting_turns(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any, An
 
 def _close_unbegun(conn: sa.Connection, conversation_id: str, turn_id: str, reason: str) -> None:
     box.lock(conn, conversation_id)
-    # A message would join it and wait for nobody, and nothing of its conversation would ever be pruned.
+    # Left open, it would make later messages wait for it, and its conversation would never be pruned.
     claims.ended(conn, turn_id, turns.c.started_at.is_(None), outcome="failed", error=reason)
 
 
 def _with_unread_rows(conn: sa.Connection, host_id: str, after: str) -> Sequence[sa.Row[Any]]:
-    """Free conversations with news, and those that only wait for an APPROVAL item, old enough to be forgotten."""
+    """Free conversations with old news, and those that only wait for an APPROVAL item; a page after `after`."""
     of_it = mailbox.c.conversation_id == conversations.c.id
     unread = sa.exists().where(of_it, box.waking(), _old(mailbox.c.created_at))
     waits = sa.and_(approval_rows.c.conversation_id == conversations.c.id, approval_rows.c.state == "pending")
@@ -283,7 +283,7 @@ def _with_unread_rows(conn: sa.Connection, host_id: str, after: str) -> Sequence
 
 
 def _open_items(conn: sa.Connection, conversation_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Items that would be admitted: a conversation that waits for its APPROVAL item takes no other."""
+    """Open items that would be admitted, by conversation. One that waits for its APPROVAL item admits no other."""
     query = (
         sa.select(turns.c.id, turns.c.conversation_id)
         .join(conversations, conversations.c.id == turns.c.conversation_id)
@@ -313,13 +313,13 @@ def _wake_if_still(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str
 
 
 def undelivered(conn: sa.Connection) -> list[str]:
-    """Sessions whose end somebody has yet to hear; their logs stay."""
+    """Sessions whose end no turn has heard yet; their logs stay."""
     query = sa.select(mailbox.c.dedupe_key).where(mailbox.c.heard_at.is_(None), mailbox.c.kind == "exit")
     return [key.removeprefix("exit:") for key in conn.execute(query).scalars()]
 
 
 def _left_behind(conn: sa.Connection, host_id: str) -> Sequence[sa.Row[Any]]:
-    """Sessions whose turn is over: foreground ones nobody waits for, claims that were never started."""
+    """Sessions of finished turns that are still inline, or claimed and never started."""
     waiting = sessions.c.delivery == Delivery.INLINE.value
     unstarted = sessions.c.state == SessionState.CLAIMED.value
     query = sa.select(sessions).join(turns, turns.c.id == sessions.c.turn_id)

@@ -1,10 +1,8 @@
-"""Turns that nobody executes any more, given to a living worker of their host; they go on where they were cut off.
+"""Takeover: gives turns that no worker executes any more to a living worker of their host, which replays them.
 
-Our own first: a database that refuses connections for a while can end a turn in DBOS's memory and not in
-its table. Then those of others; there is more than one worker on Postgres only. A worker is dead when nobody
-holds its lock, which goes with its connection, or when it has not been heard of for a lease, as one that is
-paused. What it recorded is replayed by the next one; should it come back, its epoch and its token are old, and
-nothing it does counts.
+First our own: an outage of the database can end a turn in DBOS's memory but not in its table. Then, on Postgres, those
+of other workers that are dead (their lock is free) or paused (no heartbeat for a lease). If such a worker comes back,
+its epoch is old, and it cannot write.
 """
 
 from __future__ import annotations
@@ -31,15 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE_S: Final = 5.0
-"""A worker that is restarted goes on with its turns by itself; this is how long it may take to come back."""
+"""A restarted worker resumes its own turns if it is back within this time."""
 
 
 @dataclass(eq=False, repr=False)
 class Takeover:
-    """Looks for dropped turns and dead workers of this host; called by the worker `me` (executor id, version).
-
-    `running` has the items that this worker executes at present.
-    """
+    """The takeover by the worker `me` (executor id, version); `running` has the items that it executes now."""
 
     database: Database
     client: DBOSClient
@@ -50,9 +45,9 @@ class Takeover:
     _waits_for: str = field(init=False, default="")
 
     async def once(self) -> None:
-        """Give what dead workers were at to the queue again, each worker in a transaction of its own.
+        """Put the turns of dead workers back on the queue, each worker's in one transaction.
 
-        What no living worker can replay is left to the sweep. Cancelling leaves some workers' turns given on.
+        Turns that no living worker can replay are left to the sweep. A cancellation may come between two workers.
         """
         await self._hand_on_what_was_dropped()
         if self.database.dialect == "sqlite":
@@ -60,7 +55,7 @@ class Takeover:
         known = await self.database.read(_known, self.host_id)
         me = known.get(self.me[0])
         if me is None or me.state != "alive":
-            # Without our own lock, as when the server has restarted, those of others say nothing.
+            # If our own lock is gone (the server has restarted), free locks of others mean nothing.
             return
         pending = await asyncio.to_thread(self._pending)
         for executor_id in {item.executor_id for item in pending if self._orphaned(item, known)}:
@@ -72,11 +67,11 @@ class Takeover:
     async def _hand_on_what_was_dropped(self) -> None:
         pending = await asyncio.to_thread(self._pending, self.me[0])
         idle = [item for item in pending if item.app_version == self.me[1] and item.workflow_id not in self.running]
-        # One look may come between a turn and the moment in which DBOS notes that it begins or has ended.
+        # A turn must be idle in two looks: in one, DBOS may not have recorded its begin or end yet.
         dropped = [item for item in idle if item.workflow_id in self._idle_before]
         self._idle_before = {item.workflow_id for item in idle if item not in dropped}
         for item in dropped:
-            log.warning("turn %s is no longer executed, though nothing ended it: it goes on", item.workflow_id)
+            log.warning("turn %s was no longer executed and is resumed", item.workflow_id)
             await asyncio.to_thread(self.client.resume_workflows, [item.workflow_id], queue_name=item.queue_name)
 
     def _pending(self, executor_id: str | None = None) -> list[WorkflowStatus]:
@@ -89,7 +84,7 @@ class Takeover:
         )
 
     def _orphaned(self, item: WorkflowStatus, known: Mapping[str, Employed]) -> str | None:
-        """Why nobody executes this item any more, None if somebody does or may in a moment."""
+        """Why no worker executes this item any more; None if one does, or may soon."""
         worker = known.get(item.executor_id or "")
         if worker is None:
             return f"worker {item.executor_id} is not known any more"
@@ -103,8 +98,8 @@ class Takeover:
         return f"worker {worker.executor_id} is {worker.state} ({free}last heard of {worker.quiet_s:.0f} s ago)"
 
     def _take(self, conn: sa.Connection, executor_id: str | None) -> tuple[str, list[str]]:
-        """Give the turns of a worker on; why, and their items."""
-        # Held, it keeps out other sweeps, the worker's own return, and its restart, which writes this row first.
+        """Put the orphaned turns of a worker back on their queues; returns the reason and their items."""
+        # This lock keeps out other takeovers, and the worker itself, which writes this row when it beats or restarts.
         rows.lock_row(conn, workers, executor_id)
         known = _known(conn, self.host_id)
         versions = {worker.version for worker in known.values() if worker.state == "alive"} | {self.me[1]}
@@ -121,7 +116,7 @@ class Takeover:
         return why, taken
 
     async def _run_what_waits(self, here: Collection[str]) -> None:
-        """See to it that items without a version run: DBOS gives them to workers of the version that started last."""
+        """Make items without a version run: DBOS gives them to the version that started last."""
         latest = (await self.client.get_latest_application_version_async())["version_name"]
         waits_for, self._waits_for = self._waits_for, "" if latest in here else latest
         if latest in here:
@@ -139,7 +134,7 @@ def _known(conn: sa.Connection, host_id: str) -> dict[str, Employed]:
 
 
 def _versions(conn: sa.Connection) -> set[str]:
-    """Of all hosts' workers, those included that may be restarting."""
+    """Versions of all hosts' workers, including those that may be restarting."""
     query = sa.select(workers.c.version).where(
         workers.c.stopped_at.is_(None), workers.c.heartbeat_at > rows.now(conn) - 2 * LEASE_S
     )

@@ -1,6 +1,6 @@
-"""Processes that the supervisor has and the database does not, and the reverse: settled by a person, never by a guess.
+"""Processes that only the supervisor knows, and sessions that only the database knows. A person settles them.
 
-The first come from an older database under living processes, the second from an older state directory.
+The first come from a restored database, the second from a restored state directory.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ log = logging.getLogger(__name__)
 
 NOT_KNOWN: Final = "(not known: it had ended before anybody asked)"
 _MANY: Final = 1_000_000
-"""No bound: what a person adopts runs already."""
+"""No bound: adopted processes run already."""
 _SOME: Final = 500
 
 
 class AdoptionRefused(WorkError):
-    """Raised when a process cannot become that conversation's; nothing was changed."""
+    """Raised when a process cannot be adopted for that conversation. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """One process without a session, or the end of one. `command` is what it executes now, as the kernel says."""
+    """A process without a session, or its end. `command` is what it executes now, as the kernel says."""
 
     id: SessionId
     state: str
@@ -73,13 +73,13 @@ class Unknown:
 
 
 async def unknown(port: SupervisorPort, database: Database) -> list[Unknown]:
-    """What the supervisor runs, or has as ended and not acknowledged, without a session in the database; oldest first.
+    """Processes of the supervisor, running or ended and not acknowledged, without a session; oldest first.
 
     Raises:
-        SupervisorUnreachable: None answers.
+        SupervisorUnreachable: The supervisor does not answer.
     """
     boot_id = str((await port.connect())["boot_id"])
-    # In this order, what ends between the two questions is in both answers, not in none.
+    # In this order, a process that ends between the two calls is in both lists, not in neither.
     running, ended = await port.list(), await port.unacknowledged()
     ends = {record["session_id"]: record for record in ended}
     lives = {str(status["session_id"]): status for status in running if status["session_id"] not in ends}
@@ -90,10 +90,10 @@ async def unknown(port: SupervisorPort, database: Database) -> list[Unknown]:
 
 
 async def missing(port: SupervisorPort, database: Database, host_id: str) -> list[Session]:
-    """Sessions that the database has as running on this boot of this host, and the supervisor knows nothing of.
+    """Sessions that run on this boot of this host by the database, but that the supervisor does not know.
 
     Raises:
-        SupervisorUnreachable: None answers.
+        SupervisorUnreachable: The supervisor does not answer.
     """
     boot_id = (await port.connect())["boot_id"]
     live = await database.read(session_rows.find, live=True)
@@ -121,7 +121,7 @@ def _running(status: Message, boot_id: str) -> Unknown:
         cwd = os.readlink(f"/proc/{pid}/cwd")
     except OSError:
         words = []
-    # Read first, then looked at who it was: a number that has become somebody else's tells nothing.
+    # Checked after reading: the pid may have been reused.
     if words and procfs.alive(pid, start):
         command = shlex.join(word.decode("utf-8", "replace") for word in words)
     return Unknown(
@@ -151,7 +151,7 @@ def _ended(record: ExitRecord) -> Unknown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where adopted sessions are from: what their rows say beside what is known of each process."""
+    """The common fields of adopted sessions."""
 
     host_id: str
     uid: int
@@ -165,10 +165,10 @@ class Home:
 def adopt(
     conn: sa.Connection, one: Unknown, conversation_id: str, home: Home, sink: CallbackSink, *, by: str
 ) -> Session:
-    """Give a process a session of this conversation, so that its end is told there once; an end is told at once.
+    """Make a process a session of this conversation, which is told of its end; an end is told at once.
 
     Raises:
-        AdoptionRefused: The conversation is another host's, or the session has been adopted before.
+        AdoptionRefused: The conversation lives on another host, or the session was adopted before.
     """
     host = conn.execute(sa.select(conversations.c.host_id).where(conversations.c.id == conversation_id)).scalar()
     if host is not None and host != home.host_id:
@@ -215,7 +215,7 @@ def _session(one: Unknown, conversation_id: str, home: Home, by: str) -> Session
 
 
 def give_up(conn: sa.Connection, session_id: SessionId, sink: CallbackSink) -> Session:
-    """Settle a session that the supervisor does not know as lost, because a person says so; its agent is told."""
+    """Record a session that the supervisor does not know as lost, because a person says so; its agent is told."""
     end = SessionEnd(
         state=SessionState.LOST,
         evidence=Evidence.RECORD_UNREADABLE,
@@ -226,7 +226,7 @@ def give_up(conn: sa.Connection, session_id: SessionId, sink: CallbackSink) -> S
 
 
 def marked(session_id: str) -> list[int]:
-    """Living processes that bear the marker of this session, of whichever state directory; what we may read of them."""
+    """Pids of living processes with the marker of this session, of any state directory, that we may read."""
     mark = f"\0{layout.MARKER}={session_id}@".encode()
     found: list[int] = []
     for proc in procfs.snapshot():
@@ -240,10 +240,10 @@ def marked(session_id: str) -> list[int]:
 
 
 async def settle(port: SupervisorPort, database: Database, host_id: str, count: Generation, home: Path) -> int:
-    """How much is left to settle of what was found behind; with nothing left it is forgotten.
+    """The number of processes or sessions still to settle; at 0, what was found behind is forgotten.
 
     Raises:
-        SupervisorUnreachable: None answers.
+        SupervisorUnreachable: The supervisor does not answer.
     """
     behind = generation.read(home).older
     if behind is None:
@@ -256,7 +256,7 @@ async def settle(port: SupervisorPort, database: Database, host_id: str, count: 
 
 @dataclass(eq=False, repr=False)
 class Alarm:
-    """Says at the start of a worker what a person has to settle. A service of the worker."""
+    """Logs at the start of a worker what a person has to settle."""
 
     port: SupervisorPort
     database: Database
@@ -265,7 +265,7 @@ class Alarm:
     home: Path
 
     async def start(self) -> None:
-        """Look once; what cannot be looked at is left to `shellback doctor`."""
+        """Look once; after an error `shellback doctor` still tells."""
         try:
             await self._look()
         except (ExecError, StorageError) as error:
@@ -281,9 +281,9 @@ class Alarm:
         found = generation.read(self.home)
         left = await settle(self.port, self.database, self.host_id, self.count, self.home)
         if left and found.older == "directory":
-            log.error("still to settle: %d session(s), as %s", left, generation.cause(found))
+            log.error("%d session(s) are still to settle, because %s", left, generation.cause(found))
         elif found.older is not None and not left:
-            log.warning("what was found when the %s was older is settled: nothing of it is left", found.older)
+            log.warning("everything that was found when the %s was older is settled", found.older)
 
     async def stop(self) -> None:
         """Nothing to end."""

@@ -1,7 +1,6 @@
-"""What a person is told outside of any conversation: rows written with the thing they tell, sent later by a notifier.
+"""Notices: rows that commit with their cause and are sent later by a notifier.
 
-A row is written once, whoever repeats the transaction; it is sent at least once, or given up after a
-bounded number of attempts, which the row keeps.
+A repeated transaction writes no second row. A row is sent at least once, or given up after some attempts.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from shellback.storage.tables import notices
 Kind = Literal["approval", "alarm", "set_aside"]
 
 DELAYS_S: Final = (2.0, 10.0, 60.0, 300.0, 1800.0)
-"""Between the attempts; after the last attempt a notice is given up."""
+"""The delays between attempts; after the last attempt a notice is given up."""
 FAR_S: Final = 86_400.0
-"""Longer than any of them."""
+"""Longer than any delay."""
 TEXT_CHARS: Final = 4_000
 ERROR_CHARS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """Where notices are put. `host` is what a person calls this machine; with `on` false nothing is written.
+    """Writes notices. `host` is the name of this machine; with `on` false nothing is written.
 
-    What a notice says in words is harmless to show; the call in it is exact and whole.
+    The text of a notice is escaped for a terminal; the call in it is exact and complete.
     """
 
     host: str = ""
     on: bool = False
     ring: Callable[[], None] = lambda: None
-    """Called after a transaction that may have put something."""
+    """Called after a transaction that may have written a notice."""
 
     def put(
         self,
@@ -49,7 +48,7 @@ class Outbox:
         text: str,
         approval: dict[str, Any] | None = None,
     ) -> None:
-        """Write a notice as part of the caller's transaction; one `key` is told once."""
+        """Write a notice in the caller's transaction; a repeated `key` writes nothing."""
         if not self.on:
             return
         now = time.time()
@@ -81,7 +80,7 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A notice that this process has taken to send; `attempt` counts from 1."""
+    """A notice that this process has taken; `attempt` counts from 1."""
 
     id: int
     kind: str
@@ -91,12 +90,12 @@ class Due:
 
 
 def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
-    """Take what is due, so that nobody else sends it for `lease_s` seconds, though we may die."""
+    """Take due notices. No other worker takes them for `lease_s` seconds."""
     now = time.time()
     its = notices.c
     query = (
         sa.select(its.id, its.kind, its.conversation_id, its.payload, (its.attempts + 1).label("attempt"))
-        # What is due later than any delay is was written before the clock was set back.
+        # A time further ahead than any delay was written before the clock was set back.
         .where(notices.c.state == "waiting", sa.or_(notices.c.due_at <= now, notices.c.due_at > now + FAR_S))
         .order_by(notices.c.due_at, notices.c.id)
         .limit(limit)
@@ -110,12 +109,12 @@ def take(conn: sa.Connection, *, limit: int, lease_s: float) -> list[Due]:
 
 
 def sent(conn: sa.Connection, notice: Due) -> None:
-    """Note that it was sent."""
+    """Record that a notice was sent."""
     change(conn, notices, notice.id, state="sent", sent_at=time.time(), error=None)
 
 
 def failed(conn: sa.Connection, notice: Due, error: str, delays_s: tuple[float, ...] = DELAYS_S) -> bool:
-    """Note why it was not sent; whether it is tried again."""
+    """Record why a notice was not sent; returns whether it is tried again."""
     again = notice.attempt <= len(delays_s)
     values: dict[str, Any] = {"error": error[:ERROR_CHARS]}
     values |= {"due_at": time.time() + delays_s[notice.attempt - 1]} if again else {"state": "given_up"}
@@ -125,7 +124,7 @@ def failed(conn: sa.Connection, notice: Due, error: str, delays_s: tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """How the telling goes: notices that wait, were given up, when one was last sent, and the latest error."""
+    """The number of waiting and given-up notices, when one was last sent, and the latest error."""
 
     waiting: int
     given_up: int
@@ -134,7 +133,7 @@ class Told:
 
 
 def told(conn: sa.Connection) -> Told:
-    """The state of all notices there are."""
+    """The state of all notices."""
     counts = sa.select(notices.c.state, sa.func.count().label("number")).group_by(notices.c.state)
     by_state: dict[str, int] = {row.state: row.number for row in conn.execute(counts)}
     failed_last = sa.select(notices.c.error).where(notices.c.error.is_not(None)).order_by(notices.c.id.desc()).limit(1)
@@ -147,7 +146,7 @@ def told(conn: sa.Connection) -> Told:
 
 
 def next_due(conn: sa.Connection) -> float | None:
-    """Seconds until something is due, None if nothing waits."""
+    """Seconds until the next notice is due; None if none waits."""
     due = conn.execute(sa.select(sa.func.min(notices.c.due_at)).where(notices.c.state == "waiting")).scalar_one()
     left = None if due is None else max(0.0, due - time.time())
     return 0.0 if left is not None and left > FAR_S else left

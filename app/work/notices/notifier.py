@@ -1,4 +1,4 @@
-"""Sends notices from the worker, beside its turns and never in their way."""
+"""Sends notices from the worker, without delaying its turns."""
 
 from __future__ import annotations
 
@@ -29,28 +29,22 @@ log = logging.getLogger(__name__)
 TIMEOUT_S: Final = 10.0
 AT_ONCE: Final = 4
 LEASE_S: Final = 30.0
-"""How long a notice stays taken by a worker that died with it; more than an attempt can last."""
+"""How long a dead worker keeps a notice, beyond the timeout of an attempt."""
 IDLE_S: Final = 15.0
-"""At most so long until a notice is found of which nobody told us."""
+"""The longest time between two looks at the table."""
 REAP_S: Final = 2.0
 ORPHAN_S: Final = 15.0
-"""A command whose worker was killed is ended after so long by `timeout`, where there is one."""
+"""After this time `timeout`, if installed, kills a command whose worker was killed."""
 
 
 class NotSent(Exception):
-    """Raised when an attempt failed; the message is for a log and holds no secret."""
+    """Raised when an attempt failed. The message is for the log and holds no secret."""
 
 
 class Target(Protocol):
-    """Where notices go."""
+    """The destination of notices. `send` delivers one or raises `NotSent`; a cancellation leaves nothing behind."""
 
-    async def send(self, payload: dict[str, Any]) -> None:
-        """Deliver one; cancelling leaves nothing behind.
-
-        Raises:
-            NotSent: It was not taken.
-        """
-        ...
+    async def send(self, payload: dict[str, Any]) -> None: ...
 
 
 _JSON: Final = {"Content-Type": "application/json"}
@@ -68,7 +62,7 @@ class Webhook:
         Raises:
             NotSent: No connection, or another status.
         """
-        # Reading the certificates takes tens of milliseconds, in which no turn would go on.
+        # In a thread: reading the certificates takes tens of milliseconds and would block turns.
         trusted = await asyncio.to_thread(_trusted)
         try:
             async with (
@@ -77,7 +71,7 @@ class Webhook:
             ):
                 status = response.status_code
         except httpx2.HTTPError as error:
-            # Not its text: that may quote the address, and the address may hold a key.
+            # Without its text, which may quote the URL with a key.
             raise NotSent(f"no answer ({type(error).__name__})") from None
         except (httpx2.InvalidURL, ValueError, OSError) as error:
             raise NotSent(f"cannot be sent ({type(error).__name__})") from None
@@ -98,7 +92,7 @@ class Command:
         Raises:
             NotSent: It could not be started, or ended with something else than 0.
         """
-        # A file in memory, not a pipe: a program that does not read it holds nobody up.
+        # A file in memory, not a pipe: we never wait for the program to read it.
         stdin = os.memfd_create("notice", os.MFD_CLOEXEC)
         try:
             linux.write_all(stdin, _encoded(payload))
@@ -120,7 +114,7 @@ class Command:
             await _readable(pidfd)
         finally:
             if not _over(process):
-                # A child that is not reaped: its number, and that of the group it leads, are nobody else's.
+                # The child is not reaped, so its pid and process group cannot have been reused.
                 os.killpg(process.pid, signal.SIGKILL)  # noqa: TID251 - see above
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(_readable(pidfd), REAP_S)
@@ -163,10 +157,9 @@ async def _readable(fd: int) -> None:
 
 @dataclass(eq=False, repr=False)
 class Notifier:
-    """Takes notices that are due and sends them, a few at a time; what fails is tried again later.
+    """Takes due notices and sends them, a few at a time; failed ones are tried again later.
 
-    Several workers share the rows: one is sent by whoever took it. A worker that dies after sending and
-    before noting so has it sent twice.
+    Several workers share the rows. If a worker dies after sending and before recording that, the notice is sent twice.
     """
 
     database: Database
@@ -176,22 +169,22 @@ class Notifier:
     _bell: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def ring(self) -> None:
-        """Say that something may be due; from the loop's own thread."""
+        """Look at the table now; call it from the loop's thread."""
         self._bell.set()
 
     async def run(self) -> NoReturn:
-        """Send what is due, for ever; cancelled, what is being sent is sent again by the next worker. Twice is fine."""
+        """Send due notices forever. After a cancellation the next worker sends unfinished ones again."""
         while True:
             self._bell.clear()
             wait_s: float | None = IDLE_S
             try:
                 taken = await self.database.write(notices.take, limit=AT_ONCE, lease_s=self.timeout_s + LEASE_S)
-                # All of them, whichever fails: what is being sent is not left behind.
+                # `return_exceptions`: an error of one must not abandon the others.
                 done = await asyncio.gather(*map(self._send, taken), return_exceptions=True)
                 for error in filter(None, done):
-                    log.warning("what came of a notice is not noted, so it is sent again: %s", error)
+                    log.warning("the result of a notice was not recorded, so it is sent again: %s", error)
                 wait_s = 0.0 if len(taken) == AT_ONCE else await self.database.read(notices.next_due)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the rows are kept
+            except Exception as error:  # noqa: BLE001 - the rows are kept
                 log.warning("notices wait: %s", error)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._bell.wait(), IDLE_S if wait_s is None else min(IDLE_S, wait_s))
@@ -219,7 +212,7 @@ class Notifier:
 def notifying(
     database: Database, url: str | None, command: Sequence[str], env: Mapping[str, str], host: str
 ) -> tuple[Outbox, tuple[Notifier, ...]]:
-    """Where notices of this host are put, and who sends them: to a URL, to a command, or nobody."""
+    """The outbox of this host, and its notifier if a URL or command is configured."""
     target = Webhook(url) if url else Command(command, env) if command else None
     if target is None:
         return SILENT, ()

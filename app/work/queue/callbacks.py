@@ -1,4 +1,4 @@
-"""From the end of a process to the work item that wakes its agent, and from findings to events."""
+"""Turns ends of processes into callbacks, and findings into events."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from shellback.work.queue.queues import Enqueuer
 class CallbackSink:
     """Writes the news of an ended session and its EXEC_CALLBACK item, in the transaction of the end (G2).
 
-    The item's id is derived from the session, so however often the end is delivered there is one
-    item; the row's key keeps the news single in the same way. Where the agent wants no news of such an end it is
-    settled at once: the item finds nothing to tell.
+    Item id and row key are derived from the session, so a repeated delivery adds nothing. If the agent wants no
+    news of such an end, the row is settled at once, and the item finds nothing to tell.
     """
 
     def __init__(self, enqueuer: Enqueuer, host_id: str, payload_of: Callable[[Session], dict[str, Any]]) -> None:
@@ -54,7 +53,7 @@ class SqlFindings(FindingSink):
         self._host_id = host_id
 
     async def found(self, findings: Sequence[Finding]) -> Sequence[Finding]:
-        """See `FindingSink.found`; nothing is written where there is nothing to tell."""
+        """See `FindingSink.found`."""
         return await self._database.write(_recorded, self._host_id, findings) if findings else ()
 
     async def of(self, session_id: str) -> Sequence[Finding]:

@@ -1,4 +1,4 @@
-"""What DBOS has given up, or keeps for nobody, while somebody has still to hear of it."""
+"""Items that DBOS has given up, or that wait on the queue of an unknown host."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def is_one(item: str, status: str) -> bool:
 
 
 def _items(conn: sa.Connection) -> sa.TableClause:
-    # DBOS's own table: asked through its client, a look costs the loading of all of DBOS.
+    # DBOS's own table: its client would import all of DBOS, which is slow.
     schema = None if conn.dialect.name == "sqlite" else "dbos"
     names = ("workflow_uuid", "status", "queue_name")
     return sa.table("workflow_status", *(sa.column(name, sa.Text) for name in names), schema=schema)
 
 
 def callbacks(conn: sa.Connection) -> list[DeadLetter]:
-    """Callbacks given up with their news unread and the conversation free: nobody comes for it but the sweep."""
+    """Given-up callbacks with unread news and a free conversation; only the sweep enqueues another item."""
     items = _items(conn)
     query = (
         sa.select(mailbox.c.dedupe_key, mailbox.c.conversation_id, items.c.status)
@@ -58,7 +58,7 @@ def callbacks(conn: sa.Connection) -> list[DeadLetter]:
 
 
 def for_nobody(conn: sa.Connection, host_id: str) -> dict[str, int]:
-    """How many items wait on queues of hosts that this database does not know, by host; `host_id` is known."""
+    """The number of items that wait on queues of unknown hosts, by host; `host_id` counts as known."""
     items = _items(conn)
     query = (
         sa.select(items.c.queue_name, sa.func.count())

@@ -19,7 +19,7 @@ class Priority(IntEnum):
 
 
 class ItemType(StrEnum):
-    """Why a turn is asked for."""
+    """The cause of a turn."""
 
     CHAT = "CHAT"
     APPROVAL = "APPROVAL"
@@ -30,10 +30,10 @@ class ItemType(StrEnum):
 
 
 BY_A_PERSON: Final = frozenset({ItemType.CHAT, ItemType.APPROVAL})
-"""Items a person caused: they start a new chain of turns and pass blocks that wait for a person."""
+"""Items that a person caused. They begin a new chain and pass blocks that wait for a person."""
 
 MOVED: Final = "moved"
-"""Outcome of an item whose conversation lives on another host by now."""
+"""Outcome of an item whose conversation has moved to another host."""
 
 IDLE_OUTCOMES: Final = ("busy", "nothing", "gone", MOVED)
 """Outcomes of items that came to no turn."""
@@ -41,10 +41,10 @@ IDLE_OUTCOMES: Final = ("busy", "nothing", "gone", MOVED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """A durable wake-up for one conversation; what it has to hear lies in the mailbox.
+    """A durable entry on a queue that causes a turn; its news is in the mailbox.
 
-    `id` is the workflow id and so the key by which DBOS runs it once. `waiting` says that a person
-    waits for the answer, which moves the item to the queue that is polled often.
+    `id` is the workflow id: DBOS runs each id once. `waiting` means that a person waits for the answer, so the item is
+    on the queue that is polled often.
     """
 
     id: str
@@ -55,7 +55,7 @@ class WorkItem:
     payload: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
-        """Portable JSON, which every version of a worker can read."""
+        """Portable JSON for every version of a worker."""
         return asdict(self) | {"type": self.type.value, "priority": int(self.priority)}
 
     @classmethod
@@ -63,7 +63,7 @@ class WorkItem:
         """The item again.
 
         Raises:
-            ValueError: A type or priority that this version does not know.
+            ValueError: The type or priority is unknown to this version.
             KeyError: A part is missing.
         """
         return cls(
@@ -99,6 +99,6 @@ def watch_item(conversation_id: str, watch_id: str, hit: int, payload: dict[str,
 def epoch_item(
     kind: ItemType, conversation_id: str, epoch: int, *, priority: Priority, waiting: bool = False, suffix: str = ""
 ) -> WorkItem:
-    """An item that follows from the turn which held `epoch`: at most one of a kind, however often it is asked for."""
+    """An item that follows the turn which held `epoch`. Repeated calls give the same id, so there is one of a kind."""
     item_id = f"{kind.value}:{conversation_id}:{epoch}{suffix}"
     return _item(item_id, conversation_id, priority=priority, waiting=waiting)

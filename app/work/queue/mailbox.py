@@ -1,8 +1,7 @@
-"""What a conversation has to hear: rows that are put, taken by a turn, and heard when it closes.
+"""The mailbox: rows that are put, taken by a turn, and heard when the turn closes.
 
-Every function is a part of the caller's transaction and locks the conversation's row before it
-looks at anything else: without that a row put between a turn's last look and its release is
-never read on Postgres.
+Every function runs in the caller's transaction, which locks the conversation's row first. Without this lock a row
+that is put between a turn's last look and its release would never be read on Postgres.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from shellback.work.queue.items import WorkItem
 from shellback.work.queue.queues import Enqueuer, note_turn
 
 ROWS_PER_TURN: Final = 100
-"""Rows one look takes; the rest waits for the next look or the follow-up."""
+"""Rows that one look takes; the rest waits for the next look or the follow-up."""
 
 APART: Final = "*"
-"""In `taken_by` of an unread row: a wish to stop was about it, so the turn that is to end takes it."""
+"""`taken_by` of an unread row that a wish to stop covers; the turn that is to stop takes it."""
 
 Kind = Literal["message", "exit", "watch", "typed", "turn_failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """One mailbox row as a turn hears it."""
+    """One mailbox row that a turn has taken."""
 
     id: int
     kind: str
@@ -39,15 +38,15 @@ class Letter:
 
 
 def lock(conn: sa.Connection, conversation_id: str) -> sa.Row[Any] | None:
-    """The conversation's row, held against every other put, enter and release until commit."""
+    """The conversation's row, locked until commit; put, enter and release wait for it."""
     query = sa.select(conversations).where(conversations.c.id == conversation_id)
     return conn.execute(query.with_for_update()).one_or_none()
 
 
 def open_conversation(conn: sa.Connection, conversation_id: str, *, host_id: str) -> sa.Row[Any]:
-    """The locked row of a conversation, made for this host if there is none yet."""
+    """The locked row of a conversation; it is created for this host if it is missing."""
     row = None
-    while row is None:  # pruned between the two statements, which happens to an idle conversation once
+    while row is None:  # an idle conversation may be pruned between the two statements
         insert_new(conn, conversations, {"id": conversation_id, "host_id": host_id, "created_at": time.time()})
         row = lock(conn, conversation_id)
     return row
@@ -63,10 +62,10 @@ def put(
     payload: dict[str, Any],
     dedupe_key: str | None = None,
 ) -> None:
-    """Add a row and the item that will make somebody read it; `conversation` is the locked row.
+    """Add a row and the item whose turn will read it; `conversation` is the locked row.
 
-    A message needs no item of its own where one is on its way: its turn is `busy` then, as one that came too late.
-    A `dedupe_key` that was used before leaves everything as it is.
+    A message gets no item if another one on its way will read it; its turn then has the outcome `busy`. A
+    `dedupe_key` that was used before changes nothing.
     """
     added = add_row(
         conn,
@@ -79,7 +78,7 @@ def put(
     if not added:
         return
     if kind == "message" and on_its_way(conn, item):
-        # Five hundred messages to one conversation are one turn, not five hundred places in everybody's queue.
+        # Many messages to one conversation become one turn, not many items.
         note_turn(conn, item)
         now = time.time()
         change(conn, turns, item.id, outcome="busy", started_at=now, ended_at=now)
@@ -88,25 +87,25 @@ def put(
 
 
 def settle(conn: sa.Connection, dedupe_key: str) -> None:
-    """Take an unread row as heard: nobody is to be woken by it."""
+    """Mark an unread row as heard, so that it wakes no turn."""
     unread = mailbox.c.state == "unread"
     change_some(conn, mailbox, mailbox.c.dedupe_key == dedupe_key, unread, state="heard", heard_at=time.time())
 
 
 def is_unread(conn: sa.Connection, dedupe_key: str) -> bool:
-    """Whether a row waits for a turn that takes it."""
+    """Whether the row with this key is unread."""
     return exists(conn, sa.select(mailbox.c.id).where(mailbox.c.dedupe_key == dedupe_key, mailbox.c.state == "unread"))
 
 
 def waking() -> sa.ColumnElement[bool]:
-    """Whether a row is news that a turn has to come for; what is not waits for whatever turn comes next."""
+    """The condition that a row is unread and wakes a turn; quiet rows wait for the next turn."""
     return sa.and_(mailbox.c.state == "unread", mailbox.c.kind.not_in(QUIET))
 
 
 def on_its_way(conn: sa.Connection, item: WorkItem) -> bool:
-    """Whether an item that is at least as urgent has yet to start, and so will read what `item` would come for.
+    """Whether an item that is at least as urgent as `item` has not started yet, and so will read its row.
 
-    Starting takes the conversation's row, which the caller holds: what has not started yet finds what is put now.
+    The caller holds the conversation's row, which a starting turn locks.
     """
     waits = mailbox.c.payload["waiting"].as_boolean()
     query = (
@@ -132,7 +131,7 @@ def add_row(
     payload: dict[str, Any],
     dedupe_key: str | None = None,
 ) -> bool:
-    """Add an unread row; False when its key was used before. The caller holds the conversation's row."""
+    """Add an unread row; False if its key was used before. The caller holds the conversation's row."""
     return insert_new(
         conn,
         mailbox,
@@ -148,15 +147,15 @@ def add_row(
 
 
 def undecided(conn: sa.Connection, conversation_id: str) -> int:
-    """How many calls of the conversation wait for a decision."""
+    """The number of pending approvals of a conversation."""
     return count(conn, approvals, approvals.c.conversation_id == conversation_id, approvals.c.state == "pending")
 
 
 def held(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) -> sa.Row[Any]:
-    """The locked conversation, if this execution of this turn still holds it.
+    """The locked conversation, which this execution must still hold.
 
     Raises:
-        StaleTurn: A newer execution or the sweep has taken it.
+        StaleTurn: A newer execution holds it, or the sweep has freed it.
     """
     row = lock(conn, conversation_id)
     if row is None or row.state != "claimed" or row.claimed_by != turn_id or row.epoch != epoch:
@@ -165,12 +164,12 @@ def held(conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int) ->
 
 
 def set_apart(conn: sa.Connection, conversation_id: str) -> None:
-    """Mark what is unread now as what a wish to stop is about; what comes later is for a later turn."""
+    """Mark the unread rows as covered by a wish to stop; rows that come later are for a later turn."""
     change_some(conn, mailbox, *_unread(conversation_id), taken_by=APART)
 
 
 def any_apart(conn: sa.Connection, conversation_id: str) -> bool:
-    """Whether a wish to stop is about any row that is unread still."""
+    """Whether a wish to stop covers an unread row."""
     return exists(conn, sa.select(mailbox.c.id).where(*_unread(conversation_id), mailbox.c.taken_by == APART))
 
 
@@ -179,9 +178,9 @@ def _unread(conversation_id: str) -> tuple[sa.ColumnElement[bool], sa.ColumnElem
 
 
 def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, apart: bool = False) -> list[Letter]:
-    """Take what is unread for step `step` of a turn that is `held`; repeating the step gives the same rows again.
+    """Take unread rows for step `step` of a turn that is `held`; a repeated step gets the same rows.
 
-    With `apart` only what a wish to stop is about, and the news that a turn died.
+    With `apart` it takes only rows that a wish to stop covers, and reports of failed turns.
     """
     mine = sa.and_(mailbox.c.state == "taken", mailbox.c.taken_by == turn_id, mailbox.c.taken_step == step)
     unread = mailbox.c.state == "unread"
@@ -203,9 +202,9 @@ def take(conn: sa.Connection, conversation_id: str, turn_id: str, step: int, *, 
 def hear(
     conn: sa.Connection, conversation_id: str, turn_id: str, heard: Collection[int], told: Collection[str]
 ) -> None:
-    """Settle the rows `heard`, and unread exits of sessions that the agent was `told` of; the rest is unread again.
+    """Settle the rows `heard`, and unread exits of sessions that the agent was `told` of.
 
-    What the turn has taken but its history does not have was taken by an execution that came no further.
+    Other rows that the turn took, in an execution that was cut off, become unread again.
     """
     settled = {"state": "heard", "heard_at": time.time()}
     if heard:
@@ -217,7 +216,7 @@ def hear(
 
 
 def give_back(conn: sa.Connection, conversation_id: str, turn_id: str, *, apart: bool = False) -> None:
-    """Make what a turn has taken and not settled unread again; `apart` as a wish to stop is about it."""
+    """Make the rows that a turn has taken unread again; with `apart` a wish to stop covers them."""
     taken = sa.and_(mailbox.c.conversation_id == conversation_id, mailbox.c.state == "taken")  # has an index
     unread = {"state": "unread", "taken_by": APART if apart else None, "taken_step": None}
     change_some(conn, mailbox, taken, mailbox.c.taken_by == turn_id, **unread)

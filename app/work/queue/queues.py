@@ -1,4 +1,4 @@
-"""The one place that knows how an item gets onto a DBOS queue, and which queue it belongs on."""
+"""Puts items on DBOS queues; nothing else does."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WAKES_POLL_S: Final = 0.12
 
 
 def turns_queue(host_id: str) -> str:
-    """Name of the queue for what can wait."""
+    """The queue for items that can wait."""
     return f"turns.{host_id}"
 
 
 def wakes_queue(host_id: str) -> str:
-    """Name of the queue for what cannot: HIGH and above, and NORMAL that a person waits for."""
+    """The queue for urgent items: HIGH and above, and NORMAL if a person waits."""
     return f"wakes.{host_id}"
 
 
@@ -39,16 +39,16 @@ def queues_of(host_id: str) -> list[str]:
 
 
 def queue_for(item: WorkItem, host_id: str) -> str:
-    """The queue of an item: workspaces and processes are local, so it is one of the conversation's host."""
+    """The queue of an item. It belongs to the conversation's host, where workspaces and processes are."""
     urgent = item.priority <= Priority.HIGH or (item.waiting and item.priority <= Priority.NORMAL)
     return wakes_queue(host_id) if urgent else turns_queue(host_id)
 
 
 class Enqueuer(Protocol):
-    """Puts items on queues inside somebody else's transaction."""
+    """Puts items on queues in the caller's transaction."""
 
     def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
-        """Enqueue `item` when `conn` commits; an id that was used before changes nothing, ever."""
+        """Enqueue `item` when `conn` commits; an id that was used before changes nothing."""
         ...
 
 
@@ -57,7 +57,7 @@ class _Carried(TypedDict, total=False):
 
 
 class DbosEnqueuer:
-    """Enqueues through `DBOSClient`, version-less: an item stamped with a version never runs after an upgrade."""
+    """Enqueues without a version: an item with one would never run after an upgrade."""
 
     def __init__(self, client: DBOSClient, *, traced: bool = False) -> None:
         self._client = client
@@ -93,7 +93,7 @@ def _carrying(context: str | None) -> _Carried:
 
 
 def note_turn(conn: sa.Connection, item: WorkItem, context: str | None = None) -> None:
-    """Write the row of an item's turn, unless it is there."""
+    """Write the row of an item's turn, unless it exists."""
     insert_new(
         conn,
         turns,

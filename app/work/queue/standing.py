@@ -1,4 +1,4 @@
-"""How conversations stand, one line for each; and the backlog: which items wait, run, or wait behind a block."""
+"""The state of each conversation; and the items that wait, run, or are blocked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shellback.work.queue.items import Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One conversation. `active_at` is when an item came or a turn ended last."""
+    """One conversation. `active_at` is when the last item came or the last turn ended."""
 
     id: str
     host_id: str
@@ -71,12 +71,12 @@ def _query() -> sa.Select[Any]:
 
 
 LISTED: Final = 200
-"""Rows of one kind at most; counts are never cut."""
+"""At most this many rows of one kind; counts are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Items of one priority that no turn has begun. `oldest` is when the first of them came."""
+    """Items of one priority whose turn has not begun. `oldest` is when the first one came."""
 
     host_id: str
     priority: str
@@ -100,7 +100,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """A conversation that takes no item until something is done; `unread` is what waits in its mailbox."""
+    """A blocked conversation; `unread` counts its unread mailbox rows."""
 
     host_id: str
     conversation: str
@@ -111,7 +111,7 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What a host, or every host, has still to do."""
+    """What waits, runs and is blocked on one host or all."""
 
     waiting: list[Waiting]
     running: list[Running]

@@ -1,9 +1,9 @@
-"""What people see of a turn while it runs: a bounded table of events, followed by number.
+"""Events for display: a bounded table that clients follow by number.
 
 Kinds: `message`, `text` (a piece of the answer), `tool_call`, `tool_result`, `answer`, `approval`,
-`decision`, `exit`, `watch`, `typed`, `output` (how much a process has printed; a newer one takes its place),
-`stopping`, `stopped`, `failed`, `blocked`, `taken_over`, `alarm`, `finding`. A client that meets a higher epoch of a
-turn drops what it showed of the older one: that execution was repeated.
+`decision`, `exit`, `watch`, `typed`, `output` (how much a process has printed; a newer event replaces it),
+`stopping`, `stopped`, `failed`, `blocked`, `taken_over`, `alarm`, `finding`. When a client sees a higher
+epoch of a turn, it drops what it showed of the older epoch: the turn was replayed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,7 @@ class Event:
 def note(
     conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, kind: str, payload: dict[str, Any]
 ) -> int:
-    """Add an event; text in it is cut to what a terminal wants to see at once, but that of a call is whole.
-
-    Returns its number.
-    """
+    """Add an event and return its number. Long texts are cut, except in kinds `WHOLE`."""
     if kind not in WHOLE:
         payload = {key: _cut(value) for key, value in payload.items()}
     added = conn.execute(
@@ -61,7 +58,7 @@ def note(
 
 
 def drop(conn: sa.Connection, numbers: Collection[int]) -> None:
-    """Delete events that later ones have taken the place of."""
+    """Delete events that newer ones replace."""
     conn.execute(sa.delete(events).where(events.c.id.in_(numbers)))
 
 
@@ -94,6 +91,6 @@ def last_number(conn: sa.Connection, before: float | None = None) -> int:
 
 
 def prune(conn: sa.Connection) -> int:
-    """Delete what is older than a day, at most `PRUNED_AT_ONCE`; returns how many."""
+    """Delete at most `PRUNED_AT_ONCE` events older than a day; returns how many."""
     old = sa.select(events.c.id).where(events.c.created_at < time.time() - KEEP_S).limit(PRUNED_AT_ONCE)
     return conn.execute(sa.delete(events).where(events.c.id.in_(old))).rowcount

@@ -1,8 +1,7 @@
-"""Which trace a work item belongs to, as W3C trace context, found without a tracer.
+"""The trace of a work item, as W3C trace context, computed without a tracer.
 
-Every span that is made from records has an id derived from what it is about: whoever makes it, however
-often, it is the same span, and whoever needs it as a parent knows its id before it exists. So a trace
-goes on over queues, processes and the death of workers without anything else to remember::
+A span that is made from records has an id derived from its subject, so repeats make the same span, and children know
+their parent's id before it exists. A trace therefore spans queues, processes and restarts of workers::
 
     message ── its wait in the queue ── turn ── ... ── tool call ── process ── wait of its EXEC_CALLBACK ── turn
 """
@@ -18,19 +17,19 @@ from shellback.work.queue.items import ItemType, WorkItem
 
 
 def process_context(session_id: str, started_in: str) -> str:
-    """The `traceparent` of a session's process, which the call of `started_in` has started."""
+    """The `traceparent` of a session's process; `started_in` is the one of the call that started it."""
     return _traceparent(_trace_of(started_in), "process", session_id)
 
 
 def context_of(conn: sa.Connection, item: WorkItem) -> str:
-    """The `traceparent` of an item's wait, under which its turn runs; a message begins a trace of its own."""
+    """The `traceparent` of an item's wait, the parent of its turn; a message begins a new trace."""
     cause = cause_of(conn, item)
     trace = _trace_of(cause) if cause else _derived("trace", item.id)[:32]
     return _traceparent(trace, "queue", item.id)
 
 
 def cause_of(conn: sa.Connection, item: WorkItem) -> str | None:
-    """The `traceparent` of what made somebody enqueue `item`: a process, or the item of the turn before."""
+    """The `traceparent` of the cause of `item`: a process, or the item of the turn before; None for a message."""
     match item.type:
         case ItemType.CHAT:
             return None

@@ -1,4 +1,4 @@
-"""From a watch that fires to the work item that wakes its agent, and back where the agent has read it meanwhile."""
+"""Turns hits of watches into work items, and settles hits whose output the agent has already read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from shellback.work.queue.items import watch_item
 from shellback.work.queue.queues import Enqueuer
 
 Range = tuple[SessionId, int, int]
-"""Output that the agent has been shown as a whole: of which session, from where, to where."""
+"""A range of output that the agent was shown: session, start, end."""
 
 
 class WatchWakes(WatchSink):
-    """Writes the news of a hit and its EXEC_WATCH item, in the transaction that counts it.
+    """Writes the news of a hit and its EXEC_WATCH item, in the transaction that counts the hit.
 
-    The key of both has the number of the hit, so however often it is found it is told once.
+    Both keys contain the number of the hit, so it is told once.
     """
 
     def __init__(self, enqueuer: Enqueuer, host_id: str) -> None:
@@ -34,7 +34,7 @@ class WatchWakes(WatchSink):
         self._host_id = host_id
 
     def hit(self, tx: object, watch: Watch, hit: Hit) -> bool:
-        """Record the news of `hit`, a part of the caller's transaction, unless the hit before it is unread."""
+        """Record the news of `hit` in the caller's transaction; False if the previous hit is still unread."""
         assert isinstance(tx, sa.Connection)
         conversation = mailbox.open_conversation(tx, watch.conversation_id, host_id=self._host_id)
         if hit.why_off is None and mailbox.is_unread(tx, f"watch:{watch.id}:{hit.number - 1}"):
@@ -49,17 +49,14 @@ class WatchWakes(WatchSink):
 
 
 def is_read(payload: Mapping[str, Any], read: Sequence[Range]) -> bool:
-    """Whether a hit tells of nothing but output that the agent has been shown; not one after which it is off."""
+    """Whether the agent was already shown all output of a hit; False for a hit that switched the watch off."""
     if payload.get("end") is None or payload.get("off") not in {None, ENDED}:
         return False
     return _upto(payload["session_id"], payload["start"], read) >= payload["end"]
 
 
 def take_back(conn: sa.Connection, conversation_id: str, read: Sequence[Range]) -> None:
-    """Settle unread hits that a turn has `read` by itself, and move its sessions' watches past that.
-
-    A part of the turn's closing, so what a history does not have stays news.
-    """
+    """Settle unread hits whose output a turn has `read`, and move the sessions' watches past it, in the closing."""
     if not read:
         return
     unread = (rows.c.conversation_id == conversation_id, rows.c.state == "unread", rows.c.kind == "watch")
@@ -72,7 +69,7 @@ def take_back(conn: sa.Connection, conversation_id: str, read: Sequence[Range]) 
 
 
 def _upto(session_id: str, start: int, read: Sequence[Range]) -> int:
-    """Where the output ends that is shown from `start` on without a gap."""
+    """The end of the output that was shown from `start` on without a gap."""
     for _, begins, ends in sorted(one for one in read if one[0] == session_id):
         if begins <= start:
             start = max(start, ends)

@@ -1,6 +1,6 @@
-"""What was to run no longer than its turn is ended when the turn is over, at its close or by the next sweep.
+"""Ends sessions of lifetime `turn` when their turn is over: at its close, or in the next sweep.
 
-A turn that closes with calls to approve is not over: it goes on when somebody has decided, as another work item.
+A turn that closes with pending approvals is not over: another work item continues it after the decisions.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from shellback.storage.tables import conversations, sessions, turns
 log = logging.getLogger(__name__)
 
 Expire = Callable[[str, str], Awaitable[object]]
-"""Ends all that has this lifetime and owner."""
+"""Ends all sessions with this lifetime and owner."""
 
 BATCH: Final = 200
 _MISSED_S: Final = 86400.0
-"""How far back a worker that starts looks for turns of which something may have been left."""
+"""How far back a new worker looks for turns that may have left processes."""
 _LATE_S: Final = 60.0
 _WAITS: Final = "pending_approval"
 _OVER: Final = ("answered", "failed", "stopped")
 
 
 class TurnEnds:
-    """Ends what turns leave on this host; asking for it again changes nothing."""
+    """Ends the sessions that turns leave on this host; a repeat changes nothing."""
 
     def __init__(self, database: Database, expire: Expire, host_id: str) -> None:
         self._db = database
@@ -39,21 +39,21 @@ class TurnEnds:
         self._since = time.time() - _MISSED_S
 
     async def closed(self, conversation_id: str) -> None:
-        """End what the turns of a conversation that are over have left; what cannot be done now the sweep does."""
+        """End what the finished turns of a conversation have left; after an error the next sweep does it."""
         try:
             await self._end(await self._db.read(due, self._host_id, time.time() - _LATE_S, conversation_id))
         except Exception as error:  # noqa: BLE001 - the turn is closed, and must not fail after that
             log.info("what the turn has started is ended by the next sweep: %s", error)
 
     async def once(self) -> None:
-        """End what was missed: a worker that died at the close, a turn that was freed or set aside.
+        """End what was missed, because a worker died at the close, or a turn was freed or set aside.
 
         Raises:
-            SupervisorUnreachable: Nobody can end anything now.
+            SupervisorUnreachable: No supervisor answers.
         """
         began = time.time()
         await self._end(await self._db.read(due, self._host_id, self._since))
-        # Back with the clock, if that was set.
+        # `min`: the clock may have been set back.
         self._since = min(began, time.time()) - _LATE_S
 
     async def _end(self, turn_ids: list[str]) -> None:
@@ -62,7 +62,7 @@ class TurnEnds:
 
 
 def due(conn: sa.Connection, host_id: str, since: float, conversation_id: str | None = None) -> list[str]:
-    """Turns that are over, of which something runs that was to end with them, or that were over `since` and left it."""
+    """Finished turns with live sessions of lifetime `turn`, or that ended after `since` and left survivors."""
     later = turns.alias("later")
     followed = sa.exists().where(
         later.c.conversation_id == turns.c.conversation_id,

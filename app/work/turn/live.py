@@ -1,4 +1,4 @@
-"""What a conversation is shown of its processes while its turn runs, and what it has been told already."""
+"""The blocks that a running turn is shown of its processes, and what its history already tells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OVER: Final = Seen(ALL, ALL, over=True)
 
 
 class LiveBlocks:
-    """Reads the blocks of a turn's conversation; what they say changes, so only ever within a step."""
+    """Reads the blocks of a turn's conversation. Their content changes, so they are read in steps only."""
 
     def __init__(self, database: Database, engine: Engine, unpin_after_s: float) -> None:
         self._db = database
@@ -32,7 +32,7 @@ class LiveBlocks:
         self._unpin_after_s = unpin_after_s
 
     async def sessions(self, deps: TurnDeps) -> list[Session]:
-        """Whose blocks the conversation is shown, as they are now; none while the gate is off."""
+        """The sessions whose blocks are shown now; none while the gate is off."""
         if not deps.gate:
             return []
         now, here = time.time(), self._engine.host_id
@@ -46,7 +46,7 @@ class LiveBlocks:
         messages: Sequence[ModelMessage],
         letters: Sequence[Letter] = (),
     ) -> Told | None:
-        """What has changed of these that neither the history nor the letters tell."""
+        """Changes of these sessions that neither the history nor the letters tell."""
         if not sessions:
             return None
         seen = seen_in(messages)
@@ -61,7 +61,7 @@ def appended(told: Told) -> TextContent:
 
 
 def seen_in(messages: Iterable[ModelMessage]) -> dict[str, Seen]:
-    """How far a history tells of processes: by blocks, by results of tools, by the news of ends."""
+    """How far a history tells of each process: in blocks, results of tools, and reports of ends."""
     found: dict[str, Seen] = {}
     for message in messages:
         for part in message.parts:

@@ -1,7 +1,7 @@
-"""A person's wish that a turn ends at its next step: seen in recorded steps, settled by the closing.
+"""A person's wish to stop a turn at its next step: read in recorded steps, settled by the closing.
 
-What is stopped is what is under way: the turn that runs, the calls that wait for approval, or the messages whose
-turn has not begun. Messages that came behind a running turn or behind approvals are kept and run next.
+A stop ends the running turn, denies the calls that wait for approval, or takes the messages whose turn has not begun.
+Messages that came after a running turn or after approvals are kept and run next.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shellback.exec.engine.engine import Engine
 
 NEXT: Final = APART
-"""In place of a turn's id: the turn that begins next, whichever that is."""
+"""In place of a turn's id: the turn that begins next."""
 SHOWN: Final = 10
 
 Reach = Literal["running", "approvals", "queued"]
@@ -38,7 +38,7 @@ Reach = Literal["running", "approvals", "queued"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """What a wish met: `reach` is None when there was nothing to stop; `turn_id` is that of a turn that runs."""
+    """The effect of a stop: `reach` is None if there was nothing to stop; `turn_id` names the running turn."""
 
     conversation_id: str
     reach: Reach | None
@@ -47,7 +47,7 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """Who wants the turn to end, and what goes on without it: sessions as (id, command), and how many there are."""
+    """Who stopped the turn; and the live sessions, as (id, command), with their `count`."""
 
     by: str
     living: list[tuple[str, str]]
@@ -55,12 +55,12 @@ class Wish:
 
 
 def stop(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, by: str) -> Stopping:
-    """Ask the turn of a conversation to end at its next step; calls that wait for approval are denied. One transaction.
+    """Ask the turn of a conversation to end at its next step, and deny calls that wait for approval.
 
-    Repeating it changes nothing, but for messages that have come since to a turn not begun; the first name stays.
+    A repeat keeps the first name; it only adds new messages to the ones that are stopped before their turn began.
 
     Raises:
-        UnknownConversation: Nothing of that name.
+        UnknownConversation: No conversation has this name.
     """
     row = lock(conn, conversation_id)
     if row is None:
@@ -80,7 +80,7 @@ def stop(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, *, by: s
 
 
 def _deny(conn: sa.Connection, enqueuer: Enqueuer, conversation_id: str, by: str) -> None:
-    # So that the turn it resumes ends before it asks the model anything.
+    # The turn that this resumes then ends before its first model request.
     approvals.supersede(conn, enqueuer, conversation_id, by=by, surface="stop", note="stopped")
 
 
@@ -94,7 +94,7 @@ def _reach(conn: sa.Connection, row: sa.Row[Any]) -> Reach | None:
 
 
 def _begun(conn: sa.Connection, turn_id: str) -> bool:
-    """Whether a turn that has claimed its conversation has taken what it is about, or is about no message."""
+    """Whether a turn that holds its conversation has taken its messages, or resumes approvals."""
     if turn_id.startswith(f"{ItemType.APPROVAL.value}:"):
         return True
     return exists(conn, sa.select(mailbox.c.id).where(mailbox.c.taken_by == turn_id))
@@ -105,9 +105,9 @@ def _wish(conn: sa.Connection, conversation_id: str, turn_id: str, by: str) -> N
 
 
 def pass_on(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any]) -> None:
-    """Let the wish for a turn that could not fulfil it hold for the next; `conversation` as that turn held it.
+    """Move the wish to the next turn if this turn could not fulfil it, and deny its pending approvals.
 
-    Calls that the turn has asked a person about are denied.
+    `conversation` is the row while that turn held it.
     """
     if conversation.stop_turn is not None and conversation.stop_turn == conversation.claimed_by:
         _wish(conn, conversation.id, NEXT, conversation.stop_by)
@@ -115,18 +115,18 @@ def pass_on(conn: sa.Connection, enqueuer: Enqueuer, conversation: sa.Row[Any]) 
 
 
 def stoppable(conn: sa.Connection, conversation_id: str) -> bool:
-    """Whether a turn runs or is about to, and nobody has told it to end yet."""
+    """Whether a turn runs or is queued, and no stop was asked for yet."""
     row = conn.execute(sa.select(conversations).where(conversations.c.id == conversation_id)).one_or_none()
     return row is not None and row.stop_turn is None and _reach(conn, row) in {"running", "queued"}
 
 
 def wish_of(row: sa.Row[Any], turn_id: str) -> str | None:
-    """Who wants this turn to end, if anybody, by the row of its conversation."""
+    """Who asked to stop this turn, by the row of its conversation; or None."""
     return row.stop_by if row.stop_turn == turn_id else None
 
 
 def wish_for(conn: sa.Connection, conversation_id: str, turn_id: str) -> Wish | None:
-    """The wish that this turn ends, if there is one."""
+    """The wish to stop this turn, or None."""
     by = conn.execute(
         sa.select(conversations.c.stop_by).where(
             conversations.c.id == conversation_id, conversations.c.stop_turn == turn_id
@@ -148,7 +148,7 @@ def _with_living(conn: sa.Connection, conversation_id: str, by: str) -> Wish:
 def look(
     conn: sa.Connection, conversation_id: str, turn_id: str, epoch: int, step: int
 ) -> tuple[list[Letter], Wish | None]:
-    """Take what is unread for step `step` of a turn, or nothing when the turn is to end.
+    """Take unread rows for step `step` of a turn, or none if the turn is to stop.
 
     Raises:
         StaleTurn: This execution no longer holds the conversation.
@@ -173,21 +173,21 @@ def text_of(wish: Wish) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """How a wish ended: the turn that closed last and its outcome."""
+    """The turn that fulfilled a wish to stop, and its outcome."""
 
     turn_id: str | None
     outcome: str | None
 
 
 def settled(conn: sa.Connection, conversation_id: str, turn_id: str | None, since: float) -> Settled | None:
-    """What became of a wish; None while it stands."""
+    """The result of a wish to stop; None while it is pending."""
     row = conn.execute(sa.select(conversations).where(conversations.c.id == conversation_id)).one()
     if row.stop_turn is not None:
         return None
     query = sa.select(turns.c.id, turns.c.outcome).where(
         turns.c.conversation_id == conversation_id, turns.c.outcome.not_in(IDLE_OUTCOMES)
     )
-    # The wish for a turn that died, or asked for approval, has been fulfilled by another one.
+    # If the turn died or asked for approval, another turn has fulfilled the wish.
     order = [turns.c.outcome != "stopped", turns.c.id != (turn_id or ""), turns.c.ended_at.desc()]
     query = query.where(sa.or_(turns.c.id == (turn_id or ""), turns.c.ended_at >= since))
     last = conn.execute(query.order_by(*order).limit(1)).one_or_none()
@@ -200,9 +200,9 @@ LOOK_S: Final = 0.5
 
 
 async def watch_for_stops(database: Database, engine: Engine, host_id: str) -> NoReturn:
-    """Look for a wish to stop while a call waits for a process; costs nothing while none does.
+    """Let waiting calls of stopped turns return. Without this a stop would take effect when the command ends.
 
-    Without it a stop would come when the command does.
+    The database is only asked while a call waits for a process.
     """
     while True:
         await asyncio.sleep(LOOK_S)

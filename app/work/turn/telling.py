@@ -1,4 +1,4 @@
-"""Writes to the event table, for whoever follows, what a turn does while it does it, and how much processes print."""
+"""Writes events while a turn runs: its text, tool calls and results, and how much processes print."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Telling:
         self._db = database
 
     async def __call__(self, ctx: RunContext[TurnDeps], events: AsyncIterable[AgentStreamEvent]) -> None:
-        """Follow one stream to its end. Cancelling loses what was not written yet; the answer is not made of it."""
+        """Follow one stream to its end. Cancelling loses unwritten events, but not the answer."""
         pieces: list[str] = []
         flushed = time.monotonic()
         async for event in events:
@@ -77,7 +77,7 @@ class Telling:
         try:
             await self._db.write(stream.note, deps.conversation_id, deps.turn_id, deps.epoch, kind, payload)
         except StorageError as error:
-            # Who watches misses a piece; the turn must not die of that.
+            # A missing event must not fail the turn.
             log.warning("an event was not written: %s", error, extra={"work_item": deps.turn_id})
 
 
@@ -87,10 +87,9 @@ _Key = tuple[str, str]
 
 
 async def note_output(database: Database, engine: Engine) -> NoReturn:
-    """Keep one note for each stream that has grown, at most once a second; each takes the place of the one before it.
+    """Keep one event for each stream that has grown, at most once a second; it replaces the previous event.
 
-    So the table has no more of them than there are streams, and one who follows by number sees every total that is
-    the last of its second.
+    So the table has at most one per stream, and a client that follows by number sees the last total of each second.
     """
     last: dict[_Key, int] = {}
     while True:
@@ -102,11 +101,11 @@ async def note_output(database: Database, engine: Engine) -> NoReturn:
                     if grown:
                         last |= await database.write(_written, grown, last)
                     for event in events:
-                        if event.kind == "exit":  # the last note of an ended one stays, until events of its age go
+                        if event.kind == "exit":  # its last event stays until it is pruned
                             last.pop((event.session_id, "stdout"), None)
                             last.pop((event.session_id, "stderr"), None)
                     await asyncio.sleep(EVERY_S)
-        except Exception as error:  # noqa: BLE001 - who watches misses a second of it, nothing else hangs on it
+        except Exception as error:  # noqa: BLE001 - only these events are lost
             log.warning("output was not noted: %s", error)
         await asyncio.sleep(EVERY_S)
 
@@ -124,6 +123,6 @@ def _written(conn: sa.Connection, grown: Sequence[OutputEvent], last: Mapping[_K
         }
         number = stream.note(conn, event.conversation_id, event.turn_id, 0, KIND, told)
         now[event.session_id, event.stream] = number
-    # After the new ones: SQLite would give the highest number a second time, and who has read it would miss it.
+    # After the new ones: SQLite would reuse the highest number, and a client that has read it would skip the event.
     stream.drop(conn, [last[key] for key in now if key in last])
     return now

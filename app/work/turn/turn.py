@@ -1,7 +1,7 @@
-"""One handling of one work item by the agent: the workflow that DBOS runs, repeats and recovers.
+"""A turn: the workflow that DBOS runs and replays for one work item.
 
-The order of its steps is its shape: a replay matches them by position. Change the shape and
-`STEP_SHAPE` goes up, so that no worker replays a turn that another shape has recorded.
+A replay matches steps by position. Increase `STEP_SHAPE` when their order changes, so that no worker replays a turn
+that was recorded with another order.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ STEP_SHAPE: Final = 7
 log = logging.getLogger(__name__)
 
 Propose = Callable[[str, str, dict[str, Any]], Awaitable[tuple[str, dict[str, Any]]]]
-"""Digest and display of a call: (conversation id, tool name, arguments) → (digest, what a person is shown)."""
+"""(conversation id, tool name, arguments) → (digest, display for a person)."""
 
 
 async def nothing_left(_conversation_id: str) -> None:
-    """What a turn starts runs as long as it likes."""
+    """End nothing after a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRunner:
-    """Runs turns. Wired alike in every worker: a replay under another wiring fails."""
+    """Runs turns. Every worker must be wired alike, or a replay fails."""
 
     database: Database
     enqueuer: Enqueuer
@@ -85,18 +85,18 @@ class TurnRunner:
     pending_limit: int = PENDING
     outbox: Outbox = SILENT
     equip: Callable[[TurnDeps], None] = lambda _: None
-    """Gives a turn whose gate is open what the code of tools works with."""
+    """Gives a turn with an open gate its shell and files."""
     watch: TurnWatch = field(default_factory=TurnWatch)
     closed: Callable[[str], Awaitable[None]] = nothing_left
-    """Called with a conversation after the close of each of its turns; it never raises."""
+    """Called with the conversation id after a turn closes; it never raises."""
     host_id: str = ""
     running: Counter[str] = field(default_factory=Counter[str])
-    """Items that are executed at present, and how often: one that was taken over and came back may be twice."""
+    """Executions per item; an item that was taken over and came back may have two."""
 
     async def run(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Handle one item: claim, hear, run the agent, close. Returns the outcome for whoever looks it up.
+        """Handle one item: claim, read, run the agent, close. Returns the outcome.
 
-        Cancelling leaves what the recorded steps did; the sweep frees the conversation.
+        After a cancellation, recorded steps stay recorded, and the sweep frees the conversation.
         """
         item = WorkItem.from_json(data)
         self.running[item.id] += 1
@@ -196,7 +196,7 @@ class TurnRunner:
         )
 
     async def _ask_again(self, item: WorkItem, epoch: int, changed: Sequence[Request]) -> str:
-        """Propose what a person wants instead; nothing else of the conversation goes on until that is decided."""
+        """Propose the changed calls; the conversation waits until they are decided."""
 
         async def act() -> str:
             again = {request.id: await self._changed(request) for request in changed}
@@ -280,7 +280,7 @@ class TurnRunner:
 
 
 def _closing(item: WorkItem, deps: TurnDeps, **more: Any) -> Closing:
-    """What a turn leaves behind whose agent has run."""
+    """The closing of a turn whose agent has run."""
     return Closing(
         conversation_id=item.conversation_id,
         turn_id=item.id,
@@ -293,7 +293,7 @@ def _closing(item: WorkItem, deps: TurnDeps, **more: Any) -> Closing:
 
 
 def _unheard(messages: Sequence[ModelMessage], letters: Sequence[Letter]) -> list[UserContent]:
-    """Texts the run was given that its messages do not have: it was stopped before they were put there."""
+    """Texts of the letters that the messages lack, because the run ended before they were added."""
     had: set[object] = set()
     for message in messages:
         for part in message.parts:
@@ -307,7 +307,7 @@ def _text(piece: UserContent) -> str:
 
 
 def _mended(messages: Sequence[ModelMessage], unheard: list[UserContent], text: str) -> list[ModelMessage]:
-    """A history that the next run accepts: every call answered, all news in it, the failure said by the agent."""
+    """A history that the next run accepts: it answers every call, contains all news, and ends with `text`."""
     kept = list(messages)
     last = kept[-1] if kept else None
     content = "Not known: the turn ended before this call's answer. Look before repeating it."
@@ -328,5 +328,5 @@ _ANY: Final[TypeAdapter[Any]] = TypeAdapter(Any)
 
 
 def answer_text(output: object) -> str:
-    """Text as it is; anything with a structure as JSON."""
+    """A string unchanged; any other output as JSON."""
     return output if isinstance(output, str) else _ANY.dump_json(output, indent=2, fallback=str).decode()

@@ -1,9 +1,8 @@
-"""What is old goes, in one order that may be cut off anywhere and begun again.
+"""Prunes old rows and files in one order; it may be interrupted anywhere and run again.
 
-For every conversation: heard messages, settled approvals, tool calls' keys and sent notices; turns with what
-DBOS keeps of them; what is on disk of a session, then its record; the turn of its callback, whose workflow id is what
-kept its end from being told twice; containers that nothing uses; at last the conversation with its history. Each step
-looks itself for what the step before it has left, so a crash between two of them costs nothing but time.
+The order: heard messages, settled approvals, call keys and sent notices; turns with their DBOS workflows; files of a
+session, then its row; the turn of its callback, whose workflow id kept the end from being told twice; unused
+containers; at last the conversation with its history. Each step queries what is left, so a crash loses nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from shellback.exec.wire.crashpoints import reach
 from shellback.storage import retention as rows
 from shellback.storage.db import Database
 from shellback.storage.retention import Cut
+from shellback.storage.rows import count
 from shellback.work.hosts.clock import Clock, since_boot
 from shellback.work.hosts.sweep import WAITING, listed
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.02
-"""Between two batches, so that whoever writes meanwhile never waits for more than one."""
+"""The pause between two batches, so that other writers wait for at most one."""
 DAY_S: Final = 86400.0
 LEAP_S: Final = 3600.0
-"""A clock that is set by more than this between two rounds is not believed for a day."""
+"""After a larger leap of the clock nothing is pruned for a day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ages:
-    """How long things are kept, in seconds; `conversations` 0 keeps idle ones for ever."""
+    """How long data is kept, in seconds; `conversations` 0 keeps idle ones forever."""
 
     rows: float
     logs: float
@@ -50,8 +50,8 @@ class Ages:
 class Retention:
     """Prunes one host's conversations. A session is kept as long as its log.
 
-    `remove` removes what is on disk of a session, and is False when something has to stay; it blocks. `teardown` takes
-    a container of this host away, by its name; `expire` ends what still runs of conversations that go.
+    `remove` deletes the files of a session and returns False if some must stay; it blocks. `teardown` removes a
+    container of this host by name; `expire` ends live sessions of conversations that are pruned.
     """
 
     database: Database
@@ -65,7 +65,7 @@ class Retention:
     _steady_at: float = field(init=False, default=0.0)
 
     async def once(self) -> dict[str, int]:
-        """Prune everything that is old enough now; returns how many of each went. Cancelling leaves the rest."""
+        """Prune everything that is old enough; returns how many of each. A cancellation leaves the rest."""
         if self._leapt():
             return {}
         cut = self._cut()
@@ -84,7 +84,7 @@ class Retention:
         return gone
 
     async def planned(self) -> dict[str, int]:
-        """How many of each would go; changes nothing. Items that DBOS still runs are counted, and would stay."""
+        """How many of each would be pruned; changes nothing. Counts items that DBOS still runs, which would stay."""
         cut = self._cut()
         queries = rows.plain(cut)
         queries["turns"] = rows.turns_to_go(cut, callbacks=False, planned=True)
@@ -92,12 +92,13 @@ class Retention:
         queries["containers"] = rows.workspaces_to_go(cut, planned=True)
         if cut.conversations is not None:
             queries["conversations"] = rows.conversations_to_go(cut, planned=True)
-        found = {name: await self.database.read(rows.count, query) for name, query in queries.items()}
-        found["turns"] += await self.database.read(rows.count, rows.turns_to_go(cut, callbacks=True, planned=True))
+        queries["callbacks"] = rows.turns_to_go(cut, callbacks=True, planned=True)
+        found = {name: await self.database.read(count, query.subquery()) for name, query in queries.items()}
+        found["turns"] += found.pop("callbacks")
         return {"conversations": 0, **found}
 
     def _leapt(self) -> bool:
-        """Whether the clock was set by much lately: by one that goes wrong everything may be old."""
+        """Whether the clock was set lately: with a wrong clock everything may look old."""
         if leap := self._clock.leapt():
             self._steady_at = since_boot() + DAY_S
             log.warning("the clock was set by %.0f s: nothing is pruned for a day", leap)
@@ -126,12 +127,12 @@ class Retention:
         async for ids in self._pages(rows.turns_to_go(cut, callbacks=callbacks)):
             over = await asyncio.to_thread(self._forget_items, ids)
             reach("retention.workflows")
-            # Last: by this row the item is found again if we get no further.
+            # Last: after a crash the item is found again by this row.
             gone += await self.database.write(rows.delete_turns, over)
         return gone
 
     def _forget_items(self, ids: list[str]) -> list[str]:
-        """Delete what DBOS has of those items that it does not run any more; returns them."""
+        """Delete the workflows of items that DBOS does not run any more; returns these items."""
         running = {entry.workflow_id for entry in listed(self.client, ids) if entry.status in WAITING}
         over = [item for item in ids if item not in running]
         if over:
@@ -157,7 +158,7 @@ class Retention:
             for name in names:
                 try:
                     await self.teardown(name)
-                except ExecError as error:  # the others, and the conversations, need not wait for it
+                except ExecError as error:  # the other containers and the conversations are still pruned
                     log.warning("container %s stays: %s", name, error)
                 else:
                     gone += 1
@@ -172,7 +173,7 @@ class Retention:
                 try:
                     await self.expire(ids)
                 except ExecError as error:
-                    log.warning("conversations stay, what they have left cannot be ended: %s", error)
+                    log.warning("conversations are not pruned, because their processes cannot be ended: %s", error)
                     break
             if not (number := await self.database.write(rows.delete_conversations, cut)):
                 break

@@ -1,4 +1,4 @@
-"""The worker: one process that runs turns for its host, with everything that has to run beside them."""
+"""The worker: one process that runs the turns of its host, with its services and periodic tasks."""
 
 from __future__ import annotations
 
@@ -32,38 +32,34 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 5.0
 CLEANUP_S: Final = 300.0
-"""Logs together may outgrow their budget by what is printed in this time."""
+"""All logs together may exceed their budget by the output of this time."""
 COUNT_S: Final = 300.0
-"""A database restored from a backup older than this is noticed, also when no worker started or stopped between."""
+"""A restored database is noticed if its backup is older than this, even without a start or stop of a worker."""
 RETAIN_S: Final = 3600.0
 RETAIN_FIRST_S: Final = 60.0
-"""Not at the start: whatever waits for the worker goes first."""
+"""Not at the start: waiting items go first."""
 
 
 def application_version() -> str:
-    """What must be equal for one worker to replay a turn that another recorded."""
+    """The version; a worker replays only turns that were recorded by the same version."""
     return f"shape{STEP_SHAPE}-pydantic-ai-{pydantic_ai_version}"
 
 
 Counted = Callable[[Callable[[sa.Connection], object]], object]
-"""Runs a transaction that counts a start, a stop or passing time; blocks."""
+"""Runs a transaction together with a raise of the count; blocks."""
 
 
 class Service(Protocol):
-    """Something the worker starts before turns and stops after them."""
+    """Starts before the turns, and is ready then; stops after them. `stop` may be called twice, or without a start."""
 
-    async def start(self) -> None:
-        """Begin; returns when it is ready."""
-        ...
+    async def start(self) -> None: ...
 
-    async def stop(self) -> None:
-        """End; may be called twice, or without a start."""
-        ...
+    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What a worker is."""
+    """The identity and bounds of a worker."""
 
     executor_id: str
     host_id: str
@@ -79,7 +75,7 @@ class WorkerConfig:
 
 @dataclass(eq=False, repr=False)
 class Worker:
-    """Start, serve, stop. Exactly one lives per process: DBOS is a process-wide singleton."""
+    """A worker. There is at most one per process: DBOS is a singleton."""
 
     config: WorkerConfig
     database: Database
@@ -92,19 +88,19 @@ class Worker:
     retain: Callable[[], Awaitable[object]]
     beside: Sequence[Service] = ()
     loops: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
-    """What runs from the start of the services to their end, beside the turns; it is ended by cancelling."""
+    """Run beside the turns while the services run; they end by cancellation."""
     counted: Counted | None = None
     fallen: asyncio.Event = field(init=False, default_factory=asyncio.Event)
-    """Set when the executor id is no longer ours: whoever runs this worker stops it."""
+    """Set when the executor id is no longer held; the caller must stop this worker."""
     _clock: Clock = field(init=False, default_factory=Clock)
     _loops: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
     _running: list[asyncio.Task[None]] = field(init=False, default_factory=list[asyncio.Task[None]])
     _launched: bool = field(init=False, default=False)
 
     async def start(self) -> None:
-        """Connect to the supervisor, take over what this executor left, and listen to the queues.
+        """Connect to the supervisor, recover this executor's turns, and listen to the queues.
 
-        Cancelling half-way leaves nothing that a second start does not put right.
+        After a cancellation a second start works.
         """
         config = self.config
         await self._count(partial(_register, config=config))
@@ -114,7 +110,7 @@ class Worker:
             name=WORKFLOW, max_recovery_attempts=RECOVERIES, serialization_type=WorkflowSerializationFormat.PORTABLE
         )(_turn_of(self.runner))
         DBOS.listen_queues(queues_of(config.host_id))
-        # On this thread: turns then run on this loop, which is the one that hears the supervisor.
+        # On this thread, so that turns run on this loop, which also reads the supervisor's connection.
         DBOS.launch()
         self._launched = True
         await DBOS.set_latest_application_version_async(self.config.version)
@@ -138,15 +134,15 @@ class Worker:
         log.info("worker %s ready, version %s", config.executor_id, self.config.version)
 
     async def stop(self) -> None:
-        """Stop listening, give running turns `drain_s` to end, and go; the next start takes up what is cut off.
+        """Stop listening, give running turns `drain_s` to end, and stop; the next start resumes unfinished turns.
 
-        Without the executor id nothing is waited for: others may be at these turns already.
+        If the executor id was lost, it does not wait: other workers may have these turns already.
         """
         beat = self._loops[-1:]
         await _cancelled(self._loops[:-1])
         if self._launched:
             self._launched = False
-            # The heart beats on: until they have ended, our turns are those of a living worker.
+            # The heartbeat continues until our turns have ended.
             await asyncio.to_thread(_destroy_dbos, 0.0 if self.fallen.is_set() else self.config.drain_s)
         await _cancelled(beat)
         await _cancelled(self._running)
@@ -168,11 +164,11 @@ class Worker:
             log.warning("the clock of this machine leapt by %.1f s", leap)
             await self.database.write(note_leap, self.config.host_id, leap)
         if not await self.database.write(_heartbeat, self.config.executor_id, self.config.host_id):
-            # Pruned as long dead: the machine slept, or its clock leapt.
+            # Our row was pruned because the machine slept or its clock leapt.
             await self.database.write(_register, self.config)
 
     async def _count(self, within: Callable[[sa.Connection], object] = lambda _: None) -> None:
-        # Not the loop's own threads: DBOS has taken them along when we unregister.
+        # Not the loop's default executor: DBOS has shut it down when we unregister.
         thread = ThreadPoolExecutor(1, "count")
         try:
             await asyncio.get_running_loop().run_in_executor(thread, self.counted or self.database.write_now, within)
@@ -197,7 +193,7 @@ class Worker:
             "executor_id": self.config.executor_id,
             "application_version": self.config.version,
             "run_migrations": False,
-            # A worker that is paused inside a transaction keeps nobody out for longer.
+            # A worker that is paused inside a transaction loses its locks after this time.
             "sys_db_idle_transaction_timeout_sec": LEASE_S,
             "log_level": "WARNING",
             "enable_otlp": self.config.traced,
@@ -238,13 +234,13 @@ def _register(conn: sa.Connection, config: WorkerConfig) -> None:
 
 
 def _heartbeat(conn: sa.Connection, executor_id: str, host_id: str) -> bool:
-    # First our row, as when we register, and then the one that all workers of the host share.
+    # Our row first, as in `_register`, then the row that all workers of the host share.
     known = rows.change(conn, workers, executor_id, heartbeat_at=rows.now(conn))
     hosts.heard_of(conn, host_id)
     return known
 
 
 def _unregister(conn: sa.Connection, config: WorkerConfig) -> None:
-    # Not the row of whoever took the name when we had lost it: stopped, that one's turns would be taken from it.
+    # Only our own row: if another worker has taken the name, marking it as stopped would take its turns away.
     ours = (workers.c.executor_id == config.executor_id, workers.c.pid == os.getpid())
     rows.change_some(conn, workers, *ours, workers.c.boot_id == config.boot_id, stopped_at=rows.now(conn))

@@ -354,7 +354,7 @@ async def test_what_a_conversation_has_left_is_ended_before_it_goes_and_keeps_it
             raise SupervisorUnreachable("it does not answer")
 
     assert (await world.prunes(expire=expire).once())["conversations"] == 0
-    assert "what they have left cannot be ended: it does not answer" in caplog.text
+    assert "their processes cannot be ended: it does not answer" in caplog.text
     assert (await world.prunes(expire=expire).once())["conversations"] == 1
     assert asked == [(["c1"], ["c1"])] * 2
 
