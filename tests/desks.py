@@ -129,8 +129,8 @@ async def desk(tmp_path: Path, **tools: Any) -> AsyncGenerator[Desk]:
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncGenerator[Desk]:
-    async with desk(tmp_path) as made:
+async def here(engine: Engine) -> AsyncGenerator[Desk]:
+    async with desk_of(engine, shell=True) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ from shellback.exec.backends.bubblewrap import BubblewrapBackend
 from shellback.exec.backends.host import HostBackend
 from shellback.exec.core.base import Backend
 from shellback.exec.core.limits import Limits
-from shellback.exec.core.model import CallOrigin, CommandSpec, EndedBy, Session, SessionState
+from shellback.exec.core.model import CallOrigin, CommandSpec, EndedBy, Session, SessionEnd, SessionState
 from shellback.exec.core.ports import ExitSink, SessionStore
 from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.joining import Outcome
@@ -107,8 +107,14 @@ async def running_engine(
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncGenerator[Engine]:
-    async with running_engine(tmp_path) as made:
+def told() -> Told:
+    """What was told of the ends of the sessions of `engine`."""
+    return Told()
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, told: Told) -> AsyncGenerator[Engine]:
+    async with running_engine(tmp_path, sink=told) as made:
         yield made
 
 
@@ -133,6 +139,12 @@ async def running(engine: Engine) -> list[Session]:
         return [one for one in await engine.store.list(live=True) if one.state is SessionState.RUNNING]
 
     return await answered(look)
+
+
+def end_of(session: Session) -> SessionEnd:
+    """How a session that has ended did."""
+    assert session.end is not None
+    return session.end
 
 
 async def end_all(engine: Engine) -> None:

@@ -14,7 +14,7 @@ from shellback.exec.engine.following import Follower
 from shellback.exec.terminals.screen import Screen, Screens
 from tests.databases import unavailable
 from tests.execs import launch
-from tests.integration.tools.test_toolset_agent import Script, converse
+from tests.integration.tools.test_toolset_agent import converse
 
 PATIENCE_S = 60.0
 
@@ -37,12 +37,12 @@ class Typist:
         """Call process_send_keys, approved; its answer."""
         given = {"keys": list(keys)} if keys else {}
         args = {"session_id": self.session.id, **given, **more}
-        (answer,) = await converse(self.engine, Script(("process_send_keys", args)))
+        (answer,) = await converse(self.engine, ("process_send_keys", args))
         return answer
 
     async def call(self, tool: str, **args: Any) -> Any:
         """Call another tool about this session, approved; its answer."""
-        (answer,) = await converse(self.engine, Script((tool, {"session_id": self.session.id, **args})))
+        (answer,) = await converse(self.engine, (tool, {"session_id": self.session.id, **args}))
         return answer
 
     async def until(self, wanted: str | Callable[[Screen], bool]) -> Screen:

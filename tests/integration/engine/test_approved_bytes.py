@@ -15,25 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
-from pydantic_ai.messages import ModelMessagesTypeAdapter
-from pydantic_ai.models.function import FunctionModel
-from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 
 from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.model import CommandSpec, Evidence, SessionEnd, SessionState
 from shellback.exec.core.runner import EXEC_UID
 from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.commands import proposal_for
-from shellback.exec.tools.toolset import exec_toolset
-from tests import execs, sandboxes
-from tests.execs import each_backend, granted, origin, running_engine, spec
-from tests.integration.tools.test_toolset_agent import OUTPUT, Script, returns
+from tests import execs
+from tests.execs import end_of, granted, origin, spec
+from tests.integration.tools.test_toolset_agent import Script, approved, scripted
 from tests.programs import swapper
 from tests.supervisors import until
 from tests.unit.policy.test_policy import SPEC
-
-__all__ = ["each_backend"]
 
 pytestmark = pytest.mark.anyio
 
@@ -85,114 +78,97 @@ def before_start(engine: Engine, act: Callable[[], None], patch: pytest.MonkeyPa
 
 async def ended(engine: Engine, command: str, **more: Any) -> tuple[SessionEnd, str]:
     outcome = await execs.run(engine, command, **more)
-    assert outcome.session.end is not None
-    return outcome.session.end, outcome.output.text
+    return end_of(outcome.session), outcome.output.text
 
 
-@contextlib.asynccontextmanager
-async def engine_with(tmp_path: Path, **files: str) -> AsyncGenerator[Engine]:
-    async with running_engine(tmp_path) as engine:
-        put(engine.workspace / "out", "")
-        put(engine.workspace / "run.sh", GOOD)
-        put(engine.workspace / "evil", EVIL)
-        for name, text in files.items():
-            put(engine.workspace / name, text)
-        yield engine
+@pytest.fixture
+def engine(engine: Engine) -> Engine:
+    for name, text in (("out", ""), ("run.sh", GOOD), ("evil", EVIL)):
+        put(engine.workspace / name, text)
+    return engine
 
 
-async def test_a_grant_starts_nothing_that_differs(tmp_path: Path) -> None:
-    async with engine_with(tmp_path) as engine:
-        plain = spec(engine, "sh run.sh")
-        for name, value in SPEC.items():
-            if name != "cwd":
-                with pytest.raises(CommandDenied):
-                    await engine.run(replace(plain, **{name: value}), origin(), granted(engine, plain))
-        assert await engine.store.list() == []
+async def test_a_grant_starts_nothing_that_differs(engine: Engine) -> None:
+    plain = spec(engine, "sh run.sh")
+    for name, value in SPEC.items():
+        if name != "cwd":
+            with pytest.raises(CommandDenied):
+                await engine.run(replace(plain, **{name: value}), origin(), granted(engine, plain))
+    assert await engine.store.list() == []
 
 
+@pytest.mark.usefixtures("each_backend")
 async def test_a_script_that_changed_is_named_and_the_claim_given_up(
-    tmp_path: Path, each_backend: str, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with engine_with(tmp_path) as engine:
-        before_plan(engine, lambda: swap(engine.workspace / "run.sh", engine.workspace / "evil"), monkeypatch)
-        with pytest.raises(CommandDenied, match=r"changed since it was approved: run\.sh; nothing was started"):
-            await execs.run(engine, "sh run.sh")
-        (session,) = await engine.store.list()
-        assert session.end is not None
-        assert session.end.evidence is Evidence.NEVER_STARTED
-        assert ran(engine) == []
+    before_plan(engine, lambda: swap(engine.workspace / "run.sh", engine.workspace / "evil"), monkeypatch)
+    with pytest.raises(CommandDenied, match=r"changed since it was approved: run\.sh; nothing was started"):
+        await execs.run(engine, "sh run.sh")
+    (session,) = await engine.store.list()
+    assert end_of(session).evidence is Evidence.NEVER_STARTED
+    assert ran(engine) == []
 
 
-async def test_the_supervisor_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr(execs, "KIND", "bubblewrap")
-    async with engine_with(tmp_path) as engine:
-        before_start(engine, lambda: swap(engine.workspace / "run.sh", engine.workspace / "evil"), monkeypatch)
-        end, said = await ended(engine, "./run.sh")
-        assert (end.state, end.errno) == (SessionState.START_FAILED, errno.ESTALE)
-        assert "run.sh: changed since it was approved" in said
-        assert ran(engine) == []
+@pytest.mark.usefixtures("sandbox")
+async def test_the_supervisor_looks_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    before_start(engine, lambda: swap(engine.workspace / "run.sh", engine.workspace / "evil"), monkeypatch)
+    end, said = await ended(engine, "./run.sh")
+    assert (end.state, end.errno) == (SessionState.START_FAILED, errno.ESTALE)
+    assert "run.sh: changed since it was approved" in said
+    assert ran(engine) == []
 
 
 @pytest.mark.parametrize("level", ["link", "folder"])
+@pytest.mark.usefixtures("sandbox")
 async def test_a_symlink_that_leads_elsewhere_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, level: str
 ) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr(execs, "KIND", "bubblewrap")
-    async with engine_with(tmp_path) as engine:
-        put(engine.workspace / "a/run.sh", GOOD)
-        put(engine.workspace / "b/run.sh", EVIL)
-        ways = [engine.workspace / "way", engine.workspace / "other"]
-        for way, place in zip(ways, "ab", strict=True):
-            way.symlink_to(f"{place}/run.sh" if level == "link" else place)
-        before_start(engine, lambda: swap(*ways), monkeypatch)
-        end, said = await ended(engine, "sh way" if level == "link" else "sh way/run.sh")
-        assert (end.state, end.errno) == (SessionState.START_FAILED, errno.ESTALE)
-        assert "changed since it was approved" in said
-        assert ran(engine) == []
+    put(engine.workspace / "a/run.sh", GOOD)
+    put(engine.workspace / "b/run.sh", EVIL)
+    ways = [engine.workspace / "way", engine.workspace / "other"]
+    for way, place in zip(ways, "ab", strict=True):
+        way.symlink_to(f"{place}/run.sh" if level == "link" else place)
+    before_start(engine, lambda: swap(*ways), monkeypatch)
+    end, said = await ended(engine, "sh way" if level == "link" else "sh way/run.sh")
+    assert (end.state, end.errno) == (SessionState.START_FAILED, errno.ESTALE)
+    assert "changed since it was approved" in said
+    assert ran(engine) == []
 
 
+@pytest.mark.usefixtures("each_backend")
 async def test_another_directory_under_the_name_of_cwd_starts_nothing(
-    tmp_path: Path, each_backend: str, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with engine_with(tmp_path) as engine:
-        put(engine.workspace / "a/out", "")
-        put(engine.workspace / "b/out", "")
-        before_start(engine, lambda: swap(engine.workspace / "a", engine.workspace / "b"), monkeypatch)
-        others: list[dict[str, Any]] = [{}, {"pty": True}]
-        for more in others:
-            end, _ = await ended(engine, "echo ran >> out", cwd="a", **more)
-            assert (end.state, end.errno) == (SessionState.START_FAILED, errno.ESTALE)
-            swap(engine.workspace / "a", engine.workspace / "b")
-        assert (engine.workspace / "a/out").read_text() == (engine.workspace / "b/out").read_text() == ""
+    put(engine.workspace / "a/out", "")
+    put(engine.workspace / "b/out", "")
+    before_start(engine, lambda: swap(engine.workspace / "a", engine.workspace / "b"), monkeypatch)
+    others: list[dict[str, Any]] = [{}, {"pty": True}]
+    for more in others:
+        end, _ = await ended(engine, "echo ran >> out", cwd="a", **more)
+        assert (end.state, end.errno) == (SessionState.START_FAILED, errno.ESTALE)
+        swap(engine.workspace / "a", engine.workspace / "b")
+    assert (engine.workspace / "a/out").read_text() == (engine.workspace / "b/out").read_text() == ""
 
 
-async def test_what_is_written_into_a_script_while_its_command_runs_is_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr(execs, "KIND", "bubblewrap")
-    async with engine_with(tmp_path) as engine:
-        session = await execs.launch(engine, "echo ready; read line; ./run.sh", keep_stdin_open=True)
-        await execs.printed(engine, session.id, "ready")
-        with (engine.workspace / "run.sh").open("r+") as file:
-            file.write(EVIL)
-        await engine.supervised.write(session.id, b"\n", eof=True, key="k")  # pyright: ignore[reportArgumentType]
-        await engine.wait(session.id, up_to=30)
-        assert ran(engine) == ["good"]
+@pytest.mark.usefixtures("sandbox")
+async def test_what_is_written_into_a_script_while_its_command_runs_is_not_run(engine: Engine) -> None:
+    session = await execs.launch(engine, "echo ready; read line; ./run.sh", keep_stdin_open=True)
+    await execs.printed(engine, session.id, "ready")
+    with (engine.workspace / "run.sh").open("r+") as file:
+        file.write(EVIL)
+    await engine.supervised.write(session.id, b"\n", eof=True, key="k")  # pyright: ignore[reportArgumentType]
+    await engine.wait(session.id, up_to=30)
+    assert ran(engine) == ["good"]
 
 
-async def test_a_held_script_is_read_only_and_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr(execs, "KIND", "bubblewrap")
+@pytest.mark.usefixtures("sandbox")
+async def test_a_held_script_is_read_only_and_itself(engine: Engine) -> None:
     text = "import os, sys\nprint(__file__, sys.path[0], os.stat(__file__).st_mtime_ns)\nopen(__file__, 'a')\n"
-    async with engine_with(tmp_path, **{"run.py": text}) as engine:
-        path = engine.workspace / "run.py"
-        end, said = await ended(engine, "python3 run.py")
-        assert end.exit_code == 1
-        assert f"run.py {engine.workspace} {path.stat().st_mtime_ns}" in said
-        assert "Read-only file system" in said
+    path = put(engine.workspace / "run.py", text)
+    end, said = await ended(engine, "python3 run.py")
+    assert end.exit_code == 1
+    assert f"run.py {engine.workspace} {path.stat().st_mtime_ns}" in said
+    assert "Read-only file system" in said
 
 
 @contextlib.contextmanager
@@ -226,50 +202,43 @@ async def race(engine: Engine, times: int, command: str = "sh run.sh") -> dict[s
         except CommandDenied:
             came["refused"] += 1
         else:
-            assert outcome.session.end is not None
-            came["ran" if outcome.session.end.state is SessionState.EXITED else "refused"] += 1
+            came["ran" if end_of(outcome.session).state is SessionState.EXITED else "refused"] += 1
     return came
 
 
-async def test_no_command_can_exchange_what_another_was_approved_to_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr(execs, "KIND", "bubblewrap")
-    async with engine_with(tmp_path) as engine:
-        put(engine.workspace / "swapper.py", SWAPPER)
-        async with other_conversation(engine, "python3 swapper.py run.sh evil"):
-            came = await race(engine, 25)
-        assert set(ran(engine)) <= {"good"}, came
-        assert came["ran"] == len(ran(engine))
+@pytest.mark.usefixtures("sandbox")
+async def test_no_command_can_exchange_what_another_was_approved_to_run(engine: Engine) -> None:
+    put(engine.workspace / "swapper.py", SWAPPER)
+    async with other_conversation(engine, "python3 swapper.py run.sh evil"):
+        came = await race(engine, 25)
+    assert set(ran(engine)) <= {"good"}, came
+    assert came["ran"] == len(ran(engine))
 
 
 @pytest.mark.parametrize(("script", "name"), [("run.sh", "run.sh"), ("way/run.sh", "way"), ("tools/run.sh", "tools")])
+@pytest.mark.usefixtures("sandbox")
 async def test_no_name_on_the_way_to_an_approved_script_can_be_given_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, name: str
+    engine: Engine, script: str, name: str
 ) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr(execs, "KIND", "bubblewrap")
-    async with engine_with(tmp_path) as engine:
-        put(engine.workspace / "tools/run.sh", GOOD)
-        (engine.workspace / "way").symlink_to("tools")
-        before = spec(engine, f"echo ready; read line; mv {name} away || rm {name}; echo told", keep_stdin_open=True)
-        before = replace(before, background=True)
-        other = await engine.launch(before, origin("other"), granted(engine, before))
-        await execs.printed(engine, other.id, "ready")
-        session = await execs.launch(engine, f"echo ready; read line; sh {script}", keep_stdin_open=True)
-        await execs.printed(engine, session.id, "ready")
-        for one in (other, session):
-            await engine.supervised.write(one.id, b"\n", eof=True, key="k")  # pyright: ignore[reportArgumentType]
-            await engine.wait(one.id, up_to=30)
-        said = (await engine.output(other).ends()).text
-        assert "Device or resource busy" in said
-        assert ran(engine) == ["good"]
-        # What held the name went with the last process of its command; the kernel may take a moment to unmount it.
-        again = [(await ended(engine, f"mv {name} away"))[0].exit_code]
-        while again[-1] != 0 and len(again) < 50:
-            again.append((await ended(engine, f"mv {name} away"))[0].exit_code)
-        assert again[-1] == 0, again
+    put(engine.workspace / "tools/run.sh", GOOD)
+    (engine.workspace / "way").symlink_to("tools")
+    before = spec(engine, f"echo ready; read line; mv {name} away || rm {name}; echo told", keep_stdin_open=True)
+    before = replace(before, background=True)
+    other = await engine.launch(before, origin("other"), granted(engine, before))
+    await execs.printed(engine, other.id, "ready")
+    session = await execs.launch(engine, f"echo ready; read line; sh {script}", keep_stdin_open=True)
+    await execs.printed(engine, session.id, "ready")
+    for one in (other, session):
+        await engine.supervised.write(one.id, b"\n", eof=True, key="k")  # pyright: ignore[reportArgumentType]
+        await engine.wait(one.id, up_to=30)
+    said = (await engine.output(other).ends()).text
+    assert "Device or resource busy" in said
+    assert ran(engine) == ["good"]
+    # What held the name went with the last process of its command; the kernel may take a moment to unmount it.
+    again = [(await ended(engine, f"mv {name} away"))[0].exit_code]
+    while again[-1] != 0 and len(again) < 50:
+        again.append((await ended(engine, f"mv {name} away"))[0].exit_code)
+    assert again[-1] == 0, again
 
 
 @contextlib.asynccontextmanager
@@ -286,35 +255,28 @@ async def other_conversation(engine: Engine, command: str) -> AsyncGenerator[Non
 
 @pytest.mark.parametrize("died", [False, True])
 async def test_a_repeat_of_a_call_whose_script_changed_itself_has_its_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: bool
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, died: bool
 ) -> None:
-    async with engine_with(tmp_path, **{"run.sh": f"{GOOD}echo true >> run.sh\nsleep 0.5\n"}) as engine:
-        script = Script(("execute", {"command": "sh run.sh"}))
-        agent = Agent(FunctionModel(script), toolsets=[exec_toolset(engine)], output_type=OUTPUT)
-        pending = await agent.run("go", conversation_id="talk")
-        assert isinstance(pending.output, DeferredToolRequests)
-        yes = DeferredToolResults(approvals={"call_1": True}, metadata=pending.output.metadata)
-        history = pending.all_messages_json()
-        start = engine.supervised.start
+    put(engine.workspace / "run.sh", f"{GOOD}echo true >> run.sh\nsleep 0.5\n")
+    agent = scripted(engine, Script(("execute", {"command": "sh run.sh"})))
+    pending = await agent.run("go", conversation_id="talk")
+    metadata = pending.output.metadata
+    start = engine.supervised.start
 
-        async def last(*args: Any) -> Any:
-            await start(*args)
-            await until(lambda: ran(engine) == ["good"])
-            raise Died
+    async def last(*args: Any) -> Any:
+        await start(*args)
+        await until(lambda: ran(engine) == ["good"])
+        raise Died
 
-        if died:
-            # Nobody recorded that it runs.
-            monkeypatch.setattr(engine.supervised, "start", last)
-        for again in range(2):
-            messages = ModelMessagesTypeAdapter.validate_json(history)
-            if died and not again:
-                with pytest.raises(Died):
-                    await agent.run(message_history=messages, deferred_tool_results=yes)
-                monkeypatch.setattr(engine.supervised, "start", start)
-                continue
-            resumed = await agent.run(message_history=messages, deferred_tool_results=yes)
-            assert returns(resumed.all_messages())[-1].metadata["exit_code"] == 0
-        assert ran(engine) == ["good"]
+    if died:
+        # Nobody recorded that it runs.
+        monkeypatch.setattr(engine.supervised, "start", last)
+        with pytest.raises(Died):
+            await approved(agent, pending, metadata=metadata)
+        monkeypatch.setattr(engine.supervised, "start", start)
+    for _ in range(1 if died else 2):
+        assert (await approved(agent, pending, metadata=metadata)).metadata["exit_code"] == 0
+    assert ran(engine) == ["good"]
 
 
 class Died(Exception):

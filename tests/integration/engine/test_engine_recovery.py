@@ -31,6 +31,7 @@ from tests.execs import (
     GATE,
     Told,
     end_all,
+    end_of,
     granted,
     launch,
     let_go,
@@ -38,7 +39,6 @@ from tests.execs import (
     places,
     printed,
     run,
-    running_engine,
     spec,
     unstarted_engine,
 )
@@ -74,8 +74,7 @@ async def test_a_process_outlives_its_worker_and_the_next_one_is_told_once(tmp_p
     async with unstarted_engine(workspace, home, store) as second:
         await Sessions(second, "talk").write(session.id, b"\n", origin(), tool="process_write")
         after = await second.wait(session.id, up_to=60)
-    assert after.end is not None
-    assert after.end.exit_code == 9
+    assert end_of(after).exit_code == 9
     assert [one.id for one in told.sessions] == [ended.id, session.id]
 
 
@@ -92,38 +91,33 @@ async def test_an_end_that_nobody_heard_is_recorded_when_the_next_start_returns(
     assert told.sessions == []
     async with unstarted_engine(workspace, home, store) as second:
         after = await second.registry.get(session.id)
-    assert after.end is not None
-    assert after.end.exit_code == 9
+    assert end_of(after).exit_code == 9
     assert [one.id for one in told.sessions] == [session.id]
 
 
 async def test_without_supervisor_and_keeper_the_status_is_the_kernels_or_lost_and_never_invented(
-    tmp_path: Path,
+    engine: Engine, told: Told, tmp_path: Path
 ) -> None:
     """Kernels from 6.15 tell the status of a process that is nobody's child of ours; others leave none."""
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        session = await launch(engine, "echo up; sleep 1; exit 11")
-        await printed(engine, session.id, "up")
-        client = SupervisorClient(tmp_path / "home")
-        info = await client.connect()
-        kill(info["keeper_pid"])
-        kill(info["pid"])
-        await client.close()
-        ended = await engine.wait(session.id, up_to=60)
-        assert ended.end is not None
-        end = ended.end
-        assert (end.state, end.exit_code, end.signal, end.evidence) in {
-            (SessionState.EXITED, 11, None, None),
-            (SessionState.LOST, None, None, Evidence.SUPERVISOR_KILLED),
-        }
+    session = await launch(engine, "echo up; sleep 1; exit 11")
+    await printed(engine, session.id, "up")
+    client = SupervisorClient(tmp_path / "home")
+    info = await client.connect()
+    kill(info["keeper_pid"])
+    kill(info["pid"])
+    await client.close()
+    ended = await engine.wait(session.id, up_to=60)
+    end = end_of(ended)
+    assert (end.state, end.exit_code, end.signal, end.evidence) in {
+        (SessionState.EXITED, 11, None, None),
+        (SessionState.LOST, None, None, Evidence.SUPERVISOR_KILLED),
+    }
     assert [one.id for one in told.sessions] == [session.id]
 
 
 async def test_ends_of_other_sessions_do_not_wait_for_one_that_fails(tmp_path: Path) -> None:
-    workspace, home = places(tmp_path)
     store = MemorySessionStore()
-    async with unstarted_engine(workspace, home, store) as engine:
+    async with unstarted_engine(*places(tmp_path), store) as engine:
         stuck = await launch(engine, "read -r _; exit 1", keep_stdin_open=True)
         finish, gate = store.finish, asyncio.Event()
 
@@ -140,17 +134,14 @@ async def test_ends_of_other_sessions_do_not_wait_for_one_that_fails(tmp_path: P
         assert (await engine.wait(stuck.id, up_to=60)).end is not None
 
 
-async def test_an_abandoned_session_is_lost_and_never_starts(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        session, who = await claimed(engine, "touch ran")
-        await engine.abandon(session.id)
-        await engine.abandon(session.id)
-        made = spec(engine, "touch ran", background=True)
-        again = await engine.launch(made, who, granted(engine, made))
-        assert again.end is not None
-        assert (again.state, again.end.evidence) == (SessionState.LOST, Evidence.NEVER_STARTED)
-        assert not (engine.workspace / "ran").exists()
+async def test_an_abandoned_session_is_lost_and_never_starts(engine: Engine, told: Told) -> None:
+    session, who = await claimed(engine, "touch ran")
+    await engine.abandon(session.id)
+    await engine.abandon(session.id)
+    made = spec(engine, "touch ran", background=True)
+    again = await engine.launch(made, who, granted(engine, made))
+    assert (again.state, end_of(again).evidence) == (SessionState.LOST, Evidence.NEVER_STARTED)
+    assert not (engine.workspace / "ran").exists()
     assert len(told.sessions) == 1
 
 
@@ -167,8 +158,7 @@ async def test_what_was_given_up_while_its_worker_was_frozen_is_not_started(tmp_
             shift = later_s
             return made
 
-    workspace, home = places(tmp_path)
-    async with unstarted_engine(workspace, home, Frozen(), clock=lambda: time.time() + shift) as engine:
+    async with unstarted_engine(*places(tmp_path), Frozen(), clock=lambda: time.time() + shift) as engine:
         session = await launch(engine, "touch ran")
         assert session.end == end
         assert await engine.supervised.status(session.id) is None
@@ -179,8 +169,7 @@ async def test_what_the_supervisor_gave_up_is_lost_also_when_only_it_knows(engin
     assert await engine.supervised.abandon(session.id)
     made = spec(engine, "touch ran", background=True)
     again = await engine.launch(made, who, granted(engine, made))
-    assert again.end is not None
-    assert again.end.evidence is Evidence.NEVER_STARTED
+    assert end_of(again).evidence is Evidence.NEVER_STARTED
     assert not (engine.workspace / "ran").exists()
 
 
@@ -193,14 +182,12 @@ async def test_abandoning_what_has_started_lets_it_run(engine: Engine) -> None:
     assert (await engine.registry.get(session.id)).state is SessionState.RUNNING
     let_go(engine)
     ended = await engine.wait(session.id, up_to=60)
-    assert ended.end is not None
-    assert ended.end.exit_code == 3
+    assert end_of(ended).exit_code == 3
 
 
 async def test_a_start_whose_record_was_cut_off_is_recorded_by_reconciling(tmp_path: Path) -> None:
-    workspace, home = places(tmp_path)
     store = MemorySessionStore()
-    async with unstarted_engine(workspace, home, store) as engine:
+    async with unstarted_engine(*places(tmp_path), store) as engine:
         started = store.started
 
         async def cut_off(*_: Any, **__: Any) -> None:
@@ -222,15 +209,12 @@ async def test_a_start_whose_record_was_cut_off_is_recorded_by_reconciling(tmp_p
     [(SessionState.CLAIMED, Evidence.NEVER_STARTED), (SessionState.RUNNING, Evidence.MACHINE_REBOOTED)],
 )
 async def test_sessions_of_another_boot_are_decided_by_rule(
-    tmp_path: Path, state: SessionState, evidence: Evidence
+    engine: Engine, told: Told, state: SessionState, evidence: Evidence
 ) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        session, _ = await claimed(engine, "true", boot_id="another", state=state)
-        await engine.reconcile()
-        after = await engine.registry.get(session.id)
-        assert after.end is not None
-        assert (after.state, after.end.evidence) == (SessionState.LOST, evidence)
+    session, _ = await claimed(engine, "true", boot_id="another", state=state)
+    await engine.reconcile()
+    after = await engine.registry.get(session.id)
+    assert (after.state, end_of(after).evidence) == (SessionState.LOST, evidence)
     assert [one.id for one in told.sessions] == [session.id]
 
 
@@ -238,8 +222,7 @@ async def test_a_running_session_that_nobody_knows_is_lost(engine: Engine) -> No
     session, _ = await claimed(engine, "true", state=SessionState.RUNNING)
     await engine.reconcile()
     after = await engine.registry.get(session.id)
-    assert after.end is not None
-    assert after.end.evidence is Evidence.RECORD_UNREADABLE
+    assert end_of(after).evidence is Evidence.RECORD_UNREADABLE
 
 
 @pytest.mark.parametrize("error", [LimitReached("64 containers"), SupervisorUnreachable("away")])
@@ -262,16 +245,14 @@ async def test_a_session_that_cannot_be_asked_about_keeps_no_other_from_being_co
 
 
 async def test_sessions_of_another_host_are_left_alone(tmp_path: Path) -> None:
-    workspace, home = places(tmp_path)
-    async with unstarted_engine(workspace, home) as engine:
+    async with unstarted_engine(*places(tmp_path)) as engine:
         session, _ = await claimed(engine, "true", state=SessionState.RUNNING, host_id="another")
         await engine.reconcile()
         assert (await engine.store.get(session.id)) == session
 
 
 async def test_starting_and_stopping_twice_is_fine(tmp_path: Path) -> None:
-    workspace, home = places(tmp_path)
-    engine = unstarted_engine(workspace, home)
+    engine = unstarted_engine(*places(tmp_path))
     await engine.stop()
     await engine.start()
     await engine.start()
@@ -298,5 +279,4 @@ async def test_input_whose_outcome_was_not_recorded_is_recalled_and_not_written_
     await printed(engine, session.id, "once")
     await Sessions(engine, "talk").write(session.id, b"", origin(), tool="process_write", eof=True)
     ended = await engine.wait(session.id, up_to=60)
-    assert ended.end is not None
-    assert ended.end.bytes_total == 5
+    assert end_of(ended).bytes_total == 5

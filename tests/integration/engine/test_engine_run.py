@@ -28,6 +28,7 @@ from shellback.exec.reports.render import outcome_text
 from tests.execs import (
     GATE,
     Told,
+    end_of,
     granted,
     launch,
     let_go,
@@ -45,15 +46,10 @@ from tests.supervisors import SOON, until
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
 
-async def test_output_exit_code_and_facts_of_a_foreground_command(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "echo out; echo err >&2; exit 3")
-    assert outcome.session.end is not None
-    assert (outcome.session.state, outcome.session.end.exit_code, outcome.session.end.signal) == (
-        SessionState.EXITED,
-        3,
-        None,
-    )
+async def test_output_exit_code_and_facts_of_a_foreground_command(engine: Engine) -> None:
+    outcome = await run(engine, "echo out; echo err >&2; exit 3")
+    end = end_of(outcome.session)
+    assert (end.state, end.exit_code, end.signal) == (SessionState.EXITED, 3, None)
     assert outcome.output.text == "out\nerr\n"
     assert not outcome.handed_over
     text = outcome_text(outcome)
@@ -61,37 +57,30 @@ async def test_output_exit_code_and_facts_of_a_foreground_command(tmp_path: Path
     assert text.endswith(f"session {outcome.session.id}]")
 
 
-async def test_a_foreground_result_is_settled_and_no_callback_tells_it(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        outcome = await run(engine, "true")
-        stored = await engine.store.get(outcome.session.id)
+async def test_a_foreground_result_is_settled_and_no_callback_tells_it(engine: Engine, told: Told) -> None:
+    outcome = await run(engine, "true")
+    stored = await engine.store.get(outcome.session.id)
     assert stored is not None
     assert stored.delivery is Delivery.SETTLED
     assert told.sessions == []
 
 
-async def test_streams_apart_where_asked(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "echo out; echo err >&2", separate_stderr=True)
+async def test_streams_apart_where_asked(engine: Engine) -> None:
+    outcome = await run(engine, "echo out; echo err >&2", separate_stderr=True)
     assert outcome.err is not None
     assert (outcome.output.text, outcome.err.text) == ("out\n", "err\n")
 
 
-async def test_a_signal_is_a_signal_and_not_a_number(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "kill -KILL $$")
-    end = outcome.session.end
-    assert end is not None
+async def test_a_signal_is_a_signal_and_not_a_number(engine: Engine) -> None:
+    outcome = await run(engine, "kill -KILL $$")
+    end = end_of(outcome.session)
     assert (end.state, end.exit_code, end.signal) == (SessionState.SIGNALED, None, 9)
     assert "[ended by signal SIGKILL, " in outcome_text(outcome)
 
 
-async def test_a_timeout_is_a_result_with_its_partial_output(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "echo partial; sleep 600", timeout=2.0)
-    assert outcome.session.end is not None
-    assert (outcome.session.state, outcome.session.end.ended_by) == (SessionState.TIMED_OUT, EndedBy.TIMEOUT)
+async def test_a_timeout_is_a_result_with_its_partial_output(engine: Engine) -> None:
+    outcome = await run(engine, "echo partial; sleep 600", timeout=2.0)
+    assert (outcome.session.state, end_of(outcome.session).ended_by) == (SessionState.TIMED_OUT, EndedBy.TIMEOUT)
     assert outcome.output.text == "partial\n"
     assert "[timed out and stopped (signal SIGTERM), " in outcome_text(outcome)
 
@@ -109,9 +98,8 @@ async def test_the_environment_is_built_up(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has somebody to become")
-async def test_as_root_commands_run_as_somebody_else(tmp_path: Path, each_backend: str) -> None:
-    async with running_engine(tmp_path) as engine:
-        outcome = await run(engine, "id -u; cat /etc/shadow")
+async def test_as_root_commands_run_as_somebody_else(each_backend: str, engine: Engine) -> None:
+    outcome = await run(engine, "id -u; cat /etc/shadow")
     assert outcome.output.text.startswith("65534\n")
     # What a sandbox does not need is not there at all.
     assert ("Permission denied" if each_backend == "host" else "No such file") in outcome.output.text
@@ -138,49 +126,37 @@ async def test_the_log_is_linked_in_the_workspace_and_ignored_by_git(engine: Eng
     assert (engine.workspace / ".tmp" / ".gitignore").read_text() == "*\n"
 
 
-async def test_a_background_command_returns_at_once_and_tells_its_end_once(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        session = await launch(engine, "read -r _; echo done; exit 7", keep_stdin_open=True)
-        assert (session.state, session.delivery) == (SessionState.RUNNING, Delivery.CALLBACK)
-        assert session.pid is not None
-        assert told.sessions == []
-        await Sessions(engine, "talk").write(session.id, b"go\n", origin(), tool="process_write")
-        ended = await engine.wait(session.id, up_to=60)
-    assert ended.end is not None
-    assert ended.end.exit_code == 7
+async def test_a_background_command_returns_at_once_and_tells_its_end_once(engine: Engine, told: Told) -> None:
+    session = await launch(engine, "read -r _; echo done; exit 7", keep_stdin_open=True)
+    assert (session.state, session.delivery) == (SessionState.RUNNING, Delivery.CALLBACK)
+    assert session.pid is not None
+    assert told.sessions == []
+    await Sessions(engine, "talk").write(session.id, b"go\n", origin(), tool="process_write")
+    ended = await engine.wait(session.id, up_to=60)
+    assert end_of(ended).exit_code == 7
     assert [one.id for one in told.sessions] == [session.id]
 
 
-async def test_yield_after_hands_over_once_and_the_callback_tells_the_end(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        outcome = await run(engine, f"echo begun; {GATE}; echo done; exit 4", yield_after=0.1)
-        assert (outcome.handed_over, outcome.session.state, outcome.session.delivery) == (
-            True,
-            SessionState.RUNNING,
-            Delivery.CALLBACK,
-        )
-        assert "still running and moved to the background" in outcome_text(outcome)
-        let_go(engine)
-        ended = await engine.wait(outcome.session.id, up_to=60)
-        assert ended.end is not None
-        assert ended.end.exit_code == 4
+async def test_yield_after_hands_over_once_and_the_callback_tells_the_end(engine: Engine, told: Told) -> None:
+    outcome = await run(engine, f"echo begun; {GATE}; echo done; exit 4", yield_after=0.1)
+    assert outcome.handed_over
+    assert (outcome.session.state, outcome.session.delivery) == (SessionState.RUNNING, Delivery.CALLBACK)
+    assert "still running and moved to the background" in outcome_text(outcome)
+    let_go(engine)
+    ended = await engine.wait(outcome.session.id, up_to=60)
+    assert end_of(ended).exit_code == 4
     assert [(one.id, one.end and one.end.exit_code) for one in told.sessions] == [(outcome.session.id, 4)]
 
 
-async def test_cancelling_a_foreground_wait_leaves_the_process_and_hands_it_over(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        task = asyncio.create_task(run(engine, f"{GATE}; exit 9", timeout=60))
-        live = await running(engine)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        let_go(engine)
-        ended = await engine.wait(live[0].id, up_to=60)
-        assert ended.end is not None
-        assert ended.end.exit_code == 9
+async def test_cancelling_a_foreground_wait_leaves_the_process_and_hands_it_over(engine: Engine, told: Told) -> None:
+    task = asyncio.create_task(run(engine, f"{GATE}; exit 9", timeout=60))
+    live = await running(engine)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    let_go(engine)
+    ended = await engine.wait(live[0].id, up_to=60)
+    assert end_of(ended).exit_code == 9
     assert [one.id for one in told.sessions] == [live[0].id]
 
 
@@ -203,40 +179,36 @@ async def test_a_wait_that_is_cut_off_after_the_engine_stopped_is_left_to_a_repe
 
 
 async def test_a_repeat_of_a_call_is_told_the_end_whatever_would_be_said_of_the_command_by_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def hangs(*_: object) -> Proposal:
         raise CheckTimedOut("a file system does not answer")
 
-    async with running_engine(tmp_path) as engine:
-        made, who = spec(engine, "echo $$ >> nonce; exit 3"), origin()
-        grant = granted(engine, made)
-        first = await engine.run(made, who, grant)
-        monkeypatch.setattr("shellback.exec.policy.commands.proposed", hangs)
-        assert (await engine.run(made, who, grant)).session == first.session
-        with pytest.raises(CheckTimedOut):
-            await engine.run(made, origin(), grant)
-        with pytest.raises(InvalidCommand, match="make one call at a time"):
-            await engine.run(two := spec(engine, "echo two"), who, granted(engine, two))
+    made, who = spec(engine, "echo $$ >> nonce; exit 3"), origin()
+    grant = granted(engine, made)
+    first = await engine.run(made, who, grant)
+    monkeypatch.setattr("shellback.exec.policy.commands.proposed", hangs)
+    assert (await engine.run(made, who, grant)).session == first.session
+    with pytest.raises(CheckTimedOut):
+        await engine.run(made, origin(), grant)
+    with pytest.raises(InvalidCommand, match="make one call at a time"):
+        await engine.run(two := spec(engine, "echo two"), who, granted(engine, two))
 
 
 async def test_an_end_that_comes_while_the_answer_to_the_start_is_lost_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is recorded as told by the call that waits for it, so no callback tells it."""
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        start = engine.supervised.start
+    start = engine.supervised.start
 
-        async def cut_off(session: Session, made: CommandSpec, plan: Plan) -> Seen:
-            await start(session, made, plan)
-            assert (await engine.wait(session.id, up_to=SOON)).end is not None
-            raise SupervisorUnreachable("the connection was cut off")
+    async def cut_off(session: Session, made: CommandSpec, plan: Plan) -> Seen:
+        await start(session, made, plan)
+        assert (await engine.wait(session.id, up_to=SOON)).end is not None
+        raise SupervisorUnreachable("the connection was cut off")
 
-        monkeypatch.setattr(engine.supervised, "start", cut_off)
-        outcome = await run(engine, "exit 3")
-        assert outcome.session.end is not None
-        assert (outcome.session.end.exit_code, outcome.handed_over, told.sessions) == (3, False, [])
+    monkeypatch.setattr(engine.supervised, "start", cut_off)
+    outcome = await run(engine, "exit 3")
+    assert (end_of(outcome.session).exit_code, outcome.handed_over, told.sessions) == (3, False, [])
 
 
 async def test_a_repeat_while_it_runs_waits_for_the_same_process(engine: Engine) -> None:
@@ -247,15 +219,14 @@ async def test_a_repeat_while_it_runs_waits_for_the_same_process(engine: Engine)
 
 
 async def test_a_claim_that_is_refused_starts_nothing(tmp_path: Path) -> None:
-    workspace, home = places(tmp_path)
-    async with unstarted_engine(workspace, home, MemorySessionStore(limit=1)) as engine:
+    async with unstarted_engine(*places(tmp_path), MemorySessionStore(limit=1)) as engine:
         session = await launch(engine, "sleep 100")
         made = spec(engine, "touch ran")
         with pytest.raises(LimitReached):
             await engine.run(made, origin(), granted(engine, made))
         await Sessions(engine, "talk").kill(session.id, origin())
         # The supervisor answers in order, so what it was asked before has been done.
-        assert not (workspace / "ran").exists()
+        assert not (engine.workspace / "ran").exists()
 
 
 async def test_a_grant_for_something_else_starts_nothing(engine: Engine) -> None:
@@ -275,18 +246,15 @@ async def test_a_directory_that_was_swapped_after_the_grant_is_noticed(engine: E
         await engine.run(made, origin(), grant)
 
 
-async def test_kill_ends_the_whole_tree_and_says_so(tmp_path: Path) -> None:
-    told = Told()
-    async with running_engine(tmp_path, sink=told) as engine:
-        session = await launch(engine, "sleep 100 & sleep 100 & wait")
-        sessions, who = Sessions(engine, "talk"), origin()
-        ended, survivors = await sessions.kill(session.id, who)
-        assert ended.end is not None
-        assert (ended.end.ended_by, survivors) == (EndedBy.AGENT, ())
-        again, _ = await sessions.kill(session.id, who)
-        assert again.end == ended.end
-        with pytest.raises(TaskCompleted, match="has ended: ended by signal SIGTERM"):
-            await sessions.kill(session.id, origin())
+async def test_kill_ends_the_whole_tree_and_says_so(engine: Engine, told: Told) -> None:
+    session = await launch(engine, "sleep 100 & sleep 100 & wait")
+    sessions, who = Sessions(engine, "talk"), origin()
+    ended, survivors = await sessions.kill(session.id, who)
+    assert (end_of(ended).ended_by, survivors) == (EndedBy.AGENT, ())
+    again, _ = await sessions.kill(session.id, who)
+    assert again.end == end_of(ended)
+    with pytest.raises(TaskCompleted, match="has ended: ended by signal SIGTERM"):
+        await sessions.kill(session.id, origin())
     assert len(told.sessions) == 1
 
 
@@ -304,8 +272,7 @@ async def test_a_poll_reads_what_is_new_and_a_repeat_reads_the_same(engine: Engi
 
 async def test_what_a_command_leaves_running_is_named(engine: Engine, each_backend: str) -> None:
     outcome = await run(engine, "sleep 100 & echo $!")
-    assert outcome.session.end is not None
-    (survivor,) = outcome.session.end.survivors
+    (survivor,) = end_of(outcome.session).survivors
     # Numbers are the host's; in a sandbox they are others.
     assert (survivor == int(outcome.output.text)) == (each_backend == "host")
     assert f"processes it started are still there: {survivor}" in outcome_text(outcome)
@@ -320,8 +287,7 @@ async def test_many_at_once_cost_no_descriptor_each(engine: Engine) -> None:
 
 
 async def test_an_engine_starts_itself_when_it_is_first_used(tmp_path: Path) -> None:
-    workspace, home = places(tmp_path)
-    engine = unstarted_engine(workspace, home)
+    engine = unstarted_engine(*places(tmp_path))
     outcome = await run(engine, "echo hi")
     assert outcome.output.text == "hi\n"
     await engine.stop()

@@ -17,7 +17,7 @@ from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.supervisor.process import landlock
 from tests.databases import unavailable
-from tests.execs import places, run
+from tests.execs import end_of, places, run
 
 pytestmark = pytest.mark.anyio
 
@@ -53,8 +53,7 @@ async def test_a_fenced_command_writes_the_workspace_and_nothing_beside_it(
             f"echo in > in; echo out > {outside}/out || echo held; cat /etc/hostname > /dev/null && echo read; exit 3"
         )
         done = await run(engine, line, pty=pty)
-    assert done.session.end is not None
-    assert done.session.end.exit_code == 3
+    assert end_of(done.session).exit_code == 3
     assert "held" in done.output.text
     assert "read" in done.output.text
     assert (workspace / "in").read_text() == "in\n"

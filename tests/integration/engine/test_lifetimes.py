@@ -10,7 +10,7 @@ import pytest
 
 from shellback.exec.core.model import EndedBy
 from shellback.exec.engine.following import Follower
-from tests.execs import launch, origin
+from tests.execs import end_of, launch, origin
 from tests.pods import in_pod
 from tests.supervisors import SOON, Rig, answered, gone, until
 
@@ -114,6 +114,5 @@ async def test_a_container_is_asked_too_for_output_for_readers_and_to_end_what_a
         assert await engine.supervised.port.expire("turn", "turn1") == [session.id]
         assert (await waiting).ended
         ended = await engine.wait(session.id, up_to=SOON)
-        assert ended.end is not None
-        assert ended.end.ended_by is EndedBy.LIFETIME
+        assert end_of(ended).ended_by is EndedBy.LIFETIME
         assert not ended.end_is_news

@@ -25,8 +25,8 @@ from shellback.exec.engine.waiting import Waiting, until_waiting, waiting
 from shellback.exec.link.client import SupervisorClient
 from shellback.exec.supervisor.process import growth
 from tests.databases import unavailable
-from tests.execs import Told, each_backend, granted, launch, origin, printed, run, running, running_engine, spec
-from tests.integration.tools.test_toolset_agent import Script, converse, refusal
+from tests.execs import Told, end_of, granted, launch, origin, printed, run, running, spec
+from tests.integration.tools.test_toolset_agent import converse, refusal
 from tests.pods import in_pod
 from tests.supervisors import SOON, Rig, answered, end, stop
 
@@ -74,91 +74,86 @@ async def found(engine: Engine, session: Session) -> Waiting | None:
 
 
 @each
-async def test_who_asks_is_noticed_and_who_works_is_not_whatever_it_has_printed(tmp_path: Path) -> None:
+async def test_who_asks_is_noticed_and_who_works_is_not_whatever_it_has_printed(engine: Engine) -> None:
     if missing := {program for program in ("node", "ssh-keygen") if shutil.which(program) is None}:
         unavailable(f"these are not here: {', '.join(missing)}")
-    async with running_engine(tmp_path) as engine:
-        works = [await launched(engine, command) for command in WORKING]
-        for session, said in zip(works, ("Really?", "Password:", "listening"), strict=True):
-            await printed(engine, session.id, said)
-        silent = [asyncio.ensure_future(until_waiting(engine, session)) for session in works]
-        asks = [await launched(engine, command, pty=pty) for command, (_, pty, _, _) in ASKING.items()]
-        seen = await asyncio.gather(*(found(engine, session) for session in asks))
-        for command, one in zip(ASKING, seen, strict=True):
-            program, _, prompt, password = ASKING[command]
-            assert one is not None, command
-            assert (one.program, one.prompt, one.password) == (program, prompt, password), command
-            assert one.evidence == ("poll" if prompt[:1] == ">" else "read"), command
-        # The last of those that ask had been silent for two seconds, and these for longer.
-        assert [await waiting(engine, session) for session in works] == [None, None, None]
-        assert not any(task.done() for task in silent)
-        for task in silent:
-            task.cancel()
+    works = [await launched(engine, command) for command in WORKING]
+    for session, said in zip(works, ("Really?", "Password:", "listening"), strict=True):
+        await printed(engine, session.id, said)
+    silent = [asyncio.ensure_future(until_waiting(engine, session)) for session in works]
+    asks = [await launched(engine, command, pty=pty) for command, (_, pty, _, _) in ASKING.items()]
+    seen = await asyncio.gather(*(found(engine, session) for session in asks))
+    for command, one in zip(ASKING, seen, strict=True):
+        program, _, prompt, password = ASKING[command]
+        assert one is not None, command
+        assert (one.program, one.prompt, one.password) == (program, prompt, password), command
+        assert one.evidence == ("poll" if prompt[:1] == ">" else "read"), command
+    # The last of those that ask had been silent for two seconds, and these for longer.
+    assert [await waiting(engine, session) for session in works] == [None, None, None]
+    assert not any(task.done() for task in silent)
+    for task in silent:
+        task.cancel()
 
 
 @each
-async def test_a_call_that_waits_returns_when_its_program_asks_and_the_answer_goes_on_with_it(tmp_path: Path) -> None:
-    sink = Told()
-    async with running_engine(tmp_path, sink=sink) as engine:
-        command = "read -p 'Delete? [y/N] ' answer; echo you said $answer; exit 3"
-        args = {"command": command, "background": False, "timeout": 600}
-        (answer,) = await converse(engine, Script(("execute_pty", args)))
-        session_id = answer.metadata["session_id"]
-        said = str(answer.content)
-        assert said.startswith("Delete? [y/N]")
-        assert "[it waits for input, so it was moved to the background" in said
-        assert answer.metadata["handed_over"] is True
-        assert answer.metadata["waiting_for_input"]["prompt"] == "Delete? [y/N]"
-        polled = ("process_poll", {"session_id": session_id})
-        write = ("process_write", {"session_id": session_id, "data": "yes\n"})
-        _, seen, _ = await converse(engine, Script(polled, polled, write))
-        assert seen.content["waiting_for_input"] == {
-            "evidence": "read",
-            "prompt": "Delete? [y/N]",
-            "since_seconds": seen.content["waiting_for_input"]["since_seconds"],
-            "password": False,
-            "program": "bash",
-            "what_to_do": "answer with process_send_keys or process_write, or end it with process_kill",
-        }
-        session = await engine.wait(session_id, up_to=SOON)
-        assert session.end is not None
-        assert session.end.exit_code == 3
-        assert [one.id for one in sink.sessions] == [session_id]
-        (after,) = await converse(engine, Script(polled))
+async def test_a_call_that_waits_returns_when_its_program_asks_and_the_answer_goes_on_with_it(
+    engine: Engine, told: Told
+) -> None:
+    command = "read -p 'Delete? [y/N] ' answer; echo you said $answer; exit 3"
+    args = {"command": command, "background": False, "timeout": 600}
+    (answer,) = await converse(engine, ("execute_pty", args))
+    session_id = answer.metadata["session_id"]
+    said = str(answer.content)
+    assert said.startswith("Delete? [y/N]")
+    assert "[it waits for input, so it was moved to the background" in said
+    assert answer.metadata["handed_over"] is True
+    assert answer.metadata["waiting_for_input"]["prompt"] == "Delete? [y/N]"
+    polled = ("process_poll", {"session_id": session_id})
+    write = ("process_write", {"session_id": session_id, "data": "yes\n"})
+    _, seen, _ = await converse(engine, polled, polled, write)
+    assert seen.content["waiting_for_input"] == {
+        "evidence": "read",
+        "prompt": "Delete? [y/N]",
+        "since_seconds": seen.content["waiting_for_input"]["since_seconds"],
+        "password": False,
+        "program": "bash",
+        "what_to_do": "answer with process_send_keys or process_write, or end it with process_kill",
+    }
+    session = await engine.wait(session_id, up_to=SOON)
+    assert end_of(session).exit_code == 3
+    assert [one.id for one in told.sessions] == [session_id]
+    (after,) = await converse(engine, polled)
     assert "you said yes" in after.content["output"]
     assert "waiting_for_input" not in after.content
 
 
 async def test_a_foreground_command_without_a_terminal_is_never_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_engine(tmp_path) as engine:
-        looked: list[Any] = []
-        monkeypatch.setattr(engine.supervised.port, "look", looked.append)
-        monkeypatch.setattr(engine.supervised.port, "grown", looked.append)
-        (answer,) = await converse(engine, Script(("execute", {"command": "cat; sleep 0.7; echo over"})))
+    looked: list[Any] = []
+    monkeypatch.setattr(engine.supervised.port, "look", looked.append)
+    monkeypatch.setattr(engine.supervised.port, "grown", looked.append)
+    (answer,) = await converse(engine, ("execute", {"command": "cat; sleep 0.7; echo over"}))
     assert answer.content.startswith("over\n[exit code 0")
     assert looked == []
 
 
-async def test_the_code_of_an_agent_waits_for_its_own_command_whatever_that_asks(tmp_path: Path) -> None:
+async def test_the_code_of_an_agent_waits_for_its_own_command_whatever_that_asks(engine: Engine) -> None:
     """Only a call of a model returns early: who called from code has its hands on the session."""
-    async with running_engine(tmp_path) as engine:
-        made = spec(engine, "read -p 'Name? ' x; echo $x", pty=True)
-        task = asyncio.ensure_future(engine.run(made, origin(), granted(engine, made)))
-        (session,) = await running(engine)
-        assert await found(engine, session) is not None
-        await Sessions(engine, None).write(session.id, b"me\n", origin(), tool="shell")
-        outcome = await task
+    made = spec(engine, "read -p 'Name? ' x; echo $x", pty=True)
+    task = asyncio.ensure_future(engine.run(made, origin(), granted(engine, made)))
+    (session,) = await running(engine)
+    assert await found(engine, session) is not None
+    await Sessions(engine, None).write(session.id, b"me\n", origin(), tool="shell")
+    outcome = await task
     assert not outcome.handed_over
     assert outcome.session.end is not None
 
 
-async def test_a_repeat_of_a_call_that_returned_early_says_the_same(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        made, who = spec(engine, "read -p 'Name? ' x", pty=True), origin()
-        first = await engine.run(made, who, granted(engine, made), until_input=True)
-        again = await engine.run(made, who, granted(engine, made), until_input=True)
+async def test_a_repeat_of_a_call_that_returned_early_says_the_same(engine: Engine) -> None:
+    made, who = spec(engine, "read -p 'Name? ' x", pty=True), origin()
+    first = await engine.run(made, who, granted(engine, made), until_input=True)
+    again = await engine.run(made, who, granted(engine, made), until_input=True)
     for outcome in (first, again):
         assert outcome.handed_over
         assert outcome.waiting is not None
@@ -181,7 +176,7 @@ async def test_a_password_is_typed_by_a_person_and_by_no_model(engine: Engine) -
     for args in ({"data": "hunter2\n"}, {"keys": ["x", "Enter"]}, {"paste": "hunter2"}):
         tool = "process_write" if "data" in args else "process_send_keys"
         assert f"shellback attach {session.id}" in await refusal(engine, tool, about | args)
-    (pressed,) = await converse(engine, Script(("process_send_keys", about | {"keys": ["C-c"]})))
+    (pressed,) = await converse(engine, ("process_send_keys", about | {"keys": ["C-c"]}))
     assert pressed.outcome == "success"
     await printed(engine, session.id, "stopped")
     assert await sessions.write(session.id, b"mine\n", origin(), tool="attach", by_model=False) == 5
@@ -207,8 +202,6 @@ async def test_in_a_container_who_asks_is_noticed_and_a_password_is_left_to_a_pe
         await sessions.write(asks.id, b"y\n", origin(), tool="process_write")
         assert (await engine.wait(asks.id, up_to=SOON)).end is not None
 
-
-__all__ = ["each_backend"]
 
 Row = tuple[str, str, dict[str, Any], str, str]
 TERMINAL: dict[str, Any] = {"pty": True}
@@ -255,29 +248,28 @@ async def started(engine: Engine, rows: list[Row]) -> list[Session]:
     return list(found)
 
 
-async def test_real_programs_are_seen_to_wait_and_others_are_not(tmp_path: Path, each_backend: str) -> None:
+async def test_real_programs_are_seen_to_wait_and_others_are_not(each_backend: str, engine: Engine) -> None:
     if shutil.which("node") is None or shutil.which("less") is None:
         unavailable("node and less are to be looked at")
-    async with running_engine(tmp_path) as engine:
-        sessions = await started(engine, READERS)
-        looks = await asyncio.gather(*(seen_waiting(engine, session) for session in sessions))
-        for (name, _, more, reader, how), look in zip(READERS, looks, strict=True):
-            assert (name, look.name, look.how) == (name, reader, how)
-            assert look.reader > 1
-            assert (look.terminal is not None) == (more is TERMINAL)
-        modes = {row[0]: look.terminal for row, look in zip(READERS, looks, strict=True)}
-        assert modes["cat"] is not None
-        assert (modes["cat"].echo, modes["cat"].canonical) == (True, True)
-        assert modes["password"] is not None
-        assert (modes["password"].echo, modes["password"].canonical) == (False, True)
-        assert modes["shell"] is not None
-        assert not modes["shell"].canonical
-        assert (modes["cat"].rows, modes["cat"].cols, modes["cat"].foreground) == (40, 120, looks[1].reader)
-        sessions = await started(engine, OTHERS)
-        for session, (name, *_, how) in zip(sessions, OTHERS, strict=True):
-            await printed(engine, session.id, "ready")
-            for _ in range(5):
-                assert (name, (await look_at(engine, session)).how) == (name, how)
+    sessions = await started(engine, READERS)
+    looks = await asyncio.gather(*(seen_waiting(engine, session) for session in sessions))
+    for (name, _, more, reader, how), look in zip(READERS, looks, strict=True):
+        assert (name, look.name, look.how) == (name, reader, how)
+        assert look.reader > 1
+        assert (look.terminal is not None) == (more is TERMINAL)
+    modes = {row[0]: look.terminal for row, look in zip(READERS, looks, strict=True)}
+    assert modes["cat"] is not None
+    assert (modes["cat"].echo, modes["cat"].canonical) == (True, True)
+    assert modes["password"] is not None
+    assert (modes["password"].echo, modes["password"].canonical) == (False, True)
+    assert modes["shell"] is not None
+    assert not modes["shell"].canonical
+    assert (modes["cat"].rows, modes["cat"].cols, modes["cat"].foreground) == (40, 120, looks[1].reader)
+    sessions = await started(engine, OTHERS)
+    for session, (name, *_, how) in zip(sessions, OTHERS, strict=True):
+        await printed(engine, session.id, "ready")
+        for _ in range(5):
+            assert (name, (await look_at(engine, session)).how) == (name, how)
 
 
 async def test_who_has_been_written_to_waits_no_more_and_one_that_ended_is_not_looked_at(engine: Engine) -> None:

@@ -9,11 +9,13 @@ from pydantic_ai.exceptions import ApprovalRequired
 
 from shellback.exec.core.model import READ_ONLY
 from shellback.exec.policy.classify.classify import classify
-from tests.integration.tools.test_workspace_tools import room
+from tests.integration.tools.test_workspace_tools import Room, here
 from tests.judged import around
 from tests.sandboxes import Boxes
 
 pytestmark = pytest.mark.anyio
+
+__all__ = ["here"]
 
 SECRET = (
     ".env", "app/.env.local", ".envrc", "server.pem", "certs/tls.KEY", "id_rsa", "id_ed25519.old", ".npmrc", ".netrc",
@@ -40,17 +42,16 @@ def test_a_command_that_names_one_asks(tmp_path: Path) -> None:
         assert asks == (name in SECRET), name
 
 
-async def test_a_file_tool_asks_for_it_and_a_search_leaves_it_out_and_counts_it(tmp_path: Path) -> None:
-    async with room(tmp_path) as here:
-        _fill(here.workspace)
-        for name in PLAIN:
-            assert MARK in str((await here.do("read_file", path=name)).return_value)
-        for name in SECRET:
-            with pytest.raises(ApprovalRequired):
-                await here.do("read_file", path=name)
-        found = str((await here.do("grep", pattern=MARK)).return_value)
-        assert {line.split(":")[0] for line in found.splitlines()[:-1]} == set(PLAIN)
-        assert f"{len(SECRET)} files left out" in found.splitlines()[-1]
+async def test_a_file_tool_asks_for_it_and_a_search_leaves_it_out_and_counts_it(here: Room) -> None:
+    _fill(here.workspace)
+    for name in PLAIN:
+        assert MARK in str((await here.do("read_file", path=name)).return_value)
+    for name in SECRET:
+        with pytest.raises(ApprovalRequired):
+            await here.do("read_file", path=name)
+    found = str((await here.do("grep", pattern=MARK)).return_value)
+    assert {line.split(":")[0] for line in found.splitlines()[:-1]} == set(PLAIN)
+    assert f"{len(SECRET)} files left out" in found.splitlines()[-1]
 
 
 async def test_a_search_of_the_whole_workspace_by_a_command_does_not_see_it(box: Boxes) -> None:

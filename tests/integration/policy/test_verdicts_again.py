@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +16,8 @@ from shellback.exec.policy.judge import CLASSIFIER, TRUSTED
 from shellback.exec.policy.policy import Asked, Verdict, Withheld
 from shellback.exec.shell.permit import permit
 from shellback.exec.tools.toolset import ExecTools
-from tests import sandboxes
 from tests.desks import Deps, context_of
-from tests.execs import running_engine, spec
+from tests.execs import end_of, spec
 from tests.supervisors import until
 
 pytestmark = pytest.mark.anyio
@@ -78,10 +74,9 @@ class Call:
         return session
 
 
-@asynccontextmanager
-async def calling(tmp_path: Path) -> AsyncGenerator[Call]:
-    async with running_engine(tmp_path) as engine:
-        yield Call(engine, Says(ASK))
+@pytest.fixture
+def call(engine: Engine) -> Call:
+    return Call(engine, Says(ASK))
 
 
 @pytest.fixture(params=["before", "after"])
@@ -105,114 +100,103 @@ async def claimed(call: Call, verdict: Verdict, crash: str) -> None:
     call.engine.supervised.start = start
 
 
-async def test_what_was_claimed_by_its_class_never_runs_in_the_profile_of_a_rule(
-    tmp_path: Path, crash: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sandboxes.needed()
-    monkeypatch.setattr("tests.execs.KIND", "bubblewrap")
-    async with calling(tmp_path) as call:
-        call.command = "touch ran 2>/dev/null || echo held"
-        await claimed(call, BY_CLASS, crash)
-        if crash == "before":
-            with pytest.raises(ToolFailed, match="nothing was started"):
-                await call(BY_RULE)
-            assert len(call.policy.told) == 1
-        else:
-            assert "held" in await call(BY_RULE)
-            assert not call.policy.told
-        session = await call.session()
-        assert (session.profile, session.granted_by) == ("read_only", CLASSIFIER)
-        assert not (call.engine.workspace / "ran").exists()
-        assert session.end is not None
-        assert (session.end.evidence is Evidence.NEVER_STARTED) == (crash == "before")
-
-
-async def test_a_rule_that_is_gone_asks_nobody_about_a_claim_of_before(tmp_path: Path, crash: str) -> None:
-    async with calling(tmp_path) as call:
-        call.command = "echo x >> n; sh s.sh"
-        script = call.engine.workspace / "s.sh"
-        script.write_text("echo one")
-        await claimed(call, BY_RULE, crash)
-        if crash == "after":
-            await until((call.engine.workspace / "n").exists)
-        script.write_text("echo two; :")
-        if crash == "before":
-            with pytest.raises(ToolFailed, match="nothing was started"):
-                await call(ASK)
-        else:
-            await call(ASK)
-        session = await call.session()
-        assert not session.live
-        ran = call.engine.workspace / "n"
-        assert ran.exists() == (crash == "after")
-        assert not ran.exists() or ran.read_text() == "x\n"
-
-
-async def test_a_claim_whose_script_changed_runs_nothing_else_by_the_same_rule(tmp_path: Path, crash: str) -> None:
-    async with calling(tmp_path) as call:
-        call.command = "sh s.sh"
-        script = call.engine.workspace / "s.sh"
-        script.write_text("echo first >> n")
-        await claimed(call, BY_RULE, crash)
-        if crash == "after":
-            await until((call.engine.workspace / "n").exists)
-        script.write_text("echo second >> n")
-        if crash == "before":
-            with pytest.raises(ToolFailed, match="changed meanwhile"):
-                await call(BY_RULE)
-        else:
+@pytest.mark.usefixtures("sandbox")
+async def test_what_was_claimed_by_its_class_never_runs_in_the_profile_of_a_rule(call: Call, crash: str) -> None:
+    call.command = "touch ran 2>/dev/null || echo held"
+    await claimed(call, BY_CLASS, crash)
+    if crash == "before":
+        with pytest.raises(ToolFailed, match="nothing was started"):
             await call(BY_RULE)
-        session = await call.session()
-        assert session.end is not None
-        ran = call.engine.workspace / "n"
-        assert (ran.read_text() if ran.exists() else "") == ("first\n" if crash == "after" else "")
+        assert len(call.policy.told) == 1
+    else:
+        assert "held" in await call(BY_RULE)
+        assert not call.policy.told
+    session = await call.session()
+    assert (session.profile, session.granted_by) == ("read_only", CLASSIFIER)
+    assert not (call.engine.workspace / "ran").exists()
+    assert (end_of(session).evidence is Evidence.NEVER_STARTED) == (crash == "before")
 
 
-async def test_a_refusal_is_told_only_of_what_did_not_run(tmp_path: Path, crash: str) -> None:
-    async with calling(tmp_path) as call:
-        await claimed(call, AT_RISK, crash)
-        if crash == "before":
-            with pytest.raises(ToolFailed, match="a rule says so"):
-                await call(DENY)
-            assert call.policy.told == ["refused by policy: a rule says so"]
-        else:
-            assert "exit code 0" in await call(DENY)
-            assert not call.policy.told
-        assert (await call.session()).state in {SessionState.LOST, SessionState.EXITED}
+async def test_a_rule_that_is_gone_asks_nobody_about_a_claim_of_before(call: Call, crash: str) -> None:
+    call.command = "echo x >> n; sh s.sh"
+    script = call.engine.workspace / "s.sh"
+    script.write_text("echo one")
+    await claimed(call, BY_RULE, crash)
+    if crash == "after":
+        await until((call.engine.workspace / "n").exists)
+    script.write_text("echo two; :")
+    if crash == "before":
+        with pytest.raises(ToolFailed, match="nothing was started"):
+            await call(ASK)
+    else:
+        await call(ASK)
+    session = await call.session()
+    assert not session.live
+    ran = call.engine.workspace / "n"
+    assert ran.exists() == (crash == "after")
+    assert not ran.exists() or ran.read_text() == "x\n"
+
+
+async def test_a_claim_whose_script_changed_runs_nothing_else_by_the_same_rule(call: Call, crash: str) -> None:
+    call.command = "sh s.sh"
+    script = call.engine.workspace / "s.sh"
+    script.write_text("echo first >> n")
+    await claimed(call, BY_RULE, crash)
+    if crash == "after":
+        await until((call.engine.workspace / "n").exists)
+    script.write_text("echo second >> n")
+    if crash == "before":
+        with pytest.raises(ToolFailed, match="changed meanwhile"):
+            await call(BY_RULE)
+    else:
+        await call(BY_RULE)
+    session = await call.session()
+    assert session.end is not None
+    ran = call.engine.workspace / "n"
+    assert (ran.read_text() if ran.exists() else "") == ("first\n" if crash == "after" else "")
+
+
+async def test_a_refusal_is_told_only_of_what_did_not_run(call: Call, crash: str) -> None:
+    await claimed(call, AT_RISK, crash)
+    if crash == "before":
+        with pytest.raises(ToolFailed, match="a rule says so"):
+            await call(DENY)
+        assert call.policy.told == ["refused by policy: a rule says so"]
+    else:
+        assert "exit code 0" in await call(DENY)
+        assert not call.policy.told
+    assert (await call.session()).state in {SessionState.LOST, SessionState.EXITED}
 
 
 async def test_what_changed_after_the_claim_is_a_refusal_that_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with calling(tmp_path) as call:
-        call.command = "sh s.sh"
-        script = call.engine.workspace / "s.sh"
-        script.write_text("echo first >> n")
-        plan = call.engine.backend.plan
+    call.command = "sh s.sh"
+    script = call.engine.workspace / "s.sh"
+    script.write_text("echo first >> n")
+    plan = call.engine.backend.plan
 
-        async def swapping(*given: Any) -> Any:
-            script.write_text("echo second >> n")
-            return await plan(*given)
+    async def swapping(*given: Any) -> Any:
+        script.write_text("echo second >> n")
+        return await plan(*given)
 
-        monkeypatch.setattr(call.engine.backend, "plan", swapping)
-        with pytest.raises(ToolFailed, match=r"changed since it was approved: s\.sh"):
-            await call(BY_RULE)
-        assert len(call.policy.told) == 1
-        assert "s.sh" in call.policy.told[0]
-
-
-async def test_a_call_that_policy_asks_about_still_asks(tmp_path: Path) -> None:
-    async with calling(tmp_path) as call:
-        with pytest.raises(ApprovalRequired):
-            await call(ASK)
-        assert not call.policy.told
-        assert not await call.engine.store.list()
+    monkeypatch.setattr(call.engine.backend, "plan", swapping)
+    with pytest.raises(ToolFailed, match=r"changed since it was approved: s\.sh"):
+        await call(BY_RULE)
+    assert len(call.policy.told) == 1
+    assert "s.sh" in call.policy.told[0]
 
 
-async def test_a_command_that_the_code_of_a_tool_may_not_run_is_a_refusal_that_is_told(tmp_path: Path) -> None:
-    async with calling(tmp_path) as call:
-        for verdict in (DENY, ASK):
-            call.policy.verdict = verdict
-            with pytest.raises(ExecError):
-                await permit(call.engine, call.policy, spec(call.engine, "touch made"), "talk")
-        assert len(call.policy.told) == 2
+async def test_a_call_that_policy_asks_about_still_asks(call: Call) -> None:
+    with pytest.raises(ApprovalRequired):
+        await call(ASK)
+    assert not call.policy.told
+    assert not await call.engine.store.list()
+
+
+async def test_a_command_that_the_code_of_a_tool_may_not_run_is_a_refusal_that_is_told(call: Call) -> None:
+    for verdict in (DENY, ASK):
+        call.policy.verdict = verdict
+        with pytest.raises(ExecError):
+            await permit(call.engine, call.policy, spec(call.engine, "touch made"), "talk")
+    assert len(call.policy.told) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from shellback.work.queue import stream
 from shellback.work.turn import telling
 from shellback.work.turn.telling import note_output
 from tests import supervisors
-from tests.execs import GATE, launch, let_go, origin, run, running_engine, spec
+from tests.execs import GATE, launch, let_go, origin, run, spec
 from tests.execs import granted as grant
 from tests.supervisors import SOON
 
@@ -37,8 +36,8 @@ async def until(feed: OutputFeed, kind: str) -> list[OutputEvent]:
     return found
 
 
-async def test_a_process_tells_how_much_it_printed_on_which_stream_and_how_it_exited(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine, OutputFeed(engine, "talk") as feed:
+async def test_a_process_tells_how_much_it_printed_on_which_stream_and_how_it_exited(engine: Engine) -> None:
+    async with OutputFeed(engine, "talk") as feed:
         session = await launch(engine, f"printf 12345; printf 123 >&2; {GATE}; exit 4", separate_stderr=True)
         seen: list[OutputEvent] = []
         async with asyncio.timeout(SOON):
@@ -76,8 +75,8 @@ async def _closed(feed: AsyncGenerator[OutputEvent]) -> None:
     await feed.aclose()
 
 
-async def test_foreground_commands_tell_nothing_until_they_are_handed_over(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine, OutputFeed(engine) as feed:
+async def test_foreground_commands_tell_nothing_until_they_are_handed_over(engine: Engine) -> None:
+    async with OutputFeed(engine) as feed:
         await run(engine, "echo quick")
         outcome = await run(engine, f"echo slow; {GATE}", yield_after=0.2)
         assert outcome.handed_over
@@ -88,7 +87,7 @@ async def test_foreground_commands_tell_nothing_until_they_are_handed_over(tmp_p
 
 
 async def test_a_database_that_is_away_for_a_while_costs_neither_a_process_nor_a_listener(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown, failed = Follower.grown, list[int]()
 
@@ -103,16 +102,15 @@ async def test_a_database_that_is_away_for_a_while_costs_neither_a_process_nor_a
 
     monkeypatch.setattr(Follower, "grown", away)
     monkeypatch.setattr(module, "_AGAIN_S", 0.0)
-    async with running_engine(tmp_path) as engine:
-        before = set(engine.registry.listeners)
-        async with OutputFeed(engine, "talk") as feed:
-            session = await launch(engine, "printf 12345")
-            told = await until(feed, "exit")
-        with monkeypatch.context() as gone:
-            gone.setattr(engine.store, "list", nothing)
-            with pytest.raises(OSError, match="away"):
-                await OutputFeed(engine).__aenter__()
-        assert engine.registry.listeners == before
+    before = set(engine.registry.listeners)
+    async with OutputFeed(engine, "talk") as feed:
+        session = await launch(engine, "printf 12345")
+        told = await until(feed, "exit")
+    with monkeypatch.context() as gone:
+        gone.setattr(engine.store, "list", nothing)
+        with pytest.raises(OSError, match="away"):
+            await OutputFeed(engine).__aenter__()
+    assert engine.registry.listeners == before
     assert [one.message for one in told] == [
         f"process {session.id}: 5 bytes stdout",
         f"process {session.id} exited with code 0",
@@ -120,9 +118,9 @@ async def test_a_database_that_is_away_for_a_while_costs_neither_a_process_nor_a
 
 
 async def test_what_nobody_takes_is_joined_and_beyond_a_bound_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_engine(tmp_path) as engine, OutputFeed(engine, rest_s=0.01) as feed:
+    async with OutputFeed(engine, rest_s=0.01) as feed:
         session = await launch(engine, "for i in $(seq 300); do echo $i; sleep 0.001; done")
         await engine.wait(session.id, up_to=SOON)
         told = await until(feed, "exit")
@@ -142,21 +140,20 @@ async def _has_ended(engine: Engine, session: Session) -> None:
 
 
 async def test_a_note_takes_the_place_of_the_last_one_and_has_a_higher_number(
-    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(telling, "EVERY_S", 0.02)
 
     def read(conn: sa.Connection) -> list[stream.Event]:
         return stream.after(conn, "talk", 0)
 
-    async with running_engine(tmp_path) as engine:
-        notes = asyncio.create_task(note_output(database, engine))
-        session = await launch(engine, f"printf one; {GATE}; printf more")
-        first = await _noted(database, 3)
-        let_go(engine)
-        second = await _noted(database, 7)
-        notes.cancel()
-        await asyncio.gather(notes, return_exceptions=True)
+    notes = asyncio.create_task(note_output(database, engine))
+    session = await launch(engine, f"printf one; {GATE}; printf more")
+    first = await _noted(database, 3)
+    let_go(engine)
+    second = await _noted(database, 7)
+    notes.cancel()
+    await asyncio.gather(notes, return_exceptions=True)
     assert second.id > first.id
     assert second.payload == {
         "session_id": session.id,

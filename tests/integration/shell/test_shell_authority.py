@@ -23,7 +23,6 @@ from shellback.exec.shell import AsyncShell, ExecutionResult, HostShell, SyncShe
 from shellback.exec.shell.permit import ByOperator, ByPolicy
 from shellback.exec.tools.toolset import plain_judge
 from tests.documents import ROOT
-from tests.execs import running_engine
 from tests.sandboxes import a_workspace
 from tests.supervisors import SOON, until
 
@@ -222,10 +221,9 @@ def handlers() -> Agent[Deps, str]:
     return agent
 
 
-async def test_a_handler_tells_blocked_invalid_late_failed_and_succeeded_apart(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        shell = AsyncShell(engine, ByOperator(engine), scope="talk")
-        output = (await handlers().run("go", deps=Deps(shell))).output.splitlines()
+async def test_a_handler_tells_blocked_invalid_late_failed_and_succeeded_apart(engine: Engine) -> None:
+    shell = AsyncShell(engine, ByOperator(engine), scope="talk")
+    output = (await handlers().run("go", deps=Deps(shell))).output.splitlines()
     assert output == [
         r"Command succeeded: 'fine\n'",
         r"Command failed (exit 3): 'no\n'",

@@ -18,12 +18,10 @@ from shellback.exec.policy.judge import Judge
 from shellback.exec.shell import AsyncShell, Chunk, CommandValidator, SyncShell
 from shellback.exec.shell.permit import ByOperator, ByPolicy
 from shellback.exec.shell.words import quoted
-from tests.execs import each_backend, end_all, places, unstarted_engine
+from tests.execs import end_all, places, unstarted_engine
 from tests.supervisors import SOON
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
-
-__all__ = ["each_backend"]
 
 WAITS = "trap : TERM; wait; wait; wait"
 TRAP = "trap 'echo caught; exit 5' INT; echo ready; while :; do sleep 0.05; done"

@@ -7,7 +7,6 @@ import pickle
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from pydantic_ai.workspaces import (
 
 from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import calling
-from shellback.exec.core.model import READ_ONLY, WORK, CallOrigin, CommandSpec, EndedBy
+from shellback.exec.core.model import READ_ONLY, WORK, CommandSpec, EndedBy
 from shellback.exec.engine.engine import Engine
 from shellback.exec.files.files import Files
 from shellback.exec.policy.policy import Grant
@@ -46,23 +45,17 @@ pytestmark = pytest.mark.anyio
 DEFERRING: list[Any] = [str, DeferredToolRequests]
 
 
-@asynccontextmanager
-async def workspace(
-    tmp_path: Path, origin: Callable[[], CallOrigin] = execs.origin
-) -> AsyncGenerator[ShellbackWorkspace]:
-    """A workspace whose commands run by the grant of whoever makes it."""
-    async with execs.running_engine(tmp_path) as engine:
-        files = files_of(engine.backend)
-        try:
-            yield ShellbackWorkspace(engine, ByOperator(engine), files, origin=origin, scope="talk")
-        finally:
-            await files.close()
+@pytest.fixture
+async def files(engine: Engine) -> AsyncGenerator[Files]:
+    made = files_of(engine.backend)
+    yield made
+    await made.close()
 
 
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncGenerator[ShellbackWorkspace]:
-    async with workspace(tmp_path) as made:
-        yield made
+def here(engine: Engine, files: Files) -> ShellbackWorkspace:
+    """A workspace whose commands run by the grant of whoever makes it."""
+    return ShellbackWorkspace(engine, ByOperator(engine), files, origin=execs.origin, scope="talk")
 
 
 async def nothing_runs(engine: Engine) -> None:
@@ -113,17 +106,16 @@ class Once:
         return await ByOperator(self.engine).permit(spec, scope)
 
 
-async def test_a_repeat_of_a_command_is_the_same_session_whatever_policy_would_say_by_now(tmp_path: Path) -> None:
+async def test_a_repeat_of_a_command_is_the_same_session_whatever_policy_would_say_by_now(
+    engine: Engine, files: Files
+) -> None:
     once = execs.origin()
-    async with workspace(tmp_path, lambda: once) as made:
-        here = ShellbackWorkspace(
-            made.engine, Once(made.engine), files_of(made.engine.backend), origin=lambda: once, scope="talk"
-        )
-        first = await here.run("echo ran >> ran; cat ran", shell=True)
-        again = await here.run("echo ran >> ran; cat ran", shell=True)
-        assert first == again
-        assert first.stdout == "ran\n"
-        assert len(await here.engine.store.list()) == 1
+    here = ShellbackWorkspace(engine, Once(engine), files, origin=lambda: once, scope="talk")
+    first = await here.run("echo ran >> ran; cat ran", shell=True)
+    again = await here.run("echo ran >> ran; cat ran", shell=True)
+    assert first == again
+    assert first.stdout == "ran\n"
+    assert len(await engine.store.list()) == 1
 
 
 async def test_a_command_outlives_the_engine_that_stops_and_its_repeat_goes_on_with_it(tmp_path: Path) -> None:
@@ -156,8 +148,7 @@ async def test_who_is_stopped_by_a_person_ends_the_command(here: ShellbackWorksp
     with pytest.raises(WorkspaceError, match="was given up, and its command has been ended"):
         await waiting
     ended = await here.engine.registry.get(session.id)
-    assert ended.end is not None
-    assert ended.end.ended_by is EndedBy.AGENT
+    assert execs.end_of(ended).ended_by is EndedBy.AGENT
 
 
 async def test_another_directory_of_the_same_name_is_not_the_workspace(here: ShellbackWorkspace) -> None:
@@ -168,12 +159,9 @@ async def test_another_directory_of_the_same_name_is_not_the_workspace(here: She
     for act in (here.working_dir(), here.run(["true"]), here.read_bytes(f"{directory}/x")):
         with pytest.raises(WorkspaceUnavailableError, match="is gone"):
             await act
+    ref = WorkspaceRef(provider="shellback", id="another")
     other = ShellbackWorkspace(
-        here.engine,
-        ByOperator(here.engine),
-        files_of(here.engine.backend),
-        origin=execs.origin,
-        ref=WorkspaceRef(provider="shellback", id="another"),
+        here.engine, ByOperator(here.engine), files_of(here.engine.backend), origin=execs.origin, ref=ref
     )
     with pytest.raises(WorkspaceUnavailableError, match="another"):
         await other.working_dir()
@@ -217,10 +205,8 @@ async def test_a_replay_that_skips_recorded_steps_goes_on_with_the_command_it_ha
     assert (engine.workspace / "ran").read_text() == "first\nsecond\n"
 
 
-async def test_an_execution_that_was_overtaken_ends_and_is_no_outcome_of_its_step(engine: Engine) -> None:
-    here = ShellbackWorkspace(
-        engine, Overtaken(), files_of(engine.backend), origin=execs.origin, fenced=equipment.fenced
-    )
+async def test_an_execution_that_was_overtaken_ends_and_is_no_outcome_of_its_step(engine: Engine, files: Files) -> None:
+    here = ShellbackWorkspace(engine, Overtaken(), files, origin=execs.origin, fenced=equipment.fenced)
     with pytest.raises(Fenced):
         await here.run(["true"])
 
@@ -236,15 +222,15 @@ async def test_a_plain_function_that_was_overtaken_ends_its_execution_too(engine
             await start
 
 
-def equipped(engine: Engine, files: Files) -> TurnDeps:
+def equipped(engine: Engine, files: Files, *, seconds: float = 600.0) -> TurnDeps:
     """What a turn of the worker has for the code of its tools."""
-    deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=600.0)
+    deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=seconds)
     equipment.equip(deps, engine, plain_judge(engine), files)
     return deps
 
 
 async def test_commands_of_a_plain_function_and_of_the_workspace_are_numbered_as_one_row_in_each_step(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = 0
 
@@ -272,14 +258,14 @@ async def test_commands_of_a_plain_function_and_of_the_workspace_are_numbered_as
                 await plainly("echo fourth >> ran")
 
     monkeypatch.setattr(equipment, "place_in_turn", lambda: step)
-    files = files_of(engine.backend)
     await approved_run(Bare(engine, replayed, place=lambda: step).capability, replayed)
     assert (engine.workspace / "ran").read_text() == "first\nsecond\nthird\n"
-    await files.close()
 
 
 @pytest.mark.usefixtures("sandbox")
-async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_repeat(engine: Engine) -> None:
+async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_repeat(
+    engine: Engine, files: Files
+) -> None:
     """A thread cannot be cancelled: that of a run which was cut off goes on with its next command."""
 
     async def replayed(ctx: RunContext[Any]) -> None:
@@ -305,9 +291,7 @@ async def test_what_goes_on_when_its_call_is_over_takes_no_command_away_from_a_r
         profiles = [one.profile for one in await engine.store.list()]
         assert profiles == [WORK, READ_ONLY, WORK]
 
-    files = files_of(engine.backend)
     await approved_run(Bare(engine, replayed).capability, replayed)
-    await files.close()
 
 
 class Overtaken:
@@ -451,11 +435,9 @@ async def _attached(ctx: RunContext[Any]) -> tuple[bool, str]:
 
 @pytest.mark.usefixtures("sandbox")
 async def test_a_turn_has_a_shell_for_as_long_as_it_lasts_and_leaves_it_behind_when_it_is_carried(
-    engine: Engine,
+    engine: Engine, files: Files
 ) -> None:
-    deps = TurnDeps(conversation_id="talk", turn_id="", epoch=0, gate=True, began_at=time.time(), seconds=1.0)
-    files = files_of(engine.backend)
-    equipment.equip(deps, engine, plain_judge(engine), files)
+    deps = equipped(engine, files, seconds=1.0)
     assert deps.shell is not None
     assert deps.filesystem is not None
     result = await asyncio.to_thread(deps.shell.execute, "sleep 60")
@@ -466,4 +448,3 @@ async def test_a_turn_has_a_shell_for_as_long_as_it_lasts_and_leaves_it_behind_w
     carried = pickle.loads(pickle.dumps(deps))
     assert carried == deps
     assert (carried.shell, carried.filesystem, carried.async_shell, carried.async_filesystem) == (None,) * 4
-    await files.close()

@@ -156,10 +156,10 @@ async def test_bad_input_gets_an_answer(engine: Engine) -> None:
         ("process_screen", {"session_id": "xnone"}, "no session 'xnone' in this conversation"),
     ]
     for tool, args, said in wrong:
-        (answer,) = await converse(engine, Script((tool, args)))
+        (answer,) = await converse(engine, (tool, args))
         assert answer.outcome == "failed", (tool, args)
         assert said in str(answer.content), (tool, args)
-    (left,) = await converse(engine, Script(("process_screen", {"session_id": ended.id})))
+    (left,) = await converse(engine, ("process_screen", {"session_id": ended.id}))
     assert str(left.content).startswith("last words\n[screen of 40 rows and 120 columns, cursor in row 1, column 11, ")
     assert str(left.content).endswith(f"session {ended.id}: exit code 0]")
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent
-from pydantic_ai.models.function import FunctionModel
 
 from shellback.exec.engine.engine import Engine
-from shellback.exec.tools.toolset import exec_toolset
-from tests.execs import launch, let_go, printed, running_engine
-from tests.integration.tools.test_toolset_agent import OUTPUT, Deps, Script, converse, refusal, returns
+from tests.execs import launch, let_go, printed
+from tests.integration.tools.test_toolset_agent import Deps, Script, converse, refusal, returns, scripted
 from tests.supervisors import SOON, until
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +20,7 @@ GATED = "until [ -e go ]; do sleep 0.02; done"
 
 
 async def waited(engine: Engine, *ids: str, deps: Deps | None = None, **more: Any) -> Any:
-    (answer,) = await converse(engine, Script(("process_wait", {"session_ids": list(ids), **more})), deps)
+    (answer,) = await converse(engine, ("process_wait", {"session_ids": list(ids), **more}), deps=deps)
     return answer
 
 
@@ -33,24 +29,23 @@ def column(answer: Any, name: str) -> list[Any]:
 
 
 @pytest.mark.usefixtures("each_backend")
-async def test_any_returns_with_the_first_end_and_all_with_the_last(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        gated = await launch(engine, f"echo begun; {GATED}; echo over; exit 3")
-        quick = await launch(engine, "echo quick; kill -TERM $$")
-        await printed(engine, gated.id, "begun")
-        first = await waited(engine, gated.id, quick.id, gated.id, timeout=60)
-        assert first.content["why"] == "one has ended"
-        assert column(first, "session_id") == [gated.id, quick.id]
-        assert column(first, "state") == ["running", "signaled"]
-        assert column(first, "signal") == [None, 15]
-        assert column(first, "output") == ["begun\n", "quick\n"]
-        assert [row["state"] for row in first.metadata["sessions"]] == ["running", "signaled"]
-        again = await waited(engine, gated.id, quick.id, timeout=0)
-        assert column(again, "output") == ["", ""]
-        task = asyncio.ensure_future(waited(engine, gated.id, quick.id, until="all", timeout=60))
-        await until(lambda: engine.awaited)
-        let_go(engine)
-        last = await task
+async def test_any_returns_with_the_first_end_and_all_with_the_last(engine: Engine) -> None:
+    gated = await launch(engine, f"echo begun; {GATED}; echo over; exit 3")
+    quick = await launch(engine, "echo quick; kill -TERM $$")
+    await printed(engine, gated.id, "begun")
+    first = await waited(engine, gated.id, quick.id, gated.id, timeout=60)
+    assert first.content["why"] == "one has ended"
+    assert column(first, "session_id") == [gated.id, quick.id]
+    assert column(first, "state") == ["running", "signaled"]
+    assert column(first, "signal") == [None, 15]
+    assert column(first, "output") == ["begun\n", "quick\n"]
+    assert [row["state"] for row in first.metadata["sessions"]] == ["running", "signaled"]
+    again = await waited(engine, gated.id, quick.id, timeout=0)
+    assert column(again, "output") == ["", ""]
+    task = asyncio.ensure_future(waited(engine, gated.id, quick.id, until="all", timeout=60))
+    await until(lambda: engine.awaited)
+    let_go(engine)
+    last = await task
     assert last.content["why"] == "all have ended"
     assert column(last, "exit_code") == [3, None]
     assert column(last, "output") == ["over\n", ""]
@@ -94,14 +89,8 @@ async def test_cancelling_ends_the_waiting_and_no_process(engine: Engine) -> Non
 
 async def test_a_repeat_of_the_call_reads_the_same_output_again(engine: Engine) -> None:
     ids = [(await launch(engine, f"echo {number}; exit {number}")).id for number in (1, 2)]
-    agent = Agent(
-        FunctionModel(Script(("process_wait", {"session_ids": ids, "until": "all", "timeout": 60}))),
-        toolsets=[exec_toolset(engine)],
-        output_type=OUTPUT,
-        deps_type=object,
-    )
-    result = await agent.run("go", deps=Deps())
-    history = result.all_messages()
+    agent = scripted(engine, Script(("process_wait", {"session_ids": ids, "until": "all", "timeout": 60})))
+    history = (await agent.run("go", deps=Deps())).all_messages()
     (first,) = returns(history)
     assert column(first, "output") == ["1\n", "2\n"]
     # The engine runs the call of this very response once more, as after a crash.
@@ -111,24 +100,22 @@ async def test_a_repeat_of_the_call_reads_the_same_output_again(engine: Engine) 
     assert column(await waited(engine, *ids, timeout=0), "output") == ["", ""]
 
 
-async def test_many_share_what_one_result_shows(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        large = [await launch(engine, f"head -c 40000 /dev/zero | tr '\\0' {letter}") for letter in "ab"]
-        small = await launch(engine, "echo all of it")
-        answer = await waited(engine, large[0].id, small.id, large[1].id, until="all", timeout=60)
+async def test_many_share_what_one_result_shows(engine: Engine) -> None:
+    large = [await launch(engine, f"head -c 40000 /dev/zero | tr '\\0' {letter}") for letter in "ab"]
+    small = await launch(engine, "echo all of it")
+    answer = await waited(engine, large[0].id, small.id, large[1].id, until="all", timeout=60)
     texts = column(answer, "output")
     assert texts[1] == "all of it\n"
     assert all(14_000 < len(text) <= 15_500 for text in (texts[0], texts[2]))
     assert column(answer, "truncated") == [True, None, True]
 
 
-async def test_a_session_of_another_host_is_told_without_its_output(tmp_path: Path) -> None:
-    async with running_engine(tmp_path) as engine:
-        ended = await launch(engine, "echo there; exit 2")
-        await engine.wait(ended.id, up_to=SOON)
-        engine.host_id = "elsewhere"
-        answer = await waited(engine, ended.id)
-        engine.host_id = "local"
+async def test_a_session_of_another_host_is_told_without_its_output(engine: Engine) -> None:
+    ended = await launch(engine, "echo there; exit 2")
+    await engine.wait(ended.id, up_to=SOON)
+    engine.host_id = "elsewhere"
+    answer = await waited(engine, ended.id)
+    engine.host_id = "local"
     assert column(answer, "exit_code") == [2]
     assert column(answer, "output") == [""]
     assert "ran on another host" in column(answer, "note")[0]

@@ -8,7 +8,7 @@ import pytest
 
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import desk_of
-from tests.integration.tools.test_toolset_agent import Script, converse
+from tests.integration.tools.test_toolset_agent import converse
 from tests.pods import in_pod
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ async def test_all_nine_work_on_the_same_files_in_a_container() -> None:
         ("read_file", {"path": "../x"}, "use a path inside /workspace"),
     ]
     async with in_pod() as (_, engine):
-        told = await converse(engine, Script(*[(tool, args) for tool, args, _ in calls]))
+        told = await converse(engine, *[(tool, args) for tool, args, _ in calls])
     assert [part.tool_name for part in told] == [tool for tool, _, _ in calls]
     for part, (_, _, said) in zip(told, calls, strict=True):
         assert said in part.model_response_str()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import call_key, origin_of, workspace_scope
 from shellback.exec.core.model import Act
 from shellback.exec.core.secrets import Secrets
+from shellback.exec.engine.engine import Engine
 from shellback.exec.policy.judge import Judge
 from shellback.exec.policy.rules.matching import Rules
 from shellback.exec.policy.rules.rule import Match, Rule
@@ -25,7 +25,7 @@ from shellback.exec.tools.registry import tool_named
 from shellback.exec.tools.tool import FileTool
 from shellback.exec.tools.toolset import ExecTools
 from tests.desks import Desk, context_of
-from tests.execs import run, running_engine
+from tests.execs import run
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
@@ -67,24 +67,17 @@ class Room(Desk):
             os.chown(path, self.engine.backend.uid, self.engine.backend.uid)
 
 
-@asynccontextmanager
-async def room(tmp_path: Path) -> AsyncGenerator[Room]:
-    async with running_engine(tmp_path) as engine:
-        rules: list[Rule] = []
-
-        async def of(_conversation_id: str) -> Rules:
-            return Rules(rules=tuple(rules))
-
-        judge = Judge(runs=engine.backend, secret=Secrets(), rules=of)
-        files = files_of(engine.backend)
-        yield Room(engine, ExecTools(engine, policy=judge, files=files, enabled=True), rules=rules)
-        await files.close()
-
-
 @pytest.fixture
-async def here(tmp_path: Path) -> AsyncGenerator[Room]:
-    async with room(tmp_path) as made:
-        yield made
+async def here(engine: Engine) -> AsyncGenerator[Room]:
+    rules: list[Rule] = []
+
+    async def of(_conversation_id: str) -> Rules:
+        return Rules(rules=tuple(rules))
+
+    judge = Judge(runs=engine.backend, secret=Secrets(), rules=of)
+    files = files_of(engine.backend)
+    yield Room(engine, ExecTools(engine, policy=judge, files=files, enabled=True), rules=rules)
+    await files.close()
 
 
 async def test_reading_asks_nobody_and_changing_does(here: Room) -> None:

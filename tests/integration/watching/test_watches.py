@@ -179,17 +179,16 @@ async def test_what_is_printed_on_standard_error_breaks_a_silence_and_is_told(on
 
 
 async def test_a_silence_that_has_lasted_long_enough_is_told_at_once_by_a_worker_that_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watcher, "PATIENCE_S", 600.0)
-    async with scene(tmp_path) as on:
-        session = await launch(on.engine, "echo begun; sleep 600")
-        await printed(on.engine, session.id, "begun")
-        os.utime(on.engine.output(session).paths[0], (1.0, 1.0))
-        wish = a_watch(session_id=session.id, host_id=on.engine.host_id, kind="idle", seconds=60.0, created_at=1.0)
-        await on.watcher.store.place(wish)
-        await on.watcher.start()
-        (told,) = await on.fired.times(1)
+    session = await launch(on.engine, "echo begun; sleep 600")
+    await printed(on.engine, session.id, "begun")
+    os.utime(on.engine.output(session).paths[0], (1.0, 1.0))
+    wish = a_watch(session_id=session.id, host_id=on.engine.host_id, kind="idle", seconds=60.0, created_at=1.0)
+    await on.watcher.store.place(wish)
+    await on.watcher.start()
+    (told,) = await on.fired.times(1)
     assert told["silent_s"] >= 60.0
 
 
