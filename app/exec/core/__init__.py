@@ -1,1 +1,1 @@
-"""Nouns, errors, limits, ports: what every package above speaks of."""
+"""Nouns, errors, limits and ports that every package above uses."""

@@ -1,4 +1,4 @@
-"""What the supervisor's answers mean to the engine."""
+"""The supervisor's answers as values of the engine."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ MISUNDERSTOOD: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAnswer:
-    """What became of a start.
+    """The result of a start.
 
-    `already`: the session was started before; `status` says how it is. `start_failed`: the kernel
-    refused to execute it; `record` has the errno. `refused`: nothing was begun; `code` is one of
-    boot_id, keeper_dead, stopping, state_gone, descriptors, disk, stdin, bad_request, os_error.
+    `already`: the session was started before; `status` has its state. `start_failed`: the kernel refused to execute the
+    command; `record` has the errno. `refused`: nothing was started; `code` is one of boot_id, keeper_dead, stopping,
+    state_gone, descriptors, disk, stdin, bad_request, os_error.
     """
 
     outcome: Literal["started", "already", "abandoned", "start_failed", "refused"]
@@ -52,7 +52,7 @@ class StartAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """How much of its output a session has had, in bytes, and whether it has ended."""
+    """The output of a session so far, in bytes, and whether the session has ended."""
 
     size: int
     err_size: int = 0
@@ -61,7 +61,7 @@ class Grown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terminal:
-    """A terminal as the kernel has it: rows and columns, whether input is shown and comes by lines, who has it."""
+    """A terminal as the kernel reports it: rows, columns, echo, line mode, and its foreground process group."""
 
     rows: int
     cols: int
@@ -72,11 +72,11 @@ class Terminal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What a running session does at this moment.
+    """The present state of a running session.
 
-    `pid` is its main process, `quiet_s` how long it has printed nothing. `reader` is the process that waits for input,
-    0 where none is seen to; `how` says whether it reads (`read`) or waits for several things at once (`poll`), and is
-    `unknown` where the kernel does not let us see.
+    `pid` is its main process, `quiet_s` the time since its last output. `reader` is the process that waits for input,
+    or 0. `how` is `read` if it reads, `poll` if it waits for several descriptors, `unknown` if the kernel does not show
+    it.
     """
 
     pid: int
@@ -88,7 +88,7 @@ class Look:
 
 
 def looked(answer: Message) -> Look | None:
-    """The look in an answer; None of a session that does not run."""
+    """The look in an answer; None if the session does not run."""
     found = answer.get("look")
     if found is None:
         return None
@@ -98,7 +98,7 @@ def looked(answer: Message) -> Look | None:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What a kill left: nothing, or the pids that are still there."""
+    """The result of a kill; `survivors` are the pids that still exist."""
 
     killed: bool
     survivors: tuple[int, ...]
@@ -106,7 +106,7 @@ class Killed:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How much of a write the command has taken; `closed` means that nobody reads any more."""
+    """How much of a write the command has read; `closed`: no process reads any more."""
 
     accepted: int
     total: int
@@ -132,7 +132,7 @@ def known(status: Message) -> StartAnswer:
 
 
 def named(records: object) -> list[ExitRecord]:
-    """The records that name their session; of the others nobody can be told, so they are logged."""
+    """The records that name their session; others are logged, since they cannot be reported."""
     found: list[ExitRecord] = []
     for record in cast("list[object]", records) if isinstance(records, list) else [records]:
         name = cast("Message", record).get("session_id") if isinstance(record, dict) else None
@@ -144,11 +144,7 @@ def named(records: object) -> list[ExitRecord]:
 
 
 def checked(answer: Message, message: Message) -> Message:
-    """The answer to `message`, unless it is a refusal.
-
-    Raises:
-        ExecError: Which one says what was refused.
-    """
+    """The answer to `message`; an ExecError by the code of the answer if it is a refusal."""
     if answer["ok"]:
         return answer
     raise _error(str(answer["error"]), str(answer["message"]), str(message.get("session_id", "")))

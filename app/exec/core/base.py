@@ -1,4 +1,4 @@
-"""What every backend is: a name, a check that it works here, and a plan for one command."""
+"""The interface of backends: a name, a check that it works here, and a plan for one command."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shellback.exec.wire.sandbox import Sandbox
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to spawn for one command: no shell of ours, no environment of ours. `uid` None is our own.
+    """What to spawn for one command; nothing of our environment is inherited. `uid` None is our own.
 
-    With a `sandbox`, `argv`, `cwd` and `env` are as they are seen in there. `fence` has all that may be written.
-    `place` is the device and inode that `cwd` has to be. `home` is the state directory of the supervisor that is to
-    start it, which listens by now; None is the engine's own.
+    With a `sandbox`, `argv`, `cwd` and `env` are as seen inside. `fence` lists the writable paths. `place` is the
+    device and inode that `cwd` must have. `home` is the state directory of the supervisor that starts the command and
+    already listens; None is the engine's own.
     """
 
     argv: tuple[str, ...]
@@ -34,10 +34,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a probe found. Where it is not `ok`, `why` has cause and remedy; else `in_force` is what was seen to hold.
+    """The result of a probe. If not `ok`, `why` has cause and remedy; else `in_force` lists the observed restrictions.
 
-    `limits` says what holds sandboxes to their bounds, `unbounded` names the bounds that nothing holds them to.
-    `passing`: the failure says nothing about the next time. Milliseconds: of making an instance, and of a start in it.
+    `limits` says what enforces the bounds of sandboxes; `unbounded` lists bounds that nothing enforces. `passing`: the
+    failure may be temporary. Times are in milliseconds: making an instance, and a start in it.
     """
 
     ok: bool
@@ -51,22 +51,22 @@ class Found:
 
 
 class Backend(ABC):
-    """A place where commands run. A plan starts nothing; it may look at the workspace."""
+    """A place where commands run. Making a plan starts nothing; it may inspect the workspace."""
 
     name: str
-    """By which settings and records name it."""
+    """Its name in settings and records."""
     powered_by: str = ""
-    """The engine of the containers that its commands run in, as people write it; "" without containers."""
+    """The name of its container engine, as people write it; "" without containers."""
     profiles: frozenset[str]
-    """What it can hold commands to; commands of different profiles share nothing."""
+    """The profiles that it enforces; commands of different profiles share nothing."""
     network: bool
-    """Whether its commands reach the network; those of `read_only` never do."""
+    """Whether its commands reach the network; in the profile `read_only` they never do."""
     workspace: Path
-    """The directory its commands work in, without symlinks."""
+    """The workspace, without symlinks."""
     inner: str
-    """The path of the workspace as its commands see it."""
+    """The workspace's path as its commands see it."""
     uid: int
-    """Whom its commands run as, as this machine numbers users."""
+    """The user id of its commands on this machine."""
 
     @property
     @abstractmethod
@@ -75,30 +75,30 @@ class Backend(ABC):
 
     @abstractmethod
     def facts(self, profile: str) -> dict[str, Any]:
-        """What commands of this profile are held to, as portable JSON that differs where any of it does.
+        """All restrictions of a profile, as JSON that differs if any restriction does.
 
-        `shell` runs their text; `mounts` has what is `readable`, `writable` and `private` to them; `limits`, 0 for
-        none, in bytes and counts.
+        `shell` runs the commands' text; `mounts` lists `readable`, `writable` and `private` paths; `limits` are in
+        bytes and counts, 0 for none.
         """
 
     @abstractmethod
     def check(self) -> None:
-        """Find out whether commands can run here.
+        """Check that commands can run here.
 
         Raises:
             BackendUnavailable: They cannot; the message has cause and remedy.
-            WorkspaceUnusable: The workspace is missing, or its commands could not write it.
+            WorkspaceUnusable: The workspace is missing, or commands cannot write it.
         """
 
     @abstractmethod
     def private_home(self, scope: str) -> str:
-        """The home of commands of this scope that have none of their own, as they see it; `plan` makes it."""
+        """The private home of this scope's commands, as they see it; `plan` makes it."""
 
     @abstractmethod
     async def plan(self, spec: CommandSpec, scope: str) -> Plan:
-        """Say what to spawn for the command; commands of one `scope` and profile share a sandbox.
+        """The plan for a command; commands of one `scope` and profile share a sandbox.
 
         Raises:
-            BackendUnavailable: The profile is none of `profiles`.
-            WorkspaceUnusable: Something in the workspace is in the way.
+            BackendUnavailable: The profile is not in `profiles`.
+            WorkspaceUnusable: A file in the workspace prevents the start.
         """

@@ -1,8 +1,8 @@
-r"""What a person sees of a call: all of it, and nothing in it that a terminal or an eye could take for something else.
+r"""Renders a call for a person: whole, and without characters that a terminal or a reader could misinterpret.
 
-Every surface goes through here: terminal, notice, and the `shown` of every JSON. What cannot be shown as it is
-appears as `\x1b` (below U+0080) or `\u{200B}`. In a call a backslash of its own that would read like one of these is
-`\x5c`, so that what is shown decodes to exactly what runs.
+Every surface uses it: terminal, notices, and the `shown` of every JSON. Such characters appear as `\x1b` (below U+0080)
+or `\u{200B}`. In a call, a literal backslash that would read like one of these becomes `\x5c`, so the text decodes to
+exactly what runs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SHORT: Final = frozenset({"backend", "profile", "lifetime", "network", "shell"}
 _PROGRAMS: Final = frozenset({"executables", "scripts"})
 _NAMED: Final = frozenset({"name", "path", "named"})
 
-# Letters of scripts that are read everywhere and not taken for ASCII; of all others the escape is shown.
+# Letters of widely read scripts that do not look like ASCII; all others are escaped.
 _LETTERS: Final = (
     (0xC0, 0x17F), (0x218, 0x21B), (0x1E00, 0x1EFF), (0x386, 0x3CE), (0x400, 0x45F), (0x490, 0x491),
     (0x900, 0x97F), (0xE00, 0xE7F), (0x3041, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3),
     (0x1F300, 0x1FAFF), (0x20000, 0x323AF),
 )  # fmt: skip
 _WITH_MARKS: Final = ((0x900, 0x97F), (0xE00, 0xE7F))
-# Letters that look like ASCII: shown only in a word with others of their script, and none of ASCII.
+# Letters that look like ASCII: shown only in a word with other letters of their script and no ASCII letter.
 _ALIKE: Final = frozenset("АВЕЅІЈКМНОРСТУХабгеорсухѕіјкпѵΑΒΕΖΗΙΚΜΝΟΡΤΥΧαγικνορτυχω一丨丶丿ノニーハロエトー")
 _BLANK_LETTERS: Final = frozenset({0x34F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0xFFFC, 0x1D159})
 _MORE_BLANKS: Final = (
@@ -42,7 +42,7 @@ _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u\{([0-9A-F]{2,6})\})")
 
 
 class _Table(dict[int, str]):
-    """What `str.translate` asks about each character; the first it meets are remembered."""
+    """A table for `str.translate` that caches the first characters it meets."""
 
     def __init__(self, fine: Callable[[int], bool]) -> None:
         self._fine = fine
@@ -55,17 +55,17 @@ class _Table(dict[int, str]):
 
 
 def visible(text: str) -> str:
-    """Prose, with every character that drives a terminal or is not seen as its escape; newline and tab stay."""
+    """Prose with control characters and invisible characters escaped; newline and tab stay."""
     return text if text.isascii() and text.isprintable() else text.translate(_PROSE)
 
 
 def visible_line(text: str) -> str:
-    """The same on one line: a newline is an escape too."""
+    """The same on one line: newlines are escaped too."""
     return visible(text).replace("\n", "\\x0a")
 
 
 def shown(text: str) -> str:
-    """A part of a call as a person may read it; only newlines are left as they are. `original` is its inverse."""
+    """A part of a call, escaped for a person; newlines stay. `original` is the inverse."""
     text = _AMBIGUOUS.sub("\\\\x5c", text)
     text = _BLANKS.sub(lambda found: "\\x20" * len(found[0]), text)
     if not text.isascii():
@@ -79,12 +79,12 @@ def shown_line(text: str) -> str:
 
 
 def original(seen: str) -> str:
-    """The text that `shown` or `shown_line` was given."""
+    """The inverse of `shown` and `shown_line`."""
     return _ESCAPE.sub(lambda found: chr(int(found[1] or found[2], 16)), seen)
 
 
 def request_lines(display: Mapping[str, object]) -> list[str]:
-    """What one call would do, whole: its fields in lines, the parts of it behind a margin."""
+    """One whole call as lines: its fields, and indented parts."""
     lines: list[str] = []
     short: list[str] = []
     for key, value in _ordered(display):
@@ -102,9 +102,9 @@ def request_lines(display: Mapping[str, object]) -> list[str]:
 
 
 def folded(lines: Iterable[str], width: int | None) -> list[str]:
-    """Lines of `width` columns at most; what is folded goes on behind a margin and `↳`.
+    """Lines of at most `width` columns; a folded line continues after a margin and `↳`.
 
-    Nothing of a call ever begins a line of the screen, as it would where a terminal folds by itself.
+    So no text of a call starts a line of the screen, as it could if the terminal folded the line.
     """
     return [part for line in lines for part in _folded(line, width)]
 
@@ -143,7 +143,7 @@ def _scalar(key: str, value: object) -> str:
 
 
 def _value(key: str, value: object) -> list[str]:
-    """The lines of a value, each as it is shown."""
+    """The escaped lines of a value."""
     match value:
         case Mapping():
             known = cast("Mapping[str, object]", value)
@@ -174,7 +174,7 @@ def _listed(name: str, given: object) -> str:
 
 
 def _program(value: object) -> str:
-    """A program or script of a call: its name there, its file, and what of it is bound."""
+    """A program or script of a call: its name in the line, its file, and what the approval binds."""
     row = dict(cast("Mapping[str, object]", value))
     where = "not found" if row.get("path") is None else shown_line(str(row["path"]))
     facts = [
@@ -184,7 +184,7 @@ def _program(value: object) -> str:
 
 
 def _parts(segments: object, command: str) -> list[str]:
-    """The commands of a line that stands above already: each by how it begins, a single one not again."""
+    """The commands of a line that was printed above: the beginning of each; none for a single command."""
     parts = cast("Sequence[Mapping[str, object]]", segments)
     if len(parts) == 1 and parts[0].get("text") == command:
         return _part("as it stands", parts[0], "")
@@ -208,7 +208,7 @@ def _field(label: str, lines: list[str]) -> list[str]:
 
 
 def escaped(code: int) -> str:
-    """What stands for a character that is not shown."""
+    """The escape of a character."""
     return f"\\x{code:02x}" if code < 0x80 else f"\\u{{{code:X}}}"
 
 
@@ -235,7 +235,7 @@ def _in_a_call(code: int) -> bool:
 
 
 def _word(found: re.Match[str]) -> str:
-    """A word with other than ASCII in it; what passes for ASCII there, and marks on no letter of theirs, as escapes."""
+    """A word with non-ASCII characters; letters that look like ASCII, and stray marks, are escaped."""
     word = found[0]
     if word.isascii():
         return word
@@ -258,6 +258,6 @@ _MOST: Final = 80
 
 
 def label(text: str) -> str:
-    """How it begins: its first line, 80 characters at most."""
+    """The first line of a text, at most 80 characters."""
     first = text.split("\n", 1)[0][:_MOST]
     return first if first == text else f"{first} ..."

@@ -1,4 +1,4 @@
-"""How a session ended, and what was not protected meanwhile, in words."""
+"""Texts for the end of a session, and for losses of protection during it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shellback.exec.core.model import Loss, SessionEnd, SessionState
 
 
 def how_it_ended(end: SessionEnd) -> str:
-    """The end in words, with the kernel's number or none."""
+    """The end in words, with the kernel's status if it is known."""
     match end.state:
         case SessionState.EXITED:
             return f"exit code {end.exit_code}"
         case SessionState.SIGNALED:
             return f"ended by signal {signal_name(end.signal)}" + _by(end)
         case SessionState.TIMED_OUT:
-            # The kernel's status of a command that was told to stop is its own affair, but a fact.
+            # A command that was stopped may end with any status; the status is still a fact.
             status = f"exit code {end.exit_code}" if end.exit_code is not None else f"signal {signal_name(end.signal)}"
             return f"timed out and stopped ({status})"
         case SessionState.START_FAILED if end.errno == errno.ESTALE:
@@ -31,7 +31,7 @@ def how_it_ended(end: SessionEnd) -> str:
 
 
 def signal_name(number: int | None) -> str:
-    """`SIGTERM` for 15; the number where it has no name."""
+    """`SIGTERM` for 15; the number of a signal without a name."""
     if number is None:
         return "unknown"
     try:
@@ -59,7 +59,7 @@ def _evidence(end: SessionEnd) -> str:
 
 
 def losses_text(losses: Sequence[Loss]) -> list[str]:
-    """What to know about protected files that were not protected for a moment; [] where all were all the time."""
+    """Sentences about protected files that were unprotected for a time; [] if there were none."""
     told: list[str] = []
     for path in dict.fromkeys(loss.path for loss in losses):
         of_it = [loss for loss in losses if loss.path == path]

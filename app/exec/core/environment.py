@@ -1,7 +1,7 @@
-"""What a child finds in its environment: a small base built up from nothing, plus checked extras.
+"""Builds the environment of a child: a small base, and checked extras; nothing is inherited.
 
-A name is refused when setting it makes a program run, load, trust or send something that the
-command's own text does not show. Names compare regardless of case, because some runtimes do.
+A name is refused if setting it makes a program run, load, trust or send something that the command's text does not
+show. Names compare without case, because some runtimes do so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Group(NamedTuple):
     source: str
 
 
-# By who has listed them: what others learned to refuse, and what was seen to run a payload.
+# Sources: lists of other projects, and names that were seen to run a payload.
 _REFUSED: Final = (
     _Group(
         """LD_* LD_PRELOAD LD_LIBRARY_PATH LD_AUDIT _RLD* DYLD_* LDR_* LIBPATH SHLIB_PATH GCONV_PATH GETCONF_DIR
@@ -99,7 +99,7 @@ _GROUPS: Final = {name: group for group in _REFUSED for name in group.names.spli
 _DANGEROUS_ENV_VARS: Final = frozenset(name for name in _GROUPS if "*" not in name)
 _DANGEROUS_PATTERNS: Final = tuple(
     (re.compile(name.replace("*", ".*"), re.DOTALL), name)
-    for name in sorted(_GROUPS, key=lambda name: (name.startswith("*"), -len(name)))  # the one that says most first
+    for name in sorted(_GROUPS, key=lambda name: (name.startswith("*"), -len(name)))  # the most specific first
     if "*" in name
 )
 
@@ -119,13 +119,13 @@ _OWN_FILES: Final = {
     "SCREENRC": ".screenrc", "DOCKER_CONFIG": ".docker", "KUBECONFIG": ".kube/config", "AWS_CONFIG_FILE": ".aws/config",
     "AWS_SHARED_CREDENTIALS_FILE": ".aws/credentials", "TF_CLI_CONFIG_FILE": ".terraformrc",
 }  # fmt: skip
-"""By what programs are told where files of theirs are that they would look for in HOME: below the private home."""
+"""Variables that point programs to the private home for files that they would read in HOME."""
 _VIM: Final = "set runtimepath=$VIMRUNTIME packpath=$VIMRUNTIME"
 """Read by vi, Vim and Neovim instead of their start-up files."""
 
 
 def check_env(given: Mapping[str, str], *, granted: Collection[str] = ()) -> None:
-    """Accept what a caller wants added to the environment of its command; `granted` names are not refused.
+    """Check variables that a caller adds to a command's environment; `granted` names are not refused.
 
     Raises:
         InvalidCommand: A name or value is refused; the message has the name and the rule, never the value.
@@ -142,9 +142,7 @@ def check_env(given: Mapping[str, str], *, granted: Collection[str] = ()) -> Non
 
 
 def home_of(spec: CommandSpec, *, workspace: str, private: str) -> str:
-    """What HOME is for a command, on every backend and by every tool: the workspace as the command sees it where it
-    logs in or is a shell, else the private home of its conversation.
-    """  # noqa: D205 - the first sentence has two forms to name
+    """HOME of a command, with every backend and tool: `workspace` for logins and shells, else the `private` home."""
     return workspace if spec.login or spec.kind == SHELL else private
 
 
@@ -157,11 +155,10 @@ def child_env(
     pty: bool = False,
     mode: Literal["extend", "replace"] = "extend",
 ) -> dict[str, str]:
-    """Build the environment of one command: the base, `given` on top; with `mode` "replace" the base is PATH alone.
+    """The environment of one command: the base and `given`; with `mode` "replace" the base is PATH alone.
 
-    Where HOME is not the `private` home, others may have filled it: then programs are told to look there for nothing.
-    Nothing of the calling process gets in; `given` is expected to have passed `check_env`. The supervisor
-    adds the session's marker.
+    If HOME is not the `private` home, other commands may have written it, so variables point programs away from it.
+    Nothing is inherited; `given` must have passed `check_env`. The supervisor adds the session's marker.
     """
     apart = private is not None and private != home
     if mode == "replace":

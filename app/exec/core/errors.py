@@ -2,23 +2,23 @@
 
 ExecError
 ├── for the model (a failed tool result; the model adapts)
-│   ├── InvalidCommand            the arguments are not acceptable (also ValueError)
-│   │   ├── PathOutsideSandbox    a path leaves the workspace
-│   │   └── PasswordWanted        a person has to type this
+│   ├── InvalidCommand            an argument is invalid (also ValueError)
+│   │   ├── PathOutsideSandbox    a path is outside the workspace
+│   │   └── PasswordWanted        a person has to type a password
 │   ├── CommandDenied             policy refuses this command (also PermissionError)
 │   ├── PermissionDenied          the tier is too low (also PermissionError)
 │   ├── SessionNotFound           no such session in this conversation
 │   ├── TaskCompleted             the session has already ended
 │   ├── PtyError                  needs a terminal, or the terminal failed
-│   └── InputUnknown              not known whether input arrived; never written twice
+│   └── InputUnknown              unknown whether input arrived; it is never written twice
 ├── for the operator (CLI, log, alarm)
 │   ├── BackendUnavailable        the backend cannot run here (also RuntimeError)
 │   ├── SpawnFailed               nothing could be started (also RuntimeError)
 │   ├── SupervisorUnreachable     the supervisor does not answer
-│   │   └── SupervisorAbsent      there is none, and none was to be started
+│   │   └── SupervisorAbsent      no supervisor runs, and none may be started
 │   ├── WorkspaceUnusable         missing, or not writable by the uid that runs commands
-│   │   └── MountUnusable         a host mount cannot be copied into it, so nothing was
-│   ├── PolicyUnusable            the policy file cannot be followed to the letter
+│   │   └── MountUnusable         a host mount cannot be copied into it; nothing was copied
+│   ├── PolicyUnusable            the policy file has a mistake
 │   └── LimitReached              a stated bound is used up
 └── for us (a bug)
     └── InvalidTransition         a state machine was asked for an illegal move
@@ -28,28 +28,28 @@ from __future__ import annotations
 
 
 class ExecError(Exception):
-    """Root of everything the exec engine raises on purpose."""
+    """Root of all errors that the exec engine raises on purpose."""
 
 
 class InvalidCommand(ExecError, ValueError):
-    """Raised when the arguments of a call are not acceptable; the message names the bound."""
+    """Raised when an argument of a call is invalid; the message names the bound."""
 
 
 class PathOutsideSandbox(InvalidCommand):
-    """Raised when a path, its symlinks resolved, is not inside the workspace.
+    """Raised when a path, after its symlinks, is outside the workspace.
 
-    `leads` is where the walk would have gone on: an absolute path that was not looked at, "" where that is not known.
+    `leads` is the absolute path to which the walk would have continued, and which was not inspected; "" if unknown.
     """
 
     leads: str = ""
 
 
 class CheckTimedOut(ExecError):
-    """Raised when looking at what a call names took too long; nothing was done, and a thread may hang."""
+    """Raised when the inspection of a call's files timed out; nothing was done, and a thread may hang."""
 
 
 class PasswordWanted(InvalidCommand):
-    """Raised when a model would type where a password is asked for; the message says how a person does."""
+    """Raised when a model would type at a password prompt; the message says how a person can."""
 
 
 class CommandDenied(ExecError, PermissionError):
@@ -80,7 +80,7 @@ class SessionNotFound(ExecError, LookupError):
 
 
 class TaskCompleted(ExecError):
-    """Raised when a call needs a live process and the session has ended; carries how."""
+    """Raised when a call needs a live process and the session has ended; `end` says how."""
 
     def __init__(self, session_id: str, end: str) -> None:
         super().__init__(session_id, end)
@@ -96,7 +96,7 @@ class PtyError(ExecError):
 
 
 class InputUnknown(ExecError):
-    """Raised when a crash hides whether input arrived; the input is not written a second time."""
+    """Raised when a crash leaves unknown whether input arrived; the input is not written again."""
 
 
 class BackendUnavailable(ExecError, RuntimeError):
@@ -104,7 +104,7 @@ class BackendUnavailable(ExecError, RuntimeError):
 
 
 class SpawnFailed(ExecError, RuntimeError):
-    """Raised when nothing could be started for a reason that is not the command's own."""
+    """Raised when nothing could be started, and the cause is not the command itself."""
 
 
 class SupervisorUnreachable(ExecError, RuntimeError):
@@ -112,7 +112,7 @@ class SupervisorUnreachable(ExecError, RuntimeError):
 
 
 class SupervisorAbsent(SupervisorUnreachable):
-    """Raised when no supervisor runs, to somebody who only wanted to speak to one that does."""
+    """Raised when no supervisor runs and the caller must not start one."""
 
 
 class WorkspaceUnusable(ExecError, RuntimeError):
@@ -120,11 +120,11 @@ class WorkspaceUnusable(ExecError, RuntimeError):
 
 
 class MountUnusable(WorkspaceUnusable):
-    """Raised when a host mount cannot be copied whole; nothing of any was. The message has cause and remedy."""
+    """Raised when a host mount cannot be copied completely; nothing was copied. The message has cause and remedy."""
 
 
 class PolicyUnusable(ExecError):
-    """Raised when a policy file cannot be followed to the letter; the message has file, line and remedy."""
+    """Raised when a policy file has a mistake; the message has file, line and remedy."""
 
 
 class LimitReached(ExecError):
@@ -132,4 +132,4 @@ class LimitReached(ExecError):
 
 
 class InvalidTransition(ExecError, AssertionError):
-    """Raised when a session is moved between states that have no edge: a bug of ours."""
+    """Raised when a session is moved between states without an edge: a bug of ours."""

@@ -1,6 +1,6 @@
-"""Findings: what a person must look at in a workspace, and where they are told.
+"""Findings: things in a workspace that a person must check, and where they are reported.
 
-A finding says what was met and where, never what a file holds. It stays open until a person acknowledges it.
+A finding says what was found and where, never the contents of a file. It stays open until a person acknowledges it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shellback.exec.core.identity import digest_of
 REPOSITORY: Final = "repository"
 """A command made a repository whose configuration or hooks would run programs."""
 GITLINK: Final = "gitlink"
-"""A command added a nested repository to the index of a protected one: git outside asks that one too."""
+"""A command added a nested repository to the index of a protected one: git outside reads that one too."""
 HARD_LINK: Final = "hard_link"
 """A protected file has another name, by which a command could write it."""
 LOST_MOUNT: Final = "lost_mount"
 """A file lost the protection of its mount while a command ran."""
 UNSEEN: Final = "unseen"
-"""Not all that a command made could be looked at."""
+"""Some files that a command made could not be inspected."""
 KINDS: Final = (REPOSITORY, GITLINK, HARD_LINK, LOST_MOUNT, UNSEEN)
 
 DETAIL_CHARS: Final = 1_000
@@ -30,11 +30,11 @@ PATH_CHARS: Final = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that a person must look at in a workspace.
+    """A thing in a workspace that a person must check.
 
-    `id` is derived from what was met (`finding_id`), so that a repeated look finds the same. `path` is this machine's.
-    `detail` is one sentence; it names settings and files, and holds no content of any. `kept` is where what was taken
-    away is, None where nothing was. `session_id` is the session that may have done it, "" where none is known.
+    `id` is derived from the facts (`finding_id`), so a repeated inspection finds the same. `path` is this machine's.
+    `detail` is one sentence; it names settings and files, and quotes no contents. `kept` is where a removed file was
+    moved, or None. `session_id` is the session that may have caused it, or "".
     """
 
     id: str
@@ -49,7 +49,7 @@ class Finding:
     acknowledged_by: str | None = None
 
     def __post_init__(self) -> None:
-        """Make it text that every store takes: names of files need not be UTF-8."""
+        """Replace bytes that are not UTF-8, which names of files may have and stores refuse."""
         for name, most in (("path", PATH_CHARS), ("detail", DETAIL_CHARS), ("kept", PATH_CHARS)):
             value = getattr(self, name)
             if value is not None:
@@ -58,37 +58,34 @@ class Finding:
 
     @property
     def open(self) -> bool:
-        """Whether nobody has acknowledged it."""
+        """Whether it is not acknowledged yet."""
         return self.acknowledged_at is None
 
     @property
     def sentence(self) -> str:
-        """What was met and what was done about it, for a person or an agent."""
+        """What was found and what was done about it, for a person or an agent."""
         return f"{self.detail} (finding {self.id})"
 
 
 def finding_id(kind: str, path: str, *what: object) -> str:
-    """The id of a finding; `what` tells it from others of its kind at the same path: an inode, a session, a time."""
+    """The id of a finding; `what` distinguishes findings of a kind at one path: an inode, a session, a time."""
     return "f" + digest_of(kind, path, *map(str, what))[:15]
 
 
 class FindingSink(Protocol):
-    """Where findings are told."""
+    """Records findings."""
 
     async def found(self, findings: Sequence[Finding]) -> Sequence[Finding]:
-        """Record those whose id is new, and return them; the others were told before and are left as they are.
-
-        Cancelling leaves all of them recorded or none.
-        """
+        """Record the findings with new ids, and return them; others stay unchanged. Cancelling records all or none."""
         ...
 
     async def of(self, session_id: str) -> Sequence[Finding]:
-        """What was recorded with this session, oldest first."""
+        """The findings of this session, oldest first."""
         ...
 
 
 class MemoryFindings(FindingSink):
-    """Keeps findings for as long as the process lives."""
+    """Keeps findings in memory."""
 
     def __init__(self) -> None:
         self.all: dict[str, Finding] = {}

@@ -1,8 +1,7 @@
-"""Names for calls and sessions, derived so that a repeat of a call is the same call.
+"""Derives ids of calls and sessions, the same for each replay of a call.
 
-A tool call id alone is not enough: local models say `call_1` in every response. A run id of the
-context is not either: it differs on every resume after an approval. What stays is stamped on the
-model response that proposed the call, and history carries it through replays and restarts.
+A tool call id alone is not unique: local models use `call_1` in every response. The context's run id differs after each
+approval. The ids are derived from the model response that proposed the call; history keeps it through replays.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 
 
 _PLACE: Final = 1 << 20
-"""So many commands of one place of a tool call are told apart."""
+"""The most commands that one place of a tool call can start."""
 
 
 @runtime_checkable
 class ExecDeps(Protocol):
-    """What the dependencies of an agent may hold for the exec tools; all of it is optional in bare use."""
+    """Attributes that an agent's dependencies may have for the exec tools; all are optional without a queue."""
 
     conversation_id: str
     turn_id: str
@@ -41,7 +40,7 @@ class ExecDeps(Protocol):
 
 
 def call_key(origin: CallOrigin) -> CallKey:
-    """The key under which a call that changes something records its outcome."""
+    """The key under which a changing call records its outcome."""
     return CallKey("c" + _hashed("call", origin)[:31])
 
 
@@ -56,12 +55,12 @@ def watch_id(origin: CallOrigin) -> str:
 
 
 def workspace_scope(conversation_id: str) -> SessionId:
-    """What the recorded calls of a conversation on files are found by, where a session's would have its id."""
+    """The id under which a conversation's calls of file tools are recorded, in place of a session's."""
     return SessionId("w" + digest_of("workspace", conversation_id)[:15])
 
 
 def a_call(scope: str) -> CallOrigin:
-    """Who asks for a command of no tool call: it is a new one each time."""
+    """A new origin for a command outside any tool call."""
     return CallOrigin(
         conversation_id=scope,
         response_run_id="",
@@ -72,10 +71,10 @@ def a_call(scope: str) -> CallOrigin:
 
 
 def origin_of(ctx: RunContext[Any]) -> CallOrigin:
-    """Find who asked for the running tool call, the same on every replay and resume.
+    """The origin of the running tool call, the same on every replay and resume.
 
     Raises:
-        InvalidCommand: The call is not in the run's messages, so nothing could be derived from it.
+        InvalidCommand: The call is not in the run's messages.
     """
     found = _proposed(ctx.messages, ctx.tool_call_id)
     if found is None:
@@ -88,7 +87,7 @@ def origin_of(ctx: RunContext[Any]) -> CallOrigin:
 
 
 def act_of(origin: CallOrigin, session_id: SessionId, tool: str, kind: CallKind = "", **more: Any) -> Act:
-    """What is recorded of a call before it changes something; `more` are further fields of it."""
+    """The record of a call before it changes something; `more` are further fields."""
     return Act(
         key=call_key(origin), session_id=session_id, tool=tool, kind=kind, turn_id=origin.turn_id, epoch=origin.epoch,
         **more,
@@ -96,7 +95,7 @@ def act_of(origin: CallOrigin, session_id: SessionId, tool: str, kind: CallKind 
 
 
 def conversation_of(ctx: RunContext[Any]) -> str:
-    """The conversation whose sessions this call may see: of the dependencies, else of the run."""
+    """The conversation whose sessions this call may see, from the dependencies or the run."""
     deps: object = ctx.deps
     if isinstance(deps, ExecDeps):
         return deps.conversation_id
@@ -105,9 +104,9 @@ def conversation_of(ctx: RunContext[Any]) -> str:
 
 @dataclass(slots=True)
 class Call:
-    """A tool call whose code is running, or all of a run outside of any; and the commands it has started so far.
+    """A running tool call, or the code of a run outside any call, and the commands that it has started.
 
-    Once it is `over`, a task or thread may still be running that began in it.
+    Tasks and threads that it began may still run when it is `over`.
     """
 
     ctx: RunContext[Any]
@@ -117,8 +116,8 @@ class Call:
     def origin(self, place: int = 0) -> CallOrigin:
         """The origin of its next command, the same on every replay that starts commands in the same order.
 
-        Commands of another `place` are counted apart: what a durable engine has recorded is not run again. What goes on
-        after the call is over (a thread of a run that was cut off) starts none of its commands: a repeat has to.
+        Each `place` counts its own commands, because a replay skips recorded steps. Code that continues after the call
+        is over, such as a thread of an interrupted run, can start no command: the replay starts it.
         """
         if self.over:
             return a_call(conversation_of(self.ctx))
@@ -126,7 +125,7 @@ class Call:
         try:
             asked = origin_of(self.ctx)
         except InvalidCommand:
-            # No response proposed it: a hook, or a call that the code of another one makes.
+            # No model response proposed the call: a hook, or the code of another call, made it.
             asked = _origin(self.ctx, self.ctx.run_id, "", -1)
         return replace(asked, ordinal=place * _PLACE + self._counts[place])
 
@@ -136,7 +135,7 @@ _CALL: ContextVar[Call | None] = ContextVar("shellback_call", default=None)
 
 @contextlib.contextmanager
 def calling(ctx: RunContext[Any]) -> Generator[Call]:
-    """Let what runs within know the tool call that it belongs to."""
+    """Make the tool call known to the code that runs inside the `with` block."""
     token = _CALL.set(call := Call(ctx))
     try:
         yield call
@@ -146,18 +145,18 @@ def calling(ctx: RunContext[Any]) -> Generator[Call]:
 
 
 def call_in_progress() -> Call | None:
-    """The tool call that this code belongs to; None outside of one, and where no capability of ours sees calls."""
+    """The tool call of this code; None outside a call, or if no capability of ours observes calls."""
     return _CALL.get()
 
 
 def origin_in_call() -> CallOrigin | None:
-    """Who asks, for the next command of the running tool call; None outside of one."""
+    """The origin of the next command of the running tool call; None outside a call."""
     call = _CALL.get()
     return None if call is None else call.origin()
 
 
 def _proposed(messages: Sequence[ModelMessage], tool_call_id: str | None) -> tuple[ModelResponse, int] | None:
-    """The last response that made a call, and which of its calls that is."""
+    """The last response that contains a call, and the call's index in it."""
     for message in reversed(messages):
         if message.kind == "response":
             calls = [part.tool_call_id for part in message.parts if part.part_kind == "tool-call"]
@@ -183,7 +182,7 @@ def _origin(ctx: RunContext[Any], run_id: str | None, stamp: str, index: int) ->
 def origins_in(
     messages: Sequence[ModelMessage], conversation_id: str, tool_call_ids: Sequence[str]
 ) -> list[CallOrigin]:
-    """The origins of pending calls of the last response that made them, for whoever records approvals."""
+    """The origins of pending calls, for the requests for approval; from the last response that contains them."""
     return [
         CallOrigin(
             conversation_id=conversation_id,
@@ -198,7 +197,7 @@ def origins_in(
 
 
 def _stamp(moment: datetime) -> str:
-    # History goes through JSON: the zone may come back spelled differently, the instant does not.
+    # JSON may change how the time zone is written, but not the instant.
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return aware.astimezone(UTC).isoformat(timespec="microseconds")
 
@@ -212,6 +211,6 @@ def _hashed(purpose: str, origin: CallOrigin) -> str:
 
 
 def digest_of(*parts: object) -> str:
-    """What names these parts, portable JSON, and no others: small letters and digits."""
+    """A digest of these JSON values: lower-case letters and digits."""
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return base64.b32encode(digest[:20]).decode("ascii").lower()

@@ -1,6 +1,6 @@
-"""Every bound of the exec engine, in one place; settings may lower them, never raise them.
+"""All bounds of the exec engine; settings may lower them, never raise them.
 
-Seconds, bytes and characters as the names say. Sources: `docs/design.md` and the specs it names.
+Names state the unit: seconds, bytes, characters. Sources: `docs/design.md` and the specs that it names.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ FOREGROUND_TIMEOUT_MIN_S: Final = 0.1
 FOREGROUND_TIMEOUT_MAX_S: Final = 600.0
 BACKGROUND_TIMEOUT_MAX_S: Final = 7 * 24 * 3600.0
 UNATTENDED_TIMEOUT_S: Final = 600.0
-"""What a command in the background gets that neither a person nor a rule has allowed."""
+"""The timeout of a background command that neither a person nor a rule allowed."""
 
 TIMEOUT_GRACE_S: Final = 1.0
 """SIGTERM to SIGKILL when a timeout or a lifetime ends a process."""
 KILL_GRACE_S: Final = 2.0
-"""SIGTERM to SIGKILL when somebody asks for the kill."""
+"""SIGTERM to SIGKILL when a person or agent ends a process."""
 FRESH_S: Final = 10.0
-"""A session claimed longer ago may have been given up since: it is read again before it is started."""
+"""A session that was claimed longer ago is read again before its start, because it may have been given up."""
 
 RESULT_CHARS: Final = 30_000
-"""What one tool result shows of the output, head and tail together."""
+"""Characters of output in one tool result, head and tail together."""
 CALLBACK_LINES: Final = 5
 CALLBACK_CHARS: Final = 2_000
 LOG_PAGE_LINES: Final = 200
 LOG_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of one log on disk; the middle is dropped and the gap recorded."""
+"""Bytes of one log on disk; the middle of a longer one is dropped, and the gap recorded."""
 
 SESSIONS_PER_CONVERSATION: Final = 64
 SESSIONS_WARN: Final = 60
@@ -45,18 +45,14 @@ PTY_COLS_RANGE: Final = range(2, 1001)
 
 LOG_AGE_HOURS: Final = 168.0
 LOG_TOTAL_BYTES: Final = 2 * 1024**3
-"""Bytes on disk of all logs of a host together: those of 32 sessions that print without end."""
+"""Bytes on disk of all logs of a host: 32 sessions with full logs."""
 LOG_CONVERSATION_BYTES: Final = 256 * 1024**2
 """Bytes on disk beyond which a conversation's own logs are emptied first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds that an operator may lower. Raising one above its constant is refused.
-
-    Raises:
-        ValueError: A value is above its bound, or not above zero.
-    """
+    """The bounds that an operator may lower; ValueError for a value above its constant, or not above zero."""
 
     command_chars: int = COMMAND_CHARS
     foreground_timeout_s: float = FOREGROUND_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""The nouns of the exec engine: frozen values without behaviour of their own.
+"""The nouns of the exec engine: frozen values without behaviour.
 
 States of a session::
 
@@ -6,9 +6,8 @@ States of a session::
        │           └──────▶ lost
        └──▶ start_failed | lost
 
-A number for the end of a process is the kernel's or absent: `exit_code` and `signal` are two
-fields, exactly one of them set after an end that the kernel reported, none for `start_failed`
-and `lost`, which carry `errno` and `evidence` instead.
+A status is the kernel's or absent: after an end that the kernel reported, either `exit_code` or `signal` is set. For
+`start_failed` and `lost` neither is; they have `errno` and `evidence` instead.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CallKey = NewType("CallKey", str)
 
 
 class SessionState(StrEnum):
-    """Where a session is in its life."""
+    """The state of a session."""
 
     CLAIMED = "claimed"
     RUNNING = "running"
@@ -37,27 +36,27 @@ class SessionState(StrEnum):
 
 
 WORK: Final = "work"
-"""Profile of a command that may write the workspace."""
+"""The profile of commands that may write the workspace."""
 READ_ONLY: Final = "read_only"
-"""Profile of a command that writes nothing but a scratch space of its own, and has no network."""
+"""The profile of commands that write only a scratch space, and have no network."""
 
 TURN: Final = "turn"
 CONVERSATION: Final = "conversation"
 DETACHED: Final = "detached"
 LIFETIMES: Final = (TURN, CONVERSATION, DETACHED)
-"""How long a process may run: to the end of the turn that started it, of its conversation, or as long as it likes."""
+"""How long a process may run: until its turn ends, until its conversation ends, or without a bound."""
 
 ON_EXIT: Final = ("always", "failure", "never")
-"""Which ends of a background process wake the agent. The work item exists for each; the news of others is settled."""
+"""Which ends of a background process wake the agent. Each end has its work item; the news of other ends is settled."""
 
 SHELL: Final = "shell"
-"""Kind of a session that is a persistent shell."""
+"""The kind of a persistent shell's session."""
 
 LIVE_STATES: Final = frozenset({SessionState.CLAIMED, SessionState.RUNNING})
 
 
 class Evidence(StrEnum):
-    """Why the status of a lost session is not known."""
+    """Why the status of a lost session is unknown."""
 
     NEVER_STARTED = "never_started"
     SUPERVISOR_KILLED = "supervisor_killed"
@@ -77,14 +76,14 @@ class EndedBy(StrEnum):
     LIFETIME = "lifetime"
     SHUTDOWN = "shutdown"
     PROTECTION = "protection"
-    """A cover was lost, and could not be laid again."""
+    """A cover was lost, and could not be restored."""
 
 
 class Delivery(StrEnum):
-    """How the end of a session is told.
+    """How the end of a session is reported.
 
-    `inline`: the tool call that started it waits for it. `callback`: an EXEC_CALLBACK item tells it.
-    `settled`: it has been told. One compare-and-set moves a session from `inline` to one of the others.
+    `inline`: the call that started it waits for it. `callback`: an EXEC_CALLBACK item reports it. `settled`: it was
+    reported. One compare-and-set moves a session from `inline` to one of the others.
     """
 
     INLINE = "inline"
@@ -94,7 +93,7 @@ class Delivery(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WindowSize:
-    """Size of a terminal, rows first as in `struct winsize`."""
+    """The size of a terminal, rows first as in `struct winsize`."""
 
     rows: int
     cols: int
@@ -102,13 +101,12 @@ class WindowSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """What somebody wants run, before a backend has turned it into argv.
+    """A command to run, before a backend turns it into argv.
 
-    `env` holds only what was given on top of the built-up base. `timeout_s` 0 means none.
-    `stdin` None is /dev/null; text is written and then closed unless `keep_stdin_open`. `log_bytes` is the most that is
-    kept of what it prints. With `env_mode` "replace" the environment is PATH and what was given. `grace_s` is what is
-    left between SIGTERM and SIGKILL at the timeout. `lifetime` is one of LIFETIMES, `on_exit` of ON_EXIT; `kind` is ""
-    or SHELL. With `login` it runs as the command of a login shell, whose home is the workspace.
+    `env` are variables on top of the base; with `env_mode` "replace" the base is PATH alone. `timeout_s` 0 is none;
+    `grace_s` is the time from SIGTERM to SIGKILL at the timeout. `stdin` None is /dev/null; other input is written, and
+    closed unless `keep_stdin_open`. `log_bytes` bounds the stored output. `lifetime` is one of LIFETIMES, `on_exit` of
+    ON_EXIT; `kind` is "" or SHELL. With `login` a login shell runs it, whose home is the workspace.
     """
 
     command: str
@@ -132,9 +130,9 @@ class CommandSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOrigin:
-    """Who asked: enough to derive the same keys on every replay of the same call.
+    """The source of a command, from which each replay derives the same keys.
 
-    `ordinal` tells the commands apart that the code of one tool call starts; 0 is the call itself.
+    `ordinal` numbers the commands that the code of one tool call starts; 0 is the call itself.
     """
 
     conversation_id: str
@@ -148,15 +146,15 @@ class CallOrigin:
 
 
 CallKind = Literal["", "typed", "fed", "input", "changed"]
-"""What a call does: types into a session for a model or for code of a tool, is other input to it, or changes files."""
+"""What a call does: types into a session for a model or a tool's code, gives it other input, or changes files."""
 TYPED: Final = ("typed", "fed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """A call that is about to change something, as it is recorded: what with, for whom, and who let it.
+    """The record of a call that is about to change something.
 
-    `conversation_id` is None where the session has one. `granted_by` and `digest` are as a session has them.
+    `conversation_id` is None if the session has one. `granted_by` and `digest` are as in `Session`.
     """
 
     key: CallKey
@@ -172,10 +170,9 @@ class Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A protected file whose cover was lost while a command ran: when, for how many milliseconds, and how that ended.
+    """A protected file whose cover was lost while a command ran: when, and for how many milliseconds.
 
-    `path` is as the supervisor names it; `how` is restored, ended or changed; `keys` are names of settings of a git
-    configuration that came meanwhile and are not known to be harmless.
+    `path` is the supervisor's; `how` is restored, ended or changed; `keys` are new git settings that may be harmful.
     """
 
     path: str
@@ -186,17 +183,16 @@ class Loss:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Loss:
-        """One as it is on record."""
+        """The loss in a record."""
         return cls(path=row["path"], at=row["at"], ms=row["ms"], how=row["how"], keys=tuple(row["keys"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionEnd:
-    """How a session ended: the exit record as the rest of the system sees it.
+    """The end of a session: the exit record as the rest of the system uses it.
 
-    `duration_s` is monotonic; `ended_at` is wall-clock seconds for people. `findings` is what the look at the workspace
-    at the end of it found, in sentences. `log_errno` is why some output could not be written; with `uncounted` there
-    was more than the counts say.
+    `duration_s` is monotonic; `ended_at` is wall-clock seconds. `findings` are sentences of the inspection at the end.
+    `log_errno` is why some output could not be written; with `uncounted` there was more output than the counts say.
     """
 
     state: SessionState
@@ -218,13 +214,13 @@ class SessionEnd:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> SessionEnd:
-        """One as it is on record: of the supervisor, in its row, or in the news of it, which leaves some of it out."""
+        """The end in a record of the supervisor, in a database row, or in news, which has fewer fields."""
         known = {one.name: record[one.name] for one in fields(cls) if record.get(one.name) is not None}
         return cls(**known | {name: made(known[name]) for name, made in _MADE.items() if name in known})
 
     @property
     def began_at(self) -> float | None:
-        """When it was started, as its end tells; None for what never was, or where nobody knows."""
+        """The time of its start, from its end; None if it never started or the time is unknown."""
         ran = self.state not in {SessionState.START_FAILED, SessionState.LOST} and self.ended_at > 0
         return self.ended_at - self.duration_s if ran else None
 
@@ -237,11 +233,11 @@ _MADE: Final[Mapping[str, Callable[[Any], Any]]] = {
     "findings": tuple,
     "losses": lambda rows: tuple(map(Loss.of, rows)),
 }
-"""What of an end is no plain number on record."""
+"""The fields of an end that are no plain values in a record."""
 
 
 class Polled(NamedTuple):
-    """The ranges of both streams that one poll has passed over; that of the second is empty where they are one."""
+    """The byte ranges of both streams that one poll read; the second is empty if the streams are one."""
 
     start: int
     end: int
@@ -250,17 +246,16 @@ class Polled(NamedTuple):
 
     @classmethod
     def recorded(cls, outcome: Mapping[str, object]) -> Polled:
-        """The ranges that were recorded as the outcome of a call."""
+        """The ranges in the recorded outcome of a call."""
         return cls(**{name: int(str(outcome.get(name, 0))) for name in cls._fields})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One launch of a command, as the store knows it.
+    """One start of a command, as stores keep it.
 
-    `granted_by` says who let it run: `approval`, `classifier`, `trusted classifier`,
-    `rule ID ...` for saved rules, `policy FILE:LINE`, `operator`. `pinned` is what somebody wants of its block, None
-    leaves it to its end.
+    `granted_by` is `approval`, `classifier`, `trusted classifier`, `rule ID ...` for saved rules, `policy FILE:LINE`,
+    or `operator`. `pinned` shows or hides its block; None: shown until it ends.
     """
 
     id: SessionId
@@ -300,9 +295,9 @@ class Session:
 
     @property
     def end_is_news(self) -> bool:
-        """Whether the agent wants to be woken by the end as it is: `failure` is any but exit code 0.
+        """Whether this end wakes the agent, by `on_exit`; `failure` is any end but exit code 0.
 
-        What was to run no longer than a turn is no news when that turn is over.
+        The end of a process with the lifetime of a turn is no news once the turn is over.
         """
         if self.end is not None and self.end.ended_by is EndedBy.LIFETIME:
             return False
@@ -318,11 +313,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodmanWorkspace:
-    """One container and the directory that it works in.
+    """A container and its working directory.
 
-    `name` is the container's, of which a host has one. `overlay_path` is the host's path of what is mounted at
-    `workdir`. `env` has the names of the variables that it was made with, never a value. `last_used_at` may be up to a
-    minute before the last use.
+    `name` is unique on a host. `overlay_path` is the host's path of the mount at `workdir`. `env` has the names of its
+    variables, never a value. `last_used_at` may be up to a minute before the last use.
     """
 
     container_id: str

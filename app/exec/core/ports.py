@@ -1,8 +1,7 @@
-"""What the engine needs from outside: a place for sessions, and somebody to tell about ends.
+"""Interfaces that the engine needs: stores, sinks for ends and hits, and the supervisor.
 
-Both have an implementation without DBOS, so that the toolset works in any Pydantic AI agent.
-Every method of a store is one transaction; cancelling a call leaves the transaction done or not
-begun, never half.
+Stores and sinks have an implementation without DBOS, so the toolset works in any Pydantic AI agent. Each method of a
+store is one transaction; a cancelled call leaves its transaction complete or not begun.
 """
 
 from __future__ import annotations
@@ -18,38 +17,37 @@ from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
 
 
 class ExitSink(Protocol):
-    """Told about the end of a session, inside the transaction that records it."""
+    """Receives the end of a session, inside the transaction that records it."""
 
     def ended(self, tx: object, session: Session) -> None:
-        """Record the news of an ended session whose delivery is `callback`.
+        """Record the news of an ended session whose delivery is `callback`; called once for such a session.
 
-        Called exactly once for such a session, in the store's own transaction; `tx` is the
-        store's handle for it (a SQLAlchemy connection, None for the memory store). Raising rolls
-        the end back: it is delivered again.
+        `tx` is the store's transaction: a SQLAlchemy connection, or None for the memory store. An exception rolls the
+        end back, and it is delivered again.
         """
         ...
 
 
 class SessionStore(Protocol):
-    """Durable sessions and the recorded outcomes of calls that change them."""
+    """Durable sessions, and the recorded outcomes of calls that change them."""
 
     async def claim(self, session: Session) -> Session:
         """Commit a session in state `claimed`, or return the one that already has its id.
 
         Raises:
-            LimitReached: The conversation already has its live sessions.
-            StaleTurn: Epoch and turn no longer hold the conversation (SQL store only).
+            LimitReached: The conversation has too many live sessions.
+            StaleTurn: Another turn or epoch holds the conversation (SQL store only).
         """
         ...
 
     async def started(self, session_id: SessionId, *, pid: int, started_at: float) -> None:
-        """Move a claimed session to `running`; repeating it, or an ended session, changes nothing."""
+        """Move a claimed session to `running`; a repeat, or an ended session, changes nothing."""
         ...
 
     async def finish(self, session_id: SessionId, end: SessionEnd, *, told_inline: bool = False) -> Session:
-        """Record the end once and tell the sink if the delivery is `callback`; repeats return the first end.
+        """Record the end once, and tell the sink if the delivery is `callback`; a repeat returns the first end.
 
-        `told_inline` says that a call waits for it: a delivery that is still `inline` becomes `settled` with it.
+        With `told_inline` a call waits for the end: the delivery `inline` becomes `settled`.
 
         Raises:
             SessionNotFound: No session has this id.
@@ -57,166 +55,155 @@ class SessionStore(Protocol):
         ...
 
     async def settle_inline(self, session_id: SessionId) -> bool:
-        """Move the delivery from `inline` to `settled`; False when it was handed over before."""
+        """Move the delivery from `inline` to `settled`; False if it was handed over before."""
         ...
 
     async def hand_over(self, session_id: SessionId) -> bool:
         """Move the delivery from `inline` to `callback`; True if it is `callback` now.
 
-        A session that has ended meanwhile tells the sink in the same transaction.
+        If the session has ended meanwhile, the sink is told in the same transaction.
         """
         ...
 
-    async def get(self, session_id: SessionId) -> Session | None:
-        """The session, or None."""
-        ...
+    async def get(self, session_id: SessionId) -> Session | None: ...
 
     async def list(self, *, conversation_id: str | None = None, live: bool | None = None) -> Sequence[Session]:
-        """Sessions, oldest first; of one conversation, or all; live, ended, or both."""
+        """Sessions, oldest first, filtered by conversation and by state."""
         ...
 
     async def begin_call(self, act: Act) -> dict[str, object] | None:
-        """Note that a changing call is about to act. None: it is new. `{}`: begun before, outcome not known.
+        """Record that a changing call begins. None: it is new. `{}`: it was begun before, with an unknown outcome.
 
-        Anything else is the recorded outcome of an earlier execution of the same call.
+        Any other value is the recorded outcome of an earlier execution of the same call.
 
         Raises:
-            StaleTurn: Epoch and turn no longer hold the conversation (SQL store only).
+            StaleTurn: Another turn or epoch holds the conversation (SQL store only).
         """
         ...
 
     async def recalled(self, key: CallKey) -> dict[str, object] | None:
-        """What `begin_call` would return for this key; changes nothing."""
+        """The return value of `begin_call` for this key; changes nothing."""
         ...
 
     async def acted_on(self, key: CallKey) -> SessionId | None:
-        """The session that `begin_call` was given with this key; None where it was not begun."""
+        """The session of the begun call with this key, or None."""
         ...
 
     async def typed_last(self, session_id: SessionId, *, besides: str = "") -> dict[str, object] | None:
-        """The outcome of the newest call that typed into a session, of `besides` apart; None where nothing was typed.
-
-        `{}` for one whose outcome is not known.
-        """
+        """The outcome of the newest call, except `besides`, that typed into a session; `{}`: unknown; None: no call."""
         ...
 
     async def end_call(self, key: CallKey, outcome: dict[str, object]) -> None:
-        """Record what a changing call did."""
+        """Record the outcome of a changing call."""
         ...
 
     async def advance_poll(self, key: CallKey, session_id: SessionId, upto: int, err_upto: int = 0) -> Polled:
-        """Move the poll cursors of both streams and return the byte ranges read; a repeat returns the same ranges."""
+        """Move the poll cursors of both streams, and return the byte ranges; a repeat returns the same ranges."""
         ...
 
     async def pin(self, session_id: SessionId, pinned: bool | None) -> None:
-        """Note whether the session's block is wanted; None leaves it to its end.
-
-        Raises:
-            SessionNotFound: No session has this id.
-        """
+        """Show (True) or hide (False) the session's block; None: shown until it ends. SessionNotFound without one."""
         ...
 
 
 class WatchSink(Protocol):
-    """Told when a watch fires, inside the transaction that counts it."""
+    """Receives the hits of watches, inside the transaction that counts them."""
 
     def hit(self, tx: object, watch: Watch, hit: Hit) -> bool:
-        """Record the news of a hit; `watch` is as it is after it. False: not yet, the one before it is unread.
+        """Record the news of a hit; `watch` is its state after the hit. False: not recorded, the last one is unread.
 
-        A hit that ends its watch is always recorded. `tx` is as an `ExitSink` gets it. Raising rolls the hit back: it
+        A hit that ends its watch is always recorded. `tx` is as in `ExitSink`. An exception rolls the hit back, and it
         is tried again.
         """
         ...
 
 
 class WatchStore(Protocol):
-    """Durable watches. Each hit is counted and told once, however often and by how many it is found."""
+    """Durable watches. Each hit is counted and told once, even if several workers find it."""
 
     async def place(self, watch: Watch, *, epoch: int = 0) -> Watch:
-        """Commit a watch, or return the one that already has its id, untouched.
+        """Commit a watch, or return the unchanged one that already has its id.
 
         Raises:
-            LimitReached: Its session or conversation already has its watches.
-            StaleTurn: `epoch` and its turn no longer hold the conversation (SQL store only).
+            LimitReached: The session or conversation has too many watches.
+            StaleTurn: Another turn or epoch holds the conversation (SQL store only).
         """
         ...
 
-    async def get(self, watch_id: str) -> Watch | None:
-        """The watch, or None."""
-        ...
+    async def get(self, watch_id: str) -> Watch | None: ...
 
     async def list(self, *, session_id: str | None = None, host_id: str | None = None) -> Sequence[Watch]:
-        """Watches that are on, oldest first; of one session, of one host, or all."""
+        """Watches that are on, oldest first, filtered by session and host."""
         ...
 
     async def hit(self, watch_id: str, hit: Hit) -> Watch | None:
-        """Count a hit and tell the sink; the watch as it is then.
+        """Count a hit and tell the sink; returns the changed watch.
 
-        None where the watch is off, gone, or has fired under this number: somebody else found it first. A hit of
-        output that the agent has read meanwhile moves the offset, and is neither counted nor told. One that the sink
-        does not take yet changes nothing.
+        None if the watch is off or gone, or has fired with this number: another worker found the hit first. A hit in
+        output that the agent has read meanwhile only moves the offset. A hit that the sink does not accept changes
+        nothing.
         """
         ...
 
     async def moved(self, watch_id: str, offset: int) -> None:
-        """Note up to where nothing was found; never back, and nothing of a watch that is off."""
+        """Move the offset of a watch that is on, up to which nothing was found; never back."""
         ...
 
     async def heed(self, session_id: str) -> None:
-        """Forget the strikes of the session's watches: the agent has made a call about it."""
+        """Reset the strikes of the session's watches, because the agent made a call about the session."""
         ...
 
     async def off(self, session_id: str, why: str, *, watch_id: str | None = None) -> None:
-        """Switch off the session's watches that are on, or one of them."""
+        """Switch off one or all watches of the session."""
         ...
 
 
 class WorkspaceStore(Protocol):
-    """The record of this host's containers: what was made, used last, stopped, taken away. Changes nothing itself."""
+    """The records of this host's containers. It changes no container."""
 
     async def made(self, workspace: PodmanWorkspace) -> None:
-        """A container was made; takes the place of one that had the same name."""
+        """A container was made; it replaces a record with the same name."""
         ...
 
     async def started(self, name: str, at: float) -> None:
-        """A stopped container runs again."""
+        """A stopped container was started."""
         ...
 
     async def touched(self, name: str, at: float) -> None:
-        """A container was used; recorded at most once a minute, so that a command costs no commit."""
+        """A container was used; recorded at most once a minute, so most commands cost no commit."""
         ...
 
     async def stopped(self, name: str, at: float) -> None:
-        """A container was stopped, `at` being the last moment of its use."""
+        """A container was stopped; `at` is the time of its last use."""
         ...
 
     async def removed(self, name: str, at: float) -> None:
-        """A container is gone; of repeats the first moment stays."""
+        """A container was removed; the first recorded time stays."""
         ...
 
     async def list(self, *, scope: str | None = None, live: bool | None = None) -> Sequence[PodmanWorkspace]:
-        """Containers, oldest first; of one scope, or all; those that are there, those that are gone, or both."""
+        """Containers, oldest first, filtered by scope and by whether they exist."""
         ...
 
 
 class SessionWatch(Protocol):
-    """Told about processes. Neither raises nor waits."""
+    """Observes processes for traces. Its methods neither raise nor wait."""
 
     def context(self) -> str | None:
-        """What a process that the running call starts is to be known by: a W3C `traceparent`, or None."""
+        """The W3C `traceparent` for a process that the running call starts, or None."""
         ...
 
     def started(self, session: Session) -> None:
-        """The process of `session` runs."""
+        """The process of a session runs."""
         ...
 
     def ended(self, session: Session) -> None:
-        """The end of `session` is recorded. Told again when a worker died before it could acknowledge it."""
+        """The end of a session is recorded. It is reported again if the worker died before it acknowledged the end."""
         ...
 
 
 class Unwatched(SessionWatch):
-    """Nobody is told."""
+    """Observes nothing."""
 
     def context(self) -> str | None: ...
 
@@ -226,51 +213,48 @@ class Unwatched(SessionWatch):
 
 
 class SupervisorPort(Protocol):
-    """The process that outlives us and holds the commands, in its own wire types; `SupervisorClient` is one.
+    """The supervisor, in its wire types; `SupervisorClient` implements it.
 
-    Every request raises `SupervisorUnreachable` when the supervisor neither answers nor can be started;
-    whether it acted is then not known. Cancelling a request leaves it done or not, unanswered.
+    A request raises `SupervisorUnreachable` if the supervisor neither answers nor can be started; it is then unknown
+    whether it acted. The same holds for a cancelled request.
     """
 
     on_exit: Callable[[ExitRecord], None] | None
-    """Hears every end that is not acknowledged, again after each reconnection. Set before `connect`."""
+    """Receives every unacknowledged end, again after each reconnection. Set it before `connect`."""
     on_reconnect: Callable[[], None] | None
     on_losses: Callable[[str, list[Loss]], None] | None
-    """Hears what covers a session that runs has lost so far, again after each reconnection. Set before `connect`."""
+    """Receives the lost covers of running sessions, again after each reconnection. Set it before `connect`."""
 
     async def connect(self) -> Message:
-        """Reach or start the supervisor; what it says of itself, `boot_id` among it."""
+        """Reach or start the supervisor; returns its description, with `boot_id`."""
         ...
 
     async def close(self) -> None:
-        """Let go of the supervisor; commands go on."""
+        """Disconnect; commands continue."""
         ...
 
     async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
-        """Start a command, at most once however often its session id is asked for.
-
-        `home` is the state directory of the supervisor that is to start it, where there are several.
-        """
+        """Start a command, at most once for its session id. `home` is the state directory of the supervisor to use."""
         ...
 
     async def status(self, session_id: str) -> Message:
-        """`state`: unknown, abandoned, running (with pid and started_at), else the end (with record)."""
+        """`state` is unknown, abandoned, running (with pid and started_at), or the end (with record)."""
         ...
 
     async def list(self) -> list[Message]:
-        """The sessions that run, each as `status` has it."""
+        """The `status` of each running session."""
         ...
 
     async def unacknowledged(self) -> list[ExitRecord]:
-        """Ends that nobody has acknowledged."""
+        """The unacknowledged ends."""
         ...
 
     async def ack(self, session_id: str) -> bool:
-        """Say that the end is recorded; repeating it changes nothing."""
+        """Acknowledge that the end is recorded; a repeat changes nothing."""
         ...
 
     async def abandon(self, session_id: str) -> Message:
-        """Make sure that the session never starts; its status, `abandoned` if that worked."""
+        """Prevent the start of a session; returns its status, `abandoned` on success."""
         ...
 
     async def write(
@@ -285,13 +269,13 @@ class SupervisorPort(Protocol):
     ) -> Written:
         """Write input, at most once for a key.
 
-        With `beyond` the answer comes with what the input brings: once there are more than so many bytes of output, or
-        the session has ended, or `timeout_s` seconds after the write at the latest.
+        With `beyond` the answer comes when the output exceeds so many bytes, when the session has ended, or `timeout_s`
+        seconds after the write.
         """
         ...
 
     async def written(self, session_id: str, key: str) -> Written | None:
-        """What the write with this key did; None if this supervisor has served none."""
+        """The result of the write with this key; None if this supervisor has served no such write."""
         ...
 
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
@@ -299,11 +283,11 @@ class SupervisorPort(Protocol):
         ...
 
     async def signal(self, session_id: str, number: int) -> None:
-        """Send a signal to the whole tree, once for each call."""
+        """Send a signal to the whole process tree, once for each call."""
         ...
 
     async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
-        """End the whole tree; answers when that is settled."""
+        """End the whole process tree, and wait until it is ended or cannot be."""
         ...
 
     async def grown(
@@ -315,17 +299,17 @@ class SupervisorPort(Protocol):
         rest_s: float = 0.0,
         timeout_s: float = 30.0,
     ) -> Grown:
-        """Wait until the output has more than `beyond` bytes, or the session has ended, at most `timeout_s` seconds.
+        """Wait until the output exceeds `beyond` bytes, or the session has ended, at most `timeout_s` seconds.
 
-        `err_beyond` asks the same of the second stream. Answers at once where that is so already, but not before
-        `rest_s` have passed, so that a loop over it takes what came meanwhile in one piece.
+        `err_beyond` is the same for the second stream. The answer comes after `rest_s` at the earliest, so that a loop
+        gets output in larger pieces.
         """
         ...
 
     async def look(self, session_id: str) -> Look | None:
-        """What the session does at this moment; None of one that does not run, or where nobody can tell."""
+        """The present state of a session; None if it does not run or the state is unknown."""
         ...
 
     async def expire(self, lifetime: str, owner: str) -> list[str]:
-        """End all that has this lifetime and owner (the id of a turn or conversation); the sessions that it ends."""
+        """End all sessions with this lifetime and owner (the id of a turn or conversation); returns their ids."""
         ...

@@ -1,6 +1,6 @@
-"""The private names of Pydantic AI that are used, all of them: any release may change them.
+"""All uses of private names of Pydantic AI; any release may change them.
 
-tests/architecture/test_private_names.py has what each is used for, and what to do when it is gone.
+tests/architecture/test_private_names.py says what each is used for, and what to do when it is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ("abandon_threads_on_cancel", "get_current_run_context", "replace_capa
 
 
 def take_outputs(agent: Agent[Any, Any], donor: Agent[Any, Any]) -> None:
-    """Give `agent` the outputs of `donor`; an output that is wrong is tried again as often as before."""
+    """Give `agent` the outputs of `donor`, with the same number of retries."""
     state, given = vars(agent), vars(donor)
     if given["_output_toolset"] is not None and state["_output_toolset"] is not None:
         given["_output_toolset"].max_retries = state["_output_toolset"].max_retries
@@ -26,7 +26,7 @@ def take_outputs(agent: Agent[Any, Any], donor: Agent[Any, Any]) -> None:
 
 
 def replace_capabilities(agent: Agent[Any, Any], capabilities: Sequence[AbstractCapability[Any]]) -> None:
-    """Do what the constructor of an agent does with its capabilities, again and with these."""
+    """Repeat what the constructor of an agent does with capabilities, with these."""
     state = vars(agent)
     root = CombinedCapability(capabilities)
     state["_cap_toolsets"] = []

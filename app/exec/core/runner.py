@@ -1,4 +1,4 @@
-"""Who runs commands, whether the workspace lets them, and who else could change what is at a path."""
+"""The user of commands, whether the workspace permits it, and which other users could change a path."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shellback.exec.core.environment import CHILD_PATH
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 
 EXEC_UID: Final = 65534
-"""Whom commands run as when we are root."""
+"""The user id of commands if we are root."""
 
 
 class Runner:
-    """The user whom commands run as: ourselves, or an unprivileged one where we are root."""
+    """The user of commands: ourselves, or an unprivileged user if we are root."""
 
     def __init__(self, *, exec_uid: int = EXEC_UID) -> None:
         self.drops = os.geteuid() == 0
@@ -31,15 +31,15 @@ class Runner:
 
     @property
     def dropped(self) -> tuple[int | None, int | None]:
-        """(uid, gid) to become, None for what we are."""
+        """(uid, gid) to become; None keeps ours."""
         return (self.uid, self.gid) if self.drops else (None, None)
 
     def check(self, workspace: Path, *, given: Path) -> None:
-        """Find out whether commands of this user can work in `workspace`, which was `given` like this.
+        """Check that commands of this user can work in `workspace`; messages show the path as `given`.
 
         Raises:
             BackendUnavailable: They would run as root.
-            WorkspaceUnusable: It is missing, or this user cannot write it.
+            WorkspaceUnusable: The workspace is missing, or this user cannot write it.
         """
         if self.drops and self.uid == 0:
             raise BackendUnavailable(
@@ -63,7 +63,7 @@ class Runner:
         return None if self._may(workspace, 0o3) else "no write permission"
 
     def _may(self, path: Path, bits: int) -> bool:
-        # Asked about somebody else, so access(2) does not help.
+        # access(2) answers only for our own user.
         status = path.stat()
         if status.st_uid == self.uid:
             shift = 6
@@ -75,7 +75,7 @@ class Runner:
 
 
 def make_workspace(path: str | Path, *, uid: int = EXEC_UID) -> None:
-    """Make a directory that commands can use; as root it belongs to `uid`, whom they run as. One that is there stays.
+    """Make a directory that commands can use, owned by `uid` if we are root; an existing one stays.
 
     Raises:
         OSError: It cannot be made.
@@ -89,7 +89,7 @@ def make_workspace(path: str | Path, *, uid: int = EXEC_UID) -> None:
 
 
 def found(program: str) -> str | None:
-    """Where a command would find this program, None where it would not."""
+    """The path at which commands find this program, or None."""
     for directory in CHILD_PATH.split(":"):
         path = f"{directory}/{program}"
         if os.access(path, os.X_OK):
@@ -101,11 +101,11 @@ _MOST_LINKS: Final = 40
 
 
 def alterable(path: Path, *, within: bool = False) -> str | None:
-    """Why somebody other than root and us may decide what is found at a path; None if nobody may.
+    """The reason why a user other than root and us can change what is at a path; None if none can.
 
-    With `within` also what is found in it, if it is a directory. Every directory and symlink on the way counts. What
-    is ours in a directory with the sticky bit cannot be replaced by others. A group counts as us if nobody else is
-    in it, as far as this machine lists its users. Access lists are seen as far as modes show them.
+    `within` includes entries of a directory. Every directory and symlink of the path counts. In a directory with the
+    sticky bit, other users cannot replace our files. A group counts as us if this machine lists no other member.
+    Access lists count as far as modes show them.
     """
     try:
         way = list(_way(path.absolute()))
@@ -119,7 +119,7 @@ def alterable(path: Path, *, within: bool = False) -> str | None:
 
 
 def _way(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """All that is looked up to get to a path, as the kernel does it; last what it leads to."""
+    """Each directory and symlink that the kernel walks to reach a path, and at last its target."""
     place, rest, links = Path("/"), list(reversed(path.parts[1:])), 0
     yield place, place.lstat()
     while rest:

@@ -1,7 +1,7 @@
-"""What may be a secret: nothing shows it without a person's yes. One answer for commands, file tools, git and masks.
+"""Recognises files that may be secrets; the same for commands, file tools, git and masks.
 
-Two kinds: listed paths (below a home directory, the state directory, `SECRET_PATHS`), and files anywhere whose names
-are those of environments, keys and credentials. A secret that has neither is not known.
+Two kinds: listed paths (below a home directory, the state directory, `SECRET_PATHS`), and files with the names of
+environments, keys and credentials anywhere. Other secrets are not recognised.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ DEFAULT_SECRETS: Final[tuple[str, ...]] = (
     "~/.aider.conf.yml",
     "~/.continue",
     "~/.config/goose",
-    # what was typed, with the passwords in it
+    # histories, which may contain typed passwords
     "~/.bash_history",
     "~/.zsh_history",
     "~/.local/share/fish/fish_history",
@@ -118,30 +118,29 @@ DEFAULT_SECRETS: Final[tuple[str, ...]] = (
     "~/snap/firefox",
     "~/snap/chromium",
 )
-"""Files and directories, a directory with all that is in it."""
+"""Files, and directories with everything in them."""
 
 _NAMED: Final = re.compile(
-    # A directory with all that is in it, or a file.
+    # A file, or a directory with everything in it.
     r"(?:.*/)?(?:(?:\.(?:ssh|gnupg|aws|azure|kube|netrc|pgpass|npmrc|pypirc|git-credentials|htpasswd|vault-token|my\.cnf)"
     r"|\.\w*_history|id_(?:rsa|dsa|ecdsa|ed25519)(?:\.[^/]*)?"
     r"|(?!(?:ca|cacert|ca-bundle|ca-certificates)\.pem)[^/]*\.(?:pem|key|ppk|p12|pfx|jks|kdbx|keystore|keytab))(?:/.*)?"
-    # A file: the directory of a virtual environment may be called .env.
+    # A file only: the directory of a virtual environment may be called .env.
     r"|\.env(?:rc|\.(?!(?:[^/]*\.)?(?:example|sample|template|dist)\Z)[^/]*)?"
     r"|credentials(?:\.(?:json|ya?ml|toml|ini|xml|csv))?|secrets?\.(?:json|ya?ml|toml|ini|env)"
     r"|service[-_]?account[^/]*\.json|\.dockercfg|\.docker/config\.json|\.git/config)",
     re.IGNORECASE | re.DOTALL,
 )
-"""Names under which credentials are kept, wherever they lie; not the bundles of public certificates."""
+"""Names of files with credentials, in any directory; bundles of public certificates are excluded."""
 
 
 def secret_paths(extra: Sequence[str], *, home: Path, state: Path) -> tuple[Path, ...]:
-    """The default secrets below `home`, those of `extra`, and the state directory: absolute, symlinks resolved, sorted.
+    """The default secrets below `home`, those of `extra`, and the state directory: absolute, no symlinks, sorted.
 
-    They need not exist. An entry begins with `~/` (or is `~`) or `/`, and stands for itself and all below it; `*` has
-    no meaning.
+    They need not exist. An entry is `~` or begins with `~/` or `/`, and includes everything below; `*` is literal.
 
     Raises:
-        ValueError: An entry of `extra` is neither, or holds a NUL.
+        ValueError: An entry of `extra` has another form, or contains a NUL.
     """
     found = {_resolved(state)}
     for entry in (*DEFAULT_SECRETS, *extra):
@@ -152,21 +151,21 @@ def secret_paths(extra: Sequence[str], *, home: Path, state: Path) -> tuple[Path
 
 
 def named(path: str) -> bool:
-    """Whether a path is of a secret by its names alone; it need not exist."""
+    """Whether a path is a secret by its names alone; it need not exist."""
     return _NAMED.fullmatch(path) is not None
 
 
 @final
 @dataclass(frozen=True)
 class Secrets:
-    """Says whether a path may be a secret. `listed` are absolute, symlinks resolved."""
+    """Tells whether a path may be a secret. `listed` are absolute, without symlinks."""
 
     listed: tuple[Path, ...] = ()
 
     def __call__(self, path: Path) -> bool:
-        """Whether it is listed, below what is, or a file with the name of a secret, by any of its names.
+        """Whether a path is listed, below a listed one, or has the name of a secret, before or after its symlinks.
 
-        True also for a path that cannot be resolved: what is not known is not given away.
+        A path that cannot be resolved counts as a secret.
         """
         try:
             real = path.resolve()
@@ -177,7 +176,7 @@ class Secrets:
             return True
 
     def written(self, path: str) -> bool:
-        """The same of an absolute path by how it is written: nothing is looked up, so it may be one of long ago."""
+        """The same for an absolute path by its text alone; the path need not exist any more."""
         return f"{path}/".startswith(self._prefixes) or named(path)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Threads in which files are handled as the user whom commands run as, so that the kernel decides; and last acts."""
+"""Threads that access files as the user of commands, so that the kernel checks permissions; and finalizers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from shellback.exec.wire import linux
 
 THREADS: Final = 4
 CHECK_S: Final = 10.0
-"""Whatever is looked at before a call was approved takes at most this long; then the call is refused."""
+"""Seconds for the inspection before an approval; after that the call is refused."""
 LEFT_MOST: Final = 32
-"""Threads that were left to themselves and still hang; with so many nothing more is begun."""
+"""The most abandoned threads that still hang; with so many, no new work begins."""
 _OVER_FILES: Final = 0x1F | 1 << 9 | 1 << 27 | 1 << 32
 """CAP_CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, LINUX_IMMUTABLE, MKNOD and MAC_OVERRIDE."""
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class _Broken(Exception):
-    """Raised where a thread could not be prepared."""
+    """Raised when a thread could not be prepared."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,10 +44,10 @@ class _Job:
 
 
 class Threads:
-    """At most `most` threads, made as they are needed; `begin` prepares each.
+    """At most `most` threads, made on demand; `begin` prepares each.
 
-    They keep no process alive. One that does not come back is left to itself when its job's time is over, and another
-    takes its place, so that what hangs in the kernel takes nothing away from others.
+    They keep no process alive. A thread whose job is over its time is abandoned and replaced, so that a hanging system
+    call delays no other job.
     """
 
     def __init__(self, most: int, name: str, begin: Callable[[], object] | None = None) -> None:
@@ -60,23 +60,19 @@ class Threads:
         self._broken = self._closed = False
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done by one of them.
-
-        Raises:
-            RuntimeError: They are closed.
-        """
+        """Run `work` in one of the threads; RuntimeError if they are closed."""
         return self._submit(work).future
 
     async def run(
         self, work: Callable[[], T], stop: Callable[[], object] | None = None, *, seconds: float | None = None
     ) -> T:
-        """What `work` returns or raises.
+        """Run `work` and return its result or raise its exception.
 
-        Cancelled before a thread was free it is not begun; later `stop` is called, it is waited for, and its result is
-        lost. Work that may take `seconds` only looks: it is left to itself after that.
+        If cancelled before a thread is free, the work does not begin; later, `stop` is called, the work is waited for,
+        and its result is lost. Work with `seconds` must only read: it is abandoned after that time.
 
         Raises:
-            CheckTimedOut: It did not come to its end in `seconds`.
+            CheckTimedOut: It took longer than `seconds`.
         """
         job = self._submit(work)
         if seconds is None:
@@ -97,7 +93,7 @@ class Threads:
         )
 
     async def close(self, seconds: float = CHECK_S) -> None:
-        """Let what was begun come to its end, for at most `seconds`, and end the threads."""
+        """Wait at most `seconds` for running jobs, and end the threads."""
         with self._lock:
             self._closed = True
             waiting, self._jobs = list(self._jobs), deque()
@@ -144,7 +140,7 @@ class Threads:
         try:
             if self._begin is not None:
                 self._begin()
-        except BaseException:  # noqa: BLE001 - whoever waits is told
+        except BaseException:  # noqa: BLE001 - the waiting caller gets it
             with self._lock:
                 self._broken, self._alive = True, self._alive - 1
                 waiting, self._jobs = list(self._jobs), deque()
@@ -155,7 +151,7 @@ class Threads:
             if job.future.set_running_or_notify_cancel():
                 try:
                     result = job.work()
-                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                except BaseException as error:  # noqa: BLE001 - raised in the waiting caller
                     job.future.set_exception(error)
                 else:
                     job.future.set_result(result)
@@ -179,9 +175,9 @@ class Threads:
 
 
 class FileThreads:
-    """At most `THREADS` of them, made as they are needed; `uid` and `gid` None is whom commands run as by default.
+    """At most `THREADS` threads, made on demand; `uid` and `gid` None is the default user of commands.
 
-    Where we are not root there is nobody else to become, and `identity` is None.
+    If we are not root, the threads keep our user, and `identity` is None.
     """
 
     def __init__(self, uid: int | None, gid: int | None, umask: int) -> None:
@@ -194,37 +190,33 @@ class FileThreads:
         self._umask = umask
         self._pool = Threads(THREADS, "files", self._become)
         self.outside = Threads(1, "workspace")
-        """One that stays what we are."""
+        """A thread that keeps our user."""
 
     async def run(
         self, work: Callable[[], T], stop: Callable[[], object] | None = None, *, seconds: float | None = None
     ) -> T:
-        """As `Threads.run`.
-
-        Raises:
-            BackendUnavailable: We are root, and may not become somebody else for files.
-        """
+        """`Threads.run`; BackendUnavailable if we are root and cannot change the user of a thread."""
         try:
-            # A thread has the rights of the one that made it, so it is not one for files that makes this one.
+            # A thread inherits the rights of its maker, so a thread for files must not make this one.
             self.outside.submit(int)
             return await self._pool.run(work, stop, seconds=seconds)
         except _Broken:
             raise self._unable() from None
 
     def held(self, directory: str) -> int:
-        """A directory, opened by a thread that may do all that we may; called in one of the others.
+        """A directory, opened by a thread with our own rights; call it in one of the other threads.
 
         Raises:
-            OSError: It is gone, a symlink, or no directory.
+            OSError: The directory is gone, a symlink, or no directory.
         """
         return self.asked_outside(held, directory)
 
     def asked_outside(self, work: Callable[[A], T], about: A) -> T:
-        """What `work` returns in a thread that stays what we are; called in one of the others."""
+        """The result of `work` in a thread with our own rights; call it in one of the other threads."""
         return self.outside.submit(lambda: work(about)).result(CHECK_S)
 
     async def close(self) -> None:
-        """Let what was begun come to its end, and end the threads."""
+        """Wait for running jobs, and end the threads."""
         await self._pool.close()
         await self.outside.close()
 
@@ -245,12 +237,12 @@ class FileThreads:
 
 @functools.lru_cache(maxsize=8)
 def checking(uid: int | None) -> FileThreads:
-    """The threads of this process in which calls are looked at before anybody approved them, as user `uid`."""
+    """The threads of this process that inspect the files of unapproved calls, as user `uid`."""
     return FileThreads(uid, None, 0o077)
 
 
 async def settled(job: Future[T], stop: Callable[[], object] | None = None) -> T:
-    """The result of `job`; cancelled, it is withdrawn, or else stopped and waited for."""
+    """The result of `job`; if cancelled, the job is withdrawn, or stopped and waited for."""
     waiter = asyncio.wrap_future(job)
     try:
         return await asyncio.shield(waiter)
@@ -271,10 +263,10 @@ def _capabilities() -> int:
 
 
 def at_the_end(owner: object, act: Callable[..., object], *args: object) -> weakref.finalize[[], Any]:
-    """Have `act(*args)` called when `owner` has gone or the interpreter ends; not by a process that is forked from it.
+    """Call `act(*args)` when `owner` is collected or the interpreter ends, but not in a forked process.
 
-    What a forked process has is a copy: what it names is still in use. Any thread may collect what has gone, one that
-    handles files as another user too: `act` handles them as the process does.
+    A forked process has a copy, and the original is still in use. Any thread may collect the owner, also a thread with
+    another user for files; `act` runs with the rights of the process.
     """
     pid = os.getpid()
 

@@ -1,4 +1,4 @@
-"""A wish to be told of a session before it ends: what is waited for, and how often it may wake."""
+"""Watches: conditions on a session that wake the agent before the session ends, and their bounds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Kind = Literal["pattern", "idle", "after", "input"]
 
 PER_SESSION: Final = 8
 PER_CONVERSATION: Final = 64
-"""Watches that may be on at a time."""
+"""The most watches that are on at a time."""
 APART_S: Final = 15.0
-"""What is left between two hits of one watch; what comes meanwhile is told with the next."""
+"""Seconds between two hits of one watch; matches in between are reported with the next hit."""
 STRIKES: Final = 3
-"""Hits in a row without a call about the session in between, after which a watch is switched off."""
+"""Consecutive hits without a call about the session, after which a watch is switched off."""
 LIFE: Final = 8
-"""Hits of one watch, ever."""
+"""The most hits of one watch."""
 
 FIRED: Final = "fired"
 UNHEEDED: Final = "strikes"
@@ -26,11 +26,11 @@ ENDED: Final = "ended"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """One watch, as the store knows it.
+    """A watch, as stores keep it.
 
-    `id` is derived from the call that asked for it. `seconds` belongs to `idle` and `after`. `offset` is up to where
-    the output has been looked at, by us or the agent, for the others how much there was when it fired. `strikes` are
-    the hits in a row that nobody heeded. Times are wall-clock seconds.
+    `id` is derived from the call that placed it. `seconds` is for `idle` and `after`. `offset` is the end of the output
+    that we or the agent have read; for other kinds, the size of the output at the hit. `strikes` are consecutive hits
+    without a call about the session. Times are wall-clock seconds.
     """
 
     id: str
@@ -57,9 +57,9 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """A watch is about to fire, `number` being its next hit; it goes on at `offset`, or is over for `why_off`.
+    """The next hit of a watch, with its number; the watch continues at `offset`, or ends because of `why_off`.
 
-    `upto` is where the output ends that it tells of; None where it tells of something else.
+    `upto` is the end of the output that the hit reports; None if it reports no output.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Hit:
 
 
 def after(watch: Watch, hit: Hit) -> Watch:
-    """The watch once it has fired, switched off where that was its last hit."""
+    """The watch after a hit; switched off if it was the last one."""
     strikes = watch.strikes + 1
     why_off = hit.why_off or (USED_UP if hit.number >= LIFE else UNHEEDED if strikes >= STRIKES else None)
     return replace(
@@ -86,12 +86,12 @@ def after(watch: Watch, hit: Hit) -> Watch:
 
 
 def is_read(watch: Watch, hit: Hit) -> bool:
-    """Whether the agent has read what the hit tells: then it is no news."""
+    """Whether the agent has read the output of the hit, so that it is no news."""
     return hit.upto is not None and hit.upto <= watch.offset
 
 
 def past(watch: Watch, hit: Hit) -> Watch:
-    """The watch past a hit that is no news: nothing is counted."""
+    """The watch after a hit that is no news; nothing is counted."""
     return replace(
         watch,
         offset=max(watch.offset, hit.offset),
