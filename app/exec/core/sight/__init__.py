@@ -1,1 +1,1 @@
-"""The one way in which this program opens what lies in a workspace: by descriptors, regular files only, bounded."""
+"""Opens files of a workspace: by descriptors, regular files only, within bounds."""

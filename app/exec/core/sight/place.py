@@ -1,12 +1,12 @@
-"""Where a path leads inside the workspace, found so that nobody can swap it for a way out while it is walked.
+"""Resolves a path inside the workspace, safe against changes during the walk.
 
-Every step opens one name in a directory that is held by a descriptor, and never through a symlink: what a symlink says
-is read and walked by the same rules, so a name that is exchanged between two steps is another name in the workspace
-at worst. A path that begins with `/` is taken as commands see it.
+Each step opens one name in a directory that is held by a descriptor, never through a symlink. The target of a symlink
+is read and walked by the same rules, so a name that is exchanged between two steps leads at worst to another file of
+the workspace. An absolute path is taken as commands see it.
 
-Nothing but a regular file is ever opened to be read: no pipe, device or directory. What is there is first opened by its
-name alone (`O_PATH`), which neither waits nor tells a device anything; only what then turns out to be a regular file is
-opened for its bytes, through that very descriptor.
+Only regular files are opened for reading, never a pipe, device or directory. A file is first opened with `O_PATH`,
+which neither blocks nor affects a device; only a regular file is then opened for its bytes, through the same
+descriptor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox, Works
 LINKS_MOST: Final = 40
 PATH_MOST: Final = 4096
 _STEPS_MOST: Final = 20_000
-"""Of one walk: every `..` walks again from the top, and links may hold many."""
+"""The most steps of one walk; each `..` walks again from the top, and symlinks may contain many."""
 _DIRECTORY: Final = os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 
 Names = tuple[str, ...]
@@ -33,10 +33,10 @@ Names = tuple[str, ...]
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A name in a directory that is held open, with what stood there: None for nothing.
+    """A name in a directory that is held open, with its status; None if the name does not exist.
 
-    `name` is `.` for the workspace itself, and where the path said that it has to be a directory. `names` is the way
-    there from the workspace, without symlinks.
+    `name` is `.` for the workspace itself, and if the path requires a directory. `names` is the path from the
+    workspace, without symlinks.
     """
 
     directory: int
@@ -51,41 +51,37 @@ class Place:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         os.close(self.directory)
 
     def again(self) -> Self:
-        """Look once more: somebody else may have been here."""
+        """Read the status again; another process may have changed the name."""
         self.status = _look(self.name, self.directory)
         return self
 
     @property
     def there(self) -> os.stat_result:
-        """What stands there.
-
-        Raises:
-            FileNotFoundError: Nothing does.
-        """
+        """The status of the name; FileNotFoundError if it does not exist."""
         if self.status is None:
             raise gone()
         return self.status
 
     def content(self, most: int) -> bytes:
-        """The first `most` bytes of the file there.
+        """The first `most` bytes of the file.
 
         Raises:
-            FileNotFoundError: Nothing stands there.
+            FileNotFoundError: It does not exist.
             OSError: As `opened`.
         """
-        self.there  # noqa: B018 - raises where nothing is
+        self.there  # noqa: B018 - raises if it does not exist
         return head(self.name, most, self.directory)
 
 
 class Root:
     """The workspace, which commands see at `inner`; `workspace` is absolute and without symlinks.
 
-    Where commands reach it by a mount alone, what it is in need not let them through: `held` then says by a descriptor
-    of its own what the workspace is, and what they may do there is asked of the workspace itself.
+    If commands reach it only by a mount, they may have no access to its parents: `held` then opens the workspace, and
+    permissions are checked in the workspace alone.
     """
 
     def __init__(self, workspace: str, inner: str, held: Callable[[], int] | None = None) -> None:
@@ -99,21 +95,21 @@ class Root:
         return "/".join((self.inner.rstrip("/"), *names)) if names else self.inner
 
     def asked(self, path: str, names: Sequence[str]) -> str:
-        """`path` as commands see it, symlinks kept; with a `..` in it what it leads to, `names`."""
+        """`path` as commands see it, with its symlinks; if it has a `..`, the resolved path of `names`."""
         parts = [part for part in self.parts(path) if part != "."]
         return self.shown(names if ".." in parts else parts)
 
     def place(self, path: str, *, follow: bool = True, making: Callable[[Names], None] | None = None) -> Place:
-        """Where `path` leads; the caller closes it. `follow` says what is done about a symlink at its end.
+        """The place of `path`, which the caller closes. `follow`: a symlink at its end is followed.
 
-        With `making`, directories on the way that are missing are made, after it was called once with the names of the
-        whole path; what it raises ends the walk before anything is made.
+        With `making`, missing directories are made, after it was called once with the names of the whole path; its
+        exception ends the walk before anything is made.
 
         Raises:
-            InvalidCommand: It is empty, too long, holds a NUL, or cannot be written as a file name.
+            InvalidCommand: The path is empty, too long, has a NUL, or cannot be encoded.
             PathOutsideSandbox: It leaves the workspace, by itself or by a symlink.
             WorkspaceUnusable: The workspace is gone.
-            OSError: A directory on the way is missing, is none, may not be entered, or symlinks go round in a circle.
+            OSError: A directory of the path is missing, is no directory, or cannot be entered; or symlinks form a loop.
         """
         walk = _Walk(self, path, making)
         try:
@@ -124,11 +120,11 @@ class Root:
         return Place(walk.directory, name, tuple(walk.names), status)
 
     def real(self, path: str) -> Names:
-        """The names of `path` without symlinks; from where nothing is there to look at, they are kept as written.
+        """The names of `path` without symlinks; names after a missing directory stay as written.
 
         Raises:
             InvalidCommand, PathOutsideSandbox, WorkspaceUnusable: As `place`.
-            OSError: Symlinks go round in a circle.
+            OSError: Symlinks form a loop.
         """
         walk = _Walk(self, path)
         try:
@@ -138,11 +134,7 @@ class Root:
         return tuple(walk.names)
 
     def open(self) -> int:
-        """A descriptor of the workspace.
-
-        Raises:
-            WorkspaceUnusable: It is gone or may not be entered.
-        """
+        """A descriptor of the workspace; WorkspaceUnusable if it is gone or cannot be entered."""
         try:
             try:
                 return os.open(self.workspace, _DIRECTORY)
@@ -157,10 +149,10 @@ class Root:
             ) from None
 
     def parts(self, path: str) -> list[str]:
-        """The components of `path` below the workspace, `..` among them; a last `.` where it has to be a directory.
+        """The components of `path` below the workspace, with any `..`; the last is `.` if it must be a directory.
 
         Raises:
-            InvalidCommand: It is empty, too long, holds a NUL, or cannot be written as a file name.
+            InvalidCommand: The path is empty, too long, has a NUL, or cannot be encoded.
             PathOutsideSandbox: It is absolute and not below the workspace.
         """
         if not path:
@@ -182,14 +174,14 @@ class Root:
         return parts
 
     def outside(self, path: str, leads: str = "") -> PathOutsideSandbox:
-        """What is raised for a path that leaves the workspace; see there for `leads`."""
+        """The error for a path that leaves the workspace; `leads` as in the error."""
         error = PathOutsideSandbox(f"{path!r} leads out of the workspace; use a path inside {self.inner}")
         error.leads = leads
         return error
 
 
 class _Walk:
-    """One way through the workspace; `directory` is open as long as it lasts, and has what is left of `pending`."""
+    """One walk through the workspace; `directory` is open during the walk, and `pending` are the remaining names."""
 
     def __init__(self, root: Root, path: str, making: Callable[[Names], None] | None = None) -> None:
         self._root = root
@@ -261,7 +253,7 @@ class _Walk:
         self.names.append(name)
 
     def _up(self) -> None:
-        # Not the directory's own `..`, which is outside as soon as somebody has moved the directory there.
+        # Not the directory's own `..`: it is outside if another process has moved the directory out.
         if not self.names:
             above = self._root.workspace.rpartition("/")[0]
             raise self._root.outside(self._path, "/".join((above, *self._pending)) or "/")
@@ -307,7 +299,7 @@ class _Walk:
 
 
 def held(workspace: str) -> int:
-    """A descriptor of the workspace, by what the caller may, who need not be the user whom files are handled as.
+    """A descriptor of the workspace, opened with the caller's rights.
 
     Raises:
         OSError: It is gone, a symlink, or no directory.
@@ -323,7 +315,7 @@ def _look(name: str, directory: int) -> os.stat_result | None:
 
 
 def gone() -> FileNotFoundError:
-    """What is raised where nothing stands; who knows the path says it."""
+    """The error for a missing file; the caller, who knows the path, adds it."""
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
@@ -349,11 +341,11 @@ def closing(descriptor: int) -> Generator[int]:
 
 
 def regular(status: os.stat_result) -> None:
-    """Pass for a regular file.
+    """Check that a file is regular.
 
     Raises:
         IsADirectoryError: It is a directory.
-        OSError: ENOTSUP: a pipe, a socket or a device, which could block whoever opens it.
+        OSError: ENOTSUP: a pipe, a socket or a device, which could block the open.
     """
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -362,10 +354,10 @@ def regular(status: os.stat_result) -> None:
 
 
 def opened(name: str, directory: int | None, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the regular file `name`, which is there and is no symlink; never waits.
+    """A descriptor of the existing regular file `name`, which is no symlink; never blocks.
 
     Raises:
-        OSError: As `regular`, and what the kernel says.
+        OSError: As `regular`, or from the kernel.
     """
     with closing(os.open(name, _NAMED, dir_fd=directory)) as named:
         regular(os.fstat(named))
@@ -373,10 +365,10 @@ def opened(name: str, directory: int | None, flags: int = os.O_RDONLY) -> int:
 
 
 def made(name: str, directory: int, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of the file `name`, which is made where nothing is; never through a symlink, and never waits.
+    """A descriptor of the file `name`, which is made if missing; never through a symlink, and never blocks.
 
     Raises:
-        OSError: As `regular`, and what the kernel says.
+        OSError: As `regular`, or from the kernel.
     """
     descriptor = os.open(name, flags | os.O_CREAT | _SAFE, mode, dir_fd=directory)
     try:
@@ -388,11 +380,7 @@ def made(name: str, directory: int, flags: int, mode: int = 0o666) -> int:
 
 
 def head(name: str, most: int, directory: int | None = None) -> bytes:
-    """The first `most` bytes of the regular file `name`, which is no symlink.
-
-    Raises:
-        OSError: As `opened`.
-    """
+    """The first `most` bytes of the regular file `name`, which is no symlink; OSError as `opened`."""
     with closing(opened(name, directory)) as descriptor:
         parts, left = list[bytes](), most
         while left > 0 and (part := os.read(descriptor, min(left, _CHUNK))):
@@ -402,10 +390,6 @@ def head(name: str, most: int, directory: int | None = None) -> bytes:
 
 
 def empty(name: str) -> bool:
-    """Whether there is nothing in the directory `name`, which is no symlink.
-
-    Raises:
-        OSError: It is none, or may not be read.
-    """
+    """Whether the directory `name`, which is no symlink, is empty; OSError if it cannot be read."""
     with closing(os.open(name, _SAFE | os.O_RDONLY | os.O_DIRECTORY)) as descriptor, os.scandir(descriptor) as entries:
         return next(entries, None) is None

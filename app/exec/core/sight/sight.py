@@ -1,7 +1,7 @@
-"""What a check of a call may look at before anybody approved it: some directories, so many names, so many seconds.
+"""The inspection of a call's files before its approval: limited to some directories, names and seconds.
 
-Where a path leads is walked as by `Root`, from one of the directories to the next where a symlink says so. What lies
-in none of them is not even looked at, so that nothing a call names makes us touch another file system of the host.
+Paths are walked as by `Root`; a symlink may lead from one of the directories to another. A path outside them is not
+touched at all, so a call cannot make us access another file system of the host.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from shellback.exec.core.errors import ExecError, InvalidCommand, PathOutsideSan
 from shellback.exec.core.sight.place import LINKS_MOST, PATH_MOST, Place, Root, closing, gone
 
 ENTRIES: Final = 20_000
-"""Names that one check looks at."""
+"""The most names that one check reads."""
 SECONDS: Final = 3.0
 DEPTH: Final = 100
 PUBLIC_TREES: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""What only root changes, and every command may read."""
+"""Directories that only root changes and every command may read."""
 UNSTEADY: Final = frozenset({"/proc", "/dev", "/sys"})
-"""What is in there is another thing for each process."""
+"""Directories whose contents differ for each process."""
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Unseen(ExecError):
-    """Raised for a path that a check does not look at; `above`: it is on the way down to one that it may look at."""
+    """Raised for a path that a check must not inspect; `above`: it is a parent of one that it may inspect."""
 
     def __init__(self, path: str, *, above: str = "") -> None:
         super().__init__(f"{path} lies outside of what is looked at")
@@ -41,7 +41,7 @@ class Unseen(ExecError):
 
 
 class TooMuch(ExecError):
-    """Raised when a check would have to look at more than its bound."""
+    """Raised when a check exceeds its bounds."""
 
 
 class Name(NamedTuple):
@@ -52,9 +52,9 @@ class Name(NamedTuple):
 
 
 class Sight:
-    """One check's look at the directories `roots`, absolute and without symlinks, as the user of its thread.
+    """Inspects the directories `roots`, absolute and without symlinks, as the user of its thread.
 
-    `held` opens a directory that this user cannot reach by its path; see `Root`. Not for several threads at once.
+    `held` opens a directory that this user cannot reach by its path; see `Root`. Not thread-safe.
     """
 
     def __init__(
@@ -74,11 +74,7 @@ class Sight:
         self._ends = time.monotonic() + seconds
 
     def count(self, names: int = 1) -> None:
-        """Take note of names that are looked at.
-
-        Raises:
-            TooMuch: They are too many by now, or it has taken too long.
-        """
+        """Count names that are read; TooMuch if a bound is exceeded."""
         self._left -= names
         if self._left < 0:
             raise TooMuch(f"more than {self._entries:,} names would have to be looked at")
@@ -86,12 +82,12 @@ class Sight:
             raise TooMuch(f"looking at its files took more than {self._seconds:g} s")
 
     def place(self, path: str, *, follow: bool = True) -> tuple[str, Place]:
-        """The real path that an absolute one leads to, and its place; `follow` is about a symlink at its end.
+        """The real path of an absolute path, and its place; `follow`: a symlink at its end is followed.
 
         Raises:
-            Unseen: It leads, or is, outside of what is looked at.
-            TooMuch: The bound is reached.
-            OSError: A directory on the way is missing or none, or symlinks go round in a circle.
+            Unseen: The path is, or leads, outside the directories.
+            TooMuch: A bound is exceeded.
+            OSError: A directory of the path is missing or is no directory, or symlinks form a loop.
         """
         given = path
         for _ in range(LINKS_MOST):
@@ -111,24 +107,17 @@ class Sight:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), given)
 
     def sees(self, path: str) -> bool:
-        """Whether a path without symlinks is one of the directories or in one."""
+        """Whether a path without symlinks is one of the directories or below one."""
         return any(path.startswith(root) and path[len(root) : len(root) + 1] in {"/", ""} for root in self._roots)
 
     def real(self, path: str) -> str:
-        """Where a path leads. Its last part may be missing.
-
-        Raises: As `place`.
-        """
+        """The real path, whose last part may be missing; raises as `place`."""
         real, found = self.place(path)
         found.close()
         return real
 
     def status(self, path: str, *, follow: bool = True) -> os.stat_result | None:
-        """What stands at a path; None for nothing, and for what is not looked at.
-
-        Raises:
-            TooMuch: The bound is reached.
-        """
+        """The status of a path; None if it is missing or must not be inspected. TooMuch if a bound is exceeded."""
         try:
             _, found = self.place(path, follow=follow)
         except (OSError, Unseen):
@@ -137,52 +126,40 @@ class Sight:
         return found.status
 
     def is_directory(self, path: str) -> bool:
-        """Whether a path leads to one that may be looked at."""
+        """Whether a path leads to a directory that may be inspected."""
         status = self.status(path)
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def content(self, path: str, most: int, *, follow: bool = False) -> bytes:
-        """The first `most` bytes of a regular file.
-
-        Raises: As `place`, and OSError for what is no regular file or may not be read.
-        """
+        """The first `most` bytes of a regular file; raises as `place`, and OSError if it cannot be read."""
         _, found = self.place(path, follow=follow)
         with found:
             return found.content(most)
 
     def names(self, path: str) -> list[Name]:
-        """The names in a directory, unsorted.
-
-        Raises: As `place`, and OSError for what is none, or may not be read.
-        """
+        """The names in a directory, unsorted; raises as `place`, and OSError if it cannot be read."""
         _, found = self.place(path)
         with found:
             return self._names(found.name, found.directory)
 
     def listed(self, path: str, *, hidden: bool) -> list[Name]:
-        """The names in a directory that are, or are not, hidden; none where it cannot be looked at.
-
-        Raises:
-            TooMuch: The bound is reached.
-        """
+        """The hidden, or the other, names in a directory; none if it cannot be read. TooMuch if a bound is exceeded."""
         try:
             return [one for one in self.names(path) if one.name.startswith(".") == hidden]
         except (OSError, Unseen):
             return []
 
     def stands(self, path: str) -> bool:
-        """Whether anything that may be looked at stands at a path, a symlink itself."""
+        """Whether a path exists that may be inspected; a symlink counts itself."""
         return self.status(path, follow=False) is not None
 
     enters = is_directory
     meets = stands
 
     def below(self, path: str, *, hidden: bool = True) -> Generator[tuple[str, Name]]:
-        """All that is below a directory, with its path; no symlink is entered, nor what may not be read.
+        """Everything below a directory, with its path; symlinks and unreadable directories are not entered.
 
-        Not what is hidden, and what is in there, unless `hidden`.
-
-        Raises: As `place`.
+        Hidden files and directories are left out unless `hidden`. Raises as `place`.
         """
         waiting = [path]
         while waiting:
@@ -211,7 +188,7 @@ class Sight:
         return found
 
     def _top(self, path: str) -> tuple[str, str]:
-        """The directory that a path is walked from, and the rest of it; the way there has no symlinks."""
+        """The directory from which a path is walked, without symlinks, and the rest of the path."""
         if len(path) >= PATH_MOST * 2 or not path.startswith("/"):
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         for root in self._roots:  # as its path is written without symlinks, so mostly
@@ -242,13 +219,13 @@ class Sight:
 
 @functools.lru_cache(maxsize=64)
 def _ways(roots: tuple[str, ...]) -> frozenset[str]:
-    """The directories that roots are in, which are no symlinks."""
+    """The parents of roots; none is a symlink."""
     return frozenset(str(above) for root in roots for above in Path(root).parents)
 
 
 @functools.cache
 def _aliases() -> dict[str, str]:
-    """Names in `/` that are symlinks, as `/bin` is: only root makes them."""
+    """Symlinks in `/`, such as `/bin`; only root can make them."""
     found: dict[str, str] = {}
     for tree in PUBLIC_TREES:
         try:
@@ -269,10 +246,7 @@ def _plain(roots: Iterable[str]) -> Generator[str]:
 
 
 def inside(path: Path, workspace: Path) -> bool:
-    """Whether `path`, all symlinks resolved, is the workspace or below it.
-
-    False for a path that cannot be resolved, such as a loop of symlinks.
-    """
+    """Whether `path`, after its symlinks, is the workspace or below it; False if it cannot be resolved."""
     try:
         return path.resolve().is_relative_to(workspace.resolve())
     except (OSError, RuntimeError, ValueError):
@@ -286,7 +260,7 @@ def sandbox_cwd(cwd: str | None, workspace: Path) -> Path:
 
     Raises:
         PathOutsideSandbox: It leaves the workspace, also through a symlink.
-        InvalidCommand: It holds a NUL, does not exist, or is not a directory.
+        InvalidCommand: It has a NUL, does not exist, or is no directory.
     """
     root = workspace.resolve()
     if cwd is None or cwd in {"", "."}:
@@ -314,16 +288,16 @@ def sandbox_cwd(cwd: str | None, workspace: Path) -> Path:
 
 
 MOST: Final = 5_000
-"""Names that a pattern may stand for; with more it is not expanded."""
+"""The most matches of a pattern; a pattern with more is not expanded."""
 _BRACKET: Final = re.compile(r"\[[!^]?[\w.,-]+\]")
-"""One that stands for one character, whichever that is."""
+"""A pattern that matches any one character."""
 
 
 class Looking(Protocol):
-    """Who looks for `expanded`; paths are as the pattern has them."""
+    """Reads directories for `expanded`; paths are written as in the pattern."""
 
     def listed(self, path: str, *, hidden: bool) -> list[Name]:
-        """The names in a directory that are, or are not, hidden; none where it cannot be looked at."""
+        """The hidden, or the other, names in a directory; none if it cannot be read."""
         ...
 
     def enters(self, path: str) -> bool:
@@ -331,16 +305,12 @@ class Looking(Protocol):
         ...
 
     def meets(self, path: str) -> bool:
-        """Whether anything stands, or may stand, at a path."""
+        """Whether a path exists, or may exist."""
         ...
 
 
 def expanded(pattern: str, looking: Looking, *, wide: bool = False) -> list[str]:
-    """What a pattern stands for, sorted; empty where that is nothing. `wide`: or more, whatever a bracket means.
-
-    Raises:
-        TooMuch: It stands for more than `MOST`.
-    """
+    """The sorted matches of a pattern; with `wide` a superset, for any meaning of a bracket. TooMuch above `MOST`."""
     found: list[tuple[str, Name | None]] = [("/" if pattern.startswith("/") else "", None)]
     parts = [part for part in pattern.split("/") if part]
 
@@ -366,7 +336,7 @@ def expanded(pattern: str, looking: Looking, *, wide: bool = False) -> list[str]
 
 
 def _matching(part: str, *, wide: bool) -> re.Pattern[str]:
-    """A pattern of names, as bash has it; matches in no long time."""
-    # What is in brackets depends on the locale, and an unclosed bracket is plain text: `wide` takes all that it can be.
+    """The regular expression of a pattern of bash; it matches in bounded time."""
+    # Brackets depend on the locale, and an unclosed bracket is literal: `wide` accepts every possible meaning.
     part = _BRACKET.sub("?", part) if wide else part
     return re.compile(".*" if wide and "[" in part else fnmatch.translate(part), re.DOTALL)
