@@ -139,11 +139,15 @@ def find_conversation(where: Place, name: str) -> Standing:
     Raises:
         Refused: There is none; names that are alike are given.
     """
+    from shellback.storage.rows import names
+    from shellback.storage.tables import conversations
     from shellback.work.queue import standing
 
     found = where.database.read_now(standing.one, name)
     if found is None:
-        alike = difflib.get_close_matches(name, where.database.read_now(standing.names, name[:1], 1000), 3)
+        alike = difflib.get_close_matches(
+            name, where.database.read_now(names, conversations.c.id, name[:1], limit=1000), 3
+        )
         hint = f"did you mean {', '.join(alike)}? " if alike else ""
         raise Refused(f"no conversation {visible_line(name)!r}: {hint}`shellback conversations list` lists them")
     return found

@@ -52,9 +52,9 @@ def since_option(text: str) -> Callable[[click.decorators.FC], click.decorators.
 
 def conversation_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Conversations whose name begins so."""
-    from shellback.work.queue import standing
+    from shellback.storage.tables import conversations
 
-    return _names(lambda conn: standing.names(conn, incomplete, NAMES))
+    return _names(conversations.c.id, incomplete)
 
 
 conversation_option = click.option(
@@ -64,41 +64,44 @@ conversation_option = click.option(
 
 def session_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Sessions whose id begins so, the newest first."""
-    from shellback.storage import sessions
+    from shellback.storage.tables import sessions
 
-    return _names(lambda conn: sessions.ids(conn, incomplete, limit=NAMES))
+    return _names(sessions.c.id, incomplete, newest=sessions.c.created_at)
 
 
 def workspace_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Containers whose name begins so."""
-    from shellback.storage import workspaces
+    from shellback.storage.tables import workspaces
 
-    return _names(lambda conn: workspaces.names(conn, incomplete, limit=NAMES))
+    return _names(workspaces.c.name, incomplete, workspaces.c.state != "removed")
 
 
 def request_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Approval requests that wait and whose id begins so."""
-    from shellback.work.approvals import approvals
+    from shellback.storage.tables import approvals
 
-    return _names(lambda conn: [r.id for r in approvals.find(conn, state="pending") if r.id.startswith(incomplete)])
+    return _names(approvals.c.id, incomplete, approvals.c.state == "pending")
 
 
 def finding_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """Open findings whose id begins so."""
-    from shellback.storage import findings
+    from shellback.storage.tables import findings
 
-    return _names(lambda conn: findings.names(conn, incomplete, limit=NAMES))
+    return _names(findings.c.id, incomplete, findings.c.acknowledged_at.is_(None), newest=findings.c.created_at)
 
 
-def _names(look: Callable[[sa.Connection], list[str]]) -> list[str]:
+def _names(
+    column: sa.Column[str], prefix: str, *which: sa.ColumnElement[bool], newest: sa.Column[float] | None = None
+) -> list[str]:
     from shellback.storage.db import Database
+    from shellback.storage.rows import names
 
     with contextlib.suppress(Exception), _within(PATIENCE_S):
         # Not `opened`: pressing TAB neither makes a state directory nor migrates anything.
         database = Database(load_settings().database_url)
         try:
             if database.dialect != "sqlite" or Path(str(database.url.database)).exists():
-                return database.read_now(look)[:NAMES]
+                return database.read_now(names, column, prefix, *which, newest=newest, limit=NAMES)
         finally:
             database.close()
     return []

@@ -24,7 +24,7 @@ class Failure:
     """An error of ours, and whether the same transaction may succeed when it is repeated (`passing`)."""
 
     error: StorageError
-    passing: bool = False
+    passing: bool
 
 
 def failure_of(error: Exception, url: sa.URL) -> Failure | None:
@@ -32,31 +32,29 @@ def failure_of(error: Exception, url: sa.URL) -> Failure | None:
     broken = isinstance(error, exc.DBAPIError) and error.connection_invalidated
     cause = error.orig if isinstance(error, exc.DBAPIError) else error
     if url.get_backend_name() == "sqlite":
-        return _sqlite_failure(cause, url)
-    return _postgres_failure(cause, url, broken=broken)
+        found, passing = _sqlite_error(cause, url), False
+    else:
+        found = _postgres_error(cause, url, broken=broken)
+        passing = isinstance(found, DatabaseUnreachable) or getattr(cause, "sqlstate", None) in _ABORTED
+    return None if found is None else Failure(found, passing)
 
 
-def _sqlite_failure(cause: object, url: sa.URL) -> Failure | None:  # noqa: PLR0911 - one return for each condition
+def _sqlite_error(cause: object, url: sa.URL) -> StorageError | None:  # noqa: PLR0911 - one return for each condition
     where = shown(url)
     if not isinstance(cause, sqlite3.DatabaseError):
         return None
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Failure(
-            DatabaseLocked(f"{where} is locked by another process for too long: end what holds it, then repeat")
-        )
+        return DatabaseLocked(f"{where} is locked by another process for too long: end what holds it, then repeat")
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_room(url)):
-        return Failure(DatabaseFull(f"the disk that holds {where} is full: make room, then repeat"))
+        return DatabaseFull(f"the disk that holds {where} is full: make room, then repeat")
     if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return Failure(
-            DatabaseUnreachable(f"{where} is damaged or not a SQLite database: restore a backup or name another file")
-        )
+        text = f"{where} is damaged or not a SQLite database: restore a backup or name another file"
+        return DatabaseUnreachable(text)
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return Failure(
-            DatabaseUnreachable(f"{where} cannot be opened or written ({cause}): check the path and its owner")
-        )
+        return DatabaseUnreachable(f"{where} cannot be opened or written ({cause}): check the path and its owner")
     if str(cause).startswith(("no such table", "no such column")):
-        return Failure(SchemaBehind(f"{where} lacks tables of this version ({cause}): run `shellback migrate`"))
+        return SchemaBehind(f"{where} lacks tables of this version ({cause}): run `shellback migrate`")
     return None
 
 
@@ -69,29 +67,27 @@ def _no_room(url: sa.URL) -> bool:
     return found.f_bavail * found.f_frsize < _ROOM
 
 
-def _postgres_failure(cause: object, url: sa.URL, *, broken: bool) -> Failure | None:  # noqa: PLR0911
+def _postgres_error(cause: object, url: sa.URL, *, broken: bool) -> StorageError | None:  # noqa: PLR0911
     import psycopg
 
     if not isinstance(cause, psycopg.Error):
         return None
     where, state = shown(url), cause.sqlstate or ""
     if state in _ABORTED:
-        return Failure(
-            DatabaseLocked(f"{where} kept aborting a transaction ({_text(cause, url)}): repeat"), passing=True
-        )
+        return DatabaseLocked(f"{where} kept aborting a transaction ({_text(cause, url)}): repeat")
     if state == "55P03":
-        return Failure(DatabaseLocked(f"{where}: a lock was held by another process for too long: end it, then repeat"))
+        return DatabaseLocked(f"{where}: a lock was held by another process for too long: end it, then repeat")
     if state == "53100":
-        return Failure(DatabaseFull(f"the disk that holds {where} is full: make room, then repeat"))
+        return DatabaseFull(f"the disk that holds {where} is full: make room, then repeat")
     if state in ("42P01", "42703", "3F000"):
-        return Failure(SchemaBehind(f"{where} lacks tables of this version: run `shellback migrate`"))
+        return SchemaBehind(f"{where} lacks tables of this version: run `shellback migrate`")
     connecting = isinstance(cause, psycopg.OperationalError) and not state
     if broken or connecting or state in _BROKEN or state.startswith("08"):
         text = (
             f"no connection to {where} ({_text(cause, url)}): check that the server runs, and that host, user and "
             "password in DATABASE_URL are right"
         )
-        return Failure(DatabaseUnreachable(text), passing=True)
+        return DatabaseUnreachable(text)
     return None
 
 

@@ -67,12 +67,6 @@ def acknowledge(conn: sa.Connection, ids: Sequence[str], *, by: str, at: float) 
     return change_some(conn, findings, findings.c.id.in_(ids), _OPEN, acknowledged_at=at, acknowledged_by=by)
 
 
-def names(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
-    """Ids of open findings that begin with `prefix`, the newest first."""
-    query = sa.select(findings.c.id).where(findings.c.id.startswith(prefix, autoescape=True), _OPEN)
-    return list(conn.execute(query.order_by(findings.c.created_at.desc()).limit(limit)).scalars())
-
-
 def _finding(row: sa.RowMapping) -> Finding:
     values: dict[str, Any] = dict(row)
     del values["host_id"]

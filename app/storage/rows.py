@@ -67,6 +67,20 @@ def exists(conn: sa.Connection, query: sa.Select[Any]) -> bool:
     return conn.execute(query.limit(1)).first() is not None
 
 
+def names(
+    conn: sa.Connection,
+    column: sa.Column[str],
+    prefix: str,
+    *which: sa.ColumnElement[bool],
+    newest: sa.Column[float] | None = None,
+    limit: int,
+) -> list[str]:
+    """Values of `column` that begin with `prefix`, in rows that match `which`; in order, or the `newest` first."""
+    query = sa.select(column).where(column.startswith(prefix, autoescape=True), *which)
+    found = conn.execute(query.order_by(column if newest is None else newest.desc()).limit(limit)).scalars()
+    return list(dict.fromkeys(found))
+
+
 def given(*wanted: tuple[sa.ColumnElement[Any], object]) -> list[sa.ColumnElement[bool]]:
     """Conditions that each column has its value; a None adds none."""
     return [column == value for column, value in wanted if value is not None]

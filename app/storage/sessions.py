@@ -32,7 +32,7 @@ from shellback.exec.core.ports import ExitSink, SessionStore
 from shellback.storage import session_rows as rows
 from shellback.storage.db import Database
 from shellback.storage.errors import StaleTurn
-from shellback.storage.rows import change, given, insert_new, lock_name, lock_row
+from shellback.storage.rows import change, given, insert_new, lock_name, lock_row, names
 from shellback.storage.tables import calls, conversations, sessions
 
 log = logging.getLogger(__name__)
@@ -209,8 +209,7 @@ def find(conn: sa.Connection, *, conversation_id: str | None = None, live: bool 
 
 def ids(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
     """Ids of sessions that begin with `prefix`, the newest first."""
-    query = sa.select(sessions.c.id).where(sessions.c.id.startswith(prefix, autoescape=True))
-    return list(conn.execute(query.order_by(sessions.c.created_at.desc()).limit(limit)).scalars())
+    return names(conn, sessions.c.id, prefix, newest=sessions.c.created_at, limit=limit)
 
 
 def begin(conn: sa.Connection, act: Act, within: WithinCall | None = None) -> dict[str, object] | None:

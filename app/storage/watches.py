@@ -41,10 +41,11 @@ class SqlWatchStore(WatchStore):
         return await self._database.write(count, watch_id, hit, self._sink)
 
     async def moved(self, watch_id: str, offset: int) -> None:
-        await self._database.write(moved, watch_id, offset)
+        which = (watches.c.id == watch_id, watches.c.state == "on", watches.c.offset < offset)
+        await self._database.write(change_some, watches, *which, offset=offset)
 
     async def heed(self, session_id: str) -> None:
-        await self._database.write(heed, session_id)
+        await self._database.write(_change, watches.c.session_id == session_id, watches.c.strikes > 0, strikes=0)
 
     async def off(self, session_id: str, why: str, *, watch_id: str | None = None) -> None:
         await self._database.write(off, session_id, why, watch_id)
@@ -101,22 +102,10 @@ def count(conn: sa.Connection, watch_id: str, hit: Hit, sink: WatchSink | None =
     return fired
 
 
-def moved(conn: sa.Connection, watch_id: str, offset: int) -> None:
-    """Move the offset of a watch that is on forward."""
-    change_some(
-        conn, watches, watches.c.id == watch_id, watches.c.state == "on", watches.c.offset < offset, offset=offset
-    )
-
-
 def read(conn: sa.Connection, session_id: str, start: int, end: int) -> None:
     """Move the session's pattern watches with an offset in this range to its end, which the agent has read."""
     pattern = watches.c.kind == "pattern"
     _change(conn, watches.c.session_id == session_id, pattern, watches.c.offset.between(start, end), offset=end)
-
-
-def heed(conn: sa.Connection, session_id: str) -> None:
-    """Reset the strikes of the session's watches."""
-    _change(conn, watches.c.session_id == session_id, watches.c.strikes > 0, strikes=0)
 
 
 def off(conn: sa.Connection, session_id: str, why: str, watch_id: str | None = None) -> None:

@@ -102,14 +102,6 @@ def _change(at: float, outcome: dict[str, Any]) -> dict[str, Any]:
     return {"at": at, "did": did, **{key: outcome.get(key) for key in ("path", "bytes", "sha256")}}
 
 
-def names(conn: sa.Connection, prefix: str, *, limit: int) -> list[str]:
-    """Names of existing containers that begin with `prefix`."""
-    query = sa.select(workspaces.c.name).where(
-        workspaces.c.name.startswith(prefix, autoescape=True), workspaces.c.state != "removed"
-    )
-    return list(conn.execute(query.distinct().order_by(workspaces.c.name).limit(limit)).scalars())
-
-
 def _named(host_id: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:
     return workspaces.c.host_id == host_id, workspaces.c.name == name
 

@@ -195,7 +195,7 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
     from pydantic_ai.durable_exec.dbos import DBOSDurability
 
     from shellback.work.turn.failures import model_steps
-    from shellback.work.turn.hearing import hearing_of
+    from shellback.work.turn.hearing import Hearing
     from shellback.work.turn.telling import Telling
     from shellback.work.worker.worker import application_version
 
@@ -206,7 +206,7 @@ def _agent(where: Place, capabilities: Sequence[Any], live: LiveBlocks) -> tuple
         model_step_config=model_steps(),
     )
     settings = where.settings
-    agent = agency.agent_with(settings, [*capabilities, hearing_of(where.database, live), durability])
+    agent = agency.agent_with(settings, [*capabilities, Hearing(where.database, live), durability])
     # A turn of another agent is not replayed but set aside. Two may have one name, and a name any length.
     named = f"{settings.agent} {agent.name}".encode("utf-8", "replace")
     return agent, application_version() + (f"-{hashlib.sha256(named).hexdigest()[:10]}" if settings.agent else "")

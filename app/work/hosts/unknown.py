@@ -267,19 +267,17 @@ class Alarm:
     async def start(self) -> None:
         """Look once; after an error `shellback doctor` still tells."""
         try:
-            await self._look()
+            strangers = await unknown(self.port, self.database)
+            if strangers:
+                log.error(
+                    "%d process(es) of this host are unknown to this database and left alone: shellback ps --unknown",
+                    len(strangers),
+                )
+            found = generation.read(self.home)
+            left = await settle(self.port, self.database, self.host_id, self.count, self.home)
         except (ExecError, StorageError) as error:
             log.warning("could not look for processes that this database does not know: %s", error)
-
-    async def _look(self) -> None:
-        strangers = await unknown(self.port, self.database)
-        if strangers:
-            log.error(
-                "%d process(es) of this host are unknown to this database and left alone: shellback ps --unknown",
-                len(strangers),
-            )
-        found = generation.read(self.home)
-        left = await settle(self.port, self.database, self.host_id, self.count, self.home)
+            return
         if left and found.older == "directory":
             log.error("%d session(s) are still to settle, because %s", left, generation.cause(found))
         elif found.older is not None and not left:

@@ -41,12 +41,6 @@ def one(conn: sa.Connection, conversation_id: str) -> Standing | None:
     return None if row is None else Standing(**row)
 
 
-def names(conn: sa.Connection, prefix: str, limit: int = 100) -> list[str]:
-    """Names of conversations that begin with `prefix`."""
-    query = sa.select(conversations.c.id).where(conversations.c.id.startswith(prefix, autoescape=True))
-    return list(conn.execute(query.order_by(conversations.c.id).limit(limit)).scalars())
-
-
 def _count(table: sa.Table, *wanted: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
     return sa.select(sa.func.count()).where(table.c.conversation_id == conversations.c.id, *wanted).scalar_subquery()
 

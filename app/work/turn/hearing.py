@@ -95,13 +95,6 @@ async def recorded(name: str, fn: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return await DBOS.run_step_async({"name": name}, act)
 
 
-Take = Callable[[TurnDeps, int], Awaitable[tuple[list[Letter], Wish | None]]]
-"""Unread rows, and the wish to stop the turn; with a wish no row is taken."""
-Wished = Callable[[TurnDeps], Awaitable[Wish | None]]
-Ended = Callable[[SessionId], Awaitable[bool]]
-"""Whether a session with this id exists and has ended."""
-
-
 class Hearing(AbstractCapability[TurnDeps]):
     """Reads the mailbox before each model request and records each exec tool call as a step.
 
@@ -109,11 +102,22 @@ class Hearing(AbstractCapability[TurnDeps]):
     its body is keyed by its call, so it starts and writes nothing twice.
     """
 
-    def __init__(self, take: Take, wished: Wished, ended: Ended | None = None, live: LiveBlocks | None = None) -> None:
-        self._take = take
-        self._wished = wished
-        self._ended = ended
+    def __init__(self, database: Database, live: LiveBlocks | None = None) -> None:
+        self._db = database
         self._live = live
+
+    async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+        """Take unread rows, and read the wish to stop the turn; with a wish no row is taken."""
+        return await self._db.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step)
+
+    async def wished(self, deps: TurnDeps) -> Wish | None:
+        """The wish to stop the turn, or None."""
+        return await self._db.read(wish_for, deps.conversation_id, deps.turn_id)
+
+    async def ended(self, session_id: SessionId) -> bool:
+        """Whether a session with this id exists and has ended."""
+        session = await self._db.read(sessions.get, session_id)
+        return session is not None and session.end is not None
 
     async def before_model_request(
         self, ctx: RunContext[TurnDeps], request_context: ModelRequestContext
@@ -126,7 +130,7 @@ class Hearing(AbstractCapability[TurnDeps]):
         async def take() -> tuple[list[Letter], Wish | None, float, Told | None]:
             # Before the letters: a session that has ended by now has its letter among them, and is told once.
             sessions = await self._live.sessions(ctx.deps) if self._live else []
-            letters, wish = await self._take(ctx.deps, number)
+            letters, wish = await self.take(ctx.deps, number)
             told = None
             if self._live and wish is None:
                 told = await self._live.news(ctx.deps, sessions, ctx.messages, letters)
@@ -160,8 +164,9 @@ class Hearing(AbstractCapability[TurnDeps]):
             return await _theirs(ctx, call, handler(args))
 
         async def act() -> tuple[bool, Any]:
-            wish = await self._wished(ctx.deps)
-            if wish is not None and not await self._ran(ctx):
+            wish = await self.wished(ctx.deps)
+            # An earlier execution may have run this call to its end: then its result must be told here.
+            if wish is not None and not await self.ended(session_id(origin_of(ctx))):
                 # "More": an earlier execution may have begun it. Its process continues, and its end is told.
                 return False, ToolFailed(f"Nothing more was done: {wish.by} stopped this turn.")
             try:
@@ -179,10 +184,6 @@ class Hearing(AbstractCapability[TurnDeps]):
             ctx.deps.asked.update(ends)
         ctx.deps.read += _ranges_in(result)
         return result
-
-    async def _ran(self, ctx: RunContext[TurnDeps]) -> bool:
-        """Whether an earlier execution has run this call to its end; then its result must be told here."""
-        return self._ended is not None and await self._ended(session_id(origin_of(ctx)))
 
     async def handle_deferred_tool_calls(
         self,
@@ -241,22 +242,6 @@ def _ranges_in(result: Any) -> list[Range]:
 def _ends_in(result: Any) -> list[SessionId]:
     states = {one.get("session_id"): one.get("state") for one in _about(result)}
     return [SessionId(name) for name, state in states.items() if name and state and state not in LIVE]
-
-
-def hearing_of(database: Database, live: LiveBlocks | None = None) -> Hearing:
-    """A `Hearing` on this database, which shows processes by `live`."""
-
-    async def take(deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-        return await database.write(look, deps.conversation_id, deps.turn_id, deps.epoch, step)
-
-    async def wished(deps: TurnDeps) -> Wish | None:
-        return await database.read(wish_for, deps.conversation_id, deps.turn_id)
-
-    async def ended(session_id: SessionId) -> bool:
-        session = await database.read(sessions.get, session_id)
-        return session is not None and session.end is not None
-
-    return Hearing(take, wished, ended, live)
 
 
 def contents_of(letters: Sequence[Letter]) -> list[UserContent]:

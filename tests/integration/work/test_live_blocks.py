@@ -92,19 +92,22 @@ class Scene:
             done = tool() if tool else "did it"
             return await done if asyncio.iscoroutine(done) else done
 
-        async def look(_deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-            if self.meanwhile is not None:
-                await self.meanwhile()
-            return self.letters.pop(step, []), None
+        scene = self
 
-        async def wished(_deps: TurnDeps) -> Wish | None:
-            return None
+        class Given(Hearing):
+            async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+                if scene.meanwhile is not None:
+                    await scene.meanwhile()
+                return scene.letters.pop(step, []), None
+
+            async def wished(self, deps: TurnDeps) -> Wish | None:
+                return None
 
         agent = Agent(
             FunctionModel(respond),
             deps_type=TurnDeps,
             toolsets=[tools],
-            capabilities=[Hearing(look, wished, live=self.live)],
+            capabilities=[Given(cast("Any", None), self.live)],
         )
         deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=self.gate, began_at=0.0, seconds=1e12)
         said = parts(self.history)

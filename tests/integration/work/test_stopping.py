@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart, Tool
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from shellback.cli.send import Waiting
+from shellback.exec.core.model import SessionId
 from shellback.storage.db import Database
 from shellback.storage.tables import conversations
 from shellback.storage.tables import notices as told
@@ -311,11 +312,15 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
     def wish() -> Wish | None:
         return Wish(by="ann", living=[], count=0) if ran else None
 
-    async def look(_deps: TurnDeps, _step: int) -> tuple[list[Letter], Wish | None]:
-        return [], wish()
+    class Wishful(Hearing):
+        async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+            return [], wish()
 
-    async def wished(_deps: TurnDeps) -> Wish | None:
-        return wish()
+        async def wished(self, deps: TurnDeps) -> Wish | None:
+            return wish()
+
+        async def ended(self, session_id: SessionId) -> bool:
+            return False
 
     async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
         return await fn()
@@ -333,7 +338,9 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
         ran.append(word)
         return f"did {word}"
 
-    agent = Agent(FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[Hearing(look, wished)])
+    agent = Agent(
+        FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[Wishful(cast("Any", None))]
+    )
     deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=1e12)
     with capture_run_messages() as messages, pytest.raises(Stopped, match="Stopped by ann"):
         await agent.run("go", deps=deps)
@@ -352,14 +359,15 @@ async def test_of_two_commands_in_one_response_the_second_is_not_run_and_the_fir
 async def test_a_repeat_of_a_call_that_has_ended_tells_its_result_though_somebody_wants_the_turn_to_end(
     monkeypatch: pytest.MonkeyPatch, ended: bool, said: str
 ) -> None:
-    async def look(_deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-        return [], Wish(by="ann", living=[], count=0) if step > 1 else None
+    class Wishful(Hearing):
+        async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+            return [], Wish(by="ann", living=[], count=0) if step > 1 else None
 
-    async def wished(_deps: TurnDeps) -> Wish | None:
-        return Wish(by="ann", living=[], count=0)
+        async def wished(self, deps: TurnDeps) -> Wish | None:
+            return Wish(by="ann", living=[], count=0)
 
-    async def has_ended(_session_id: str) -> bool:
-        return ended
+        async def ended(self, session_id: SessionId) -> bool:
+            return ended
 
     async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
         return await fn()
@@ -375,7 +383,7 @@ async def test_a_repeat_of_a_call_that_has_ended_tells_its_result_though_somebod
         FunctionModel(lambda _messages, _info: ModelResponse(parts=[ToolCallPart("act", {}, "one")])),
         deps_type=TurnDeps,
         toolsets=[tools],
-        capabilities=[Hearing(look, wished, has_ended)],
+        capabilities=[Wishful(cast("Any", None))],
     )
     deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=1e12)
     with capture_run_messages() as messages, pytest.raises(Stopped):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import sqlalchemy as sa
@@ -234,11 +234,12 @@ def test_a_turn_notes_what_it_has_read_and_is_not_told_it_again(monkeypatch: pyt
         payload = {**FOUND, "start": start, "end": end, "session_id": "s1", "kind": "pattern", "pattern": "p"}
         return Letter(id=number, kind="watch", payload={**payload, "watch_id": "v1", "hit": number, "off": None})
 
-    async def take(_deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-        return ([letter(1, 10, 19), letter(2, 40, 60)] if step == 2 else []), None
+    class Given(hearing.Hearing):
+        async def take(self, deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
+            return ([letter(1, 10, 19), letter(2, 40, 60)] if step == 2 else []), None
 
-    async def wished(_deps: TurnDeps) -> Wish | None:
-        return None
+        async def wished(self, deps: TurnDeps) -> Wish | None:
+            return None
 
     async def unrecorded(_name: str, fn: Callable[[], Awaitable[Any]]) -> Any:
         return await fn()
@@ -256,9 +257,7 @@ def test_a_turn_notes_what_it_has_read_and_is_not_told_it_again(monkeypatch: pyt
         asked = any(isinstance(message, ModelResponse) for message in messages)
         return ModelResponse(parts=[TextPart("done") if asked else ToolCallPart("poll", {}, "one")])
 
-    agent = Agent(
-        FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[hearing.Hearing(take, wished)]
-    )
+    agent = Agent(FunctionModel(respond), deps_type=TurnDeps, toolsets=[tools], capabilities=[Given(cast("Any", None))])
     deps = TurnDeps(conversation_id="c1", turn_id="t1", epoch=1, gate=True, began_at=0.0, seconds=1e12)
     history = asyncio.run(agent.run("go", deps=deps)).all_messages_json().decode()
     assert deps.read == [("s1", 0, 30)]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pydantic_ai import Agent, ModelRetry, RunContext
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models.test import TestModel
 
-from shellback.work.queue.mailbox import Letter
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Hearing
-from shellback.work.turn.stopping import Wish
 
 if TYPE_CHECKING:
     from pydantic_ai.models import ModelRequestContext
@@ -31,16 +29,8 @@ class Deaf(Hearing):
         return request_context
 
 
-async def nothing(deps: TurnDeps, step: int) -> tuple[list[Letter], Wish | None]:
-    return [], None
-
-
-async def no_wish(deps: TurnDeps) -> Wish | None:
-    return None
-
-
 def agent() -> Agent[TurnDeps, str]:
-    return Agent(TestModel(), deps_type=TurnDeps, capabilities=[Deaf(nothing, no_wish)])
+    return Agent(TestModel(), deps_type=TurnDeps, capabilities=[Deaf(cast("Any", None))])
 
 
 def turn(seconds: float = 60.0) -> TurnDeps:
