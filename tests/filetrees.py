@@ -6,12 +6,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from shellback.exec.core.runner import EXEC_UID
+from shellback.exec.files.files import Files
 
 ROOT: Final = os.geteuid() == 0
 UID: Final = EXEC_UID if ROOT else os.geteuid()
@@ -32,6 +33,16 @@ def ground() -> Generator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+@asynccontextmanager
+async def handled(workspace: Path, **options: Any) -> AsyncGenerator[Files]:
+    """The files of a workspace, let go at the end."""
+    made = Files(workspace, **options)
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 def give(path: Path) -> None:

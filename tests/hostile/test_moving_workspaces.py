@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -84,10 +85,6 @@ def test_several_threads_may_ask_at_once(workspace: Path) -> None:
     for number in range(100):
         (workspace / f"d{number}/.git" if number % 10 == 0 else workspace / f"d{number}").mkdir(parents=True)
     look = Protected(workspace)
-    answers: list[Covers] = []
-    threads = [threading.Thread(target=lambda: answers.append(look.covers())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        answers = [one.result() for one in [threads.submit(look.covers) for _ in range(8)]]
     assert answers == [Protected(workspace).covers()] * 8

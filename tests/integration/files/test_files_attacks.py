@@ -16,7 +16,7 @@ import pytest
 
 from shellback.exec.core.errors import PathOutsideSandbox
 from shellback.exec.files.files import Files
-from tests.filetrees import SECRET, UID, give, ground, tree
+from tests.filetrees import SECRET, UID, give, ground, handled, tree
 from tests.programs import swapper
 
 pytestmark = pytest.mark.anyio
@@ -33,9 +33,8 @@ SWAPPER: Final = BECOME + Path(swapper.__file__).read_text().partition("from __f
 @pytest.fixture
 async def files() -> AsyncGenerator[Files]:
     with ground() as made:
-        one = Files(made / "ws")
-        yield one
-        await one.close()
+        async with handled(made / "ws") as one:
+            yield one
 
 
 @contextmanager

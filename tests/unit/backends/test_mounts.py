@@ -7,6 +7,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -351,19 +352,15 @@ def test_what_is_swapped_for_a_symlink_between_look_and_copy_is_not_followed(
 
 
 def test_two_at_once_make_one(root: Path, workspace: Path) -> None:
-    found: list[Hydrated] = []
     barrier = threading.Barrier(4)
 
-    def one() -> None:
+    def one(_number: int) -> bool:
         barrier.wait(timeout=30)
-        found.append(filled(HostMount("project"), workspace, root))
+        return filled(HostMount("project"), workspace, root).skipped
 
-    threads = [threading.Thread(target=one) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert sorted(done.skipped for done in found) == [False, True, True, True]
+    with ThreadPoolExecutor(4) as threads:
+        skipped = sorted(threads.map(one, range(4), timeout=60))
+    assert skipped == [False, True, True, True]
     assert len(files(workspace)) == 4
 
 

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,10 +17,13 @@ from shellback.exec import PodmanSandboxConfig
 from shellback.exec.backends import container, container_probe, containers
 from shellback.exec.backends.container import Container, ContainerLimits, Mount
 from shellback.exec.backends.docker import Docker
-from shellback.exec.backends.podman import Podman
+from shellback.exec.backends.podman import Podman, PodmanBackend
 from shellback.exec.core.errors import BackendUnavailable, WorkspaceUnusable
 from shellback.exec.core.model import WORK
+from shellback.exec.policy import binding
 from shellback.settings import Settings
+from shellback.storage.db import Database
+from shellback.wiring.policing import policy_for
 
 WANT = Container(
     scope="talk",
@@ -222,3 +225,40 @@ async def test_containers_of_a_probe_are_taken_away_when_both_looks_have_ended(
     with pytest.raises(BackendUnavailable, match="no room"):
         await vars(container_probe)["_looks"](Probed())
     assert steps == ["ended", "probe: gone"]
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> PodmanBackend:
+    (tmp_path / "ws").mkdir()
+    return PodmanBackend(tmp_path / "ws", containers.Containers(tmp_path / "containers", Podman()), image="some:1")
+
+
+@pytest.mark.parametrize(("shell", "at_once"), [("/bin/bash", True), ("/bin/sh", False)])
+def test_nothing_runs_without_a_person_where_the_shell_is_not_the_one_that_is_read(
+    backend: PodmanBackend, shell: str, at_once: bool
+) -> None:
+    backend.shell = shell
+    policy = policy_for(Settings.load({}), cast("Database", None), backend)
+    assert ("run at once" in policy.asking) is at_once
+
+
+def test_a_script_is_bound_by_the_name_that_it_has_in_the_container(backend: PodmanBackend) -> None:
+    script = backend.workspace / "make.sh"
+    script.write_text("echo made\n")
+
+    def bound(command: str) -> list[str]:
+        found: Any = binding.read(
+            command, cwd=str(backend.workspace), workspace=backend.workspace, inner=backend.inner
+        ).facts()
+        assert found["executables"] == []
+        return [str(row["path"]) for row in found["scripts"]]
+
+    assert bound("bash make.sh") == bound("bash /workspace/make.sh") == [str(script)]
+    assert bound("bash /workspacemake.sh; /usr/bin/env true") == []
+
+
+def test_paths_are_those_of_the_container(backend: PodmanBackend) -> None:
+    workspace = backend.workspace
+    assert backend.inside(str(workspace)) == "/workspace"
+    assert backend.inside(str(workspace / "a" / "b")) == "/workspace/a/b"
+    assert backend.inside("/tmp") == "/tmp"

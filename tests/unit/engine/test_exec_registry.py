@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import logging
 from dataclasses import replace
@@ -33,47 +32,38 @@ class CountingStore(MemorySessionStore):
         return await super().get(session_id)
 
 
-def test_a_session_is_found_by_its_own_conversation_only() -> None:
-    async def scene() -> None:
-        store = MemorySessionStore()
-        registry = ExecRegistry(store)
-        registry.add(await store.claim(CLAIMED))
-        assert (await registry.get("xsession", "talk")).id == "xsession"
-        assert (await registry.get("xsession")).id == "xsession"
-        for wanted, conversation in (("xsession", "another"), ("xnone", "talk")):
-            with pytest.raises(SessionNotFound):
-                await registry.get(wanted, conversation)
-        assert await registry.list("another") == []
-        assert len(await registry.list()) == 1
-
-    asyncio.run(scene())
+async def test_a_session_is_found_by_its_own_conversation_only() -> None:
+    store = MemorySessionStore()
+    registry = ExecRegistry(store)
+    registry.add(await store.claim(CLAIMED))
+    assert (await registry.get("xsession", "talk")).id == "xsession"
+    assert (await registry.get("xsession")).id == "xsession"
+    for wanted, conversation in (("xsession", "another"), ("xnone", "talk")):
+        with pytest.raises(SessionNotFound):
+            await registry.get(wanted, conversation)
+    assert await registry.list("another") == []
+    assert len(await registry.list()) == 1
 
 
-def test_a_live_session_is_read_anew_and_an_ended_one_from_memory() -> None:
-    async def scene() -> None:
-        store = CountingStore()
-        registry = ExecRegistry(store)
-        registry.add(await store.claim(CLAIMED))
-        assert (await registry.get("xsession")).live
-        await store.finish(SessionId("xsession"), END)
-        assert (await registry.get("xsession")).end == END
-        reads = store.reads
-        assert (await registry.get("xsession")).end == END
-        assert store.reads == reads
-
-    asyncio.run(scene())
+async def test_a_live_session_is_read_anew_and_an_ended_one_from_memory() -> None:
+    store = CountingStore()
+    registry = ExecRegistry(store)
+    registry.add(await store.claim(CLAIMED))
+    assert (await registry.get("xsession")).live
+    await store.finish(SessionId("xsession"), END)
+    assert (await registry.get("xsession")).end == END
+    reads = store.reads
+    assert (await registry.get("xsession")).end == END
+    assert store.reads == reads
 
 
-def test_marking_an_exit_is_seen_without_the_store() -> None:
-    async def scene() -> None:
-        store = CountingStore()
-        registry = ExecRegistry(store)
-        registry.add(await store.claim(CLAIMED))
-        registry.mark_exited(replace(CLAIMED, state=SessionState.EXITED, end=END))
-        assert (await registry.get("xsession")).end == END
-        assert store.reads == 0
-
-    asyncio.run(scene())
+async def test_marking_an_exit_is_seen_without_the_store() -> None:
+    store = CountingStore()
+    registry = ExecRegistry(store)
+    registry.add(await store.claim(CLAIMED))
+    registry.mark_exited(replace(CLAIMED, state=SessionState.EXITED, end=END))
+    assert (await registry.get("xsession")).end == END
+    assert store.reads == 0
 
 
 def test_an_end_is_never_replaced_by_an_older_state() -> None:
@@ -82,16 +72,13 @@ def test_an_end_is_never_replaced_by_an_older_state() -> None:
     assert registry.add(CLAIMED).session.end == END
 
 
-def test_it_is_bounded_and_what_it_forgot_is_still_found() -> None:
-    async def scene() -> None:
-        store = MemorySessionStore()
-        registry = ExecRegistry(store, capacity=2)
-        for name in ("a", "b", "c"):
-            registry.add(await store.claim(replace(CLAIMED, id=SessionId(name))))
-        assert len(registry._cached) == 2  # pyright: ignore[reportPrivateUsage]
-        assert (await registry.get("a")).id == "a"
-
-    asyncio.run(scene())
+async def test_it_is_bounded_and_what_it_forgot_is_still_found() -> None:
+    store = MemorySessionStore()
+    registry = ExecRegistry(store, capacity=2)
+    for name in ("a", "b", "c"):
+        registry.add(await store.claim(replace(CLAIMED, id=SessionId(name))))
+    assert len(registry._cached) == 2  # pyright: ignore[reportPrivateUsage]
+    assert (await registry.get("a")).id == "a"
 
 
 def test_cleanup_forgets_ended_sessions_that_nobody_asked_for() -> None:

@@ -15,7 +15,7 @@ import pytest
 from shellback.exec.core.errors import CommandDenied, InvalidCommand, PathOutsideSandbox, WorkspaceUnusable
 from shellback.exec.files.contents import FileTooLarge
 from shellback.exec.files.files import Files
-from tests.filetrees import ROOT, SECRET, UID, give, ground, tree
+from tests.filetrees import ROOT, SECRET, UID, give, ground, handled, tree
 
 pytestmark = pytest.mark.anyio
 
@@ -44,9 +44,8 @@ def workspace(made: Path) -> Path:
 
 @pytest.fixture
 async def files(workspace: Path) -> AsyncGenerator[Files]:
-    one = Files(workspace)
-    yield one
-    await one.close()
+    async with handled(workspace) as made:
+        yield made
 
 
 async def test_what_is_written_is_read_and_parents_are_made(files: Files, workspace: Path) -> None:
@@ -63,8 +62,7 @@ async def test_what_is_written_is_read_and_parents_are_made(files: Files, worksp
 
 
 async def test_the_inner_path_is_what_commands_see(workspace: Path) -> None:
-    files = Files(workspace, inner="/workspace")
-    try:
+    async with handled(workspace, inner="/workspace") as files:
         assert (await files.write_bytes("/workspace/a/f", b"x")).path == "/workspace/a/f"
         os.symlink("/workspace/a", workspace / "link")
         os.symlink(workspace / "a", workspace / "host")
@@ -74,8 +72,6 @@ async def test_the_inner_path_is_what_commands_see(workspace: Path) -> None:
         for outside in (str(workspace / "a" / "f"), "host/f", "/workspaces", "/"):
             with pytest.raises(PathOutsideSandbox):
                 await files.read_bytes(outside)
-    finally:
-        await files.close()
 
 
 @pytest.mark.parametrize(
@@ -235,8 +231,7 @@ async def test_what_is_forbidden_is_asked_by_its_true_name_before_anything_is_ma
         asked.append(str(path.relative_to(workspace)))
         return "because" if "held" in path.parts else None
 
-    files = Files(workspace, forbidden=forbidden)
-    try:
+    async with handled(workspace, forbidden=forbidden) as files:
         os.symlink("held", workspace / "link")
         for call in (
             files.write_bytes("link/new/f", b""),
@@ -255,8 +250,6 @@ async def test_what_is_forbidden_is_asked_by_its_true_name_before_anything_is_ma
             with pytest.raises(PermissionError, match="because"):
                 await call
         assert await files.read_bytes("held/f") == b"x"
-    finally:
-        await files.close()
 
 
 async def test_a_check_ends_the_call_with_nothing_done(files: Files, workspace: Path) -> None:
@@ -324,11 +317,8 @@ async def test_files_belong_to_whom_commands_run_as(files: Files, workspace: Pat
     for name, mode in {"a": 0o755, "a/f": 0o644, "g": 0o644}.items():
         status = (workspace / name).stat()
         assert (status.st_uid, status.st_mode & 0o777) == (UID, mode)
-    shared = Files(workspace, umask=0o002)
-    try:
+    async with handled(workspace, umask=0o002) as shared:
         await shared.write_bytes("b/f", b"x")
-    finally:
-        await shared.close()
     assert ((workspace / "b").stat().st_mode & 0o777, (workspace / "b/f").stat().st_mode & 0o777) == (0o775, 0o664)
     assert os.umask(0o022) == 0o022
 
@@ -366,8 +356,7 @@ async def test_root_has_no_more_than_commands_have(files: Files, workspace: Path
 @pytest.mark.skipif(not ROOT, reason="others handle files as themselves")
 async def test_a_workspace_reached_by_a_mount_alone_may_be_in_a_directory_of_root(made: Path, workspace: Path) -> None:
     os.chmod(made, 0o700)
-    files, plain = Files(workspace, inner="/workspace"), Files(workspace)
-    try:
+    async with handled(workspace, inner="/workspace") as files, handled(workspace) as plain:
         await files.write_bytes("a/f", b"x")
         assert await files.read_bytes("/workspace/a/../a/f") == b"x"
         assert [one.path for one in (await files.grep("x")).hits] == ["/workspace/a/f"]
@@ -379,9 +368,6 @@ async def test_a_workspace_reached_by_a_mount_alone_may_be_in_a_directory_of_roo
         os.chown(workspace, 0, 0)
         with pytest.raises(WorkspaceUnusable):
             await files.list_dir()
-    finally:
-        await files.close()
-        await plain.close()
 
 
 @pytest.mark.skipif(not ROOT, reason="only root could be root here")

@@ -15,7 +15,7 @@ from shellback.exec.files import scan
 from shellback.exec.files.files import Files
 from shellback.exec.files.protection import Protection
 from shellback.exec.files.text import replaced
-from tests.filetrees import give, ground
+from tests.filetrees import give, ground, handled
 
 pytestmark = pytest.mark.anyio
 
@@ -23,9 +23,8 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 async def files() -> AsyncGenerator[Files]:
     with ground() as made:
-        one = Files(made / "ws")
-        yield one
-        await one.close()
+        async with handled(made / "ws") as one:
+            yield one
 
 
 async def names(files: Files, pattern: str, path: str = ".") -> list[str]:
@@ -180,10 +179,8 @@ async def test_what_sandboxes_hold_read_only_is_not_written(files: Files) -> Non
         (workspace / directory).mkdir(parents=True)
     (workspace / ".git/HEAD").write_text("x")
     give(workspace)
-    held = Files(
-        workspace, inner="/workspace", forbidden=Protection(Protected(workspace), workspace, inner="/workspace")
-    )
-    try:
+    protection = Protection(Protected(workspace), workspace, inner="/workspace")
+    async with handled(workspace, inner="/workspace", forbidden=protection) as held:
         for path in (".git/hooks/pre-commit", ".git/config", ".vscode/tasks.json", "sub/.git/config", ".envrc"):
             with pytest.raises(CommandDenied, match="is protected") as raised:
                 await held.write_bytes(path, b"x")
@@ -196,5 +193,3 @@ async def test_what_sandboxes_hold_read_only_is_not_written(files: Files) -> Non
         await held.write_bytes("sub/f", b"x")
         assert await held.remove("src") == 2
         assert not (workspace / ".vscode").exists()
-    finally:
-        await held.close()

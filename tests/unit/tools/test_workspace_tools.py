@@ -13,19 +13,16 @@ import pytest
 
 from shellback.exec.core.errors import InvalidCommand, PathOutsideSandbox
 from shellback.exec.core.limits import Limits
-from shellback.exec.core.model import CommandSpec, Delivery, Evidence, Session, SessionEnd, SessionId, SessionState
+from shellback.exec.core.model import CommandSpec, Evidence, SessionEnd, SessionState
 from shellback.exec.log.output import Slice
 from shellback.exec.tools import short_commands as short
 from shellback.exec.tools.capability import ExecCapability
 from shellback.exec.tools.file_tools import shown
 from shellback.exec.tools.file_tools.marks import marked
+from tests.sessions import a_session
 
-SESSION = Session(
-    id=SessionId("x1"), conversation_id="c", tool_call_id="t", turn_id="", epoch=0, host_id="h", boot_id="b", uid=1,
-    backend="host", profile="work", command="'x'", cwd="/ws", workspace="/ws", pty=False, background=False,
-    separate_stderr=True, stdin_open=False, lifetime="conversation", delivery=Delivery.SETTLED,
-    state=SessionState.EXITED, log_path="/l", end=SessionEnd(state=SessionState.EXITED, exit_code=0, duration_s=1.5),
-)  # fmt: skip
+END = SessionEnd(state=SessionState.EXITED, exit_code=0, duration_s=1.5)
+SESSION = a_session(id="x1", separate_stderr=True, state=END.state, end=END)
 OUT, ERR = (Slice(text=text, bytes_total=2, bytes_shown=2, end=2) for text in ("o\n", "e\n"))
 
 
