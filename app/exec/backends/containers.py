@@ -294,7 +294,7 @@ class Containers:
     async def _replace(self, home: Path, want: Container) -> None:
         """Take away what others of this scope and profile are left, where nothing runs in them."""
         for other in await asyncio.to_thread(self._alike, want.scope, want.profile):
-            if other != home and await self._at_rest(other):
+            if other != home and await self._at_rest(other) and other.name not in self._making:
                 with contextlib.suppress(BackendUnavailable):
                     await self.remove(other.name)
 

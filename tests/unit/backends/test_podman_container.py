@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from shellback.exec import PodmanSandboxConfig
-from shellback.exec.backends import container, container_probe, containers
+from shellback.exec.backends import container, container_probe, containers, homes
 from shellback.exec.backends.container import Container, ContainerLimits, Mount
 from shellback.exec.backends.docker import Docker
 from shellback.exec.backends.podman import Podman, PodmanBackend
@@ -198,6 +198,25 @@ async def test_nobody_waits_any_longer_for_a_container_whose_state_cannot_be_tol
     async with asyncio.timeout(10):
         while asyncio.all_tasks() - before:  # noqa: ASYNC110 - what was cancelled ends by itself
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("coming_up", [False, True])
+async def test_a_container_takes_the_place_of_one_at_rest_and_of_none_that_is_coming_up(
+    tmp_path: Path, coming_up: bool
+) -> None:
+    class Made(Podman):
+        def state(self, name: str) -> tuple[str, str] | None:
+            return None
+
+    made = containers.Containers(tmp_path, Made())
+    home = made.home(replace(WANT, image="python:2"))
+    home.mkdir()
+    homes.describe(home, WANT)
+    if coming_up:
+        vars(made)["_making"][home.name] = None
+    await vars(containers.Containers)["_replace"](made, made.home(WANT), WANT)
+    assert home.exists() == coming_up
 
 
 @pytest.mark.anyio

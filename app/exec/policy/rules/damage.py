@@ -305,7 +305,7 @@ def _cryptsetup(command: _Command) -> str | None:
     if command.name == "cryptsetup" and not active and command.where.only_files(command.words, skip=1):
         return None
     wipes = {"luksFormat", "erase", "luksErase", "format", "sanitize", "reencrypt", "--zero-superblock"}
-    found = set(command.words) & wipes
+    found = sorted(set(command.words) & wipes)
     return f"{command.name} {' '.join(found)} erases a device" if found else None
 
 
