@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Callable
 from typing import Final, Literal
 
 from shellback.exec.core.errors import ExecError
@@ -32,36 +33,27 @@ class FileTooLarge(ExecError, OSError):
         self.limit = limit
 
 
-def reading(place: Place) -> contextlib.AbstractContextManager[int]:
-    """A descriptor to read the file at `place`; FileNotFoundError where nothing stands, else it raises as `opened`."""
-    place.there  # noqa: B018 - raises where nothing is
-    return closing(opened(place.name, place.directory))
-
-
-def read(place: Place, descriptor: int, offset: int = 0, limit: int | None = None) -> bytes:
-    """Bytes of the file from `offset` on; without `limit` the whole rest of it.
+def read(place: Place, look: Callable[[int], object] = lambda _: None) -> bytes:
+    """All bytes of the file at `place`; `look` is called first, with the descriptor that they are read from.
 
     Raises:
-        FileTooLarge: The rest has more than `READ_MOST` bytes.
+        FileNotFoundError: Nothing stands there.
+        FileTooLarge: It has more than `READ_MOST` bytes.
+        OSError: As `opened`.
     """
-    rest = max(0, os.fstat(descriptor).st_size - offset)
-    if limit is None and rest > READ_MOST:
-        raise _too_large(place, offset + rest)
-    left = READ_MOST + 1 if limit is None else limit
+    place.there  # noqa: B018 - raises where nothing is
     parts: list[bytes] = []
-    while left > 0 and (part := os.pread(descriptor, min(left, max(rest + 1, _LEAST)), offset)):
-        parts.append(part)
-        offset += len(part)
-        left -= len(part)
-    if limit is None and left == 0:
-        raise _too_large(place, offset)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def read_all(place: Place) -> bytes:
-    """All bytes of the file at `place`; raises as `reading` and `read`."""
-    with reading(place) as descriptor:
-        return read(place, descriptor)
+    with closing(opened(place.name, place.directory)) as descriptor:
+        look(descriptor)
+        size, done = os.fstat(descriptor).st_size, 0
+        while size <= READ_MOST and (part := os.pread(descriptor, size - done + _LEAST, done)):
+            parts.append(part)
+            done += len(part)
+            size = max(size, done)
+    if size > READ_MOST:
+        remedy = "read a part of it with a command, such as head -c or tail -c"
+        raise FileTooLarge("/".join(place.names), size, READ_MOST, remedy)
+    return b"".join(parts)
 
 
 def looked_at(place: Place) -> contextlib.AbstractContextManager[int | None]:
@@ -76,10 +68,6 @@ def looked_at(place: Place) -> contextlib.AbstractContextManager[int | None]:
         return closing(opened(place.name, place.directory))
     flags = os.O_RDONLY | os.O_DIRECTORY if stat.S_ISDIR(place.status.st_mode) else os.O_PATH
     return closing(os.open(place.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.directory))
-
-
-def _too_large(place: Place, size: int) -> FileTooLarge:
-    return FileTooLarge("/".join(place.names), size, READ_MOST, "read a part of it, by offset and limit in bytes")
 
 
 def write(place: Place, data: bytes, mode: Mode) -> int:

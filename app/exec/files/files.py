@@ -14,7 +14,7 @@ from shellback.exec.core.errors import CommandDenied, ExecError, InvalidCommand
 from shellback.exec.core.sight.place import Names, Place, Root
 from shellback.exec.core.threads import CHECK_S, FileThreads, Threads
 from shellback.exec.files import contents
-from shellback.exec.files.contents import READ_MOST, Mode
+from shellback.exec.files.contents import Mode
 from shellback.exec.files.entries import Entry, Found, Glob, entry_of, listed
 from shellback.exec.files.grep import Grep, Hits
 from shellback.exec.files.text import Text, lines_of
@@ -82,30 +82,19 @@ class Files:
         await self._threads.close()
         await self._searches.close(0.0)
 
-    async def read_bytes(
-        self, path: str, *, offset: int = 0, limit: int | None = None, check: Check | None = None
-    ) -> bytes:
-        """Bytes of a file, from `offset` on, at most `limit`; without `limit` the whole rest.
-
-        `check` is called as `inspect` calls `look`, of the very file that is read; what it raises ends the call.
+    async def read_bytes(self, path: str, *, check: Check | None = None) -> bytes:
+        """All bytes of a file; `check` is called first, as `inspect` calls `look`, and raises to prevent the reading.
 
         Raises:
-            FileTooLarge: The rest is more than 64 MiB and no `limit` was given, or `limit` is more than that.
+            FileTooLarge: It has more than 64 MiB.
         """
-        if offset < 0 or not 0 <= (limit or 0) <= READ_MOST:
-            raise InvalidCommand(f"offset is {offset} and limit {limit}; they are 0 or more, limit at most {READ_MOST}")
 
-        def read() -> bytes:
-            with (
-                self._root.place(path) as place,
-                self._locks.held(place.names),
-                contents.reading(place.again()) as descriptor,
-            ):
-                if check is not None:
-                    check(self._root.shown(place.names), descriptor)
-                return contents.read(place, descriptor, offset, limit)
+        def read(place: Place) -> bytes:
+            if check is None:
+                return contents.read(place.again())
+            return contents.read(place.again(), partial(check, self._root.shown(place.names)))
 
-        return await self._seen(path, read)
+        return await self._looked(path, read, locked=True)
 
     async def read_text(self, path: str, *, offset: int = 0, limit: int = LINES_MOST, most: int = TEXT_MOST) -> Text:
         """At most `limit` lines of a file from line `offset` on (0 is the first), and at most `most` characters.
@@ -118,7 +107,7 @@ class Files:
             raise InvalidCommand(f"offset is {offset} and limit {limit}; offset is 0 or more, limit 1 or more")
 
         def read(place: Place) -> Text:
-            return lines_of(self._root.shown(place.names), contents.read_all(place.again()), offset, limit, most)
+            return lines_of(self._root.shown(place.names), contents.read(place.again()), offset, limit, most)
 
         return await self._looked(path, read, locked=True)
 
