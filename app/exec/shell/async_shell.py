@@ -1,4 +1,4 @@
-"""A shell over an engine: what it runs are sessions like any other, claimed, granted, logged and never run twice."""
+"""A shell over an engine. Its commands are ordinary sessions: claimed, granted, logged, and started at most once."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ from shellback.exec.shell.running import MISSING, Chunk, Running, ShellSession
 from shellback.exec.shell.words import CommandValidator
 
 OUTPUT_BYTES: Final = 32 * 1024
-"""What a result has of both streams together."""
+"""The most bytes of output in a result, both streams together."""
 _SHELLS: Final = frozenset({"bash", "sh", "dash"})
 _NAME_CHARS: Final = 255
 
 
 class AsyncShell:
-    """The shell protocol for code on an event loop, and more: commands in the background, their output as it comes.
+    """The shell protocol for code on an event loop, with background commands and streamed output.
 
-    `authority` lets commands run, `origin` names them: a command of a tool call's code is the same one on a replay.
-    Waits are cut to the seconds that `deadline` says are left. `tidy` is called after each command, `fenced` is entered
-    around each.
-    Everything it raises is a ValueError, a PermissionError or a RuntimeError.
+    `authority` permits commands; `origin` names them, so that a replay finds the same command. `deadline` returns the
+    seconds left, which bound each wait. `tidy` is called after each command, `fenced` is entered around each. Every
+    exception is a ValueError, a PermissionError or a RuntimeError.
     """
 
     def __init__(  # noqa: PLR0913 - what the owner of a shell decides
@@ -101,9 +100,9 @@ class AsyncShell:
         timeout_seconds: float | None = None,
         capture_output: bool = True,
     ) -> ExecutionResult:
-        """See `Shell.execute`; without `timeout_seconds` it is `default_timeout`.
+        """See `Shell.execute`; `timeout_seconds` is `default_timeout` if missing.
 
-        Cancelling ends the waiting: the command runs on until its timeout.
+        Cancelling ends only the wait; the command runs until its timeout.
         """
         line, timeout = self._line(command), self._seconds(timeout_seconds)
         spec = self._requests.spec(line, cwd=cwd, env=env, env_mode=env_mode, timeout=timeout, stdin=stdin)
@@ -121,7 +120,7 @@ class AsyncShell:
         timeout_seconds: float | None = None,
         capture_output: bool = True,
     ) -> ExecutionResult:
-        """See `Shell.execute_script`. The script's own name ($0) is /dev/fd/3: a file of mode 0600 without a name."""
+        """See `Shell.execute_script`. $0 of the script is /dev/fd/3, an unlinked file of mode 0600."""
         data = words.check_script(script, interpreter)
         self._validator.validate([interpreter])
         self._validator.check_patterns(script)
@@ -131,7 +130,7 @@ class AsyncShell:
         )  # fmt: skip
         shell = os.path.basename(interpreter) in _SHELLS
         async with self._running():
-            # Whether there was an interpreter is seen in what was printed, wanted or not.
+            # The output, wanted or not, shows whether the interpreter exists.
             result = await self._run(
                 spec,
                 (interpreter, words.SCRIPT_PATH),
@@ -143,12 +142,12 @@ class AsyncShell:
         return result if capture_output else replace(result, stdout="", stderr="", truncated=False)
 
     async def which(self, command: str) -> WhichResult:
-        """See `Shell.which`. Nothing of that name is run, so it is no question whether it may be."""
+        """See `Shell.which`. The program is not run, so it needs no permission."""
         if not _is_name(command):
             return WhichResult(command, None)
         if not self.sandboxed:
             return WhichResult(command, _here(self.engine.workspace, command))
-        # Past the validator: the name is an argument here. What policy refuses all the same is not found.
+        # The validator is skipped, because the name is an argument. A name that policy denies is not found.
         spec = self._requests.spec(f"type -P -- {words.quoted(command)}", timeout=self._seconds(None))
         async with self._running():
             try:
@@ -178,10 +177,10 @@ class AsyncShell:
         timeout_seconds: float = 0.0,
         pty: WindowSize | None = None,
     ) -> Running:
-        """Start a command and return at once. It runs on until its end, its timeout (0 is none) or a kill.
+        """Start a command and return at once. It runs until its end, its timeout (0: none) or a kill.
 
-        With `pty` it has a terminal of that size, whose one stream is `stdout` and whose input is open. Raises what
-        `execute` does.
+        With `pty` it has a terminal of that size, whose only stream is `stdout` and whose input is open. Raises as
+        `execute`.
         """
         most = self.engine.limits.background_timeout_max_s
         spec = self._requests.spec(
@@ -200,9 +199,9 @@ class AsyncShell:
     async def session(
         self, *, cwd: str | None = None, env: Mapping[str, str] | None = None, rows: int = ROWS, cols: int = COLS
     ) -> ShellSession:
-        """Start a bash that stays, in a terminal of that size: directory, variables and functions outlive a command.
+        """Start a persistent bash in a terminal of that size; it keeps directory, variables and functions.
 
-        It runs until it is closed, or was not used for 30 minutes. Raises what `execute` does.
+        It runs until it is closed, or unused for 30 minutes. Raises as `execute`.
         """
         self._validator.validate("bash")
         check_size(size := WindowSize(rows, cols))
@@ -229,10 +228,7 @@ class AsyncShell:
         stdin: str | None = None,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[Chunk]:
-        """Run a command and give what it prints as it comes. Leaving before its end kills it.
-
-        Raises what `execute` does.
-        """
+        """Run a command and yield its output; closing the generator kills the command. Raises as `execute`."""
         running = await self.spawn(
             command, cwd=cwd, env=env, env_mode=env_mode, stdin=stdin, timeout_seconds=self._seconds(timeout_seconds)
         )
@@ -259,7 +255,7 @@ class AsyncShell:
 
     @contextlib.asynccontextmanager
     async def _running(self) -> AsyncGenerator[None]:
-        """The engine runs; a bound that is used up is no error of the command's: it is one of running it."""
+        """Require a running engine, and raise RuntimeError for a used-up bound, which is no error of the command."""
         with self._fenced():
             try:
                 async with self._starting:
@@ -286,7 +282,7 @@ class AsyncShell:
 
 @dataclass(frozen=True, slots=True)
 class _OfScript:
-    """Judges what a script does as a command would be; what runs is the line that hands it over."""
+    """Judges a script's text like a command; the line that passes the script to its interpreter is what runs."""
 
     inner: Authority
     script: str
@@ -319,7 +315,7 @@ _MODES: Final = ("extend", "replace")
 
 
 def _input(given: str | bytes | None) -> bytes | None:
-    """Input as bytes; a text of at most 64 KiB."""
+    """Standard input as bytes, at most 64 KiB."""
     if not isinstance(given, str):
         return given
     try:
@@ -334,7 +330,7 @@ def _input(given: str | bytes | None) -> bytes | None:
 
 
 def _seconds_to(high: float, given: float, *, more: str = "") -> float:
-    """Seconds until a command is ended, once they are known to be in range."""
+    """The timeout, checked to be in range."""
     low = bounds.FOREGROUND_TIMEOUT_MIN_S
     if not low <= given <= high:
         raise InvalidCommand(f"timeout_seconds is {given:g}; it must be {low:g} to {high:g}{more}")
@@ -343,10 +339,10 @@ def _seconds_to(high: float, given: float, *, more: str = "") -> float:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Makes commands of one backend; nothing is started.
+    """Makes commands for one backend; starts nothing.
 
-    `env_names` may be set although their names are refused else; `allowed` are directories of the host, without
-    symlinks, where commands may begin besides the workspace.
+    `env_names` are variables that may be set although their names are refused otherwise. `allowed` are further
+    directories of the host, without symlinks, in which commands may begin.
     """
 
     backend: Backend
@@ -364,11 +360,7 @@ class Requests:
         env_mode: EnvMode = "extend",
         stdin: str | bytes | None = None,
     ) -> CommandSpec:
-        """A command that keeps its streams apart and is killed at its timeout.
-
-        Raises:
-            InvalidCommand: `cwd`, `env` or `stdin` is not acceptable.
-        """
+        """A command with separate streams that is killed at its timeout; InvalidCommand for a bad cwd, env or stdin."""
         if env_mode not in _MODES:
             raise InvalidCommand(f"env_mode is {env_mode!r}; it must be one of {', '.join(_MODES)}")
         given = dict(env or {})
@@ -386,11 +378,11 @@ class Requests:
         )
 
     def cwd(self, given: str | None) -> str:
-        """The directory where a command begins, as the backend takes it.
+        """The directory in which a command begins, for the backend.
 
         Raises:
-            InvalidCommand: It is none.
-            PathOutsideSandbox: It is neither in the workspace nor in another place where commands may begin.
+            InvalidCommand: It is no directory.
+            PathOutsideSandbox: It is neither in the workspace nor in an allowed directory.
         """
         workspace, inner = str(self.backend.workspace), self.backend.inner
         if given is None or not given.startswith("/"):
@@ -410,7 +402,7 @@ class Requests:
         raise PathOutsideSandbox(f"Working directory escapes root: {given}")
 
     def private(self, cwd: str) -> bool:
-        """Whether a directory is one that the sandbox has of its own."""
+        """Whether a directory is private to the sandbox."""
         return private(cwd, self.backend.facts(WORK)["mounts"]["private"], self.backend.workspace)
 
     def shown(self, cwd: str) -> str:

@@ -1,4 +1,4 @@
-"""The synchronous shell: calls from any thread, run by an event loop in another one; and what handlers of tools get."""
+"""The synchronous shell, whose calls run on an event loop in another thread; and the context of tool handlers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLOSED = "this shell has been closed; make another one"
 
 
 def _waited(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The same method for threads, of what has the other one as `asynchronous`, and `run`."""
+    """The synchronous form of a method of `self.asynchronous`, by `self.run`."""
 
     @functools.wraps(method)
     def call(self: SyncShell | SyncFiles, *args: P.args, **options: P.kwargs) -> T:
@@ -32,14 +32,14 @@ def _waited(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Ca
 
 
 class SyncShell:
-    """A `Shell` over an `AsyncShell` whose engine lives on `loop`. Any number of threads may call it at once.
+    """A `Shell` over an `AsyncShell` whose engine runs on `loop`. Any number of threads may call it at once.
 
-    A call on a running event loop would stop that loop, so it is refused.
+    A call on a running event loop would block that loop, so it is refused.
     """
 
     def __init__(self, shell: AsyncShell, loop: asyncio.AbstractEventLoop | None) -> None:
         self.asynchronous = shell
-        """The shell underneath, for coroutines on the engine's own loop: see `run`."""
+        """The asynchronous shell, for coroutines on the engine's own loop; see `run`."""
         self._loop = loop
         self._calls: set[Future[Any]] = set()
         self._entering = threading.Lock()
@@ -47,11 +47,11 @@ class SyncShell:
         self._pid = os.getpid()
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Say on which loop the engine lives, where that was not known from the beginning."""
+        """Set the loop of the engine, if it was unknown at first."""
         self._loop = loop
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run `work()` on the engine's loop and wait for what it returns; interrupting the wait cancels it.
+        """Run `work()` on the engine's loop and wait for its result; an interrupted wait cancels it.
 
         Raises:
             RuntimeError: This thread runs an event loop, or the engine's loop has stopped.
@@ -77,7 +77,7 @@ class SyncShell:
         try:
             return future.result()
         except CancelledError:
-            # By whoever stops the loop: nobody else has the future.
+            # Cancelled by the code that stops the loop; no other code has the future.
             raise RuntimeError(_CLOSED) from None
         except BaseException:
             future.cancel()
@@ -86,7 +86,7 @@ class SyncShell:
             self._calls.discard(future)
 
     def leave(self) -> None:
-        """Refuse calls from now on; those under way go on."""
+        """Refuse new calls; running calls continue."""
         with self._entering:
             self._left = True
 
@@ -113,11 +113,11 @@ class SyncShell:
 
 
 class SyncFiles:
-    """A `Filesystem` over an asynchronous one; `run` is that of the shell which works on the same files."""
+    """A `Filesystem` over an asynchronous one; `run` is the method of the shell with the same files."""
 
     def __init__(self, files: AsyncFilesystem, run: Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]) -> None:
         self.asynchronous = files
-        """The files underneath, for coroutines."""
+        """The asynchronous files, for coroutines."""
         self.run = run
 
     def read(self, path: str) -> str:
@@ -137,10 +137,10 @@ class SyncFiles:
 
 @dataclass(slots=True, kw_only=True)
 class ToolContext:
-    """A shell and the files that it works on; all are None where there is no workspace.
+    """A shell and its files; all are None without a workspace.
 
-    `shell` and `filesystem` wait for what they do: they are for plain functions, which Pydantic AI runs in a thread.
-    `async_shell` and `async_filesystem` are the same for code on the event loop.
+    `shell` and `filesystem` block: they are for plain functions, which Pydantic AI runs in threads. `async_shell` and
+    `async_filesystem` are for code on the event loop.
     """
 
     shell: Shell | None = field(default=None, repr=False, compare=False)
@@ -149,12 +149,12 @@ class ToolContext:
     async_filesystem: AsyncFilesystem | None = field(default=None, repr=False, compare=False)
 
     def beat(self) -> None:
-        """Do nothing: a worker's heart beats on while a call waits. It is here for handlers that tell they live."""
+        """Do nothing: the worker's heartbeat continues anyway. It exists for handlers that report progress."""
 
 
 @dataclass(slots=True, frozen=True)
 class ToolResult(Generic[T]):
-    """What a handler answers: a value, or why there is none."""
+    """The result of a handler: a value, or an error."""
 
     message: str
     value: T | None
@@ -162,10 +162,10 @@ class ToolResult(Generic[T]):
 
     @staticmethod
     def ok(value: V, message: str = "") -> ToolResult[V]:
-        """What was asked for."""
+        """A successful result."""
         return ToolResult(message, value)
 
     @staticmethod
     def error(message: str) -> ToolResult[Any]:
-        """Why it could not be done."""
+        """A failure and its reason."""
         return ToolResult(message, None, success=False)

@@ -1,4 +1,4 @@
-"""Shells and files for tests, which run nothing and touch no disk: registered answers, a record of what was asked."""
+"""Shells and files for tests: registered answers and recorded calls; nothing runs, and no disk is touched."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from shellback.exec.shell.running import Chunk, Running, ShellSession
 
 @dataclass(slots=True)
 class MockShell:
-    """Answers by the first registered pattern that is in the command's text, else by `default_result`, else success.
+    """Answers by the first registered pattern in the command's text, else by `default_result`, else with success.
 
-    `execute_calls` has (command, keyword arguments) of each call, scripts included. `programs` are what `which` finds.
+    `execute_calls` has (command, keyword arguments) of each call, including scripts. `which` finds `programs`.
     """
 
     default_result: ExecutionResult | None = None
@@ -39,11 +39,11 @@ class MockShell:
     default_timeout = FOREGROUND_TIMEOUT_S
 
     def add_response(self, pattern: str, result: ExecutionResult) -> None:
-        """Answer commands that hold `pattern` with `result`; the pattern that was registered first wins."""
+        """Answer commands that contain `pattern` with `result`; the first registered pattern wins."""
         self._responses[pattern] = result
 
     def execute(self, command: str | Sequence[str], **kwargs: Any) -> ExecutionResult:
-        """Record the call and answer it."""
+        """Record and answer the call."""
         text = command if isinstance(command, str) else " ".join(command)
         self.execute_calls.append((command, kwargs))
         plain = ExecutionResult(0, "", "", (text,), "/", 0.0, truncated=False, timed_out=False, signal=None)
@@ -51,23 +51,20 @@ class MockShell:
         return next(known, self.default_result or plain)
 
     def execute_script(self, script: str, **kwargs: Any) -> ExecutionResult:
-        """Record the call, the script as its command, and answer it."""
+        """Record and answer the call, with the script as its command."""
         return self.execute(script, **kwargs)
 
     def which(self, command: str) -> WhichResult:
-        """Find what `programs` has."""
         return WhichResult(command, self.programs.get(command))
 
     def env(self) -> EnvironmentSnapshot:
-        """What `variables` has."""
         return EnvironmentSnapshot(tuple(self.variables.items()), "/", "/bin/bash")
 
 
 class MockAsyncShell(AsyncShell):
-    """The same for code on the event loop: it answers and records as `mock`, which may be the shell of threads too.
+    """The same for code on the event loop; it answers and records through `mock`, which threads may use too.
 
-    What is started in the background has ended at once, and what a shell that stays is given is answered as a command;
-    `calls` of both has what was done to them.
+    A background command ends at once, and a persistent shell answers each command; `calls` of both has their calls.
     """
 
     def __init__(self, mock: MockShell | None = None) -> None:
@@ -99,21 +96,21 @@ class MockAsyncShell(AsyncShell):
         return self.mock.env()
 
     async def spawn(self, command: str | Sequence[str], **kwargs: Any) -> MockRunning:
-        """Record the call; its answer is how the command has ended."""
+        """Record the call; its answer is the result of the command."""
         return MockRunning(self.mock.execute(command, **kwargs))
 
     async def session(self, **kwargs: Any) -> MockShellSession:  # noqa: ARG002 - the protocol's
-        """A shell that stays, whose commands are answered as any other."""
+        """A persistent shell, which answers commands in the same way."""
         return MockShellSession(self.mock)
 
     async def stream(self, command: str | Sequence[str], **kwargs: Any) -> AsyncGenerator[Chunk]:
-        """Record the call and give its answer, each stream in one piece."""
+        """Record the call and yield its answer, each stream in one piece."""
         async for chunk in MockRunning(self.mock.execute(command, **kwargs)).stream():
             yield chunk
 
 
 class _Recorder:
-    """Notes in `calls` what is done to it."""
+    """Records its calls in `calls`."""
 
     def __init__(self) -> None:
         self.id = SessionId("mock")
@@ -128,7 +125,7 @@ class _Recorder:
 
 
 class MockRunning(_Recorder, Running):
-    """A command that has ended as it was answered."""
+    """A command that has ended with its answer."""
 
     def __init__(self, result: ExecutionResult) -> None:
         super().__init__()
@@ -166,7 +163,7 @@ class MockRunning(_Recorder, Running):
 
 
 class MockShellSession(_Recorder, ShellSession):
-    """A shell that stays and runs nothing."""
+    """A persistent shell that runs nothing."""
 
     def __init__(self, mock: MockShell) -> None:
         super().__init__()
@@ -178,7 +175,7 @@ class MockShellSession(_Recorder, ShellSession):
         return _session("bash")
 
     async def exec(self, command: str, *, timeout_seconds: float = 30.0, raw: bool = False) -> Executed:
-        """Record the call as one of the shell, and answer it; both streams are one."""
+        """Record and answer the call; both streams are one."""
         result = self._mock.execute(command, timeout_seconds=timeout_seconds, raw=raw)
         code, output = None if result.timed_out else result.exit_code, result.stdout + result.stderr
         return Executed(
@@ -194,7 +191,7 @@ class MockShellSession(_Recorder, ShellSession):
 
 
 class MockEntry(NamedTuple):
-    """What `MockFilesystem` knows of a name."""
+    """An entry of `MockFilesystem`."""
 
     name: str
     path: str
@@ -204,7 +201,7 @@ class MockEntry(NamedTuple):
 
 @dataclass(slots=True)
 class MockFilesystem:
-    """Files in memory, by their paths relative to `root`; a directory is there as long as something is in it."""
+    """Files in memory, by paths relative to `root`; a directory exists while it has an entry."""
 
     files: dict[str, bytes] = field(default_factory=dict[str, bytes])
     root: str = "/workspace"
@@ -249,7 +246,7 @@ class MockFilesystem:
         return True
 
     def make_dir(self, path: str) -> None:
-        """Nothing, unless a file is there: files need no directories here."""
+        """Do nothing, unless a file has this path: files need no directories here."""
         if self.exists(path) and not self.stat(path).is_dir:
             raise _error(errno.EEXIST, path)
 

@@ -1,4 +1,4 @@
-"""Commands that the code of a tool starts: the same policy as for the agent's own, and nobody to ask."""
+"""Permits commands that the code of a tool starts: under the same policy as the agent's, without a person to ask."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from shellback.exec.policy.policy import (
 from shellback.exec.policy.rules.denials import denial
 
 HELD: Final = "read-only profile"
-"""Who let a command run that nobody approved and that may not only read: the profile keeps it from doing more."""
+"""The `by` of a command that would need an approval and runs in the read-only profile instead."""
 APPROVED: Final = "approved call"
-"""Who let a command run that the code of a tool starts whose call a person has approved."""
+"""The `by` of a command in the code of a tool whose call was approved."""
 
 
 async def permit(
@@ -45,14 +45,14 @@ async def permit(
     tool: str = "execute",
     approved: Verdict | None = None,
 ) -> tuple[CommandSpec, Grant]:
-    """Let code of a tool run a command without a person; returns the command as it may run, and the grant for it.
+    """Permit a command of a tool's code without asking; returns the command as it may run, and its grant.
 
-    What policy would ask about runs in the read-only profile, where it can change nothing. A tool whose command has
-    to write raises `ApprovalRequired` before it comes here, and brings the approval. Where its call has been approved,
-    that is what lets the command run, unless policy denies it.
+    A command that policy would ask about runs in the read-only profile, where it changes nothing. A tool whose command
+    must write raises `ApprovalRequired` first; the approval of its call then permits the command, unless policy denies
+    it.
 
     Raises:
-        CommandDenied: Policy refuses it, or would ask and there is no profile that could hold it.
+        CommandDenied: Policy denies the command, or would ask and there is no read-only profile.
         PermissionDenied: The tier is too low.
     """
     asked = Asked(tool=tool, conversation_id=conversation_id, spec=spec)
@@ -74,7 +74,7 @@ async def permit(
 
 
 def _held(engine: Engine, verdict: Verdict) -> Verdict:
-    """A verdict that nobody has to be asked about: what would be asked is held to reading."""
+    """The verdict without a question: a command that would ask is restricted to the read-only profile."""
     if verdict.decision != "ask":
         return verdict
     if READ_ONLY not in engine.backend.profiles:
@@ -87,20 +87,16 @@ def _held(engine: Engine, verdict: Verdict) -> Verdict:
 
 
 class Authority(Protocol):
-    """Who lets the commands of a shell run."""
+    """Permits the commands of a shell."""
 
     async def permit(self, spec: CommandSpec, scope: str) -> tuple[CommandSpec, Grant]:
-        """Let a command run for `scope`; returns it as it may run, and the grant for that.
-
-        Raises:
-            CommandDenied: It may not run.
-        """
+        """Permit a command of `scope`; returns it as it may run, and its grant. CommandDenied if it may not run."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ByPolicy:
-    """A shell for the code of a tool: `permit` decides, and nobody is asked. `scope` is a conversation's id."""
+    """The authority for a tool's code: `permit` decides without asking. `scope` is a conversation's id."""
 
     engine: Engine
     policy: Policy
@@ -112,9 +108,9 @@ class ByPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ByOperator:
-    """A shell that somebody makes in code of his own, who thereby is the operator: all but the default denials runs.
+    """The authority for an application's own shell: everything runs except the default denials.
 
-    Never for what a model proposed.
+    Never use it for a command that a model proposed.
     """
 
     engine: Engine
@@ -143,12 +139,12 @@ class ByOperator:
 async def run_permitted(
     engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
 ) -> Outcome:
-    """Run a command to its end, as `Engine.run`, once `authority` lets it.
+    """Run a command to its end by `Engine.run`, if `authority` permits it.
 
-    What has run for `origin` before is not judged again: it goes on, or has ended, whatever would be said of it by now.
+    A command that was started for `origin` before is not judged again: a replay finds it running or ended.
 
     Raises:
-        CommandDenied: It may not run, or was about to run as something else when the worker died.
+        CommandDenied: It may not run, or would run as something else than before the worker died.
         InvalidCommand: Another command has run for `origin`.
     """
     found = await permitted_or_before(engine, authority, spec, scope, origin)
@@ -158,7 +154,7 @@ async def run_permitted(
 async def launch_permitted(
     engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
 ) -> Session:
-    """Start a command in the background, as `Engine.launch`; else as `run_permitted`."""
+    """Start a command in the background by `Engine.launch`; otherwise as `run_permitted`."""
     found = await permitted_or_before(engine, authority, spec, scope, origin)
     return found if isinstance(found, Session) else await engine.launch(found[0], origin, found[1])
 
@@ -166,10 +162,7 @@ async def launch_permitted(
 async def permitted_or_before(
     engine: Engine, authority: Authority, spec: CommandSpec, scope: str, origin: CallOrigin
 ) -> tuple[CommandSpec, Grant] | Session:
-    """The command and the grant to start it, or to find it started; the session where only that is left.
-
-    Raises what `run_permitted` does.
-    """
+    """The command and its grant, for a start or a replay; or the session, if only that is left. See `run_permitted`."""
     # What a backend is held to may be known only once it has been looked at.
     await engine.start()
     before = await engine.store.get(session_id(origin))

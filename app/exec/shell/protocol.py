@@ -1,4 +1,4 @@
-"""What a shell is, whatever runs its commands, what it gives back, and where an agent's is found."""
+"""The protocol of shells and files, their results, and how to find the shell of an agent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ EnvMode = Literal["replace", "extend"]
 
 @runtime_checkable
 class Shell(Protocol):
-    """Runs commands, one call at a time or from many threads, and waits for their ends.
+    """Runs commands and waits for their ends; many threads may call it.
 
-    Nothing is unbounded: a timeout ends the whole tree of processes, output beyond the limit is left out in its middle.
+    Everything is bounded: a timeout ends the whole process tree, and output beyond the limit loses its middle.
     """
 
     def execute(
@@ -31,16 +31,16 @@ class Shell(Protocol):
         timeout_seconds: float = 30.0,
         capture_output: bool = True,
     ) -> ExecutionResult:
-        """Run a command: a string through bash, a sequence as exactly these words, without a shell's reading of them.
+        """Run a command: a string through bash, a sequence as exactly these words, without a shell.
 
-        `env` is added to the environment, or is all of it but PATH (`env_mode` "replace"). `stdin` is at most 64 KiB.
-        `timeout_seconds` is 0.1 to 600; being out of time is a result (`timed_out`), never an exception. Without
+        `env` extends the environment, or replaces all of it but PATH (`env_mode` "replace"). `stdin` is at most 64 KiB.
+        `timeout_seconds` is 0.1 to 600; a timeout is a result (`timed_out`), never an exception. Without
         `capture_output` both texts are "".
 
         Raises:
-            ValueError: Command, timeout, cwd, env or stdin is not acceptable.
+            ValueError: Command, timeout, cwd, env or stdin is invalid.
             PermissionError: Policy refuses the command.
-            RuntimeError: Commands cannot run here, or how this one ended is not known.
+            RuntimeError: Commands cannot run here, or the end of this one is unknown.
         """
         ...
 
@@ -55,21 +55,21 @@ class Shell(Protocol):
         timeout_seconds: float = 30.0,
         capture_output: bool = True,
     ) -> ExecutionResult:
-        """Run a script of at most 1 MiB with an interpreter; nothing of it stays on disk.
+        """Run a script of at most 1 MiB with an interpreter; it leaves nothing on disk.
 
         Raises:
-            ValueError: The script is empty, the interpreter is missing or no absolute path; else as `execute`.
+            ValueError: The script is empty, the interpreter is missing or no absolute path; or as `execute`.
             PermissionError: Policy refuses the interpreter or a command of the script.
             RuntimeError: As `execute`.
         """
         ...
 
     def which(self, command: str) -> WhichResult:
-        """Find the program of a name, where commands run; never an error, whether it may be run or not."""
+        """Find a program where commands run, whether it may be run or not; never raises."""
         ...
 
     def env(self) -> EnvironmentSnapshot:
-        """What a command would be given."""
+        """The environment of a command."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class Shell(Protocol):
 
     @property
     def sandboxed(self) -> bool:
-        """Whether commands are kept apart from the host."""
+        """Whether commands are isolated from the host."""
         ...
 
     @property
@@ -89,12 +89,12 @@ class Shell(Protocol):
 
     @property
     def default_timeout(self) -> float:
-        """Seconds that a command has when a call names none."""
+        """The timeout in seconds of a call that names none."""
         ...
 
 
 class Stat(Protocol):
-    """What is known of a file or directory."""
+    """The status of a file or directory."""
 
     @property
     def name(self) -> str: ...
@@ -110,49 +110,49 @@ class Stat(Protocol):
 class Filesystem(Protocol):
     """The files of a workspace, for code in threads.
 
-    Paths are as commands see them, or relative to the workspace. Everything raises what Python's own calls do
-    (`FileNotFoundError`, `PermissionError`, ...), and ValueError for a path that leads out of the workspace.
+    Paths are as commands see them, or relative to the workspace. Methods raise as Python's own calls do
+    (`FileNotFoundError`, `PermissionError`, ...), and ValueError for a path outside the workspace.
     """
 
     def read(self, path: str) -> str:
-        """All of a file as UTF-8."""
+        """The whole file as UTF-8."""
         ...
 
     def write(self, path: str, content: str) -> object:
-        """Write all of a file as UTF-8, and make the directories that it is in."""
+        """Write the whole file as UTF-8, and make its missing parents."""
         ...
 
     def read_bytes(self, path: str) -> bytes:
-        """All of a file."""
+        """The whole file."""
         ...
 
     def write_bytes(self, path: str, data: bytes) -> object:
-        """As `write`, bytes as they are."""
+        """Write the whole file, and make its missing parents."""
         ...
 
     def stat(self, path: str) -> Stat:
-        """What is there, links followed."""
+        """The status of a path, symlinks followed."""
         ...
 
     def list_dir(self, path: str = ".") -> Sequence[Stat]:
-        """What a directory holds, sorted by name."""
+        """The entries of a directory, sorted by name."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether there is something."""
+        """Whether the path exists."""
         ...
 
     def make_dir(self, path: str) -> object:
-        """Make a directory and those that it is in."""
+        """Make a directory and its missing parents."""
         ...
 
     def remove(self, path: str) -> object:
-        """Remove a file, or a directory with all that it holds."""
+        """Remove a file, or a directory with everything in it."""
         ...
 
 
 class AsyncFilesystem(Protocol):
-    """The same for code on the event loop; `shellback.exec.files.files.Files` is one, and what guards it."""
+    """The same for code on the event loop; `shellback.exec.files.files.Files` implements it."""
 
     async def read_bytes(self, path: str) -> bytes: ...
     async def write_bytes(self, path: str, data: bytes) -> object: ...
@@ -166,7 +166,7 @@ class AsyncFilesystem(Protocol):
 
 @runtime_checkable
 class ShellSection(Protocol):
-    """A part of an agent that has a shell: a capability with this property."""
+    """A capability of an agent that has a shell."""
 
     @property
     def shell(self) -> Shell:
@@ -176,7 +176,7 @@ class ShellSection(Protocol):
 
 @runtime_checkable
 class WorkspaceSection(Protocol):
-    """A part of an agent that has a shell and the files that it works on."""
+    """A capability of an agent that has a shell and its files."""
 
     @property
     def filesystem(self) -> Filesystem:
@@ -190,10 +190,7 @@ class WorkspaceSection(Protocol):
 
 
 def shell_of(agent: AbstractAgent[Any, Any]) -> Shell | None:
-    """The shell of the agent's capability that has one, at any depth; None where none has.
-
-    The same object as the capability's own. The first one counts.
-    """
+    """The shell of the agent's first capability that has one, at any depth; None if none has one."""
     found: list[Shell] = []
 
     def look(capability: object) -> None:
@@ -206,11 +203,11 @@ def shell_of(agent: AbstractAgent[Any, Any]) -> Shell | None:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """How a command went, and what it printed.
+    """The result of a command.
 
-    `exit_code` is the command's own; minus the number of the signal that ended it; -1 when it was out of time.
-    `signal` is that number, None where no signal ended it. `stdout` and `stderr` are UTF-8 with replacement
-    characters, and `truncated` says that the middle of one of them was left out. `duration_seconds` is wall-clock time.
+    `exit_code` is the command's own, or minus the number of the signal that ended it, or -1 after a timeout. `signal`
+    is that number or None. `stdout` and `stderr` are UTF-8 with replacement characters; `truncated`: the middle of one
+    of them is missing. `duration_seconds` is wall-clock time.
     """
 
     exit_code: int
@@ -225,33 +222,33 @@ class ExecutionResult:
 
     @property
     def success(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
+        """Whether it ended with exit code 0."""
         return self.exit_code == 0 and not self.timed_out
 
 
 @dataclass(frozen=True, slots=True)
 class WhichResult:
-    """Where the program of a name is: an absolute path, None where there is none."""
+    """The absolute path of a program, or None."""
 
     command: str
     path: str | None
 
     @property
     def found(self) -> bool:
-        """Whether there is one."""
+        """Whether the program exists."""
         return self.path is not None
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSnapshot:
-    """What a command would be given: its variables as (name, value), its directory, the shell that runs it."""
+    """The environment of a command: variables as (name, value), directory, and shell."""
 
     variables: tuple[tuple[str, str], ...]
     cwd: str
     shell: str
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """The value of a variable, `default` where it is not set."""
+        """The value of a variable, or `default`."""
         return next((value for known, value in self.variables if known == name), default)
 
     def to_dict(self) -> dict[str, str]:

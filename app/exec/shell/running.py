@@ -1,4 +1,4 @@
-"""What a shell has started: a command, read, written to, signalled, ended; a bash that stays; the result of either."""
+"""Commands that a shell has started, persistent shells, and their results."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from shellback.exec.shell.words import CommandValidator
 
 _READ: Final = 256 * 1024
 _REST_S: Final = 0.005
-"""The pieces of a command that prints without a pause are not closer together."""
+"""The least seconds between two pieces of streamed output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Part of what a command printed. On a terminal both streams are one, `stdout`."""
+    """A piece of output. On a terminal both streams are one, `stdout`."""
 
     stream: Literal["stdout", "stderr"]
     text: str
 
 
 class Running:
-    """A command in the background, the same for a repeat of the call that started it.
+    """A background command, the same for a replay of the call that started it.
 
-    It is a session like any other: it outlives this object, and in a worker a callback tells its end too. Cancelling
-    a method ends the waiting, not the command.
+    It is an ordinary session: it outlives this object, and in a worker a callback reports its end too. Cancelling a
+    method ends the wait, not the command.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Running:
         self._origin = origin
 
     async def session(self) -> Session:
-        """The session as it is now."""
+        """The present state of the session."""
         return await self._engine.registry.get(self.id)
 
     async def wait(self, timeout_seconds: float | None = None) -> ExecutionResult:
-        """Its result once it has ended.
+        """Wait for its end, and return its result.
 
         Raises:
-            TimeoutError: It has not after `timeout_seconds`; it runs on.
-            RuntimeError: How it ended is not known.
+            TimeoutError: It has not ended after `timeout_seconds`; it continues.
+            RuntimeError: Its end is unknown.
         """
         most = BACKGROUND_TIMEOUT_MAX_S * 2 if timeout_seconds is None else timeout_seconds
         session = await self._engine.wait(self.id, up_to=most)
@@ -91,16 +91,16 @@ class Running:
         return await self.result(session)
 
     async def output(self) -> tuple[str, str]:
-        """What it has printed so far, (stdout, stderr), within the bytes that a result may have."""
+        """Its output so far, (stdout, stderr), within the bound of a result."""
         session = await self.session()
         out, err = self._engine.streams(session)
         seen = await captured(out, err, self._most)
         return seen.stdout, seen.stderr
 
     async def stream(self) -> AsyncGenerator[Chunk]:
-        """What it prints, as it comes, from the beginning to its end. Leaving leaves the command alone.
+        """Yield its output from the beginning to its end; closing the generator does not affect the command.
 
-        What its log had no room for before it was read here is missing, and a line in its place says how much.
+        A line replaces output that the log dropped before it was read here, and says how much was dropped.
         """
         session = await self.session()
         out, err = self._engine.streams(session)
@@ -117,35 +117,30 @@ class Running:
             ended = (await follower.grown(out_at, err_beyond=err_at, rest_s=_REST_S)).ended
 
     async def write(self, data: str | bytes) -> int:
-        """Write to its input, once for this call; the number of bytes it took.
+        """Write to its input, once for this call; returns the number of bytes that it read.
 
         Raises:
-            InvalidCommand: It was started without an open input, or this is more than 64 KiB.
+            InvalidCommand: Its input is not open, or the data exceeds 64 KiB.
             TaskCompleted: It has ended.
-            InputUnknown: Not known whether it arrived; it is not written again.
+            InputUnknown: It is unknown whether the data arrived; it is not written again.
         """
         given = data.encode() if isinstance(data, str) else data
         return await self._sessions.write(self.id, given, self._origin(), tool="shell", by_model=False)
 
     async def close_stdin(self) -> None:
-        """Let it read the end of its input. Raises what `write` does."""
+        """Close its input. Raises as `write`."""
         await self._sessions.write(self.id, b"", self._origin(), tool="shell", eof=True, by_model=False)
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Change the size of its terminal.
-
-        Raises:
-            PtyError: It has none.
-            TaskCompleted: It has ended.
-        """
+        """Change the size of its terminal; PtyError without a terminal, TaskCompleted if it has ended."""
         await self._sessions.resize(self.id, WindowSize(rows, cols))
 
     async def send_signal(self, number: int) -> None:
-        """Send a signal to every process of its tree; SIGKILL ends it as `kill` does. Again is again: it has no key.
+        """Send a signal to its process tree; SIGKILL works as `kill`. Each call sends it: there is no key.
 
         Raises:
             InvalidCommand: There is no such signal.
-            TaskCompleted: It has ended; nothing was signalled.
+            TaskCompleted: It has ended; no process was signalled.
         """
         if number not in signal.valid_signals():
             raise InvalidCommand(f"signal is {number}; give one of signal.Signals")
@@ -155,7 +150,7 @@ class Running:
         await self._engine.supervised.port.signal(self.id, int(number))
 
     async def kill(self) -> ExecutionResult:
-        """End its whole tree, SIGTERM and two seconds before SIGKILL; its result. One that has ended keeps its end."""
+        """End its process tree by SIGTERM, and SIGKILL two seconds later; an ended command keeps its result."""
         session = await self.session()
         if session.end is None:
             try:
@@ -165,10 +160,10 @@ class Running:
         return await self.result(session)
 
     async def result(self, session: Session, *, capture: bool = True) -> ExecutionResult:
-        """Its result where its time is over, `session` being how it stands; without `capture` both texts are "".
+        """The result of the ended or timed-out `session`; without `capture` both texts are "".
 
         Raises:
-            RuntimeError: How it ended is not known.
+            RuntimeError: Its end is unknown.
         """
         end = session.end or SessionEnd(state=SessionState.TIMED_OUT, duration_s=self._timeout)
         if end.state is SessionState.LOST:
@@ -197,7 +192,7 @@ class Running:
         )
 
     def _said(self, end: SessionEnd, *, late: str) -> str:
-        """What we add to what the command printed: the last line of stderr."""
+        """The line that is added to the end of stderr."""
         if end.state is SessionState.START_FAILED:
             return f"{self.command[0]}: {os.strerror(end.errno or errno.EIO)}\n"
         return f"Command timed out after {self._timeout:g}s{late}" if end.state is SessionState.TIMED_OUT else ""
@@ -211,11 +206,11 @@ class _Reader:
         self._log = log
         self.at = 0
         self._dropped = 0
-        # A piece may end inside a character.
+        # A piece may end within a character.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     async def new(self, *, last: bool) -> AsyncGenerator[str]:
-        """What has been added since; with `last` also what is no character yet."""
+        """Yield new output; with `last` also the bytes of an incomplete character."""
         size = self._log.size()
         while self.at < size:
             end = min(size, self.at + _READ)
@@ -233,7 +228,7 @@ class _Reader:
             yield text
 
     def _note(self, more: int) -> str:
-        """What was dropped to keep the log within its bound; the character before it may have lost its rest."""
+        """The line for dropped output; the character before it may be incomplete."""
         cut = self._decoder.decode(b"", final=True)
         dropped, self._dropped = self._dropped + more, 0
         return f"{cut}\n[{dropped:,} bytes were dropped here, not readable]\n"
@@ -255,11 +250,11 @@ def _exit_code(end: SessionEnd) -> int:
 
 
 _NOTE_BYTES: Final = 64
-"""Kept free for the line that says what was left out."""
+"""Bytes that are reserved for the line about left-out output."""
 
 
 class Captured(NamedTuple):
-    """Both streams as text, within the bytes they share."""
+    """Both streams as text, within their common bound."""
 
     stdout: str
     stderr: str
@@ -267,7 +262,7 @@ class Captured(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """One stream: all of it, or its two ends. `size` counts all that was printed, `room` what it takes as text."""
+    """One stream, whole or its two ends. `size` is the size of the whole output, `room` the size of this text."""
 
     head: bytes
     tail: bytes
@@ -280,7 +275,7 @@ class _Seen(NamedTuple):
 
 
 async def captured(out: OutputLog, err: OutputLog | None, most: int) -> Captured:
-    """Read both streams; together they take at most `most` bytes, and each is sure of half of them."""
+    """Both streams, together at most `most` bytes; each stream may use at least half."""
     seen_out = await _seen(out, most)
     seen_err = _Seen(b"", b"", 0, whole=True) if err is None else await _seen(err, most)
     half = most // 2
@@ -290,7 +285,7 @@ async def captured(out: OutputLog, err: OutputLog | None, most: int) -> Captured
 
 
 def fitted(text: str, most: int) -> str:
-    """Text of at most `most` bytes: the end of it is left out where it has more."""
+    """A text, cut at its end to at most `most` bytes."""
     data = text.encode()
     return text if len(data) <= most else data[: whole_characters(data[:most])].decode()
 
@@ -299,7 +294,7 @@ async def _seen(log: OutputLog, most: int) -> _Seen:
     size = log.size()
     if size <= most:
         data = await log.raw(0, size)
-        # Where there are fewer bytes than that, the log was emptied for its room.
+        # If there are fewer bytes, the log was emptied to free disk space.
         return _Seen(_text(data), b"", size, whole=len(data) == size)
     head = await log.raw(0, min(size, most))
     tail = await log.raw(max(0, size - most), size)
@@ -307,7 +302,7 @@ async def _seen(log: OutputLog, most: int) -> _Seen:
 
 
 def _text(data: bytes) -> bytes:
-    """The same with every byte that is no text replaced; it may take three times the room."""
+    """The data with invalid bytes replaced; it may be three times as long."""
     return data.decode("utf-8", "replace").encode()
 
 
@@ -328,9 +323,9 @@ _TOOL = "shell"
 
 
 class ShellSession:
-    """A shell and the terminal it is in. It outlives this object; leaving it as a context ends it.
+    """A persistent shell in its terminal. It outlives this object; leaving its context ends it.
 
-    Every command is let by whoever lets those of the shell that it was made by. Cancelling a method ends the waiting.
+    The authority of the shell that made it permits each command. Cancelling a method ends only the wait.
     """
 
     def __init__(
