@@ -14,10 +14,9 @@ import json
 import logging
 import os
 import stat
-import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +38,7 @@ from shellback.exec.core.findings import (
 )
 from shellback.exec.core.model import WORK, Session, SessionEnd
 from shellback.exec.core.sight.place import Root
+from shellback.exec.wire import gitindex
 
 log = logging.getLogger(__name__)
 
@@ -410,17 +410,11 @@ class Memory:
 
 
 MOST_BYTES: Final = 16 * 1024 * 1024
-_GITLINK: Final = 0o160000
-_LINK: Final = _GITLINK.to_bytes(4, "big")
-_FIXED: Final = 40
-"""Bytes of an entry before its object id."""
-_EXTENDED: Final = 0x4000
+_LINK: Final = gitindex.GITLINK.to_bytes(4, "big")
 
 
 def gitlinks(data: bytes, *, id_bytes: int = 20) -> frozenset[bytes]:
     """The paths of nested repositories in an index; object ids have `id_bytes`.
-
-    They are its entries of mode 160000. Format: gitformat-index(5).
 
     Raises:
         ValueError: It is too long, or no index that we can read.
@@ -429,10 +423,7 @@ def gitlinks(data: bytes, *, id_bytes: int = 20) -> frozenset[bytes]:
         raise ValueError
     if _LINK not in data:
         return frozenset()
-    try:
-        return frozenset(path for mode, path in _entries(data, id_bytes) if mode == _GITLINK)
-    except (struct.error, IndexError):
-        raise ValueError from None
+    return frozenset(path for mode, path in gitindex.read(data, id_bytes=id_bytes)[0] if mode == gitindex.GITLINK)
 
 
 def shared(data: bytes, *, id_bytes: int = 20) -> str | None:
@@ -440,32 +431,3 @@ def shared(data: bytes, *, id_bytes: int = 20) -> str | None:
     at = data.rfind(b"link")
     named = data[at + 8 : at + 8 + id_bytes].hex() if at >= 0 else ""
     return named if len(named) == 2 * id_bytes and named.strip("0") else None
-
-
-def _entries(data: bytes, id_bytes: int) -> Iterator[tuple[int, bytes]]:
-    magic, version, count = struct.unpack_from(">4sII", data)
-    if magic != b"DIRC" or version not in {2, 3, 4}:
-        raise ValueError
-    at, path = 12, b""
-    for _ in range(count):
-        (mode,) = struct.unpack_from(">I", data, at + 24)
-        (flags,) = struct.unpack_from(">H", data, at + _FIXED + id_bytes)
-        name = at + _FIXED + id_bytes + (4 if flags & _EXTENDED else 2)
-        dropped = 0
-        if version == 4:
-            dropped, name = _offset(data, name)
-        end = data.index(b"\0", name)
-        path = path[: len(path) - dropped] + data[name:end] if version == 4 else data[name:end]
-        yield mode, path
-        at = end + 1 if version == 4 else at + ((end - at) // 8 + 1) * 8
-
-
-def _offset(data: bytes, at: int) -> tuple[int, int]:
-    """A number of variable length, as in pack files, and where it ends."""
-    byte = data[at]
-    value = byte & 0x7F
-    while byte & 0x80:
-        at += 1
-        byte = data[at]
-        value = ((value + 1) << 7) | (byte & 0x7F)
-    return value, at + 1

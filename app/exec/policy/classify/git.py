@@ -26,6 +26,7 @@ from shellback.exec.policy.classify.model import Asks
 from shellback.exec.policy.classify.options import Argument, Call, Invocation, Program, table, words
 from shellback.exec.policy.classify.paths import Files
 from shellback.exec.policy.classify.repository import MOST_INDEX, MOST_LINE, objection, running
+from shellback.exec.wire import gitindex
 
 _ALONE: Final = words("--version -v --html-path --man-path --info-path --exec-path --help -h")
 _GLOBAL: Final = frozenset({"--no-pager", "-P", "--no-optional-locks", "--no-replace-objects", "--literal-pathspecs"})
@@ -339,7 +340,7 @@ def _looked_at(files: Files) -> Iterator[tuple[str, tuple[str, ...]]]:
             data = sight.content(f"{_place(git, sight)}/index", MOST_INDEX)  # a truncated index is refused
             prefix = os.path.relpath(cwd, top)
             yield "" if prefix == "." else prefix, _secrets(data, top, files.around.secret)
-        except (OSError, ValueError, IndexError, struct.error, Unseen):
+        except (OSError, ValueError, struct.error, Unseen):
             raise Asks("it prints what is in files, and which the repository tracks cannot be told") from None
 
 
@@ -353,62 +354,27 @@ def _place(git: str, sight: Sight) -> str:
 
 @lru_cache(maxsize=2)
 def _secrets(data: bytes, top: str, secret: Secrets) -> tuple[str, ...]:
-    return tuple(path for path in _entries(data) if secret.written(f"{top}/{path}"))
+    return tuple(path for path in _tracked(data) if secret.written(f"{top}/{path}"))
 
 
-_FIXED: Final = 62
-"""Bytes before the name of an entry: times, device, inode, mode, user, group, size, 20 of the object's name, flags."""
-_EXTENDED: Final = 0x4000
-_LENGTH: Final = 0xFFF
 _CHECKSUM: Final = 20
-_UNREAD: Final = "an index that is not understood"
 _ELSEWHERE: Final = (b"link", b"sdir")
-"""Extensions that move entries to another file, or let an entry stand for a directory."""
+"""Extensions of split and sparse indexes: some entries are in another file, or stand for directories."""
 
 
-def _entries(data: bytes) -> Iterator[str]:
-    """The path of each entry, relative to the top of the working tree; invalid UTF-8 is replaced.
-
-    Format: gitformat-index(5).
+def _tracked(data: bytes) -> list[str]:
+    """The path of each entry, relative to the top of the working tree; bytes that are not UTF-8 are replaced.
 
     Raises:
-        ValueError, IndexError, struct.error: The index is truncated, split, sparse, not SHA-1, or of an unknown
-        version.
+        ValueError, struct.error: As `gitindex.read`; the index is split or sparse, or its end is not understood.
     """
+    entries, at = gitindex.read(data)
     end = len(data) - _CHECKSUM
-    signature, version, count = struct.unpack_from(">4sII", data)
-    if signature != b"DIRC" or version not in {2, 3, 4}:
-        raise ValueError(_UNREAD)
-    at, name = 12, b""
-    for _ in range(count):
-        start = at
-        (flags,) = struct.unpack_from(">H", data, at + _FIXED - 2)
-        at += _FIXED + (2 if flags & _EXTENDED else 0)
-        kept = 0
-        if version == 4:
-            dropped, at = _number(data, at)
-            kept = len(name) - dropped
-        stop = data.find(b"\0", at, end)
-        if stop < 0 or kept < 0:
-            raise ValueError(_UNREAD)
-        name = name[:kept] + data[at:stop]
-        if min(len(name), _LENGTH) != flags & _LENGTH:
-            raise ValueError(_UNREAD)
-        at = stop + 1 if version == 4 else start + ((stop - start) // 8 + 1) * 8
-        yield name.decode("utf-8", "replace")
     while at < end:
         kind, size = struct.unpack_from(">4sI", data, at)
         if kind in _ELSEWHERE:
-            raise ValueError(_UNREAD)
+            raise ValueError("an index with entries elsewhere")
         at += 8 + size
     if at != end:
-        raise ValueError(_UNREAD)
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A variable-length number (seven bits a byte, highest first, as offsets in packs), and the offset behind it."""
-    value = data[at] & 0x7F
-    while data[at] & 0x80:
-        at += 1
-        value = ((value + 1) << 7) | (data[at] & 0x7F)
-    return value, at + 1
+        raise ValueError("an index that is not understood")
+    return [name.decode("utf-8", "replace") for _, name in entries]

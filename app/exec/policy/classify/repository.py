@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from shellback.exec.core.sight.sight import Sight, Unseen
+from shellback.exec.wire import gitindex
 from shellback.exec.wire.gitconfig import HARMLESS
 
 MOST_BYTES: Final = 64 * 1024
@@ -37,7 +38,7 @@ _HEADER: Final = re.compile(r'\[([A-Za-z0-9.-]+)(?:[ \t]+"((?:[^"\\\n]|\\["\\])*
 _KEY: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]*)[ \t]*(?:=(.*))?")
 _HOOKS: Final = ("post-index-change", "fsmonitor-watchman", "query-watchman", "reference-transaction", "pre-auto-gc")
 _UNREADABLE: Final = "the repository's configuration cannot be looked at: it is no plain file, or may not be read"
-_GITLINK: Final = (0o160000).to_bytes(4, "big")
+_GITLINK: Final = gitindex.GITLINK.to_bytes(4, "big")
 
 
 def objection(cwd: Path, home: Path | None = None, sight: Sight | None = None) -> str | None:
