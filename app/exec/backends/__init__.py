@@ -1,1 +1,1 @@
-"""Where commands run. A backend turns a spec into what to spawn; nothing else knows where that is."""
+"""Backends: each turns a spec into a plan of what to spawn. No other package knows where commands run."""

@@ -1,6 +1,6 @@
-"""Why a sandbox does not come about on this machine, and the line that changes it.
+"""Why this machine cannot make a sandbox, and the command that changes it.
 
-That it does not is known from a run alone. What is read here only explains it.
+Only a run shows that it cannot. What is read here explains the failure.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONTAINER: Final = "/.dockerenv", "/run/.containerenv"
 
 
 class Machine:
-    """What the kernel says of itself; `root` is where its files are."""
+    """Facts from the kernel's files below `root`."""
 
     def __init__(self, root: str | Path = "/") -> None:
         self._root = str(root)
@@ -43,12 +43,12 @@ class Machine:
 
     @property
     def filtered(self) -> bool:
-        """Whether a system call filter is on us already."""
+        """Whether this process has a system call filter."""
         return re.search(r"^Seccomp:\s*2$", self._text("proc/self/status"), re.MULTILINE) is not None
 
     @property
     def masked(self) -> bool:
-        """Whether something is mounted over parts of /proc, so that the kernel lets nobody mount another one."""
+        """Whether parts of /proc are mounted over; then the kernel refuses to mount another /proc."""
         points = [line.split()[4] for line in self._text("proc/self/mountinfo").splitlines() if line.count(" ") > 4]
         return any(point.startswith("/proc/") and not point.startswith("/proc/sys/fs/binfmt_misc") for point in points)
 
@@ -65,7 +65,7 @@ class Machine:
 
 
 def cause(report: Report, bwrap: str, machine: Machine) -> str:
-    """Cause and remedy of a sandbox that did not come about, in one sentence or two."""
+    """Cause and remedy of a sandbox that could not be made, in one or two sentences."""
     said = _last(report)
     version = _version(bwrap)
     if version is not None and version < NEEDED:
@@ -83,7 +83,7 @@ def cause(report: Report, bwrap: str, machine: Machine) -> str:
 
 
 def passing(report: Report, machine: Machine) -> bool:
-    """Whether it failed for want of something that may be there the next time: memory, descriptors, time."""
+    """Whether the failure may pass: memory, descriptors or time were short."""
     if report.errno == errno.ENOSPC:
         return machine.sysctl("user.max_user_namespaces") != "0"
     return report.timed_out or report.errno in _SCARCE

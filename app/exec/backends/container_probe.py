@@ -1,7 +1,7 @@
-"""Whether containers hold here what they promise: found out from inside one, made as for every command.
+"""Checks from inside a container, made as for every command, that containers hold what they promise.
 
-What an engine leaves out without a word (limits where it may not make cgroups, say) shows in what the kernel says in
-there, and nowhere else.
+What an engine drops without an error (for example limits, if it may not make cgroups) shows only in what the kernel
+says inside the container.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The containers of a state directory: made when first wanted, used by all who want the same, stopped when idle.
+"""The containers of a state directory: made at first use, shared by calls with the same description, stopped when idle.
 
-Their descriptions are durable and so are they themselves: whoever comes next, in whatever process, goes on with them.
+Containers and their descriptions are durable: the next process continues to use them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from shellback.exec.link.client import SupervisorClient
 from shellback.exec.wire import linux
 
 STOP_S: Final = 10.0
-"""What a supervisor gets to end its commands, before the engine kills all of it."""
+"""Grace period of a supervisor to end its commands, before the engine kills the container."""
 _UP_S: Final = 120.0
-"""What the supervisor of a container that runs gets to answer: a busy machine takes its time to start it."""
+"""Time for the supervisor of a running container to answer; a busy machine starts it slowly."""
 _LOOK_S: Final = 0.5
 _TRIES: Final = 3
 
@@ -63,7 +63,7 @@ class Containers:
         self._making: dict[str, asyncio.Task[None]] = {}
 
     def home(self, want: Container) -> Path:
-        """Where the supervisor of this container keeps its state, whether it is there or not."""
+        """The home of this container, whether it exists or not."""
         return self.root / want.name(self.root)
 
     def homes(self) -> list[Path]:
@@ -80,7 +80,7 @@ class Containers:
         return [home for home, one in known if one is not None and (one.scope, one.profile) == (scope, profile)]
 
     def masks(self) -> tuple[Path, Path]:
-        """An empty file and an empty directory, to be mounted over what is not to be seen."""
+        """An empty file and an empty directory, to mount over hidden paths."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, folder = self.root / "empty", self.root / "empty.d"
         file.touch(mode=0o444)
@@ -175,7 +175,7 @@ class Containers:
             await self.log.stopped(home.name, self._last_used(home))
 
     async def close(self) -> None:
-        """Let go of them; they run on. What is coming up comes up."""
+        """Wait for containers that are coming up; all containers keep running."""
         await asyncio.gather(*self._making.values(), return_exceptions=True)
 
     # -- making ----------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class Containers:
             raise
 
     async def _replace(self, home: Path, want: Container) -> None:
-        """Take away what others of this scope and profile are left, where nothing runs in them."""
+        """Remove other containers of this scope and profile in which nothing runs."""
         for other in await asyncio.to_thread(self._alike, want.scope, want.profile):
             if other != home and await self._at_rest(other) and other.name not in self._making:
                 with contextlib.suppress(BackendUnavailable):
@@ -314,7 +314,7 @@ class Containers:
             return time.time()
 
     async def _at_rest(self, home: Path) -> bool:
-        """Whether its supervisor says that nothing runs and no end waits to be heard, or has gone with its keeper."""
+        """Whether nothing runs and no end is unacknowledged, or supervisor and keeper have gone."""
         client = SupervisorClient(home, spawn=False)
         try:
             info = await client.connect()
@@ -346,7 +346,7 @@ class Containers:
             self.engine.stop(home.name, grace_s=STOP_S)
 
     def remove_now(self, home: Path, grace_s: float) -> bool:
-        """Take a container away, and its directory where no end waits in it; whether it was there. Blocks."""
+        """Remove a container, and its home if that has no session; returns whether the container existed. Blocks."""
         with self._locked(home):
             there = self.engine.state(home.name) is not None
             if there:
@@ -359,7 +359,7 @@ class Containers:
 
     @contextlib.contextmanager
     def _locked(self, home: Path) -> Generator[None]:
-        """Against other processes of ours, and other threads: an engine does not bear two at the same container."""
+        """Exclude our other processes and threads: an engine fails if two act on one container."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with linux.opened(self.root / f"{home.name}.lock", os.O_RDWR | os.O_CREAT) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What the records of a home tell while no supervisor of it runs, and the one thing that may be done to them then."""
+"""Reads the records of a home without a running supervisor, and abandons sessions there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shellback.exec.wire.protocol import Message
 
 
 def gone(home: Path, session_id: str) -> bool:
-    """Whether the directory of a session that was placed in this home is not there any more."""
+    """Whether the directory of a session that was placed in this home is missing."""
     return not (home / layout.SESSIONS / session_id).is_dir()
 
 
 def lost(session_id: str, evidence: Literal["container_restarted", "machine_rebooted", "record_unreadable"]) -> Message:
-    """The status of a session whose end nobody can tell."""
+    """The status of a session whose end is unknown."""
     return {
         "state": "lost",
         "record": Job(session_id, {}).end(linux.boot_id(), state="lost", evidence=evidence, ended_by=ITSELF),
@@ -47,7 +47,7 @@ def status(home: Path, session_id: str) -> Message | None:
 
 
 def ended(home: Path, session_id: str) -> Message:
-    """The same where it is known that nothing runs there: what was started and has no record is lost. Blocks."""
+    """As `status`, for a home in which nothing runs: a started session without an exit record is lost. Blocks."""
     told = status(home, session_id)
     if told is not None:
         return told

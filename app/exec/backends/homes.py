@@ -20,7 +20,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def known(home: Path) -> Container | None:
-    """What the container of a home was made of; None where that cannot be read."""
+    """The description of a home's container; None if it cannot be read."""
     try:
         return Container.from_json((home / DESCRIPTION).read_text())
     except (OSError, ValueError):
@@ -28,7 +28,7 @@ def known(home: Path) -> Container | None:
 
 
 def describe(home: Path, want: Container) -> None:
-    """Have it on disk what the container of a home is made of."""
+    """Write the description of a home's container to disk."""
     aside = home / f"{DESCRIPTION}.new"
     with linux.opened(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
         linux.write_all(fd, want.to_json().encode())
@@ -53,12 +53,12 @@ def emptied(home: Path) -> bool:
 
 
 def listens(home: Path) -> bool:
-    """Whether somebody listens at the supervisor's socket of a home; answers at once."""
+    """Whether a process listens at the supervisor's socket of a home; returns at once."""
     return bool(peer(home))
 
 
 def peer(home: Path) -> int:
-    """The process that listens there, as this machine numbers them; 0 where there is none."""
+    """The pid, on this machine, of the process that listens there; 0 if there is none."""
     with (
         contextlib.suppress(OSError),
         linux.opened(home / layout.SUPERVISOR, _FOLDER) as folder,

@@ -1,4 +1,4 @@
-"""Which backends there are, and what each can be asked. A new one is a module, and a line in `KINDS`."""
+"""The table of backends, and what each has to answer. A new backend is a module and a line in `_KINDS`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is known of a backend by its name alone, as records have it.
+    """Facts about a backend that follow from its name, which records have.
 
     `made_by` is MODULE:CLASS in this package. `place` ends "it ran ..."; "" says the name. `isolates`: its commands
     are held to a profile. `contained`: they run in containers, and see the workspace elsewhere than it is. `tried` by
@@ -78,20 +78,20 @@ class Wanted:
 
 
 class ChosenBackend(Backend):
-    """A `Backend` that settings can choose, and what they who choose, check and show it ask of it besides."""
+    """A `Backend` that settings can choose, with what wiring, checks and commands need to know about it."""
 
     containers: Containers | None = None
-    """In which it runs commands; None where it does without."""
+    """The containers in which it runs commands; None if it uses none."""
     protected: Protected | None = None
-    """What of the workspace it keeps from commands, None for nothing."""
+    """The paths of the workspace that it protects from commands; None if it protects none."""
     probed_by: ClassVar[str] = ""
     """MODULE:FUNCTION in this package, which is given the backend and looks around in it; "" where nothing holds."""
     attempt: ClassVar[str] = "it"
     """What a try of it is made in, as `why` says it."""
     caution: ClassVar[str] = ""
-    """Ends `why`: what somebody who has chosen it should know all the same."""
+    """A warning for people who chose it; it ends `why`."""
     without_limits: ClassVar[str] = ""
-    """What to do where nothing holds its commands to their bounds."""
+    """Remedy if nothing enforces the bounds of its commands."""
 
     @classmethod
     @abstractmethod
@@ -124,7 +124,7 @@ class ChosenBackend(Backend):
         raise NotImplementedError
 
     def missing(self, text: str, path: str | None) -> str | None:  # noqa: ARG002
-        """What to do about a line's program that the host has in `path` and it has not; None where that is not it."""
+        """Remedy for a program that the host has in `path` and the backend does not; None if that is not the cause."""
         return None
 
     def useless(self, readable: Sequence[Path]) -> tuple[str, str] | None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Whether sandboxes hold here what they promise: found out from inside one, made as for every command."""
+"""Checks from inside a sandbox, made as for every command, that sandboxes hold what they promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stays read-only in a writable workspace, because somebody outside runs it or trusts it without being asked.
+"""Finds the paths that stay read-only in a writable workspace, because programs outside run or trust them unasked.
 
 `shellback.exec.backends.trusted` has the names.
 
@@ -35,7 +35,7 @@ PLACES: Final = 50
 DOTENVS: Final = 300
 _TRIES: Final = 3
 CLOSED: Final = 50
-"""Directories that are closed for one reason; where there were more, those are that hold them."""
+"""Directories closed for one reason; if there are more, the directories above them are closed."""
 DIRECTORIES: Final = 50_000
 """Each costs every command an lstat."""
 _CONFIG_BYTES: Final = 65_536
@@ -162,7 +162,7 @@ class Protected:
         return f"it has more than {self._most} directories, or some that cannot be read"
 
     def _settle(self, found: list[Directory]) -> list[str]:
-        """Choose the places that are protected part by part; those that are not."""
+        """Choose the places that are protected part by part; returns the others."""
         places: dict[str, Where] = dict(sorted(self._found(found), key=lambda one: (one[0].count("/"), one[0])))
         order = dict.fromkeys((f"{self._root}/.git", self._root, *self._places, *places))
         there = [place for place in order if place in places]
@@ -170,7 +170,7 @@ class Protected:
         return there[PLACES:]
 
     def _masked(self, secrets: Iterable[str], unknown: Collection[str]) -> tuple[set[str], set[str]]:
-        """What `read_only` does not see: files, and directories."""
+        """Files and directories that profile `read_only` does not see."""
         files = _outermost(secrets)
         surplus = (path.rpartition("/")[0] for path in files[DOTENVS:])
         folders = self._holding(surplus, f"it has more than {DOTENVS} files that may be secrets, pipes and sockets") | {
@@ -238,7 +238,7 @@ class Protected:
 
 
 class _Draft:
-    """Covers while they are put together."""
+    """Collects the covers of one look."""
 
     def __init__(self, root: str) -> None:
         self._root = root

@@ -1,7 +1,7 @@
-"""What stands in a workspace for what it does not have, while containers are there, so that no command can make it.
+"""Stand-ins for missing protected paths of a workspace, so that no command in a container can make them.
 
-A mount on it would go with it, so it is there as long as the container is, whoever has made that, and is removed by
-whoever looks next: a file that all processes of a state directory share says what was made for whom.
+A mount on a stand-in needs it, so it exists as long as the container does; the next process that tidies removes it. A
+file that all processes of a state directory share says which stand-in was made for which container.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running one command of a plan in a sandbox of its own, apart from every supervisor, by the same mechanism."""
+"""Runs one command of a plan in a sandbox of its own, without a supervisor, by the same mechanism."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shellback.exec.wire.sandbox import Sandbox
 
 OUTPUT_BYTES: Final = 65_536
 _OVERHEAD_S: Final = 60.0
-"""What the trial gets beyond its command's time: twice what bubblewrap gets, and its own end."""
+"""Time beyond the command's timeout: twice that of bubblewrap, and for the trial's own end."""
 _ROOT: Final = str(Path(__file__).resolve().parents[3])
 _CODE: Final = (
     f"import sys; sys.path.append({_ROOT!r}); from shellback.exec.supervisor.sandbox.trial import main; main()"

@@ -1,6 +1,6 @@
-"""What of the host is seen in a sandbox: what programs need, read-only; a scratch; the workspace. Nothing else.
+"""What a sandbox shows of the host: the files that programs need, read-only; a scratch; the workspace.
 
-Words are options of bubblewrap, bwrap(1). What is not named here does not exist in there.
+Words are options of bubblewrap, bwrap(1). Paths that are not named here do not exist in the sandbox.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _DEVICE_LINKS: Final = {
 _SHADOWED: Final = ("/proc", "/sys", "/dev", "/run", "/boot")
 _TMP, _VAR_TMP, _SHM = "/tmp", "/var/tmp", "/dev/shm"  # noqa: S108 - a sandbox has its own
 PRIVATE: Final = (_TMP, _VAR_TMP, "/home", "/run", _SHM)
-"""What no command shares with the machine."""
+"""Directories that no command shares with the machine."""
 RUN_BYTES: Final = 16 * 1024 * 1024
 
 
 def unusable(workspace: Path, hidden: Iterable[Path]) -> str | None:
-    """Why a directory cannot be the workspace of a sandbox, None where it can."""
+    """Why a directory cannot be the workspace of a sandbox; None if it can."""
     for place in ("/", *_PROGRAMS, "/etc", "/home", _TMP, "/var", _VAR_TMP, "/root", *_SHADOWED):
         if str(workspace) == place:
             return f"{place} is too much of the machine"

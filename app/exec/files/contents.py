@@ -1,4 +1,4 @@
-"""Reading, writing and removing what stands at a place that was found. Blocks; no file is opened but a regular one."""
+"""Reads, writes and removes the file or directory at a `Place`. Blocks; opens regular files only."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ READ_MOST: Final = 64 * 1024 * 1024
 _LEAST: Final = 4096
 
 NOTHING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
-"""Errors that say of a path that nothing stands there."""
+"""Errors that mean that nothing exists at a path."""
 
 Mode = Literal["overwrite", "create", "append"]
 
 
 class FileTooLarge(ExecError, OSError):
-    """Raised when more would have to be read than is ever read at once; `size` and `limit` in bytes or entries."""
+    """Raised when a file or directory is larger than one read allows; `size` and `limit` are in bytes or entries."""
 
     def __init__(self, path: str, size: int, limit: int, remedy: str) -> None:
         super().__init__(errno.EFBIG, f"{size} of at most {limit}; {remedy}", path)
@@ -57,7 +57,7 @@ def read(place: Place, look: Callable[[int], object] = lambda _: None) -> bytes:
 
 
 def looked_at(place: Place) -> contextlib.AbstractContextManager[int | None]:
-    """A descriptor of what stands at `place`, None for nothing; of what is no file and no directory, one of its name.
+    """A descriptor of the file or directory at `place`; None if nothing exists, an `O_PATH` descriptor for the rest.
 
     Raises:
         OSError: It may not be read.
@@ -162,7 +162,7 @@ def _like(descriptor: int, kept: os.stat_result) -> None:
 
 
 def _settle(place: Place) -> None:
-    """Put the directory itself on disk; one that may not be read can still be written, and is left to the kernel."""
+    """Sync the directory to disk; the kernel syncs a directory that we may write but not read."""
     try:
         directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.directory)
     except PermissionError:
@@ -172,17 +172,17 @@ def _settle(place: Place) -> None:
 
 
 SECONDS: Final = 120.0
-"""Of one removal: a command may fill a directory faster than it is emptied."""
+"""Limit of one removal: a command may fill a directory faster than we empty it."""
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def remove(place: Place) -> int:
-    """Take away what stands at `place`, a symlink itself; returns how many names that were.
+    """Remove the file, symlink or directory tree at `place`; returns the number of names removed.
 
     Raises:
         FileNotFoundError: Nothing stands there.
-        OSError: It may not be removed. What of a directory was removed by then stays removed.
+        OSError: It may not be removed. Entries of a directory that were removed before stay removed.
     """
     if not stat.S_ISDIR(place.there.st_mode):
         os.unlink(place.name, dir_fd=place.directory)
@@ -227,7 +227,7 @@ def _emptied(place: Place) -> int:
 
 
 def _files_removed(directory: int) -> tuple[str | None, int]:
-    """Remove all in it that is no directory; a directory that is left, and how many names are gone."""
+    """Remove entries up to the first directory; returns its name (None if there is none) and the number removed."""
     removed = 0
     with os.scandir(directory) as entries:
         for found in entries:

@@ -1,4 +1,4 @@
-"""What is known of names in a directory, and finding them. Blocks, for a bounded time."""
+"""Lists directories and finds names by pattern. Blocks for a bounded time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 def entry(root: Root, name: str, path: str, status: os.stat_result) -> Entry:
-    """The entry of what stands at `path`, of which `status` is known; a symlink is looked up."""
+    """The entry of `path`, whose `lstat` is `status`; the target of a symlink is looked up."""
     mode = status.st_mode
     link = stat.S_ISLNK(mode)
     if link:
@@ -123,7 +123,7 @@ class Glob:
         self._scan = Scan(seconds)
 
     def stop(self) -> None:
-        """Come to an end soon."""
+        """End the search soon."""
         self._scan.cancelled = True
 
     def run(self) -> Found:
@@ -163,11 +163,7 @@ class Glob:
 
 
 def bounded(limit: int, most: int, seconds: float) -> None:
-    """Pass for bounds of a search that can be kept.
-
-    Raises:
-        InvalidCommand: They cannot.
-    """
+    """Check the bounds of a search; raises InvalidCommand where one is out of range."""
     if not 1 <= limit <= most:
         raise InvalidCommand(f"limit is {limit}; it can be 1 to {most}")
     if not 0 < seconds <= SECONDS_MOST:

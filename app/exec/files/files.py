@@ -22,7 +22,7 @@ from shellback.exec.files.text import Text, lines_of
 TEXT_MOST: Final = 262_144
 LINES_MOST: Final = 2000
 LOOK_S: Final = 30.0
-"""Of what only reads: a thread that hangs in the kernel is left to itself."""
+"""Limit of a read; a thread that hangs in the kernel longer is abandoned."""
 T = TypeVar("T")
 Check = Callable[[str, int | None], None]
 """Called with a path as commands see it, and a descriptor of what stands there; it raises to prevent what follows."""

@@ -1,4 +1,4 @@
-"""Asking the process that searches in files. Blocks, for a bounded time."""
+"""Runs the process that searches in files. Blocks for a bounded time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shellback.exec.files.entries import bounded
 HITS_MOST: Final = 1000
 PATTERN_MOST: Final = 1000
 BYTES_MOST: Final = 262_144
-"""Of what is found, as it comes from the process that searches."""
+"""Bytes of matches, as the process that searches prints them."""
 _GRACE_S: Final = 2.0
 _TOLD: Final = ("pattern", "path", "glob", "ignore_case", "limit", "seconds", "become")
 _ASKS: Final = b'{"ask"'
@@ -43,7 +43,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hits:
-    """What was found in files, in the order of their paths, and what was not looked at."""
+    """Matches in the order of their paths, and counts of the files that were not searched."""
 
     hits: tuple[Hit, ...]
     files: int = 0
@@ -52,7 +52,7 @@ class Hits:
     large: int = 0
     unreadable: int = 0
     slow: tuple[str, ...] = ()
-    """Files whose search was given up, because the pattern took too long there; the first of them."""
+    """Files in which the pattern took too long, so that their search was given up; the first of them."""
     stopped: str = ""
     """Why there may be more; "" where this is all."""
     skipped: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Grep:
         self._child: subprocess.Popen[bytes] | None = None
 
     def stop(self) -> None:
-        """Come to an end now."""
+        """End the search now."""
         self._stopped = True
         if self._child is not None:
             self._child.kill()

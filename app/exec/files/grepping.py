@@ -1,8 +1,8 @@
-"""The process that searches in files: a pattern that takes for ever takes this process only, and not for long.
+"""The process that searches in files: a pattern that never ends blocks this process only, for a bounded time.
 
-Standard library only, and little of it: it is started for each search. It becomes the user whom commands run as before
-it looks at anything. One line of JSON comes in; one goes out for each hit, and a last one that sums up. Where it is to,
-it asks which files it may search, some at a time, before it reads any of them.
+It is started for each search, so it imports little, and only the standard library. It becomes the user of commands
+before it reads anything. It reads one line of JSON and prints one for each hit and one summary. If told to, it asks
+which files it may search, some at a time, before it reads them.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _Search:
             self._search()
 
     def _search(self) -> None:
-        """Search what is held, as far as that is let; whether anything is in the rest is not even known here."""
+        """Search the held files that are not withheld; withheld files are never read."""
         held, self._held = self._held, []
         refused: list[bool] = [False] * len(held)
         if self._asks and held:

@@ -1,4 +1,4 @@
-"""What a file tool leaves alone because sandboxes hold it read-only: see `shellback.exec.backends.protected`."""
+"""Paths that file tools do not change, because sandboxes keep them read-only: see `exec.backends.protected`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WHY: Final = {rule.name: rule.why for rule in PROTECTED}
 
 
 class Protection:
-    """Says of a path, as commands see it, why it is not to be written, made or removed; None where it may be.
+    """Says why a path, as commands see it, may not be written, made or removed; None if it may.
 
     `inner` is where commands see the workspace that `protected` is about.
     """

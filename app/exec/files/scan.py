@@ -1,4 +1,4 @@
-"""Going through a tree, sorted, never through a symlink, only so far; and patterns of the names in it.
+"""Walks a tree in sorted order, within bounds and never through a symlink; and matches patterns of names.
 
 `**` is any number of directories, `*`, `?` and `[...]` are within a name, `{a,b}` is either. A leading dot is nothing
 special. There is no escape: `[*]` is a star.
@@ -24,7 +24,7 @@ IGNORED: Final = frozenset(
     {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox"}
     | {".mypy_cache", ".ruff_cache", ".pytest_cache"}
 )
-"""Directories that are not searched unless the search begins in one: what is there was written by programs."""
+"""Directories of generated files: not searched unless the search begins in one."""
 
 _OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -32,7 +32,7 @@ S = TypeVar("S")
 
 
 class Scan:
-    """One search, at most `seconds` long; when it is over, `stopped` says why it did not see everything, "" if it did.
+    """One search of at most `seconds`; `stopped` says why it did not see everything, "" if it did.
 
     `skipped` are directories that were not entered, by their paths below the beginning.
     """

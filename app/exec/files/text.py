@@ -1,4 +1,4 @@
-"""Files as text: UTF-8, lines that end with LF or CRLF, with a byte order mark or without, all kept as they are."""
+"""Files as UTF-8 text; line ends (LF or CRLF) and the byte order mark are kept."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from shellback.exec.persistent.payload import KNOWN, Bounds, Frame
 from shellback.exec.wire.crashpoints import reach
 
 READY_S: Final = 5.0
-"""How long a shell that waits for a command may take to ask for it."""
+"""How long a waiting shell may take to ask for a command."""
 START_S: Final = 30.0
 """How long a new one may take."""
 _MARK: Final = 45
@@ -80,11 +80,11 @@ class Exchange:
         return await self._followed(reader, until, until_input=True, asked=True)
 
     async def before(self, *, timeout_s: float) -> Outcome | None:
-        """Go on with what an earlier execution of the call has typed; None where nothing of it ever ran, or will.
+        """Continue an earlier execution of the call; None if none of its input ever ran or will run.
 
         Raises:
             TaskCompleted: The shell has ended before it ran.
-            InputUnknown: There is no telling.
+            InputUnknown: It is unknown whether the command ran.
         """
         until = time.monotonic() + timeout_s
         start = await mark_named(self._log, self.frame.start)
@@ -123,7 +123,7 @@ class Exchange:
         return await self._followed(asked[0], until, until_input=False, asked=True)
 
     async def clear(self) -> None:
-        """Let a shell that listens for a command of somebody who has gone prompt again."""
+        """Make a shell prompt again that listens for the command of a call that has gone."""
         if listens(self._log):
             await self._interrupt()
 
@@ -151,13 +151,13 @@ class Exchange:
         return None
 
     async def _interrupt(self) -> None:
-        """Type Ctrl-C: it also throws away what lies in the terminal."""
+        """Type Ctrl-C, which also discards unread input of the terminal."""
         size = self._log.size()
         await self._type(_INTERRUPT, secrets.token_hex(4))
         await self._follower.grown(size, rest_s=_SETTLED_S, timeout_s=1.0)
 
     async def _type(self, data: bytes, which: str, beyond: int | None = None) -> None:
-        """Type something, and wait for a moment for output `beyond`: most often that is all that comes."""
+        """Type `data`, and wait shortly for output `beyond` an offset: mostly all of it comes then."""
         key = CallKey(f"{self._key}.{which}")
         try:
             await self._engine.supervised.write(
@@ -276,7 +276,7 @@ class Course:
                 silence = min(silence * _SLOWER, _LONGEST_S)
 
     async def _taken(self) -> Outcome | None:
-        """Take in the marks that have come; the end, if one of them is that."""
+        """Process new marks; returns the outcome if one of them ends the command."""
         for mark in await self._reader.marks():
             if mark.name == self._frame.ready:
                 self._asked = True
@@ -292,7 +292,7 @@ class Course:
         return None
 
     async def _prompted(self) -> Outcome | None:
-        """The end of a command that cannot tell it: the shell says that it prompts, and the kernel that it does."""
+        """The outcome of a command without an E mark: the shell printed P, and the kernel shows that it reads."""
         if self._prompt is None:
             return None
         look = await look_at(self._engine, self._session)
@@ -348,7 +348,7 @@ def _is_known(prompt: Mark) -> bool:
 
 
 async def look_at(engine: Engine, session: Session) -> Look | None:
-    """What a session does at this moment; None where nobody can tell."""
+    """What a session does now; None if unknown."""
     try:
         return await engine.supervised.port.look(session.id)
     except ExecError:
@@ -363,7 +363,7 @@ _BLIND = 2
 
 
 def reads_commands(look: Look | None) -> bool:
-    """Whether a shell is blocked reading its terminal, as the kernel has it; False where it cannot be told."""
+    """Whether a shell is blocked reading its terminal, according to the kernel; False if unknown."""
     return look is not None and look.how in {"read", "poll"} and look.name == _SHELL
 
 
@@ -379,13 +379,13 @@ def prompts(look: Look | None, blind: int = 0) -> bool:
 
 
 def rests(log: OutputLog, at: int) -> bool:
-    """Whether nothing but a prompt has come since `at`, where a command had ended: then nobody has typed a line."""
+    """Whether only a prompt was printed since a command ended at `at`: then no line was typed."""
     data = log.piece(at, _TAIL)
     return len(data) < _TAIL and b"\n" not in (rest := without(data)) and OPEN not in rest
 
 
 def ready(log: OutputLog, look: Look | None) -> bool:
-    """Whether the shell takes a command, or has asked for one that nobody gave: by its last mark and what it does."""
+    """Whether the shell takes a command, or asked for one and got none, by its last mark and the kernel."""
     mark = last_mark(log, _ALL)
     idle = mark is not None and mark.kind in "REP"
     if look is None or look.how == "unknown":
@@ -394,17 +394,17 @@ def ready(log: OutputLog, look: Look | None) -> bool:
 
 
 def listens(log: OutputLog) -> bool:
-    """Whether the last thing that a shell did is to ask for a command that nobody gave."""
+    """Whether the shell last asked for a command and got none."""
     mark = last_mark(log, _ALL)
     return mark is not None and mark.kind == "R"
 
 
 def runs(log: OutputLog) -> bool:
-    """Whether the last thing that a shell did is to begin a command."""
+    """Whether the shell last began a command."""
     mark = last_mark(log, _ALL)
     return mark is not None and mark.kind in "SC"
 
 
 def _interrupted(log: OutputLog, mark: Mark) -> bool:
-    """Whether somebody has typed Ctrl-C since; for a shell that prints no P any more."""
+    """Whether Ctrl-C was typed since the mark, for a shell that no longer prints P."""
     return b"^C" in log.piece(mark.end, 1 << 20)

@@ -1,4 +1,4 @@
-"""What this process remembers of a shell. Forgetting it costs a look at the log and the kernel, never an answer."""
+"""What this process remembers of a shell. If it is lost, log and kernel are read again; no answer is lost."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shellback.exec.persistent.marks import Reader, last_mark
 from shellback.exec.persistent.payload import Frame
 
 _BUSY_S: Final = 1.0
-"""How long a shell is given to prompt that has just been seen to do something else."""
+"""How long a busy shell may take to prompt."""
 _PAUSE_S: Final = 0.05
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A command that runs on and that nobody waits for."""
+    """A command that still runs and that no call waits for."""
 
     frame: Frame
     reader: Reader
@@ -50,7 +50,7 @@ class Known:
         self.kept = ""
 
     def note(self, done: Outcome, frame: Frame) -> None:
-        """Remember what became of a command."""
+        """Remember the outcome of a command."""
         self._told = done.upto
         self.kept = done.cwd or self.kept
         self._rested = done.upto if done.how == "ended" else None
@@ -58,12 +58,12 @@ class Known:
         self._pending = _Pending(frame, Reader(self.log, done.upto)) if runs else None
 
     def typed(self) -> None:
-        """Remember that somebody typed into it."""
+        """Remember that input was typed."""
         self._rested = None
         self._typed = time.monotonic()
 
     def told(self, upto: int = 0) -> int:
-        """How much of its output somebody has been told; where nobody remembers, up to the last command that ended."""
+        """The offset up to which output was shown; if unknown, the end of the last command that ended."""
         if self._told is None:
             mark = last_mark(self.log, "E")
             self._told = mark.end if mark else 0
@@ -71,9 +71,9 @@ class Known:
         return self._told
 
     async def place(self) -> str:
-        """The directory that its next command finds, "" where nobody can tell.
+        """The directory in which its next command runs, "" if unknown.
 
-        What it said at the end of its last command does not hold: it may have left it since, or others have moved it.
+        The directory at the end of the last command may be out of date: the shell may have left it, or it was moved.
         """
         look = await look_at(self._engine, self._session)
         inside = look.reader if look is not None and reads_commands(look) else 0
@@ -81,11 +81,11 @@ class Known:
         return found if look is not None else found or self.kept
 
     def rests(self) -> bool:
-        """Whether it has done nothing but prompt since its last command ended; False where nobody remembers that."""
+        """Whether it only prompted since its last command ended; False if that is not remembered."""
         return self._rested is not None and rests(self.log, self._rested)
 
     async def ready(self) -> bool:
-        """Whether it takes a command now, by its output and the kernel."""
+        """Whether it takes a command now, according to its output and the kernel."""
         until = time.monotonic() + _BUSY_S
         follower = Follower(self._engine, self._session)
         while not ready(self.log, look := await look_at(self._engine, self._session)):
@@ -98,7 +98,7 @@ class Known:
         return True
 
     async def pending(self, session: Session) -> tuple[bool, int | None]:
-        """Whether a command runs on that nobody waits for, and the status of one that has ended since."""
+        """Whether a command still runs that no call waits for, and the status of one that has ended since."""
         pending = self._pending
         if pending is None:
             return self.busy, None
@@ -130,9 +130,9 @@ _GONE: Final = " (deleted)"
 
 
 def place_of(session: Session, log: OutputLog, inside: int = 0) -> str:
-    """The directory of a shell, or of the one `inside` it, as it sees it; "" where nobody can tell.
+    """The directory of a shell, or of the shell `inside` it, as it sees it; "" if unknown.
 
-    A process of a container has another number here, so there the last mark counts, which a command could have printed.
+    A container's processes have other pids here, so there the last mark counts, which a command could have printed.
     """
     if session.backend in CONTAINED:
         mark = last_mark(log, "E")

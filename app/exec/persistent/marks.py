@@ -40,13 +40,13 @@ _BETWEEN: Final = b"\x1f"
 """Between two directories; quoted, none of them has it."""
 _MARK: Final = re.compile(rb"\x1b\]7770;([RSEPC]);([0-9a-f]{32});?([^\x07\x1b]{0,%d})\x07" % LONGEST)
 _ASKED: Final = re.compile(rb"[0-9]{1,3};[A-Za-z]*'")
-"""What R says: the last status and the shell's options."""
+"""The text of R: last status and shell options."""
 TRIGGER: Final = re.compile(rb" IFS= \\builtin read -rsd [^\n]{0,400}?\"\$__sb\"\r?\n")
-"""What is seen of us where the terminal shows what is typed."""
+"""Our line as the terminal echoes it."""
 
 
 class Mark(NamedTuple):
-    """One mark that was found: its kind, whose it is, what it says, and where it begins and ends."""
+    """One mark: its kind, name and text, and its offsets in the log."""
 
     kind: str
     name: str
@@ -56,7 +56,7 @@ class Mark(NamedTuple):
 
     @property
     def status(self) -> int | None:
-        """The status that it tells, if it tells one."""
+        """The status in its text, if there is one."""
         word = self.said.split(b";", 1)[0]
         return int(word) if word.isdigit() and len(word) <= _DIGITS else None
 
@@ -67,9 +67,9 @@ class Mark(NamedTuple):
 
     @property
     def places(self) -> tuple[str, str]:
-        """The directory that E tells, and the one that the shell was put back from, if it was.
+        """The directory in an E mark, and the directory that the shell was moved back from, if it was.
 
-        What says something else, which only a program can have printed, says nothing.
+        Only a program can have printed a text of another form; it has no meaning.
         """
         cwd, _, left = self.said.partition(b";")[2].partition(_BETWEEN)
         return unquoted(cwd).decode("utf-8", "replace"), unquoted(left).decode("utf-8", "replace")
@@ -85,7 +85,7 @@ def found_in(data: bytes, at: int = 0) -> list[Mark]:
 
 
 def without(data: bytes) -> bytes:
-    """A piece of output without marks and without what is seen of us."""
+    """A piece of output without marks and without the echo of our line."""
     return TRIGGER.sub(b"", _MARK.sub(b"", data))
 
 
@@ -179,7 +179,7 @@ def _unescaped(found: re.Match[bytes]) -> bytes:
 _TAIL: Final = 4096
 _PIECE: Final = 64 * 1024
 _LARGE: Final = 4 * 1024 * 1024
-"""Bytes that are read at once; what is more than a small piece is read in a thread."""
+"""Bytes of one read; more than `_PIECE` is read in a thread."""
 _OPENED: Final = re.compile(rb"\x1b(?:\]7770;[^\x07\x1b]{0,%d}|\]?7{0,3}0?)?\Z" % LONGEST)
 
 
@@ -193,7 +193,7 @@ class Reader:
         """The end of what has been looked at, an unfinished mark included."""
 
     async def marks(self) -> list[Mark]:
-        """The marks that have come since, in order. Takes a thread where much has come."""
+        """New marks in order. Much new output is read in a thread."""
         found: list[Mark] = []
         end = self._log.size()
         while self.size < end:

@@ -247,7 +247,7 @@ class PersistentShells:
             known.busy = False
 
     async def list(self, conversation_id: str | None) -> list[Listed]:
-        """The shells that run."""
+        """The running shells."""
         found = await Sessions(self._engine, conversation_id).list()
         return [one for one in found if one.session.kind == SHELL and one.session.live]
 
@@ -288,7 +288,7 @@ class PersistentShells:
         return Bounds(roots=(inner, *private, *self._allowed), back=known.kept or inner)
 
     def _left_of(self, session: Session) -> float:
-        """How many seconds a shell has until it expires; the log's own time has calls too, and outlives us."""
+        """Seconds until a shell expires; the log's modification time also counts calls, and outlives this process."""
         known = self._of(session)
         used = max(session.started_at or session.created_at, known.log.modified_at())
         return self._idle_s if known.busy else used + self._idle_s - self._clock()
@@ -297,13 +297,13 @@ class PersistentShells:
 log = logging.getLogger(__name__)
 
 _AGAIN_S: Final = 60.0
-"""When it is tried again where a shell could not be ended."""
+"""Seconds until the next attempt to end a shell."""
 
 
 class Expiry:
-    """Ends a shell of this host once it was idle for long enough: when it has no seconds `left`.
+    """Ends idle shells of this host: those with no seconds `left`.
 
-    There is one timer for each, set anew when it fires early, and nothing that looks in between.
+    Each shell has one timer, which is set again if it fires early; there is no polling.
     """
 
     def __init__(self, engine: Engine, left: Callable[[Session], float]) -> None:
@@ -313,29 +313,29 @@ class Expiry:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """End the shells that were idle for too long while nobody watched, and watch the others; repeating is fine."""
+        """End shells that expired while no worker ran, and set timers for the others; repeating is harmless."""
         for one in await self._engine.store.list(live=True):
             if one.kind == SHELL and one.host_id == self._engine.host_id:
                 self.watch(one.id, 0)
 
     def watch(self, session_id: SessionId, after_s: float) -> None:
-        """Look at a shell after this time; one that is watched already keeps its timer."""
+        """Check a shell after this time; a timer that exists is kept."""
         if session_id not in self._timers:
             self._timers[session_id] = asyncio.get_running_loop().call_later(after_s, self._fire, session_id)
 
     def forget(self, session_id: SessionId) -> None:
-        """Look at it no more."""
+        """Cancel the timer of a shell."""
         timer = self._timers.pop(session_id, None)
         if timer is not None:
             timer.cancel()
 
     async def end(self, session_id: SessionId) -> None:
-        """End it as one that has lived for long enough."""
+        """End a shell because its lifetime is over."""
         session = await self._engine.registry.get(session_id)
         await Sessions(self._engine, None).end(session, by=EndedBy.LIFETIME)
 
     async def stop(self) -> None:
-        """Look at nothing any more; shells go on. Stopping twice, or without a start, is fine."""
+        """Cancel all timers; shells go on. Stopping twice, or without a start, is harmless."""
         for session_id in list(self._timers):
             self.forget(session_id)
         for task in self._tasks:
@@ -379,7 +379,7 @@ def shell_command(
     workspace: Path,
     limits: Limits,
 ) -> CommandSpec:
-    """Check what a shell is to be started with.
+    """Check the arguments for a new shell.
 
     Raises:
         InvalidCommand: The size is out of range, or a variable is refused.
@@ -394,7 +394,7 @@ def shell_command(
 
 
 def check_line(command: str, timeout_s: float, limits: Limits) -> None:
-    """Accept what a shell is to run, and for how long that is waited for.
+    """Check a command for a shell, and the time that the call waits.
 
     Raises:
         InvalidCommand: It is not acceptable; the message names the bound.

@@ -1,4 +1,4 @@
-"""What is told of a command in a shell, and in which words."""
+"""Texts about a command in a shell."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROMPT_S: Final = 0.5
 async def executed(
     engine: Engine, session: Session, recorded: Mapping[str, Any], command: str, *, raw: bool
 ) -> Executed:
-    """What was recorded, with the output of then."""
+    """The result from the record of the call, with the command's output from the log."""
     log = engine.output(session)
     how, start, end = recorded["how"], int(recorded["start"]), int(recorded["end"])
     shown_slice = await log.ends(start, end)
@@ -52,7 +52,7 @@ async def executed(
 
 
 async def prompt(engine: Engine, session: Session, at: int) -> tuple[str, int]:
-    """What a shell shows after `at` until it rests, and where that is; a prompt comes in one piece, or soon."""
+    """The output after `at` until the shell rests, and the offset of its end; a prompt comes in one piece, or soon."""
     log = engine.output(session)
     follower = Follower(engine, session)
     size = at
@@ -82,7 +82,7 @@ async def shown(log: OutputLog, start: int, end: int, *, raw: bool) -> str:
 
 
 def how_ended(session: Session, idle_s: float) -> str:
-    """How a shell ended, for somebody who wanted something of it."""
+    """How a shell ended, for a call that needed it."""
     assert session.end is not None
     if session.end.ended_by is EndedBy.LIFETIME:
         span = f"{idle_s / 60:g} minutes" if idle_s >= 60 else f"{idle_s:g} s"
@@ -91,7 +91,7 @@ def how_ended(session: Session, idle_s: float) -> str:
 
 
 def note_of_read(session: Session, idle_s: float, *, running: bool) -> str:
-    """What there is to know beside what was read."""
+    """The note beside the output that was read."""
     if session.end is not None:
         return f"the shell has ended: {how_ended(session, idle_s)}"
     return "a command still runs" if running else ""
@@ -135,7 +135,7 @@ def _note(session: Session, how: str, recorded: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A shell and what it shows first: its prompt."""
+    """A new shell and its first output: the prompt."""
 
     session: Session
     output: str
@@ -143,12 +143,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
-    """What became of a command in a shell.
+    """The result of a command in a shell.
 
-    `output` is what it printed as plain text, head and tail where it is long; `slice` says how much that is of what.
-    `raw` is what a terminal showed: the command, the output with its control sequences, the prompt. `exit_code` None is
-    not known: it runs, or a shell inside has the terminal, or a signal ended the shell. `timed_out` and `waiting` (for
-    input) mean that it runs on. `note` says in one sentence what else there is to know and do.
+    `output` is plain text, head and tail if it is long; `slice` says which part of the output that is. `raw` is what a
+    terminal showed: command, output with control sequences, prompt. `exit_code` None is unknown: the command runs, or
+    an inner shell has the terminal, or a signal ended the shell. With `timed_out` and `waiting` (for input) it still
+    runs. `note` has further facts and the next step.
     """
 
     session: Session
@@ -166,9 +166,9 @@ class Executed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What a shell printed since it was read last. `running` is whether a command that was not waited for still runs.
+    """Output since the last read. `running`: a command that no call waits for still runs.
 
-    `exit_code` is that of such a command, where it has ended since.
+    `exit_code` is that of such a command, if it has ended since.
     """
 
     session: Session

@@ -1,4 +1,4 @@
-"""What policy knows of a tool: the part of its object that decides whether a person is asked."""
+"""What policy knows about a tool: the fields that decide whether a person is asked."""
 
 from __future__ import annotations
 

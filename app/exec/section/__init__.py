@@ -1,1 +1,1 @@
-"""Sandboxes of an agent's own: tools, a shell and files over a workspace that is filled for them."""
+"""Sections: a sandbox for one agent, with tools, a shell and files over a workspace of its own."""

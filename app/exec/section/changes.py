@@ -1,4 +1,4 @@
-"""What has become of the files of a sandbox section since it began."""
+"""Which files of a sandbox section changed since it began."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shellback.exec.files.files import Files
 from shellback.exec.log.links import TMP
 
 MOST: Final = 100_000
-"""So many names of a workspace are looked at."""
+"""Names of a workspace in one snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class VirtualFileSystem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteFile:
-    """A file that is there and was not (`create`), or is not what it was (`overwrite`)."""
+    """A file that is new (`create`) or was changed (`overwrite`)."""
 
     path: str
     mode: Literal["create", "overwrite"]
@@ -37,14 +37,14 @@ class WriteFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteEntry:
-    """A file that was there and is not any more."""
+    """A file that was removed."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """One use of `evaluate_python`. `exit_code` None: a signal ended it, it runs, or nobody knows."""
+    """One use of `evaluate_python`. `exit_code` None: a signal ended it, it still runs, or its end is unknown."""
 
     exit_code: int | None
     stdout: str
@@ -78,7 +78,7 @@ async def snapshot(files: Files) -> VirtualFileSystem:
 
 
 def changes(before: VirtualFileSystem, now: VirtualFileSystem) -> Sequence[WriteFile | DeleteEntry]:
-    """What was written and deleted between two moments, by path. A file whose size, time and mode are the same is."""
+    """Files written and deleted between two snapshots, by path. A file with equal size, time and mode is unchanged."""
     told: list[WriteFile | DeleteEntry] = []
     for path in sorted(before.files.keys() | now.files.keys()):
         was, found = before.files.get(path), now.files.get(path)

@@ -1,4 +1,4 @@
-"""What a sandbox section is made of, fixed when it is made; and the short commands of whoever owns it."""
+"""The configuration of a sandbox section, and the short commands that its owner runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shellback.exec.tools.toolset import plain_judge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxConfig:
-    """What every sandbox section is made of; fixed once it is made, whatever a model asks for.
+    """The configuration of every sandbox section; a model cannot change it.
 
     Args:
         mounts: What is copied into the workspace before anything runs there.
@@ -40,9 +40,9 @@ class SandboxConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodmanSandboxConfig(SandboxConfig):
-    """What a container section is made of besides: image, bounds, network, environment, and which podman.
+    """The configuration of a container section: also image, bounds, network, environment and podman.
 
-    The image has to be here: nothing is downloaded. No container is privileged, and commands run as user 65534.
+    The image has to be here already: nothing is downloaded. No container is privileged, and commands run as user 65534.
     `env` is given to every command; its values are in no record and on no command line.
     """
 
@@ -73,9 +73,9 @@ class PodmanShellParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodmanShellResult:
-    """How a short command ended; 124 says that it was out of time. `exit_code` None: a signal, or nobody knows.
+    """How a short command ended; 124 means that it timed out. `exit_code` None: a signal, or unknown.
 
-    `note` says what was made of a timeout that is not possible.
+    `note` says which timeout was used if the given one is out of range.
     """
 
     command: tuple[str, ...]

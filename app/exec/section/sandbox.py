@@ -1,6 +1,6 @@
-"""A sandbox of its own for an agent: the workspace tools, a shell and files, over a workspace that it fills.
+"""A sandbox for one agent: the workspace tools, a shell and files, over a workspace of its own.
 
-Whoever has the same section shares everything in it. `clone` makes one that shares nothing.
+Agents with the same section share everything in it. `clone` makes a section that shares nothing.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SCOPE: Final = "section-"
-"""So begins the scope of a section that was given none; its workspace goes with it."""
+"""Prefix of a generated scope; the workspace of such a section is removed with it."""
 IDLE_LOOK_S: Final = 60.0
-"""How often it is looked whether its container is idle: nobody tells."""
+"""How often the container is checked for being idle."""
 Make = Callable[[Path, Path, SupervisorClient], Made]
-"""What runs commands in a workspace: (workspace, state directory, supervisor of this machine)."""
+"""Makes the backend and supervisors from workspace, state directory and supervisor of this machine."""
 
 
 @dataclass(init=False)
@@ -149,7 +149,7 @@ class SandboxSection(ExecCapability):
         return self._place.get_workspace(ctx, ref=ref)
 
     async def wrap_tool_execute(self, ctx: RunContext[Any], **call: Any) -> Any:
-        """Let what a tool does be known as this call's."""
+        """Attribute to this call what its tool does."""
         return await self._place.wrap_tool_execute(ctx, **call)
 
     async def run_shell(self, params: PodmanShellParams) -> PodmanShellResult:
@@ -176,17 +176,16 @@ class SandboxSection(ExecCapability):
         return await snapshot(self._files)
 
     async def changes(self) -> Sequence[WriteFile | DeleteEntry | EvalResult]:
-        """What was written and deleted since this section began, whoever did it, and what `evaluate_python` has told.
+        """All files written and deleted since this section began, and the results of `evaluate_python`.
 
-        Files are compared with those that were there when the workspace had been filled, so one that was written and
-        deleted again is not told of.
+        Files are compared with the filled workspace, so a file that was written and deleted again is not listed.
         """
         now = await self.snapshot()
         evaluated = [one for one in await self.store.list() if one.command == PYTHON]
         return [*changes(self._began, now), *[await self._evaluated(one) for one in evaluated]]
 
     async def close(self) -> None:
-        """End what runs, remove container and state; of a section without a given scope the workspace too.
+        """End its commands, remove container and state; without a given scope the workspace too.
 
         Repeating it changes nothing. A closed section is not opened again.
         """
@@ -228,7 +227,7 @@ class SandboxSection(ExecCapability):
         return EvalResult(**{key: said[key] for key in ("exit_code", "stdout", "stderr", "timed_out")})
 
     async def _stop_idle(self, containers: Containers) -> None:
-        """Stop a container that nobody has used for `idle_s`: no worker is there to do it."""
+        """Stop a container that was not used for `idle_s`: there is no worker to do it."""
         assert isinstance(self._host, Supervisors)
         while True:
             await asyncio.sleep(min(containers.idle_s, IDLE_LOOK_S))
@@ -321,7 +320,7 @@ def _secret(path: Path) -> bool:
 
 
 def _forgotten(engine: ContainerEngine | None, containers: Containers | None, state: Path) -> None:
-    """What is left of a section that nobody closed: its containers go, and its state."""
+    """Remove containers and state of a section that was not closed."""
     for home in [] if containers is None else containers.homes():
         with contextlib.suppress(ExecError):
             assert engine is not None
@@ -330,7 +329,7 @@ def _forgotten(engine: ContainerEngine | None, containers: Containers | None, st
 
 
 class Pinned:
-    """A backend whose commands share one sandbox, whatever conversations they are of."""
+    """A backend whose commands share one sandbox across conversations."""
 
     def __init__(self, backend: Backend, scope: str) -> None:
         self._backend = backend
@@ -347,7 +346,7 @@ class Pinned:
 
 
 class Filled(Engine):
-    """An engine whose workspace is made and filled before it looks at it."""
+    """An engine that fills its workspace before it starts."""
 
     def __init__(self, fill: Callable[[], Awaitable[None]], *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -363,7 +362,7 @@ class Filled(Engine):
 
 @dataclass(kw_only=True)
 class Started(WrapperToolset[Any]):
-    """Makes the sandbox at the first call of a tool; one that cannot be had is a failed result."""
+    """Makes the sandbox at the first tool call; if that fails, the call has a failed result."""
 
     start: Callable[[], Awaitable[None]]
 
@@ -377,7 +376,7 @@ class Started(WrapperToolset[Any]):
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Code of the section's owner does as it likes; inside a tool call it may do what that call may."""
+    """Permits all commands of the owner's code; inside a tool call, those that the call may run."""
 
     engine: Engine
     policy: Policy

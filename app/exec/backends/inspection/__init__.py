@@ -1,1 +1,1 @@
-"""What commands of profile `work` have made in the workspace, looked at before a person's git meets it."""
+"""Inspection: checks what commands of profile `work` made in the workspace, before a person's git reads it."""

@@ -25,7 +25,7 @@ HOOKS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that git must not meet: its path from the workspace, what stands there, and what is wrong with it."""
+    """A file that git must not read: its path from the workspace, its status, and what is wrong with it."""
 
     path: str
     status: os.stat_result
@@ -103,7 +103,7 @@ class GitDirs:
 
 
 def look(root: Root, path: str) -> os.stat_result | None:
-    """What stands at a path from the workspace; None for nothing, and where a symlink is on the way."""
+    """The status of a path from the workspace; None if nothing exists, or a symlink is on the way."""
     with contextlib.suppress(OSError, ExecError), reached(root, path) as place:
         return place.status
     return None
@@ -123,7 +123,7 @@ def reached(root: Root, path: str) -> Generator[Place]:
 
 
 def content(root: Root, path: str, most: int) -> bytes | None:
-    """The first bytes of a regular file; None of anything else, and of what cannot be read."""
+    """The first bytes of a regular file; None if it is not one or cannot be read."""
     try:
         with reached(root, path) as place:
             return place.content(most)

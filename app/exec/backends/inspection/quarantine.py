@@ -1,4 +1,4 @@
-"""Takes a file of the workspace from git at once, and keeps it where commands cannot reach it."""
+"""Moves a file that git would obey out of the workspace, to where commands cannot reach it."""
 
 from __future__ import annotations
 
