@@ -32,13 +32,12 @@ def find(
     conversation_id: str | None = None,
     session_id: str | None = None,
     everything: bool = False,
-    limit: int = 1_000,
 ) -> list[Finding]:
-    """Open findings, oldest first; with `everything` also acknowledged ones."""
+    """Open findings, oldest first, at most 1,000; with `everything` also acknowledged ones."""
     names = findings.c
     which = given((names.host_id, host_id), (names.conversation_id, conversation_id), (names.session_id, session_id))
     query = sa.select(findings).where(*which, sa.true() if everything else _OPEN)
-    query = query.order_by(findings.c.created_at, findings.c.id).limit(limit)
+    query = query.order_by(findings.c.created_at, findings.c.id).limit(1_000)
     return [_finding(row) for row in conn.execute(query).mappings()]
 
 
@@ -56,10 +55,9 @@ def get(conn: sa.Connection, given: str) -> Finding:
     return _finding(found[0])
 
 
-def open_count(conn: sa.Connection, *, host_id: str | None = None, conversation_id: str | None = None) -> int:
-    """How many findings are open; of one host, of one conversation, or of all."""
-    which = given((findings.c.host_id, host_id), (findings.c.conversation_id, conversation_id))
-    return count(conn, findings, _OPEN, *which)
+def open_count(conn: sa.Connection, *, conversation_id: str | None = None) -> int:
+    """The number of open findings, of one conversation or of all."""
+    return count(conn, findings, _OPEN, *given((findings.c.conversation_id, conversation_id)))
 
 
 def acknowledge(conn: sa.Connection, ids: Sequence[str], *, by: str, at: float) -> int:

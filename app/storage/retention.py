@@ -71,7 +71,7 @@ def plain(cut: Cut) -> dict[str, sa.Select[Any]]:
         calls: sa.and_(calls.c.created_at < cut.rows, ~of_call),
         notices: sa.and_(notices.c.state.in_(["sent", "given_up"]), notices.c.due_at < cut.rows),
         workers: workers.c.heartbeat_at < cut.rows,
-        # Removed containers, and those of hosts long gone, which nobody can remove.
+        # Removed containers, and those of long silent hosts, which nothing can remove.
         workspaces: sa.or_(
             workspaces.c.removed_at < cut.rows,
             sa.and_(workspaces.c.host_id.in_(silent), workspaces.c.last_used_at < cut.sessions),

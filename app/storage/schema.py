@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -21,9 +21,6 @@ from shellback.storage.errors import MigrationFailed, SchemaBehind, SchemaTooNew
 from shellback.storage.rows import lock_name
 from shellback.storage.tables import metadata
 from shellback.storage.url import shown
-
-if TYPE_CHECKING:
-    from alembic.config import Config
 
 _alembic = threading.Lock()  # its context is one per process
 _MIGRATIONS: Final = Path(str(shellback.__file__)).parent / "migrations"
@@ -124,21 +121,14 @@ def _is_ours(name: str | None, kind: str, _parents: object) -> bool:
 
 def _upgrade(conn: sa.Connection) -> None:
     from alembic import command
+    from alembic.config import Config
 
     lock_name(conn, "shellback migrate")
     _refuse(_state(conn), conn.engine.url)
-    config = _config()
-    config.attributes["connection"] = conn
+    config = Config(attributes={"connection": conn})
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     with _alembic:
         command.upgrade(config, "head")
-
-
-def _config() -> Config:
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    return config
 
 
 def _state(conn: sa.Connection) -> SchemaState:

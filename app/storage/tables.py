@@ -127,7 +127,7 @@ approvals: Final = sa.Table(
     sa.Column("used_by", sa.String(64)),
     sa.Column("scope", sa.String(16), nullable=False, server_default="once"),  # once, session
     sa.Column("session_id", sa.String(64)),  # the session that the call is about, if it is about one
-    sa.Column("changed_args", sa.JSON),  # what a person wants to run instead of what the model asked for
+    sa.Column("changed_args", sa.JSON),  # arguments that a person gave instead of the model's
     sa.Column("changed_by", sa.String(100)),
     sa.Index("ix_approvals_conversation_id_state", "conversation_id", "state"),
 )
@@ -255,7 +255,7 @@ findings: Final = sa.Table(
     sa.Column("host_id", sa.String(64), nullable=False),
     sa.Column("kind", sa.String(32), nullable=False),  # shellback.exec.core.findings.KINDS
     sa.Column("path", sa.Text, nullable=False),
-    sa.Column("detail", sa.Text, nullable=False),  # never what a file holds
+    sa.Column("detail", sa.Text, nullable=False),  # never content of a file
     sa.Column("session_id", sa.String(64), nullable=False, index=True),
     sa.Column("conversation_id", sa.String(200), nullable=False),
     sa.Column("kept", sa.Text),  # path of the quarantined file

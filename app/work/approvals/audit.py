@@ -103,11 +103,10 @@ def find(
     events: tuple[str, ...] = (),
     since: float | None = None,
     after: int = 0,
-    limit: int = PAGE,
 ) -> list[Entry]:
     """Rows with an id above `after`, oldest first; filtered by conversation, events and time if given."""
     which = given((audit.c.conversation_id, conversation_id))
-    query = sa.select(audit).where(audit.c.id > after, *which).order_by(audit.c.id).limit(limit)
+    query = sa.select(audit).where(audit.c.id > after, *which).order_by(audit.c.id).limit(PAGE)
     if events:
         query = query.where(audit.c.event.in_(events))
     if since is not None:

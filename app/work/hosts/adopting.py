@@ -112,7 +112,7 @@ def move(
     )
     stream.note(conn, conversation_id, "", 0, "alarm", {"text": text})
     if not wait:  # no person asked for it
-        _announce(conn, here, host, "go on on other hosts")
+        _announce(conn, here, host, "continue on other hosts")
     if row.state == "claimed":
         items.append(row.claimed_by)
         reason = f"it ran on host {host.name}, and the conversation is continued on {here.name}"

@@ -133,8 +133,8 @@ def remedy(count: Count) -> str:
     """The text that says what a person has to settle, and with which commands."""
     if count.older == "database":
         return (
-            "processes that it does not know run on and nobody is told of their end: `shellback ps --unknown` lists "
-            "them, `shellback adopt process` or `shellback kill` settles each"
+            "processes that it does not know keep running, and no agent is told of their end: `shellback ps --unknown` "
+            "lists them, `shellback adopt process` or `shellback kill` settles each"
         )
     return (
         "sessions whose processes it does not know stay as they are: put the newer directory back, or "
@@ -195,7 +195,7 @@ class Generation:
     def _require_ours(self) -> None:
         """Raise `OSError` if the directory now belongs to another host, because it was removed and created again."""
         if (self._home / "host_id").read_text(errors="replace").strip() != self._host_id:
-            raise OSError(errno.ESTALE, "it was removed, and what is there now is another host's")
+            raise OSError(errno.ESTALE, "it was removed, and the directory there is another host's now")
 
     @contextlib.contextmanager
     def _locked(self) -> Generator[None]:

@@ -112,7 +112,7 @@ class Takeover:
         for queue, items in by_queue.items():
             self.client.resume_workflows(items, queue_name=queue)
         taken = [item for items in by_queue.values() for item in items]
-        _note(conn, taken, executor_id, f"{why}: another worker goes on with this turn.")
+        _note(conn, taken, executor_id, f"{why}: another worker continues this turn.")
         return why, taken
 
     async def _run_what_waits(self, here: Collection[str]) -> None:

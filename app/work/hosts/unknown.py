@@ -45,7 +45,7 @@ from shellback.work.queue.callbacks import CallbackSink
 
 log = logging.getLogger(__name__)
 
-NOT_KNOWN: Final = "(not known: it had ended before anybody asked)"
+NOT_KNOWN: Final = "(not known: the process had ended before it was adopted)"
 _MANY: Final = 1_000_000
 """No bound: adopted processes run already."""
 _SOME: Final = 500

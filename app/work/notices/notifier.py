@@ -113,12 +113,12 @@ class Command:
         try:
             await _readable(pidfd)
         finally:
-            if not _over(process):
+            if process.poll() is None:
                 # The child is not reaped, so its pid and process group cannot have been reused.
                 os.killpg(process.pid, signal.SIGKILL)  # noqa: TID251 - see above
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(_readable(pidfd), REAP_S)
-                _over(process)
+                process.poll()
             os.close(pidfd)
         if process.returncode != 0:
             raise NotSent(f"{self.argv[0]} ended with {process.returncode}")
@@ -139,10 +139,6 @@ def _trusted() -> ssl.SSLContext:
 
 def _encoded(payload: dict[str, Any]) -> bytes:
     return json.dumps(payload).encode()
-
-
-def _over(process: subprocess.Popen[bytes]) -> bool:
-    return process.poll() is not None
 
 
 async def _readable(fd: int) -> None:

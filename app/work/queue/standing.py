@@ -29,10 +29,9 @@ class Standing:
     failures: int
 
 
-def look(conn: sa.Connection, *, prefix: str = "", limit: int = 200) -> list[Standing]:
-    """Conversations whose name begins with `prefix`, the one that was active last first."""
-    query = _query().where(conversations.c.id.startswith(prefix, autoescape=True)) if prefix else _query()
-    return [Standing(**row) for row in conn.execute(query.limit(limit)).mappings()]
+def look(conn: sa.Connection, limit: int) -> list[Standing]:
+    """The conversations that were active last, the last one first."""
+    return [Standing(**row) for row in conn.execute(_query().limit(limit)).mappings()]
 
 
 def one(conn: sa.Connection, conversation_id: str) -> Standing | None:

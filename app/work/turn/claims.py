@@ -30,7 +30,7 @@ STRIKES: Final = 3
 RECOVERIES: Final = 5
 """Executions of one turn. A turn that has not closed by then is a poison item."""
 POISON: Final = f"it was begun {RECOVERIES} times and each time its worker died or was stopped"
-WORN_OUT: Final = "woken too often without a person; the news is kept until somebody writes"
+WORN_OUT: Final = "woken too often without a message from a person; its news is kept until a person writes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,11 +264,13 @@ class TurnRunner:
         self, conversation_id: str, messages: list[ModelMessage], calls: Sequence[ToolCallPart]
     ) -> tuple[Proposed, ...]:
         origins = origins_in(messages, conversation_id, [call.tool_call_id for call in calls])
-        found: list[Proposed] = []
-        for call, origin in zip(calls, origins, strict=True):
-            about = (call.tool_name, call.args_as_dict(), call_key(origin), call.tool_call_id)
-            found.append(await self._proposal(conversation_id, *about))
-        return tuple(found)
+        proposals = [
+            await self._proposal(
+                conversation_id, call.tool_name, call.args_as_dict(), call_key(origin), call.tool_call_id
+            )
+            for call, origin in zip(calls, origins, strict=True)
+        ]
+        return tuple(proposals)
 
     async def _proposal(
         self, conversation_id: str, tool_name: str, args: dict[str, Any], key: str, tool_call_id: str

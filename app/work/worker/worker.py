@@ -106,9 +106,13 @@ class Worker:
         await self._count(partial(_register, config=config))
         await self.engine.start()
         DBOS(config=self._dbos_config())
-        DBOS.workflow(
+
+        @DBOS.workflow(
             name=WORKFLOW, max_recovery_attempts=RECOVERIES, serialization_type=WorkflowSerializationFormat.PORTABLE
-        )(_turn_of(self.runner))
+        )
+        async def turn(item: dict[str, Any]) -> dict[str, Any]:
+            return await self.runner.run(item)
+
         DBOS.listen_queues(queues_of(config.host_id))
         # On this thread, so that turns run on this loop, which also reads the supervisor's connection.
         DBOS.launch()
@@ -143,7 +147,8 @@ class Worker:
         if self._launched:
             self._launched = False
             # The heartbeat continues until our turns have ended.
-            await asyncio.to_thread(_destroy_dbos, 0.0 if self.fallen.is_set() else self.config.drain_s)
+            drain_s = 0 if self.fallen.is_set() else int(self.config.drain_s)
+            await asyncio.to_thread(DBOS.destroy, workflow_completion_timeout_sec=drain_s, destroy_registry=True)
         await _cancelled(beat)
         await _cancelled(self._running)
         self._loops, self._running = [], []
@@ -205,17 +210,6 @@ async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _turn_of(runner: TurnRunner) -> Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]:
-    async def turn(item: dict[str, Any]) -> dict[str, Any]:
-        return await runner.run(item)
-
-    return turn
-
-
-def _destroy_dbos(drain_s: float) -> None:
-    DBOS.destroy(workflow_completion_timeout_sec=int(drain_s), destroy_registry=True)
 
 
 def _register(conn: sa.Connection, config: WorkerConfig) -> None:

@@ -17,6 +17,7 @@ from shellback.exec.engine.memory_store import MemoryWorkspaceStore
 from shellback.storage import retention, sessions, workspaces
 from shellback.storage import tables as t
 from shellback.storage.db import Database
+from shellback.storage.rows import names
 from shellback.storage.workspaces import TOUCH_S, SqlWorkspaceStore
 from shellback.work.worker.retention import DAY_S, Ages, Retention
 from tests.sessions import EXITED, a_session
@@ -121,7 +122,8 @@ async def test_a_host_sees_its_own_and_names_are_completed(database: Database) -
     assert [one.container_id for one in await theirs.list()] == ["other"]
     assert await theirs.list() == [a_workspace(container_id="other", host_id="host2")]
     assert len(await mine.list()) == 2
-    assert database.read_now(workspaces.names, "shell", limit=10) == ["shellback-a"]
+    there = t.workspaces.c.state != "removed"
+    assert database.read_now(names, t.workspaces.c.name, "shell", there, limit=10) == ["shellback-a"]
 
 
 class Nobody:
