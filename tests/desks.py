@@ -41,7 +41,7 @@ class Deps:
 class Said(NamedTuple):
     """What a call returned."""
 
-    value: dict[str, Any]
+    value: Any
     metadata: dict[str, Any]
 
 
@@ -80,7 +80,7 @@ class Desk:
         known = (await toolset.get_tools(ctx))[tool]
         valid = known.args_validator.validate_python(args)
         made = cast("ToolReturn[Any]", await toolset.call_tool(tool, valid, ctx, known))
-        return Said(cast("dict[str, Any]", made.return_value), cast("dict[str, Any]", made.metadata))
+        return Said(made.return_value, cast("dict[str, Any]", made.metadata))
 
     async def seen(self, tool: str, **args: Any) -> dict[str, Any]:
         """Let a person see and approve the next call; what they see."""

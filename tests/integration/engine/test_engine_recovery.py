@@ -134,10 +134,13 @@ async def test_ends_of_other_sessions_do_not_wait_for_one_that_fails(tmp_path: P
         assert (await engine.wait(stuck.id, up_to=60)).end is not None
 
 
-async def test_an_abandoned_session_is_lost_and_never_starts(engine: Engine, told: Told) -> None:
+@pytest.mark.parametrize("only_the_supervisor_knows", [False, True])
+async def test_an_abandoned_session_is_lost_and_never_starts(
+    engine: Engine, told: Told, only_the_supervisor_knows: bool
+) -> None:
     session, who = await claimed(engine, "touch ran")
-    await engine.abandon(session.id)
-    await engine.abandon(session.id)
+    for _ in range(2):
+        await (engine.supervised if only_the_supervisor_knows else engine).abandon(session.id)
     made = spec(engine, "touch ran", background=True)
     again = await engine.launch(made, who, granted(engine, made))
     assert (again.state, end_of(again).evidence) == (SessionState.LOST, Evidence.NEVER_STARTED)
@@ -162,15 +165,6 @@ async def test_what_was_given_up_while_its_worker_was_frozen_is_not_started(tmp_
         session = await launch(engine, "touch ran")
         assert session.end == end
         assert await engine.supervised.status(session.id) is None
-
-
-async def test_what_the_supervisor_gave_up_is_lost_also_when_only_it_knows(engine: Engine) -> None:
-    session, who = await claimed(engine, "touch ran")
-    assert await engine.supervised.abandon(session.id)
-    made = spec(engine, "touch ran", background=True)
-    again = await engine.launch(made, who, granted(engine, made))
-    assert end_of(again).evidence is Evidence.NEVER_STARTED
-    assert not (engine.workspace / "ran").exists()
 
 
 async def test_abandoning_what_has_started_lets_it_run(engine: Engine) -> None:
@@ -205,24 +199,21 @@ async def test_a_start_whose_record_was_cut_off_is_recorded_by_reconciling(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("state", "evidence"),
-    [(SessionState.CLAIMED, Evidence.NEVER_STARTED), (SessionState.RUNNING, Evidence.MACHINE_REBOOTED)],
+    ("state", "boot", "evidence"),
+    [
+        (SessionState.CLAIMED, {"boot_id": "another"}, Evidence.NEVER_STARTED),
+        (SessionState.RUNNING, {"boot_id": "another"}, Evidence.MACHINE_REBOOTED),
+        (SessionState.RUNNING, {}, Evidence.RECORD_UNREADABLE),
+    ],
 )
-async def test_sessions_of_another_boot_are_decided_by_rule(
-    engine: Engine, told: Told, state: SessionState, evidence: Evidence
+async def test_sessions_that_nobody_knows_are_lost_by_rule(
+    engine: Engine, told: Told, state: SessionState, boot: dict[str, str], evidence: Evidence
 ) -> None:
-    session, _ = await claimed(engine, "true", boot_id="another", state=state)
+    session, _ = await claimed(engine, "true", state=state, **boot)
     await engine.reconcile()
     after = await engine.registry.get(session.id)
     assert (after.state, end_of(after).evidence) == (SessionState.LOST, evidence)
     assert [one.id for one in told.sessions] == [session.id]
-
-
-async def test_a_running_session_that_nobody_knows_is_lost(engine: Engine) -> None:
-    session, _ = await claimed(engine, "true", state=SessionState.RUNNING)
-    await engine.reconcile()
-    after = await engine.registry.get(session.id)
-    assert end_of(after).evidence is Evidence.RECORD_UNREADABLE
 
 
 @pytest.mark.parametrize("error", [LimitReached("64 containers"), SupervisorUnreachable("away")])

@@ -12,7 +12,6 @@ from shellback.exec.core import limits
 from shellback.exec.core.base import Plan
 from shellback.exec.core.errors import (
     CheckTimedOut,
-    CommandDenied,
     InvalidCommand,
     LimitReached,
     SupervisorUnreachable,
@@ -23,7 +22,7 @@ from shellback.exec.engine.engine import Engine
 from shellback.exec.engine.memory_store import MemorySessionStore
 from shellback.exec.engine.sessions import Sessions
 from shellback.exec.link.supervised import Seen
-from shellback.exec.policy.policy import Proposal, grant_by_operator
+from shellback.exec.policy.policy import Proposal
 from shellback.exec.reports.render import outcome_text
 from tests.execs import (
     GATE,
@@ -227,23 +226,6 @@ async def test_a_claim_that_is_refused_starts_nothing(tmp_path: Path) -> None:
         await Sessions(engine, "talk").kill(session.id, origin())
         # The supervisor answers in order, so what it was asked before has been done.
         assert not (engine.workspace / "ran").exists()
-
-
-async def test_a_grant_for_something_else_starts_nothing(engine: Engine) -> None:
-    made = spec(engine, "touch ran")
-    with pytest.raises(CommandDenied, match="nothing was started"):
-        await engine.run(made, origin(), grant_by_operator(Proposal("execute", {"command": "touch ran"}), "test"))
-    assert await engine.store.list() == []
-
-
-async def test_a_directory_that_was_swapped_after_the_grant_is_noticed(engine: Engine) -> None:
-    (engine.workspace / "sub").mkdir()
-    made = spec(engine, "touch ran", cwd="sub")
-    grant = granted(engine, made)
-    (engine.workspace / "sub").rename(engine.workspace / "old")
-    (engine.workspace / "sub").mkdir()
-    with pytest.raises(CommandDenied):
-        await engine.run(made, origin(), grant)
 
 
 async def test_kill_ends_the_whole_tree_and_says_so(engine: Engine, told: Told) -> None:

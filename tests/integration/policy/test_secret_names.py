@@ -45,11 +45,11 @@ def test_a_command_that_names_one_asks(tmp_path: Path) -> None:
 async def test_a_file_tool_asks_for_it_and_a_search_leaves_it_out_and_counts_it(here: Room) -> None:
     _fill(here.workspace)
     for name in PLAIN:
-        assert MARK in str((await here.do("read_file", path=name)).return_value)
+        assert MARK in str((await here.call("read_file", path=name)).value)
     for name in SECRET:
         with pytest.raises(ApprovalRequired):
-            await here.do("read_file", path=name)
-    found = str((await here.do("grep", pattern=MARK)).return_value)
+            await here.call("read_file", path=name)
+    found = str((await here.call("grep", pattern=MARK)).value)
     assert {line.split(":")[0] for line in found.splitlines()[:-1]} == set(PLAIN)
     assert f"{len(SECRET)} files left out" in found.splitlines()[-1]
 

@@ -117,42 +117,23 @@ async def test_what_was_claimed_by_its_class_never_runs_in_the_profile_of_a_rule
     assert (end_of(session).evidence is Evidence.NEVER_STARTED) == (crash == "before")
 
 
-async def test_a_rule_that_is_gone_asks_nobody_about_a_claim_of_before(call: Call, crash: str) -> None:
-    call.command = "echo x >> n; sh s.sh"
-    script = call.engine.workspace / "s.sh"
-    script.write_text("echo one")
-    await claimed(call, BY_RULE, crash)
-    if crash == "after":
-        await until((call.engine.workspace / "n").exists)
-    script.write_text("echo two; :")
-    if crash == "before":
-        with pytest.raises(ToolFailed, match="nothing was started"):
-            await call(ASK)
-    else:
-        await call(ASK)
-    session = await call.session()
-    assert not session.live
-    ran = call.engine.workspace / "n"
-    assert ran.exists() == (crash == "after")
-    assert not ran.exists() or ran.read_text() == "x\n"
-
-
-async def test_a_claim_whose_script_changed_runs_nothing_else_by_the_same_rule(call: Call, crash: str) -> None:
+@pytest.mark.parametrize(("by_now", "said"), [(ASK, "nothing was started"), (BY_RULE, "changed meanwhile")])
+async def test_a_claim_of_before_whose_script_changed_runs_nothing_else_and_asks_nobody(
+    call: Call, crash: str, by_now: Verdict, said: str
+) -> None:
     call.command = "sh s.sh"
-    script = call.engine.workspace / "s.sh"
+    script, ran = call.engine.workspace / "s.sh", call.engine.workspace / "n"
     script.write_text("echo first >> n")
     await claimed(call, BY_RULE, crash)
     if crash == "after":
-        await until((call.engine.workspace / "n").exists)
+        await until(ran.exists)
     script.write_text("echo second >> n")
     if crash == "before":
-        with pytest.raises(ToolFailed, match="changed meanwhile"):
-            await call(BY_RULE)
+        with pytest.raises(ToolFailed, match=said):
+            await call(by_now)
     else:
-        await call(BY_RULE)
-    session = await call.session()
-    assert session.end is not None
-    ran = call.engine.workspace / "n"
+        await call(by_now)
+    assert not (await call.session()).live
     assert (ran.read_text() if ran.exists() else "") == ("first\n" if crash == "after" else "")
 
 

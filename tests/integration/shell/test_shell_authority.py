@@ -15,11 +15,12 @@ from pydantic_ai import Agent, RunContext
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
+from examples.handlers import Params, my_handler
 from shellback.exec.core.identity import calling, origin_of
 from shellback.exec.core.identity import session_id as session_id_of
 from shellback.exec.core.model import READ_ONLY, WORK
 from shellback.exec.engine.engine import Engine
-from shellback.exec.shell import AsyncShell, ExecutionResult, HostShell, SyncShell
+from shellback.exec.shell import AsyncShell, ExecutionResult, HostShell, SyncShell, ToolContext
 from shellback.exec.shell.permit import ByOperator, ByPolicy
 from shellback.exec.tools.toolset import plain_judge
 from tests.documents import ROOT
@@ -194,42 +195,22 @@ async def test_a_synchronous_tool_in_its_thread_is_known_by_its_call_too(engine:
     assert (await agent.run("go", deps=Deps(shell))).output == "1\n1\n"
 
 
-def handlers() -> Agent[Deps, str]:
-    agent = Agent(
-        calls(*[("run", {"command": line}) for line in ("echo fine", "echo no >&2; exit 3", "mkfs /dev/none", "",
-                                                         "echo part; sleep 60")]),
-        deps_type=Deps,
-    )  # fmt: skip
+async def test_a_handler_tells_blocked_invalid_late_failed_and_succeeded_apart(engine: Engine) -> None:
+    lines = ("echo fine", "echo no >&2; exit 3", "mkfs /dev/none", "", "echo part; sleep 60")
+    agent = Agent(calls(*[("run", {"command": line}) for line in lines]), deps_type=Deps)
 
     @agent.tool
-    async def run(ctx: RunContext[Deps], command: str) -> str:
-        shell = ctx.deps.shell
-        if shell is None:
-            return "No shell available"
-        try:
-            result = await shell.execute(command, timeout_seconds=1.0)
-        except PermissionError as error:
-            return f"Command blocked: {error}"
-        except ValueError as error:
-            return f"Invalid command: {error}"
-        if result.timed_out:
-            return f"Command timed out after {result.duration_seconds:.0f}s, partial output: {result.stdout!r}"
-        if not result.success:
-            return f"Command failed (exit {result.exit_code}): {result.stderr!r}"
-        return f"Command succeeded: {result.stdout!r}"
+    def run(ctx: RunContext[Deps], command: str) -> str:
+        return my_handler(Params(command), context=ToolContext(shell=ctx.deps.shell)).message
 
-    return agent
-
-
-async def test_a_handler_tells_blocked_invalid_late_failed_and_succeeded_apart(engine: Engine) -> None:
-    shell = AsyncShell(engine, ByOperator(engine), scope="talk")
-    output = (await handlers().run("go", deps=Deps(shell))).output.splitlines()
-    assert output == [
-        r"Command succeeded: 'fine\n'",
-        r"Command failed (exit 3): 'no\n'",
+    shell = AsyncShell(engine, ByOperator(engine), scope="talk", deadline=lambda: 1.0)
+    output = (await agent.run("go", deps=Deps(SyncShell(shell, asyncio.get_running_loop())))).output
+    assert output.splitlines() == [
+        "Command succeeded",
+        *("Command failed (exit 3):", "no", ""),
         "Command blocked: refused by policy: mkfs formats a file system",
         "Invalid command: command is empty; give the text of a bash command",
-        r"Command timed out after 1s, partial output: 'part\n'",
+        *("Command timed out after 1.0s.", "Partial output:", "part"),
     ]
 
 

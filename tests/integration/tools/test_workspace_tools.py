@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic_ai import RunContext
 from pydantic_ai.exceptions import ApprovalRequired, ToolFailed
-from pydantic_ai.messages import ToolReturn
 
 from shellback.exec.core.errors import CommandDenied
 from shellback.exec.core.identity import call_key, origin_of, workspace_scope
@@ -31,26 +30,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("each_backend")]
 
 
 class Room(Desk):
-    """One conversation, whose calls of file tools a test makes and approves."""
-
-    def ctx(self, tool: str, *, approved: bool = False, again: bool = False) -> RunContext[Any]:
-        self.count += not again
-        return context_of(self.deps, tool, self.count, approved=approved)
-
-    def valid(self, tool: str, args: dict[str, Any]) -> dict[str, Any]:
-        return self.tools._validated(tool, args)  # pyright: ignore[reportPrivateUsage]
-
-    async def do(self, tool: str, *, again: bool = False, approved: bool = False, **args: Any) -> ToolReturn[str]:
-        """Make a call that is a new one, or with `again` the last one once more."""
-        assert isinstance(tool_named(tool), FileTool)
-        ctx = self.ctx(tool, approved=approved, again=again)
-        function = self.tools._tools.tools[tool].function  # pyright: ignore[reportPrivateUsage]
-        return await function(ctx, **self.valid(tool, args))
-
-    async def let(self, tool: str, **args: Any) -> ToolReturn[str]:
-        """A call that a person has seen and let go on."""
-        await self.seen(tool, **args)
-        return await self.do(tool, again=True, approved=True, **args)
+    """A desk whose files are those of whom commands run as."""
 
     def put(self, name: str, text: str | bytes) -> Path:
         file = self.workspace / name
@@ -82,10 +62,10 @@ async def here(engine: Engine) -> AsyncGenerator[Room]:
 
 async def test_reading_asks_nobody_and_changing_does(here: Room) -> None:
     here.put("src/a.py", "import os\nprint(1)\n")
-    assert (await here.do("ls", path="src")).return_value == "a.py  19"
-    assert (await here.do("read_file", path="src/a.py")).return_value == "import os\nprint(1)\n"
-    assert (await here.do("glob", pattern="**/*.py")).return_value == "src/a.py"
-    assert (await here.do("grep", pattern="PRINT", ignore_case=True)).return_value == "src/a.py:2: print(1)"
+    assert (await here.call("ls", path="src")).value == "a.py  19"
+    assert (await here.call("read_file", path="src/a.py")).value == "import os\nprint(1)\n"
+    assert (await here.call("glob", pattern="**/*.py")).value == "src/a.py"
+    assert (await here.call("grep", pattern="PRINT", ignore_case=True)).value == "src/a.py:2: print(1)"
     changes: list[tuple[str, dict[str, Any]]] = [
         ("write_file", {"path": "b", "content": "x"}),
         ("edit_file", {"path": "src/a.py", "old_string": "1", "new_string": "2"}),
@@ -93,22 +73,22 @@ async def test_reading_asks_nobody_and_changing_does(here: Room) -> None:
     ]
     for tool, args in changes:
         with pytest.raises(ApprovalRequired):
-            await here.do(tool, **args)
+            await here.call(tool, **args)
     assert sorted(path.name for path in here.workspace.rglob("*.py")) == ["a.py"]
 
 
 async def test_what_is_approved_is_done_and_belongs_to_whom_commands_run_as(tmp_path: Path, here: Room) -> None:
-    made = await here.let("write_file", path="new/a.txt", content="one\n")
-    assert made.return_value == "[created new/a.txt: 4 bytes]"
+    made = await here.approved("write_file", path="new/a.txt", content="one\n")
+    assert made.value == "[created new/a.txt: 4 bytes]"
     file = here.workspace / "new" / "a.txt"
     await run(here.engine, "umask 022; mkdir by-command; touch by-command/b.txt")
     for ours, theirs in ((file, "by-command/b.txt"), (file.parent, "by-command")):
         made_by = [os.stat(path) for path in (ours, here.workspace / theirs)]
         assert len({(one.st_uid, one.st_gid, one.st_mode) for one in made_by}) == 1
-    await here.let("write_file", path="new/a.txt", content="two\n", mode="append")
-    await here.let("edit_file", path="new/a.txt", old_string="one", new_string="1")
+    await here.approved("write_file", path="new/a.txt", content="two\n", mode="append")
+    await here.approved("edit_file", path="new/a.txt", old_string="one", new_string="1")
     assert file.read_text() == "1\ntwo\n"
-    await here.let("write_file", path="new/a.txt", content="three\n")
+    await here.approved("write_file", path="new/a.txt", content="three\n")
     assert file.read_text() == "three\n"
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -117,8 +97,8 @@ async def test_what_is_approved_is_done_and_belongs_to_whom_commands_run_as(tmp_
     (here.workspace / "new/link").symlink_to(outside)
     (here.workspace / "new/deep").mkdir()
     os.chown(here.workspace / "new/deep", file.stat().st_uid, file.stat().st_gid)
-    assert "1 in all" in str((await here.let("rm", path="link")).return_value)
-    assert "4 in all" in str((await here.let("rm", path="new")).return_value)
+    assert "1 in all" in str((await here.approved("rm", path="link")).value)
+    assert "4 in all" in str((await here.approved("rm", path="new")).value)
     assert not file.parent.exists()
     assert (outside / "kept").read_text() == "kept"
 
@@ -129,15 +109,15 @@ async def test_a_listed_secret_asks_also_behind_a_link_and_searches_leave_it_out
     (here.workspace / "plain.txt").symlink_to(".env")
     for path in (".env", "plain.txt", f"{here.engine.backend.inner}/.env"):
         with pytest.raises(ApprovalRequired):
-            await here.do("read_file", path=path)
+            await here.call("read_file", path=path)
     for tool, pattern in (("grep", "KEY"), ("glob", ".env")):
-        found = str((await here.do(tool, pattern=pattern)).return_value)
+        found = str((await here.call(tool, pattern=pattern)).value)
         assert "value" not in found
         assert "1 file left out: may be a secret" in found
     shown = await here.seen("read_file", path="plain.txt")
     assert shown["reason"] == f"{here.workspace}/.env may be a secret"
-    answer = await here.do("read_file", again=True, approved=True, path="plain.txt")
-    assert answer.return_value == "KEY=value\n"
+    answer = await here.call("read_file", again=True, approved=True, path="plain.txt")
+    assert answer.value == "KEY=value\n"
 
 
 async def test_a_link_that_is_put_there_after_the_look_reads_nothing(here: Room) -> None:
@@ -162,38 +142,35 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [(False, "is not what it was when this was approved; nothing was done"), (True, "is not what it was; nothing was")],
+    ids=["before the last look", "after it"],
+)
 @pytest.mark.parametrize(("tool", "args"), CHANGES)
-async def test_what_changed_after_the_approval_is_left_as_it_is(here: Room, tool: str, args: dict[str, Any]) -> None:
-    here.put("a.txt", "one\n")
-    here.put("dir/b.txt", "one\n")
-    await here.seen(tool, **args)
-    for path in ("a.txt", "dir/c.txt", "new.txt"):
-        here.put(path, "one, and another\n")
-    with pytest.raises(ToolFailed, match="is not what it was when this was approved; nothing was done"):
-        await here.do(tool, again=True, approved=True, **args)
-    assert (here.workspace / "a.txt").read_text() == "one, and another\n"
-    assert (here.workspace / "new.txt").read_text() == "one, and another\n"
-    assert (here.workspace / "dir" / "b.txt").exists()
-
-
-@pytest.mark.parametrize(("tool", "args"), CHANGES)
-async def test_what_changes_between_the_last_look_and_the_act_is_left_too(
-    here: Room, tool: str, args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+async def test_what_changed_after_the_approval_is_left_as_it_is(
+    here: Room, tool: str, args: dict[str, Any], late: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here.put("a.txt", "one\n")
     here.put("dir/b.txt", "one\n")
     await here.seen(tool, **args)
     begin = here.engine.store.begin_call
 
-    async def late(*given: Any, **more: Any) -> Any:
-        before = await begin(*given, **more)
+    def change() -> None:
         for path in ("a.txt", "dir/c.txt", "new.txt"):
             here.put(path, "one, and another\n")
+
+    async def begun(*given: Any, **more: Any) -> Any:
+        before = await begin(*given, **more)
+        change()
         return before
 
-    monkeypatch.setattr(here.engine.store, "begin_call", late)
-    with pytest.raises(ToolFailed, match="is not what it was; nothing was"):
-        await here.do(tool, again=True, approved=True, **args)
+    if late:
+        monkeypatch.setattr(here.engine.store, "begin_call", begun)
+    else:
+        change()
+    with pytest.raises(ToolFailed, match=said):
+        await here.call(tool, again=True, approved=True, **args)
     assert (here.workspace / "a.txt").read_text() == "one, and another\n"
     assert (here.workspace / "new.txt").read_text() == "one, and another\n"
     assert (here.workspace / "dir" / "b.txt").exists()
@@ -207,7 +184,7 @@ async def test_an_approval_of_one_target_is_none_of_where_a_link_leads_by_then(h
     (here.workspace / "link").unlink()
     (here.workspace / "link").symlink_to("b")
     with pytest.raises(ToolFailed, match="nothing was done"):
-        await here.do("edit_file", again=True, approved=True, path="link/f.txt", old_string="one", new_string="two")
+        await here.call("edit_file", again=True, approved=True, path="link/f.txt", old_string="one", new_string="two")
     assert {(here.workspace / name / "f.txt").read_text() for name in ("a", "b")} == {"one\n"}
 
 
@@ -219,11 +196,11 @@ async def test_a_repeat_of_a_call_does_nothing_and_answers_the_same(
 ) -> None:
     here.put("a.txt", "one\n")
     here.put("dir/b.txt", "one\n")
-    first = await here.let(tool, **args)
+    first = await here.approved(tool, **args)
     for path in ("a.txt", "dir/b.txt", "new.txt"):
         here.put(path, "one\n")
-    again = await here.do(tool, again=True, approved=True, **args)
-    assert (again.return_value, again.metadata) == (first.return_value, first.metadata)
+    again = await here.call(tool, again=True, approved=True, **args)
+    assert (again.value, again.metadata) == (first.value, first.metadata)
     assert {(here.workspace / path).read_text() for path in ("a.txt", "dir/b.txt", "new.txt")} == {"one\n"}
 
 
@@ -244,7 +221,7 @@ async def test_a_call_that_was_interrupted_is_never_done_again(
 ) -> None:
     file = here.put("a.txt", "one\n")
     await here.seen(tool, **args)
-    key = call_key(origin_of(here.ctx(tool, again=True)))
+    key = call_key(origin_of(context_of(here.deps, tool, here.count, approved=True)))
     await here.engine.store.begin_call(
         Act(key=key, session_id=workspace_scope("talk"), tool=tool, kind="changed", conversation_id="talk")
     )
@@ -252,17 +229,27 @@ async def test_a_call_that_was_interrupted_is_never_done_again(
     if left is not None:
         here.put("a.txt", left)
     try:
-        found = str((await here.do(tool, again=True, approved=True, **args)).return_value)
+        found = str((await here.call(tool, again=True, approved=True, **args)).value)
     except ToolFailed as error:
         found = str(error)
     assert said in found
     assert (file.read_text() if file.exists() else None) == left
 
 
+async def test_an_addition_that_was_cut_short_says_so(here: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    here.put("log.txt", "one\n")
+    monkeypatch.setattr("shellback.exec.files.contents.linux.write_all", full)
+    with pytest.raises(ToolFailed, match=r"log\.txt: No space left on device; a part of the text may have"):
+        await here.approved("write_file", path="log.txt", content="two\n", mode="append")
+
+
 async def test_two_calls_with_one_id_are_not_taken_for_each_other(here: Room) -> None:
-    await here.let("write_file", path="a.txt", content="one")
+    await here.approved("write_file", path="a.txt", content="one")
     with pytest.raises(ToolFailed, match="one call at a time"):
-        await here.do("write_file", again=True, approved=True, path="b.txt", content="two")
+        await here.call("write_file", again=True, approved=True, path="b.txt", content="two")
     assert not (here.workspace / "b.txt").exists()
 
 
@@ -304,7 +291,7 @@ async def test_bad_input_is_answered_before_anybody_is_asked(here: Room) -> None
     os.mkfifo(here.workspace / "pipe")
     for tool, args, said in BAD:
         with pytest.raises(ToolFailed, match=said):
-            await here.do(tool, **args)
+            await here.call(tool, **args)
     assert (here.workspace / "a.txt").read_text() == "one\ntwo\n"
 
 
@@ -313,38 +300,36 @@ async def test_what_is_longer_than_a_result_is_read_in_parts(here: Room) -> None
     here.put("wide.txt", "x" * 40_000)
     here.put("mixed.txt", "one\n" + "x" * 40_000 + "\nlast\n")
     here.put("empty.txt", "")
-    first = await here.do("read_file", path="long.txt")
-    assert str(first.return_value).endswith("line 1999\n[lines 1 to 2,000 of 5,000; read on with offset=2000]")
-    last = await here.do("read_file", path="long.txt", offset=4_999)
-    assert last.return_value == "line 4999\n[lines 5,000 to 5,000 of 5,000]"
-    wide = str((await here.do("read_file", path="wide.txt")).return_value)
+    first = await here.call("read_file", path="long.txt")
+    assert str(first.value).endswith("line 1999\n[lines 1 to 2,000 of 5,000; read on with offset=2000]")
+    last = await here.call("read_file", path="long.txt", offset=4_999)
+    assert last.value == "line 4999\n[lines 5,000 to 5,000 of 5,000]"
+    wide = str((await here.call("read_file", path="wide.txt")).value)
     assert len(wide) < 30_200
     assert "longer than what is shown" in wide
-    mixed = str((await here.do("read_file", path="mixed.txt", offset=1)).return_value)
+    mixed = str((await here.call("read_file", path="mixed.txt", offset=1)).value)
     assert "line 2 of 3 is longer than what is shown" in mixed
     assert mixed.endswith("; read on with offset=2]")
-    assert (await here.do("read_file", path="empty.txt")).return_value == "[the file is empty]"
-    assert "behind the last" in str((await here.do("read_file", path="long.txt", offset=9_000)).return_value)
+    assert (await here.call("read_file", path="empty.txt")).value == "[the file is empty]"
+    assert "behind the last" in str((await here.call("read_file", path="long.txt", offset=9_000)).value)
 
 
 async def test_nothing_that_is_said_without_a_person_depends_on_what_is_in_a_listed_secret(here: Room) -> None:
     here.put(".env", "KEY=value\nKEY=other\n")
     guesses = ("KEY=value", "KEY=", "KEY=wrong", "(K+)+EY")
     answers = {
-        str((await here.do("grep", pattern=guess, glob=glob)).return_value)
-        for guess in guesses
-        for glob in (".env", None)
+        str((await here.call("grep", pattern=guess, glob=glob)).value) for guess in guesses for glob in (".env", None)
     }
     assert answers == {
         "(nothing matches)\n[1 file left out: may be a secret, or kept by a rule; naming one in read_file asks]"
     }
     for guess in guesses:
         with pytest.raises(ToolFailed, match="may be a secret, and whether a text is in it would be told"):
-            await here.do("edit_file", path=".env", old_string=guess, new_string="x")
+            await here.call("edit_file", path=".env", old_string=guess, new_string="x")
     here.put("private/a.txt", "KEY=kept by a rule\n")
     here.rules.append(rule("deny", "read_file", paths=(f"{here.workspace}/private/**",)))
     for path in ("private", "private/a.txt"):
-        assert "kept" not in str((await here.do("grep", pattern="KEY", path=path)).return_value).partition("[")[0]
+        assert "kept" not in str((await here.call("grep", pattern="KEY", path=path)).value).partition("[")[0]
 
 
 def rule(effect: Any, *prefix: str, paths: tuple[str, ...] = ()) -> Rule:
@@ -356,10 +341,10 @@ async def test_rules_see_calls_for_files_as_lines(here: Room) -> None:
     here.put("a.txt", "one\n")
     here.put(".env", "one\n")
     with pytest.raises(ToolFailed, match=r"refused by policy: rule policy\.toml:1"):
-        await here.do("rm", path="a.txt")
-    assert (await here.do("write_file", path="b.txt", content="x")).return_value == "[created b.txt: 1 byte]"
+        await here.call("rm", path="a.txt")
+    assert (await here.call("write_file", path="b.txt", content="x")).value == "[created b.txt: 1 byte]"
     with pytest.raises(ApprovalRequired):
-        await here.do("write_file", path=".env", content="x")
+        await here.call("write_file", path=".env", content="x")
 
 
 async def test_a_rule_about_files_holds_for_tools_and_searches(here: Room) -> None:
@@ -367,8 +352,8 @@ async def test_a_rule_about_files_holds_for_tools_and_searches(here: Room) -> No
     here.put("private/a.txt", "one\n")
     here.put("b.txt", "one\n")
     with pytest.raises(ToolFailed, match="refused by policy"):
-        await here.do("read_file", path="private/a.txt")
-    found = str((await here.do("grep", pattern="one")).return_value)
+        await here.call("read_file", path="private/a.txt")
+    found = str((await here.call("grep", pattern="one")).value)
     assert "b.txt:1: one" in found
     assert "private" not in found
     assert "1 file left out" in found
@@ -381,9 +366,9 @@ async def test_what_a_sandbox_holds_read_only_is_refused_before_anybody_is_asked
     refused = pytest.raises(ApprovalRequired) if host else pytest.raises(ToolFailed, match="is protected")
     for path in (".git/hooks/post-checkout", ".git/config", ".vscode/tasks.json"):
         with refused:
-            await here.do("write_file", path=path, content="x")
+            await here.call("write_file", path=path, content="x")
     with refused:
-        await here.do("rm", path=".git")
+        await here.call("rm", path=".git")
 
 
 async def test_a_person_sees_the_path_and_what_it_comes_to(here: Room) -> None:
@@ -412,11 +397,7 @@ async def test_a_person_sees_the_path_and_what_it_comes_to(here: Room) -> None:
 async def test_short_commands_run_as_their_words_and_keep_their_streams_apart(here: Room) -> None:
 
     async def outcome(tool: str, **args: Any) -> Any:
-        valid = here.valid(tool, args)
-        await here.seen(tool, **args)
-        ctx = here.ctx(tool, approved=True, again=True)
-        function = here.tools._tools.tools[tool].function  # pyright: ignore[reportPrivateUsage]
-        return (await function(ctx, **valid)).return_value
+        return (await here.approved(tool, **args)).value
 
     (here.workspace / "sub").mkdir()
     said = await outcome(

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from shellback.exec.core.errors import InvalidCommand, PolicyUnusable
-from shellback.exec.core.secrets import Secrets
 from shellback.exec.policy.classify import paths
 from shellback.exec.policy.classify.classify import classify
-from shellback.exec.policy.classify.model import Surroundings, Tier
+from shellback.exec.policy.classify.model import Tier
 from shellback.exec.policy.rules.file import load
 from shellback.exec.policy.rules.matching import Facts, Hit, Rules, Tiers
 from shellback.exec.policy.rules.remember import DAY_S, rules_for
 from shellback.exec.policy.rules.rule import Effect, Match, Rule
 from shellback.exec.tools.registry import tool_named
+from tests.judged import around
 
 
 def rule(effect: Effect, *prefix: str, **match: Any) -> Rule:
@@ -31,10 +31,6 @@ def here(tmp_path: Path) -> Path:
     (tmp_path / "build").mkdir()
     (tmp_path / "a.txt").write_text("a\n")
     return tmp_path.resolve()
-
-
-def around(here: Path, *, sandboxed: bool = True) -> Surroundings:
-    return Surroundings(cwd=here, allowed=(here,), secret=Secrets(), home=Path("/nonexistent"), sandboxed=sandboxed)
 
 
 def facts(here: Path, command: str, **other: Any) -> Facts:

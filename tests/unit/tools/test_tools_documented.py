@@ -14,17 +14,14 @@ from shellback.exec.tools.registry import tool_named, tools
 from shellback.exec.tools.toolset import ExecTools
 from shellback.exec.watching.memory import MemoryWatchStore
 from shellback.exec.watching.watcher import Watcher
-from tests.execs import unstarted_engine
+from tests.execs import places, unstarted_engine
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "agents.md"
 
 
 def tools_of(tmp_path: Path) -> list[ToolDefinition]:
     """All tools, as a model sees them."""
-    workspace, home = tmp_path / "workspace", tmp_path / "home"
-    workspace.mkdir()
-    home.mkdir(mode=0o700)
-    engine = unstarted_engine(workspace, home)
+    engine = unstarted_engine(*places(tmp_path))
     watcher = Watcher(engine, MemoryWatchStore())
     tools = ExecTools(engine, enabled=True, shell=True, blocks=True, watcher=watcher).toolset()
     model = TestModel(call_tools=[])
