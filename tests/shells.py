@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,7 @@ class Shell:
                 found = await self.read()
                 whole += found.output
                 if text in whole:
-                    return Read(
-                        session=found.session,
-                        output=whole,
-                        alive=found.alive,
-                        running=found.running,
-                        exit_code=found.exit_code,
-                    )
+                    return replace(found, output=whole)
                 await self._grown()
 
     async def at_rest(self) -> Read:

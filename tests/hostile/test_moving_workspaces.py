@@ -9,26 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shellback.exec.backends.protected import Covers, Protected
+from shellback.exec.backends.protected import Protected
+from tests.unit.backends.test_protected import all_of, repository, workspace
 
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Path:
-    (tmp_path / "ws").mkdir()
-    return tmp_path / "ws"
-
-
-def repository(path: Path) -> None:
-    """What git takes for one."""
-    for name in ("hooks", "objects", "refs"):
-        (path / ".git" / name).mkdir(parents=True)
-        (path / ".git" / name / "some").touch()
-    (path / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
-    (path / ".git" / "config").write_text("[core]\n\tbare = false\n")
-
-
-def all_of(covers: Covers) -> set[str]:
-    return {*covers.readonly, *covers.stubs, *(path for path, _ in covers.placeholders)}
+__all__ = ["workspace"]
 
 
 def test_a_symlink_put_on_the_way_at_the_last_moment_leads_nowhere(

@@ -42,6 +42,15 @@ frame: Callable[[Any], bytes] = encode
 
 
 @contextlib.asynccontextmanager
+async def a_client(home: Path, **options: Any) -> AsyncGenerator[SupervisorClient]:
+    client = SupervisorClient(home, **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@contextlib.asynccontextmanager
 async def impostor(home: Path, said: Callable[[dict[str, Any]], bytes]) -> AsyncGenerator[list[int]]:
     """Something that listens where the supervisor does: it says hello as one, then what `said` answers a request.
 
@@ -85,14 +94,11 @@ NONSENSE: dict[str, Callable[[dict[str, Any]], bytes]] = {
 async def test_a_supervisor_that_talks_nonsense_is_named_and_not_asked_again_at_once(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with impostor(tmp_path / "home", NONSENSE[what]) as connections:
-        client = SupervisorClient(tmp_path / "home", on_exit=lambda _: None)
-        try:
-            with pytest.raises(SupervisorUnreachable, match=f"listens in {tmp_path}/home says what this program"):
-                await client.status("a")
-            assert connections == [2]
-        finally:
-            await client.close()
+    home, told = tmp_path / "home", list[ExitRecord]()
+    async with impostor(home, NONSENSE[what]) as connections, a_client(home, on_exit=told.append) as client:
+        with pytest.raises(SupervisorUnreachable, match=f"listens in {home} says what this program"):
+            await client.status("a")
+        assert connections == [2]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
@@ -107,14 +113,11 @@ async def test_ends_that_name_nobody_are_logged_and_the_others_are_told(
     def said(request: dict[str, Any]) -> bytes:
         return events + frame({"id": request["id"], "ok": True, "sessions": [], "ended": [*strange, RECORD]})
 
-    async with impostor(tmp_path / "home", said) as connections:
-        client = SupervisorClient(tmp_path / "home", on_exit=told.append)
-        try:
-            assert await client.unacknowledged() == [RECORD]
-            assert told == [RECORD]
-            assert len(connections) == 1
-        finally:
-            await client.close()
+    home = tmp_path / "home"
+    async with impostor(home, said) as connections, a_client(home, on_exit=told.append) as client:
+        assert await client.unacknowledged() == [RECORD]
+        assert told == [RECORD]
+        assert len(connections) == 1
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2 * len(strange)
 
 
@@ -150,15 +153,6 @@ async def test_a_request_that_is_too_long_is_refused_at_once(sup: Rig) -> None:
     assert await sup.pids() == before
 
 
-@contextlib.asynccontextmanager
-async def _watching(home: Path) -> AsyncGenerator[SupervisorClient]:
-    client = SupervisorClient(home, spawn=False)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
 @contextlib.contextmanager
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
@@ -182,11 +176,10 @@ async def test_a_stopped_supervisor_is_named_and_goes_on_where_it_was(
                 await sup.start("b", f"echo x >> {tmp_path}/b; exit 8")
             # Whoever comes anew starts no second one, and whoever only looks does not say that there is none.
             for spawn in (True, False):
-                newcomer = SupervisorClient(sup.home, spawn=spawn)
-                with pytest.raises(SupervisorUnreachable, match="stopped, or hangs") as raised:
-                    await newcomer.connect()
+                async with a_client(sup.home, spawn=spawn) as newcomer:
+                    with pytest.raises(SupervisorUnreachable, match="stopped, or hangs") as raised:
+                        await newcomer.connect()
                 assert type(raised.value) is SupervisorUnreachable
-                await newcomer.close()
     finally:
         os.kill(pid, signal.SIGCONT)
     await sup.client.write("a", b"on\n", key="1")
@@ -201,7 +194,7 @@ async def test_a_start_that_a_stopped_supervisor_has_yet_to_read_happens_once_or
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await background(engine, "exec sleep 60")
-    async with _watching(tmp_path / "home") as client:
+    async with a_client(tmp_path / "home", spawn=False) as client:
         pid = (await client.info())["pid"]
     await stop(pid)
     try:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import time
 import unicodedata
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -253,26 +253,19 @@ def test_a_setting_with_a_hostile_value_is_told_in_visible_text(place: Stage, se
     assert_harmless(("doctor", setting), done.stdout, done.stderr)
 
 
-@pytest.fixture
-def trap(place: Stage) -> Callable[[str, str], Path]:
-    """Makes a workspace whose path is hostile, with an `.exrc` that points to a hostile target."""
-
-    def make(text: str, target: str) -> Path:
-        folder = place.root / f"w{len(list(place.root.iterdir()))}{text.replace('/', '-')[:60]}"
-        folder.mkdir()
-        (folder / ".exrc").symlink_to(target)
-        (folder / f"n{text.replace('/', '-')[:60]}").write_text("x")
-        return folder
-
-    return make
+def trap(place: Stage, text: str, target: str) -> Path:
+    """A workspace whose path is hostile, with an `.exrc` that points to a hostile target."""
+    folder = place.root / f"w{len(list(place.root.iterdir()))}{text.replace('/', '-')[:60]}"
+    folder.mkdir()
+    (folder / ".exrc").symlink_to(target)
+    (folder / f"n{text.replace('/', '-')[:60]}").write_text("x")
+    return folder
 
 
 @pytest.mark.parametrize("text", WORST, ids=["all", "not UTF-8", "a line"])
-def test_the_target_of_a_link_in_the_workspace_makes_no_terminal_act(
-    place: Stage, trap: Callable[[str, str], Path], text: str
-) -> None:
+def test_the_target_of_a_link_in_the_workspace_makes_no_terminal_act(place: Stage, text: str) -> None:
     sandboxes.needed()
-    for folder in (trap(text, f"/none/{text}"), trap("plain", f"/none/{text}")):
+    for folder in (trap(place, text, f"/none/{text}"), trap(place, "plain", f"/none/{text}")):
         given = {"WORKSPACE_ROOT": str(folder), "BACKEND": "bubblewrap"}
         for words in (["doctor"], ["sandbox"], ["sandbox", "run", "true"], ["worker"]):
             with _ended_soon(place, words, given) as (out, err):

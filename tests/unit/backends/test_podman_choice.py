@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shellback.settings import Settings
 from shellback.wiring.choice import choose, made, podman_sandbox
 
 NONE = BackendUnavailable("no bubblewrap here")
+Answers = dict[str, Found | BackendUnavailable]
 
 
 @pytest.fixture
@@ -26,31 +28,23 @@ def settings(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Found | BackendUnavailable]:
+def found(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """What the two tries find out, by the backend's name."""
-    answers: dict[str, Found | BackendUnavailable] = {"bubblewrap": NONE, "podman": Found(ok=True)}
+    answers: Answers = {"bubblewrap": NONE, "podman": Found(ok=True)}
 
-    def answer(name: str) -> Found:
+    def answer(name: str, _backend: object) -> Found:
         one = answers[name]
         if isinstance(one, BackendUnavailable):
             raise one
         return one
 
-    def of_bubblewrap(_backend: object) -> Found:
-        return answer("bubblewrap")
-
-    def of_podman(_backend: object) -> Found:
-        return answer("podman")
-
-    monkeypatch.setattr(probe, "probe", of_bubblewrap)
-    monkeypatch.setattr(container_probe, "probe", of_podman)
+    monkeypatch.setattr(probe, "probe", partial(answer, "bubblewrap"))
+    monkeypatch.setattr(container_probe, "probe", partial(answer, "podman"))
     monkeypatch.setattr("shellback.exec.backends.host.HostBackend.check", lambda self: None)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     return answers
 
 
-def test_a_container_is_taken_where_it_is_asked_for(
-    settings: dict[str, str], found: dict[str, Found | BackendUnavailable]
-) -> None:
+def test_a_container_is_taken_where_it_is_asked_for(settings: dict[str, str], found: Answers) -> None:
     found["bubblewrap"] = Found(ok=True)
     chosen = choose(Settings.load({**settings, "BACKEND": "podman"}))
     assert chosen.backend.name == "podman"
@@ -60,7 +54,7 @@ def test_a_container_is_taken_where_it_is_asked_for(
 @pytest.mark.parametrize("name", ["bubblewrap", "podman"])
 @pytest.mark.parametrize("why", [BackendUnavailable("it refuses"), Found(ok=False, why="it refuses")])
 def test_a_named_backend_never_falls_back(
-    settings: dict[str, str], found: dict[str, Found | BackendUnavailable], why: Found | BackendUnavailable, name: str
+    settings: dict[str, str], found: Answers, why: Found | BackendUnavailable, name: str
 ) -> None:
     found[name] = why
     with pytest.raises(BackendUnavailable, match=f"BACKEND={name} cannot be used here: it refuses"):
@@ -68,7 +62,7 @@ def test_a_named_backend_never_falls_back(
 
 
 def test_without_a_name_bubblewrap_comes_first_then_a_container_then_the_host(
-    settings: dict[str, str], found: dict[str, Found | BackendUnavailable]
+    settings: dict[str, str], found: Answers
 ) -> None:
     chosen = choose(Settings.load(settings))
     assert (chosen.backend.name, chosen.fallen_back) == ("podman", False)
@@ -82,7 +76,7 @@ def test_without_a_name_bubblewrap_comes_first_then_a_container_then_the_host(
     assert choose(Settings.load(settings)).backend.name == "bubblewrap"
 
 
-def test_settings_shape_the_container(settings: dict[str, str], found: dict[str, Found | BackendUnavailable]) -> None:
+def test_settings_shape_the_container(settings: dict[str, str], found: Answers) -> None:
     from shellback.exec.backends.podman import PodmanBackend
 
     more = {"PODMAN_IMAGE": "some:1", "SANDBOX_PROCESSES": "99", "NETWORK": "on", "PODMAN_IDLE_SECONDS": "60"}

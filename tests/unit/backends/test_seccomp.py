@@ -162,9 +162,19 @@ def test_sockets_are_local_or_of_the_internet_or_ask_for_routes(machine: str, fa
 
 
 @each_machine
-def test_a_family_that_is_no_number_of_a_family_is_refused(machine: str) -> None:
-    for family in (0xFFFFFFFF, 0x80000002, 0x10002):
-        assert answer(machine, "socket", family, 1, 0) == errno.EAFNOSUPPORT
+@pytest.mark.parametrize(
+    ("family", "kind", "protocol"),
+    [
+        *((family, 1, 0) for family in (0xFFFFFFFF, 0x80000002, 0x10002)),
+        *((16, 3, protocol) for protocol in (1, 4, 9, 12, 15, 16, 0xFFFFFFFF, HIGH | 12)),
+        *((2, kind, 0) for kind in (10, 10 | 0x80000, 10 | HIGH)),
+    ],
+)
+def test_no_socket_is_of_no_family_netlink_for_more_than_routes_or_packets_by_the_old_name(
+    machine: str, family: int, kind: int, protocol: int
+) -> None:
+    assert answer(machine, "socket", family, kind, protocol) == errno.EAFNOSUPPORT
+    assert answer(machine, "socket", 16, 3 | 0x80000, HIGH) == 0
 
 
 @each_machine
@@ -172,19 +182,6 @@ def test_local_sockets_can_be_left_to_pairs(machine: str) -> None:
     code, architecture = program(machine, unix=False), ARCHITECTURE[machine]
     for name, family, expected in (("socket", 1, 97), ("socket", HIGH | 1, 97), ("socket", 2, 0), ("socketpair", 1, 0)):
         assert interpret(code, named(machine, name), family, 1, 0, architecture=architecture)[0] == expected
-
-
-@each_machine
-def test_netlink_is_for_routes_only(machine: str) -> None:
-    for protocol in (1, 4, 9, 12, 15, 16, 0xFFFFFFFF, HIGH | 12):
-        assert answer(machine, "socket", 16, 3, protocol) == errno.EAFNOSUPPORT
-    assert answer(machine, "socket", 16, 3 | 0x80000, HIGH) == 0
-
-
-@each_machine
-def test_packets_are_not_had_by_the_old_name_either(machine: str) -> None:
-    for kind in (10, 10 | 0x80000, 10 | HIGH):
-        assert answer(machine, "socket", 2, kind, 0) == errno.EAFNOSUPPORT
 
 
 @each_machine

@@ -9,6 +9,7 @@ import shutil
 import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +25,12 @@ from shellback.exec.log.placements import Placements
 from shellback.exec.supervisor.records.records import ABANDONED, Records
 from shellback.exec.wire import layout
 from shellback.exec.wire.protocol import ExitRecord, StartRequest
-from tests.supervisors import BOOT, SOON, UID, end, until
+from tests.supervisors import BOOT, UID, end, until
 
 pytestmark = pytest.mark.anyio
+
+
+async def _nothing() -> None: ...
 
 
 class Town:
@@ -51,7 +55,7 @@ class Town:
         """A router as a worker has one; without `revive` as the command line does."""
         host = SupervisorClient(self.state, spawn=revive, idle_s=1.0)
         more = {"host_needed": False, **more}
-        containers: Any = _Containers(self) if revive else None
+        containers: Any = SimpleNamespace(revive=self.revive, close=_nothing) if revive else None
         made = Supervisors(host, self.state, containers=containers, **more)
         if watch:
             made.on_exit, made.on_reconnect = self.told.append, self._reconnected
@@ -82,12 +86,8 @@ class Town:
         return await self.router.start(StartRequest(**fields), home=home)
 
     async def ended(self, name: str) -> ExitRecord:
-        async with asyncio.timeout(SOON):
-            while True:
-                for record in self.told:
-                    if record["session_id"] == name:
-                        return record
-                await asyncio.sleep(0.005)
+        await until(lambda: any(record["session_id"] == name for record in self.told))
+        return next(record for record in self.told if record["session_id"] == name)
 
     async def fell(self, home: Path) -> None:
         """Kill all that runs for a home at once, as the end of a container does."""
@@ -108,16 +108,6 @@ class Town:
                     await client.kill(row["session_id"], grace_s=0.0, ended_by="shutdown")
                 await client.stop()
                 await client.close()
-
-
-class _Containers:
-    def __init__(self, town: Town) -> None:
-        self._town = town
-
-    async def revive(self, home: Path) -> None:
-        await self._town.revive(home)
-
-    async def close(self) -> None: ...
 
 
 @pytest.fixture

@@ -157,17 +157,23 @@ def test_every_default_is_below_the_home_and_named_once(home: Path, secrets: tup
     assert {home / entry[2:] for entry in DEFAULT_SECRETS} <= set(secrets)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [".ssh/id_ed25519", ".ssh", ".aws/credentials", ".config/gcloud/x", ".netrc", ".docker/config.json", ".claude/x"],
+SECRET = (
+    ".ssh/id_ed25519",
+    ".ssh",
+    ".aws/credentials",
+    ".config/gcloud/x",
+    ".netrc",
+    ".docker/config.json",
+    ".claude/x",
 )
-def test_a_secret_and_what_is_below_it_is_secret(home: Path, secrets: tuple[Path, ...], name: str) -> None:
-    assert Secrets(secrets)(home / name)
+ALIKE = (".sshx", ".ssh.txt", ".config", ".config/git/config", ".", "..", "notes")
 
 
-@pytest.mark.parametrize("name", [".sshx", ".ssh.txt", ".config", ".config/git/config", ".", "..", "notes"])
-def test_a_name_that_only_begins_alike_is_not(home: Path, secrets: tuple[Path, ...], name: str) -> None:
-    assert not Secrets(secrets)(home / name)
+@pytest.mark.parametrize("name", [*SECRET, *ALIKE])
+def test_a_secret_and_what_is_below_it_is_secret_and_no_name_that_only_begins_alike(
+    home: Path, secrets: tuple[Path, ...], name: str
+) -> None:
+    assert Secrets(secrets)(home / name) is (name in SECRET)
 
 
 def test_the_state_directory_is_secret(tmp_path: Path, secrets: tuple[Path, ...]) -> None:
@@ -199,16 +205,14 @@ def test_an_entry_that_is_no_path_is_refused(home: Path, tmp_path: Path, entry: 
         secret_paths((entry,), home=home, state=tmp_path / "state")
 
 
-@pytest.mark.parametrize("name", [".env", ".env.local", ".env.production", ".ENV", ".env.example.local", ".envrc"])
-def test_environments_hold_secrets_wherever_they_are(tmp_path: Path, name: str) -> None:
-    assert named(name)
-    assert Secrets()(tmp_path / "deep" / name)
+HOLDING = (".env", ".env.local", ".env.production", ".ENV", ".env.example.local", ".envrc")
+TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist", "env", "x.env")
 
 
-@pytest.mark.parametrize("name", [".env.example", ".env.sample", ".env.template", ".env.dist", "env", "x.env"])
-def test_templates_of_environments_do_not(tmp_path: Path, name: str) -> None:
-    assert not named(name)
-    assert not Secrets()(tmp_path / name)
+@pytest.mark.parametrize("name", [*HOLDING, *TEMPLATES])
+def test_environments_hold_secrets_wherever_they_are_and_their_templates_do_not(tmp_path: Path, name: str) -> None:
+    assert named(name) is (name in HOLDING)
+    assert Secrets()(tmp_path / "deep" / name) is (name in HOLDING)
 
 
 def test_an_environment_is_known_by_either_of_its_names(tmp_path: Path) -> None:

@@ -595,80 +595,72 @@ def filters(language: Callable[[str], None], script: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    "script",
-    ["", "p", "1,5p", "$!N;P;D", "/a/,/b/d", "/a/I,+3!d", r"\,a,d", "s/a/b/", "s/a/b/g2p", "s|a|b|I;p", "y/abc/xyz/",
-     "5q", "q1",
-     ":a;N;$!ba;s/\\n/ /g", "1~2d", "0,/x/d", "{p;p}", "/a/{s/b/c/;p}", "1i some text; w x", "=;l 5;F",
-     "s/[^,]*[]x]//", "s/[[:space:]]*$//", "s/a/\\//",
-     "2,$ { n ; d }", "b;t;T x", "z;x;h;G"],
-)  # fmt: skip
-def test_sed_that_only_filters(script: str) -> None:
-    assert filters(sed, script)
+LANGUAGES = {"sed": sed, "awk": awk, "jq": jq}
+FILTERS: dict[str, list[str]] = {
+    "sed": [
+        "", "p", "1,5p", "$!N;P;D", "/a/,/b/d", "/a/I,+3!d", r"\,a,d", "s/a/b/", "s/a/b/g2p", "s|a|b|I;p", "y/abc/xyz/",
+        "5q", "q1",
+        ":a;N;$!ba;s/\\n/ /g", "1~2d", "0,/x/d", "{p;p}", "/a/{s/b/c/;p}", "1i some text; w x", "=;l 5;F",
+        "s/[^,]*[]x]//", "s/[[:space:]]*$//", "s/a/\\//",
+        "2,$ { n ; d }", "b;t;T x", "z;x;h;G",
+    ],
+    "awk": [
+        "1", "NR>1", "{print}", "{print $1, $NF}", "/a|b/", "!/a/", "$1 ~ /x/ || /y/",
+        "BEGIN{FS=\",\"} {s+=$2} END{print s/NR}", "{if ($1 > 5) print; else next}",
+        "{a[$1]++} END{for (k in a) print k, a[k]}",
+        "{print (a+b)/2}", "{printf \"%s\\n\", $1}", "length($0) > 80", "!seen[$0]++",
+        "{gsub(/[[:space:]]+/, \" \"); print}",
+        "{print substr($0, 1, 3) \"|\" $2}", "$3 > 1 {x = $3 / 2; print x}", "{print a[1]/2}", "{print 1/2; y = 3 > 2}",
+    ],
+    "jq": [
+        ".", ".env", ".a.env", '.["x"]', "map(.a) | length", "$x", ".environment", "envelope",
+    ],
+}  # fmt: skip
+MORE: dict[str, list[str]] = {
+    "sed": [
+        "w x", "1w x", "$!w x", "/a/w x", "s/a/b/w x", "s/a/b/gw x", "s/a/b/e", "e", "1e touch x", "r /etc/passwd",
+        "R x", "W x",
+        "{w x\n}", "p;w x", "p\nw x", "}w x", ":a w x", "ba w x", "s/[/]/x/w y/", "s/[/]/x/", "s/[]/x/", "s/[^/]*$//",
+        "s/[]/]w/x/", "/[/w x/p",
+        "s/a/\\/w x/;w y", "y/a/b/w x", "1,2,3p", "v;w x",
+        "a\\\nx", "a x\\", "i x\nw y", "#n\nw x", "s/a/b", "s", "M", "s/a\nb/c/", "1,w x", "saba", "sébéwé", "q1 w x",
+        "l5w x",
+        "s/a/b/;;;w x", "!w x", "+1p w",
+    ],
+    "awk": [
+        "BEGIN{system(\"x\")}", "{print > \"x\"}", "{print >> \"x\"}", "{print | \"x\"}", "\"x\" | getline",
+        "{getline < \"x\"}",
+        "{print |& \"x\"}", "{printf(\"x\") > \"y\"}", "BEGIN{print ENVIRON[\"A\"]}", "BEGIN{ARGV[1]=\"x\"}",
+        "@include \"x\"",
+        "BEGIN{f=\"system\";@f(\"x\")}", "{print /\"/ | \"x\" } #\"", "{if (1) /\"/ ; print | \"x\" } #\"/",
+        "{print a,\nb > \"x\"}",
+        "function f(x){system(x)}", "f(1)", "{close(\"x\")}", "{print \\\n> \"x\"}", "#x\n{print > \"y\"}",
+        "{print PROCINFO[1]}",
+        "/[/]\"/{print > \"x\"} #\"/", "{return /\"/ > \"x\"}", "/x", "\"x", "{ print /a/ /\"/ | \"x\" }",
+        "{print length /\"/ > \"x\"}",
+        "/a[/", "é", "{x = \"a\" /\"/ ; print | \"y\" } #\"", "{ print $0 > $1 }", "{fflush()}",
+        "BEGIN { while (1) /\"/; print|\"x\" }",
+    ],
+    "jq": [
+        "env", "$ENV", "$ENV.HOME", "env.HOME", "[env]", "..env", '"\\(env)"', "$ ENV",
+        'import "x" as x; .', 'include "x"; .',
+        "input_filename", "$__prog_args", ". | env", "modulemeta", "get_search_list",
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "script",
-    ["w x", "1w x", "$!w x", "/a/w x", "s/a/b/w x", "s/a/b/gw x", "s/a/b/e", "e", "1e touch x", "r /etc/passwd",
-     "R x", "W x",
-     "{w x\n}", "p;w x", "p\nw x", "}w x", ":a w x", "ba w x", "s/[/]/x/w y/", "s/[/]/x/", "s/[]/x/", "s/[^/]*$//",
-     "s/[]/]w/x/", "/[/w x/p",
-     "s/a/\\/w x/;w y", "y/a/b/w x", "1,2,3p", "v;w x",
-     "a\\\nx", "a x\\", "i x\nw y", "#n\nw x", "s/a/b", "s", "M", "s/a\nb/c/", "1,w x", "saba", "sébéwé", "q1 w x",
-     "l5w x",
-     "s/a/b/;;;w x", "!w x", "+1p w"],
-)  # fmt: skip
-def test_sed_that_may_do_more(script: str) -> None:
-    assert not filters(sed, script)
+def every(scripts: dict[str, list[str]]) -> list[tuple[str, str]]:
+    return [(language, script) for language, some in scripts.items() for script in some]
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["1", "NR>1", "{print}", "{print $1, $NF}", "/a|b/", "!/a/", "$1 ~ /x/ || /y/",
-     "BEGIN{FS=\",\"} {s+=$2} END{print s/NR}", "{if ($1 > 5) print; else next}",
-     "{a[$1]++} END{for (k in a) print k, a[k]}",
-     "{print (a+b)/2}", "{printf \"%s\\n\", $1}", "length($0) > 80", "!seen[$0]++",
-     "{gsub(/[[:space:]]+/, \" \"); print}",
-     "{print substr($0, 1, 3) \"|\" $2}", "$3 > 1 {x = $3 / 2; print x}", "{print a[1]/2}", "{print 1/2; y = 3 > 2}"],
-)  # fmt: skip
-def test_awk_that_only_filters(source: str) -> None:
-    assert filters(awk, source)
+@pytest.mark.parametrize(("language", "script"), every(FILTERS))
+def test_a_script_that_only_filters_its_input_passes(language: str, script: str) -> None:
+    assert filters(LANGUAGES[language], script)
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["BEGIN{system(\"x\")}", "{print > \"x\"}", "{print >> \"x\"}", "{print | \"x\"}", "\"x\" | getline",
-     "{getline < \"x\"}",
-     "{print |& \"x\"}", "{printf(\"x\") > \"y\"}", "BEGIN{print ENVIRON[\"A\"]}", "BEGIN{ARGV[1]=\"x\"}",
-     "@include \"x\"",
-     "BEGIN{f=\"system\";@f(\"x\")}", "{print /\"/ | \"x\" } #\"", "{if (1) /\"/ ; print | \"x\" } #\"/",
-     "{print a,\nb > \"x\"}",
-     "function f(x){system(x)}", "f(1)", "{close(\"x\")}", "{print \\\n> \"x\"}", "#x\n{print > \"y\"}",
-     "{print PROCINFO[1]}",
-     "/[/]\"/{print > \"x\"} #\"/", "{return /\"/ > \"x\"}", "/x", "\"x", "{ print /a/ /\"/ | \"x\" }",
-     "{print length /\"/ > \"x\"}",
-     "/a[/", "é", "{x = \"a\" /\"/ ; print | \"y\" } #\"", "{ print $0 > $1 }", "{fflush()}",
-     "BEGIN { while (1) /\"/; print|\"x\" }"],
-)  # fmt: skip
-def test_awk_that_may_do_more(source: str) -> None:
-    assert not filters(awk, source)
-
-
-@pytest.mark.parametrize(
-    "source", [".", ".env", ".a.env", '.["x"]', "map(.a) | length", "$x", ".environment", "envelope"]
-)
-def test_jq_that_sees_its_input(source: str) -> None:
-    assert filters(jq, source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["env", "$ENV", "$ENV.HOME", "env.HOME", "[env]", "..env", '"\\(env)"', "$ ENV",
-     'import "x" as x; .', 'include "x"; .',
-     "input_filename", "$__prog_args", ". | env", "modulemeta", "get_search_list"],
-)  # fmt: skip
-def test_jq_that_reads_more(source: str) -> None:
-    assert not filters(jq, source)
+@pytest.mark.parametrize(("language", "script"), every(MORE))
+def test_a_script_that_may_do_more_asks(language: str, script: str) -> None:
+    assert not filters(LANGUAGES[language], script)
 
 
 TABLE = program("-ab --all", text="-e --expr", number="-n --lines", maybe="-U --color", digits=True)
@@ -852,17 +844,13 @@ def test_a_git_directory_that_is_none_hides_no_other(tmp_path: Path, sandboxed: 
 
 
 @pytest.mark.parametrize("sandboxed", [True, False], ids=["sandbox", "host"])
-def test_a_repository_whose_parts_lie_elsewhere_is_found(tmp_path: Path, sandboxed: bool) -> None:
+@pytest.mark.parametrize(
+    "leads", [{"HEAD": "ref: refs/heads/main\n", "commondir": "evil\n"}, {".git": "gitdir: evil\n"}]
+)
+def test_a_repository_that_lies_elsewhere_is_found(tmp_path: Path, leads: dict[str, str], sandboxed: bool) -> None:
     bare_at(tmp_path / "evil", TRAP)
-    (tmp_path / "HEAD").write_text("ref: refs/heads/main\n")
-    (tmp_path / "commondir").write_text("evil\n")
-    assert classify("git status", around(tmp_path, sandboxed=sandboxed)).verdict == "needs_approval"
-
-
-@pytest.mark.parametrize("sandboxed", [True, False], ids=["sandbox", "host"])
-def test_a_git_file_is_followed(tmp_path: Path, sandboxed: bool) -> None:
-    bare_at(tmp_path / "evil", TRAP)
-    (tmp_path / ".git").write_text("gitdir: evil\n")
+    for name, text in leads.items():
+        (tmp_path / name).write_text(text)
     assert classify("git status", around(tmp_path, sandboxed=sandboxed)).verdict == "needs_approval"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shellback.exec.wire.gitconfig import MOST_BYTES, UNREADABLE, harmful, settings
+from tests.filetrees import git
 
 PLAIN = b"""\
 [core]
@@ -37,12 +38,6 @@ def test_what_git_writes_itself_is_harmless() -> None:
 
 
 def test_git_itself_writes_nothing_else_for_a_new_repository_a_clone_and_a_submodule(tmp_path: Path) -> None:
-    def git(*args: str, cwd: Path) -> None:
-        subprocess.run(
-            ["git", "-c", "protocol.file.allow=always", "-c", "user.name=a", "-c", "user.email=a@b", *args],
-            cwd=cwd, check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
-
     one = tmp_path / "one"
     one.mkdir()
     git("init", cwd=one)
