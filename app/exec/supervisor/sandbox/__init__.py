@@ -1,1 +1,1 @@
-"""The sandbox of a command: built, watched, limited, torn down."""
+"""Builds, watches, limits and removes the sandboxes of commands."""

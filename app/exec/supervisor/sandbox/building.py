@@ -1,8 +1,8 @@
-"""The steps of a command's child until it is bubblewrap, and children that took them in advance.
+"""The steps of a command's child until it becomes bubblewrap, and children that took these steps in advance.
 
-Half of the time of a command goes into what is the same for all of an instance. So one child for each instance, once a
-command has left it, enters it, makes the first process of a PID namespace, and waits for its order. It holds nothing of
-ours but a socket, and ends with it.
+Half of a command's start is the same for all commands of an instance. After a command has left an instance, one child
+enters it, makes the first process of a PID namespace, and waits for its order. It inherits only a socket, and ends when
+that socket closes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Who = tuple[int, int] | None
 
 
 class Stands(NamedTuple):
-    """The first process of a PID namespace, what makes it stay, and what tells that /proc is mounted."""
+    """The first process of a PID namespace, the pipe that lets it stay, and the pipe that reports a mounted /proc."""
 
     init: int
     life: int
@@ -40,10 +40,10 @@ class Stands(NamedTuple):
 
 
 def enter(found: Mapping[str, int], sandbox: Sandbox, say: int, pinned: tuple[str, ...] = ()) -> Stands:
-    """Be in the instance, with mounts of our own and the first process of a PID namespace.
+    """Enter the instance, with a mount namespace of our own and the first process of a PID namespace.
 
     Raises:
-        OSError: With the path that cannot be pinned, or why there is no entering.
+        OSError: With the path that cannot be pinned, or the reason why the instance cannot be entered.
     """
     namespaces.join(found)
     pins.lay(sandbox.workspace, sandbox.pinned, pinned)
@@ -59,7 +59,7 @@ def enter(found: Mapping[str, int], sandbox: Sandbox, say: int, pinned: tuple[st
 
 
 def finish(stands: Stands) -> None:
-    """Cover what /proc has of the kernel, as soon as it is mounted."""
+    """Cover the kernel's files in /proc as soon as it is mounted."""
     if os.read(stands.mounted, 1) != b".":
         os._exit(1)
     os.close(stands.mounted)
@@ -69,7 +69,7 @@ def finish(stands: Stands) -> None:
 def become(stands: Stands, words: Sequence[str], say: int, fds: Sequence[int]) -> NoReturn:
     """Become bubblewrap; `words` are its program, the mark of the first process, and the command.
 
-    `fds` are filter, options, what `go` comes from, and the streams.
+    `fds` are the filter, the options, the pipe for `go`, and the streams.
     """
     program, mark, *argv = words
     filters, options, wait, *streams = fds
@@ -112,7 +112,7 @@ class _Ready:
     over: bool = False
 
     def usable(self) -> bool:
-        """Whether it is there, and stands or is about to; it says itself, to whom it obeys, why it cannot then."""
+        """Whether the child exists and stands or will stand; otherwise it reports the reason with its order."""
         if self.over or os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return False
         try:
@@ -130,12 +130,12 @@ class Ahead:
         self._ready: dict[str, _Ready] = {}
 
     def want(self, sandbox: Sandbox, who: Who, prepare: Callable[[], None]) -> None:
-        """Say what the next command of this instance will need."""
-        # What is pinned or held is for one command only.
+        """Note what the next command of this instance will need."""
+        # Pins and approved bytes belong to one command only.
         self._wanted[sandbox.key] = _Wanted(replace(sandbox, pinned=(), held=()), who, prepare)
 
     def make(self, key: str, found: Mapping[str, int]) -> None:
-        """Make one, unless there is one, or no room: nothing depends on it."""
+        """Make a child unless one exists or resources lack; commands start without it too."""
         wanted = self._wanted.get(key)
         if wanted is None or not found or key in self._ready or len(self._ready) >= MOST:
             return
@@ -159,7 +159,7 @@ class Ahead:
         self._ready[key] = _Ready(wanted, pid, pidfd, ours, timer)
 
     def take(self, sandbox: Sandbox, who: Who) -> tuple[int, socket.socket] | None:
-        """A child of ours that waits for its order, and where to send it; both are the caller's from now on."""
+        """A waiting child, and the socket for its order; the caller owns both."""
         ready = self._ready.get(sandbox.key)
         if ready is None:
             return None
@@ -171,19 +171,19 @@ class Ahead:
         return ready.pid, ready.link
 
     def drop(self, key: str) -> None:
-        """The instance ends."""
+        """End the child of an instance that ends."""
         self._wanted.pop(key, None)
         self.discard(key)
 
     def discard(self, key: str) -> None:
-        """What was made is of no use any more: it has mounts of its own, and the instance's have changed."""
+        """End the child, because the instance's mounts have changed and the child has a copy of the old ones."""
         ready = self._ready.get(key)
         if ready is not None:
             ready.over = True
             procfs.send(ready.pidfd, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all, and wait for it; to be called at the end."""
+        """End all children and wait for them."""
         for key in list(self._ready):
             self.discard(key)
             self._ended(key)
@@ -203,7 +203,7 @@ class Ahead:
 def send_order(
     link: socket.socket, sandbox: Sandbox, words: Sequence[str], umask: int, said: int, fds: Sequence[int]
 ) -> None:
-    """Have it become bubblewrap with these arguments, saying on `said`; `fds` as in `become`."""
+    """Order a child to become bubblewrap with these arguments, reporting on `said`; `fds` as in `become`."""
     own = (sandbox.fixed, sandbox.readonly, sandbox.masked, sandbox.stubs)
     order = linux.text_in_memory("order", marshal.dumps((tuple(words), umask, *map(tuple, own))))
     try:
@@ -213,7 +213,7 @@ def send_order(
 
 
 def _stand_by(wanted: _Wanted, found: Mapping[str, int], link: socket.socket) -> NoReturn:
-    # What the supervisor has collected, and its numbers, are none of ours.
+    # The supervisor's collected objects and descriptor numbers must not be used here.
     gc.disable()
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -228,14 +228,14 @@ def _stand_by(wanted: _Wanted, found: Mapping[str, int], link: socket.socket) ->
     except OSError as error:
         stands, told = error, "!"
     with contextlib.suppress(OSError):
-        # Who has sent its order already does not listen any more.
+        # A supervisor that has sent its order no longer reads the socket.
         link.send(told.encode(), socket.MSG_NOSIGNAL)
     for fd in found.values():
         os.close(fd)
     try:
         data, fds, _, _ = socket.recv_fds(link, _MESSAGE, _FDS, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        # Who has closed it did not read what we told; what it had sent before is there still.
+        # A supervisor that closed the socket did not read our report; an order sent before can still be read.
         data, fds, _, _ = socket.recv_fds(link, _MESSAGE, _FDS, socket.MSG_CMSG_CLOEXEC)
     if not data:
         os._exit(0)

@@ -1,4 +1,4 @@
-"""A bubblewrap that has been forked: what it says until its sandbox stands, and how it is ended."""
+"""A forked bubblewrap: its reports until its sandbox stands, and its end."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ _KNOWN: Final = (
 
 
 def child_of(text: str) -> int:
-    """The pid, as seen from here, of the process in the sandbox.
-
-    Raises:
-        ValueError: It was not told.
-    """
+    """The pid, in our namespace, of the process in the sandbox; ValueError if it was not reported."""
     found = _INFO.search(text)
     child: object = json.loads(found[0]).get("child-pid") if found else None
     if not isinstance(child, int) or child < 2:
@@ -39,18 +35,18 @@ def child_of(text: str) -> int:
 
 
 def errno_in(text: str) -> int:
-    """The number of the error that bubblewrap reported in words, EIO where there is none that we know."""
+    """The errno of an error that bubblewrap reported in words; EIO if the words are unknown."""
     known = next((number for number in _KNOWN if os.strerror(number) in text), errno.EIO)
     return int(found[1]) or errno.EIO if (found := _FAILED.search(text)) else known
 
 
 def words_in(text: str) -> str:
-    """What is meant for people: neither numbers of processes and namespaces, nor what is said to us."""
+    """The lines for people, without numbers of processes and namespaces and without reports to us."""
     return _OURS.sub("", _INFO.sub("", text)).lstrip()
 
 
 def give_up(pid: int, *fds: int) -> None:
-    """Close what is open of `fds`, and end what was forked, if it was, for which there is no room after all."""
+    """Close `fds`, and end the forked child, if any, because resources for it lack."""
     for fd in fds:
         if fd >= 0:
             os.close(fd)
@@ -60,10 +56,10 @@ def give_up(pid: int, *fds: int) -> None:
 
 
 class Said:
-    """Collects what it says from `fd`, and calls `then` once: `ready`, or ended, or silent for too long.
+    """Collects its reports from `fd`, and calls `then` once: when it is ready, has ended, or was silent for too long.
 
-    `errno` is 0 when it is ready. `end` kills and reaps it, and calls `gone` then. Where the kernel has no room for
-    following it, which is an OSError, both are still the caller's.
+    `errno` is 0 when it is ready. `end` kills and reaps it, and then calls `gone`. If the kernel has no resources to
+    follow it (OSError), `fd` and `pid` still belong to the caller.
     """
 
     def __init__(self, loop: Loop, fd: int, pid: int, patience_s: float) -> None:
@@ -100,7 +96,7 @@ class Said:
         self.then()
 
     def end(self) -> None:
-        """Kill it; what it has forked goes to us as orphans."""
+        """Kill it; its children become our orphans."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self._loop.watch(self._pidfd, self._ended, IN)

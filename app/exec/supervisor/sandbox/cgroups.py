@@ -1,13 +1,12 @@
-"""Limits on all processes of a sandbox instance together, by cgroup: found by trying, never required.
+"""Limits by cgroup on all processes of a sandbox instance together; used where they work, never required.
 
-Groups are made below the cgroup that we are in, so that what limits us limits them too. cgroup v1 (memory, pids): where
-we may make directories, which is root. cgroup v2: below a unit that systemd delegated (Delegate=yes with
-DelegateSubgroup=), or below the root of a cgroup namespace in which nobody else lives, as in a container.
+Groups are made below our own cgroup, so our limits hold for them too. cgroup v1 (memory, pids) works where we can make
+directories, which needs root. cgroup v2 works below a unit that systemd delegated (Delegate=yes with
+DelegateSubgroup=), or below the root of a cgroup namespace without other processes, as in a container.
 
-What a group limits: memory is what its processes use and what they wrote into a tmpfs, swap included; at the limit the
-kernel kills one process of the group, not all. Processes are tasks, so each thread counts; at the limit fork fails with
-EAGAIN. What lies in a tmpfs counts until it is removed, and no killing frees it: an instance whose tmpfs can hold more
-than the memory it may have loses all of its processes, and each command after them, when it is filled.
+Memory includes swap and files in a tmpfs; at the limit the kernel kills one process of the group. Threads count as
+processes; at the limit fork fails with EAGAIN. Files in a tmpfs count until they are removed: if the tmpfs of an
+instance can hold more than its memory limit, a full tmpfs kills all its processes, and each later command.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from shellback.exec.wire.sandbox import Bounds
 PREFIX: Final = "shellback"
 _OURSELVES: Final = "+main"
 _TRIED: Final = "+probe"
-"""Names that no instance can have."""
+"""Names that no instance has."""
 _AGAIN_S: Final = 5.0
 _ALONE: Final = "file size by rlimit, processes by rlimit for each instance"
 _TOGETHER: Final = "file size by rlimit, processes not at all: this kernel would count those of the whole user"
 
 
 class Group:
-    """The limits of one instance. Holds a descriptor for each hierarchy until it is removed."""
+    """The limits of one instance, with a descriptor for each hierarchy until it is removed."""
 
     def __init__(self, folders: list[str], doors: list[int]) -> None:
         self._folders = folders
         self._doors = doors
 
     def join(self) -> None:
-        """Put the calling process under these limits, with all that it will fork. For a forked child that is still us.
+        """Put the calling process, a forked child of ours, and its future children under these limits.
 
         Raises:
             OSError: The group is gone, or the kernel refuses.
@@ -51,7 +50,7 @@ class Group:
             os.write(fd, b"0")
 
     def remove(self) -> bool:
-        """Remove it, and say whether it is gone: it is not while a process of it is left, to be tried again then."""
+        """Remove the group; False while it has a process, and the caller tries again later."""
         while self._doors:
             os.close(self._doors.pop())
         self._folders = [folder for folder in self._folders if not _removed(folder)]
@@ -59,7 +58,7 @@ class Group:
 
 
 class Cgroups:
-    """Groups of one state directory, whose `owner` is a plain name of it; `note` is told what went wrong."""
+    """Groups of one state directory, whose name is `owner`; `note` receives errors."""
 
     def __init__(self, owner: str, note: Callable[[str], None]) -> None:
         self._prefix = f"{PREFIX}.{owner}."
@@ -67,13 +66,13 @@ class Cgroups:
         self._hierarchies: list[Hierarchy] = []
         self.memory = self.processes = False
         self.says = ""
-        """What can be limited here, and one sentence of it for who reads the outcome."""
+        """What can be limited here, and a sentence about it for people."""
 
     def probe(self, ours: Collection[int] = ()) -> None:
-        """Find what can be limited, by making a group and joining it. To be called once, before any other method.
+        """Find what can be limited, by making and joining a group. Call it once, before any other method.
 
-        `ours` are pids beside this one that may be moved into a group of their own, which cgroup v2 needs in a
-        container. Leaves that group, and nothing else.
+        `ours` are further pids that may be moved into a group, which cgroup v2 requires in a container. That group
+        stays; nothing else does.
         """
         reasons: list[str] = []
         for hierarchy in hierarchies.hierarchies(reasons, self._prefix + _OURSELVES, {os.getpid(), *ours}):
@@ -91,7 +90,7 @@ class Cgroups:
         self.says = self._sentence(reasons)
 
     def make(self, name: str, *, memory_bytes: int, processes: int) -> Group | None:
-        """The group of that name, made or found, under these limits (0 is none); None where nothing can be limited."""
+        """The new or existing group of that name with these limits (0: none); None if nothing can be limited."""
         limits = {MEMORY: memory_bytes, PIDS: processes}
         folders: list[str] = []
         doors: list[int] = []
@@ -107,9 +106,9 @@ class Cgroups:
         return Group(folders, doors) if folders else None
 
     def leftovers(self, keep: Collection[str] = ()) -> int:
-        """Remove groups of this state directory that nobody is in, but those of the names in `keep`; how many stay.
+        """Remove empty groups of this state directory except `keep`; returns how many stay.
 
-        Only below the cgroup that we are in now: what was made below another one stays there, empty.
+        Only groups below our present cgroup are removed; groups below another one stay there, empty.
         """
         kept = {self._prefix + name for name in (*keep, _OURSELVES)}
         stayed = 0
@@ -157,7 +156,7 @@ class Cgroups:
 
 
 def _made(hierarchy: Hierarchy, folder: str, limits: dict[str, int]) -> int:
-    """Make the group and set its limits; the descriptor through which it is joined."""
+    """Make the group and set its limits; returns the descriptor by which it is joined."""
     made = False
     try:
         with contextlib.suppress(FileExistsError):
@@ -187,7 +186,7 @@ def _removed(folder: str) -> bool:
 
 
 class Groups:
-    """Found by trying, when the first sandbox is wanted. All of its methods run on the loop's thread."""
+    """The groups of all instances, probed when the first sandbox is made. Its methods run on the loop's thread."""
 
     def __init__(self, loop: Loop, keeper: Callable[[], int | None], note: Callable[[str], None]) -> None:
         self._loop = loop
@@ -196,23 +195,23 @@ class Groups:
         self._cgroups: Cgroups | None = None
         self._groups: dict[str, Group] = {}
         self.kept: list[str] = []
-        """Instances of the last supervisor, whose groups are still needed; what else it left is removed."""
+        """Instances of the last supervisor, whose groups are still needed; its other groups are removed."""
         self._alone: dict[tuple[int, int] | None, bool] = {}
 
     def says(self, who: tuple[int, int] | None) -> str:
-        """What limits a sandbox of this user here, in one sentence."""
+        """One sentence about what limits a sandbox of this user."""
         return f"{self._tried().says}; {_ALONE if self._counted_alone(who) else _TOGETHER}"
 
     def together(self, who: tuple[int, int] | None) -> tuple[bool, bool]:
-        """Whether memory, and whether processes, are bounded for all commands of a sandbox together."""
+        """Whether memory, and whether processes, are limited for all commands of a sandbox together."""
         found = self._tried()
         return found.memory, found.processes or self._counted_alone(who)
 
     def join(self, key: str, bounds: Bounds) -> Callable[[], object] | None:
-        """What a forked child of an instance does to be held to its bounds, None where no group can do that.
+        """The function by which a forked child joins the group of its instance; None if groups do not work here.
 
         Raises:
-            OSError: A group can, and there is no room for it now.
+            OSError: Groups work, but the kernel has no resources now.
         """
         cgroups = self._tried()
         if not bounds.memory_bytes and not bounds.processes:
@@ -227,7 +226,7 @@ class Groups:
         return self._groups[key].join
 
     def for_each(self, bounds: Bounds, who: tuple[int, int] | None) -> Bounds:
-        """The bounds that each process has to be given beside the group."""
+        """The bounds that each process needs beside the group."""
         return replace(
             bounds,
             processes=bounds.processes if self._counted_alone(who) else 0,
@@ -241,7 +240,7 @@ class Groups:
         if inherited:
             self.kept.remove(key)
         if inherited if group is None else not group.remove():
-            # Nobody has used the last supervisor's since, or the kernel is still at it.
+            # It belongs to the last supervisor and was not used since, or the kernel still removes its processes.
             self._loop.after(_AGAIN_S, self._sweep)
 
     def _sweep(self) -> None:

@@ -1,13 +1,12 @@
-"""What of its view one command has differently: laid there in a mount namespace of its own, before bubblewrap builds.
+"""Covers: mounts over paths of one command's view, in a mount namespace of its own, before bubblewrap builds.
 
-Descriptors all the way: what was looked at is what is covered. No symlink is followed, whoever puts one there
-meanwhile, so nothing comes in that was not meant; the start fails instead. Bubblewrap would do it by name, and read the
-whole table of mounts for each.
+Everything is opened by descriptors, so the inspected file is the covered file. No symlink is followed, even one that
+appears meanwhile; the start fails instead. Bubblewrap would cover by name, and read the table of mounts for each cover.
 
-Approved bytes are laid so too, over the files that a command is about to run: a copy, hashed while it was made, is
-mounted read-only on the very file it was read from. Whatever is written into the file, the command finds the copy.
-Somebody outside who renames another file over the path takes the mount away with the name; what that changed before the
-command begins is seen by `check_held`. Sources: openat2(2), open_tree(2), mount_setattr(2), move_mount(2).
+Approved bytes are covers too: a copy of a script, hashed while it was made, is mounted read-only on the file from which
+it was read. Writes to the file do not reach the command. A process outside that renames another file over the path
+removes the mount with the name; `check_held` detects that before the command begins. Sources: openat2(2), open_tree(2),
+mount_setattr(2), move_mount(2).
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _READ_ONLY, _NO_SETUID, _NO_DEVICES = 1, 2, 4
 _NO_SYMLINKS_BENEATH: Final = 0x4 | 0x8
 _PATH: Final = os.O_PATH | os.O_CLOEXEC
 _KERNELS: Final = ("sys", "sysrq-trigger", "irq", "bus", "fs")
-"""Directories and files of /proc that are the machine's, not processes'."""
+"""Directories and files of /proc that belong to the machine, not to processes."""
 _OF_USERS: Final = ("keys", "key-users")
-"""Files of /proc that tell of the user's processes outside too."""
+"""Files of /proc that show the user's processes outside too."""
 
 CHANGED: Final = "changed since it was approved"
 FILE_BYTES: Final = 16 * 1024 * 1024
@@ -55,10 +54,10 @@ _LAID: Final = re.compile(r"^held (\d+):(\d+)$", re.MULTILINE)
 
 
 def over_processes() -> None:
-    """Cover what the new /proc of this mount namespace has of the kernel and of users outside.
+    """Cover the files of the kernel and of users outside in the new /proc of this mount namespace.
 
     Raises:
-        OSError: With the path that was in the way.
+        OSError: With the path that could not be covered.
     """
     with linux.opened(PROC) as root, linux.opened(os.devnull) as null:
         for name in (*_KERNELS, *_OF_USERS):
@@ -67,10 +66,10 @@ def over_processes() -> None:
 
 
 def over_workspace(sandbox: Sandbox) -> None:
-    """Cover what is to be covered in the workspace, in this mount namespace; for who has entered the instance.
+    """Lay the covers of the workspace in this mount namespace, inside the instance.
 
     Raises:
-        OSError: With the path that was in the way: ELOOP for a symlink.
+        OSError: With the path that could not be covered; ELOOP for a symlink.
     """
     with (
         linux.opened(sandbox.workspace) as root,
@@ -95,7 +94,7 @@ def over_workspace(sandbox: Sandbox) -> None:
 
 @contextlib.contextmanager
 def beneath(root: int, name: str, flags: int = _PATH, resolve: int = _NO_SYMLINKS_BENEATH) -> Generator[int]:
-    """A file below a directory, no symlink on the way; OSError otherwise."""
+    """A file below a directory, without symlinks in the path; OSError otherwise."""
     how = struct.pack("QQQ", flags, 0, resolve)
     fd = linux.checked(linux.libc.syscall(_OPENAT2, root, os.fsencode(name), how, ctypes.c_size_t(len(how))), name)
     try:
@@ -115,20 +114,20 @@ def _make(root: int, name: str) -> None:
 
 
 def _cover(root: int, name: str, source: int | None = None, *, read_only: bool = True) -> None:
-    """Mount `source` on it, or itself."""
+    """Mount `source` on a name, or the name on itself."""
     with beneath(root, name) as place:
         lay(place if source is None else source, place, name, read_only=read_only)
 
 
 def lay(source: int, place: int, name: str, *, read_only: bool = True) -> None:
-    """Mount a file or directory on another, both open; `name` is for the error."""
+    """Mount an open file or directory on another; `name` is for the error."""
     with cloned(source, name, read_only=read_only) as tree:
         put(tree, place, name)
 
 
 @contextlib.contextmanager
 def cloned(source: int, name: str, *, read_only: bool) -> Generator[int]:
-    """A mount of a file or directory, with all below it, that is nowhere yet."""
+    """A detached mount of a file or directory, with all mounts below it."""
     tree = linux.checked(linux.libc.syscall(_OPEN_TREE, source, b"", _CLONE), name)
     try:
         attributes = _NO_SETUID | _NO_DEVICES | (_READ_ONLY if read_only else 0)
@@ -141,22 +140,22 @@ def cloned(source: int, name: str, *, read_only: bool) -> Generator[int]:
 
 
 def put(tree: int, place: int, name: str) -> None:
-    """Mount it on what is open."""
+    """Attach a detached mount to an open file or directory."""
     linux.checked(linux.libc.syscall(_MOVE_MOUNT, tree, b"", place, b"", _ONTO), name)
 
 
 def mounted(fd: int) -> bool:
-    """Whether something is mounted here: statx(2)."""
+    """Whether the descriptor is the root of a mount: statx(2)."""
     found = ctypes.create_string_buffer(256)
     linux.checked(linux.libc.syscall(_STATX, fd, b"", _EMPTY_PATH, 0, found), "")
     return bool(struct.unpack_from("Q", found, 8)[0] & _MOUNT_ROOT)
 
 
 def over_scripts(sandbox: Sandbox) -> bytes:
-    """Mount what is held, in this mount namespace, and say what it is now; for who has entered the instance.
+    """Mount the approved bytes in this mount namespace, inside the instance; returns their inodes as text.
 
     Raises:
-        OSError: With the path: ESTALE where the content is another, ELOOP for a symlink.
+        OSError: With the path; ESTALE if the contents differ, ELOOP for a symlink.
     """
     if not sandbox.held:
         return b""
@@ -178,12 +177,12 @@ def over_scripts(sandbox: Sandbox) -> bytes:
 
 
 def check_held(pid: int, request: StartRequest, text: str) -> None:
-    """Look whether a process that waits to be the command is where it shall be, and would find what is held.
+    """Check that a process that waits to become the command is in its directory, and would find the approved bytes.
 
-    `text` has what `over_scripts` said.
+    `text` is the result of `over_scripts`.
 
     Raises:
-        OSError: ESTALE with the path of what is another, or why there is no telling.
+        OSError: ESTALE with the path that differs, or the reason why it cannot be checked.
     """
     if request.place is not None:
         place = os.stat(f"/proc/{pid}/cwd")
@@ -225,5 +224,5 @@ def _found(root: int, name: str) -> tuple[int, int]:
 
 
 def unescaped(place: bytes) -> bytes:
-    """A place as a table of mounts has it, with its blanks: proc_pid_mountinfo(5)."""
+    """A path from a table of mounts with its escapes replaced: proc_pid_mountinfo(5)."""
     return _ESCAPED.sub(lambda escape: bytes([int(escape[1], 8)]), place) if b"\\" in place else place

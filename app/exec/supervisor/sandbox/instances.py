@@ -1,7 +1,7 @@
-"""Sandbox instances: namespaces that commands of one conversation and profile share, as descriptors and nothing else.
+"""Sandbox instances: namespaces that the commands of one conversation and profile share, held only as descriptors.
 
-An instance is made by a bubblewrap that ends as soon as its namespaces are held here and by the keeper. It has no
-process that could be killed or has to be watched; it ends when it has not been used for a while.
+A bubblewrap makes an instance, and ends as soon as its namespaces are held here and by the keeper. An instance has no
+process that could be killed; it ends when it is unused for a while.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shellback.exec.wire.protocol import Loss
 from shellback.exec.wire.sandbox import COPY, MASKED, Bounds, Sandbox
 
 MOST: Final = 128
-"""Instances at a time; each takes up to nine descriptors, and memory for what is in its /tmp."""
+"""The most instances; each needs up to nine descriptors, and memory for its /tmp."""
 IDLE_S: Final = 900.0
 MAKE_S: Final = 20.0
 _HELD: Final = "instance."
@@ -40,12 +40,12 @@ _ABOVE: Final = 64
 _READY: Final = "echo ready; read -r _"
 
 Then = Callable[[dict[str, int] | None, int, str], None]
-"""Gets the namespaces, or None with errno and what bubblewrap said."""
+"""Receives the namespaces, or None with errno and bubblewrap's message."""
 
 
 @dataclass(slots=True)
 class Instance:
-    """`namespaces` is empty while it is being made; `waiting` are those who asked for it meanwhile."""
+    """`namespaces` is empty while the instance is made; `waiting` are the callers that wait for it."""
 
     namespaces: dict[str, int] = field(default_factory=dict[str, int])
     waiting: list[Then] = field(default_factory=list[Then])
@@ -68,7 +68,7 @@ class Instances:
         return len(self._all)
 
     def adopt(self, held: dict[str, link.Held]) -> None:
-        """Take over what the keeper has of the last supervisor's instances; takes them out of `held`."""
+        """Take over the last supervisor's instances from the keeper's descriptors, and remove them from `held`."""
         for name in [name for name in held if name.startswith(_HELD)]:
             key, one = name.removeprefix(_HELD), held.pop(name)
             self._all[key] = Instance(one.fds)
@@ -76,13 +76,13 @@ class Instances:
                 self._rest(key)
                 self._watch(key, one.notes)
             else:
-                # The keeper had no room for all of them: what lacks one isolates nothing.
+                # The keeper could not hold all descriptors: an instance without one isolates nothing.
                 self._end(key)
 
         self.groups.kept = list(self._all)
 
     def enter(self, key: str) -> None:
-        """Note that a command uses the instance, which so does not end."""
+        """Note that a command uses the instance, so that it does not end."""
         instance = self._all.setdefault(key, Instance())
         instance.used += 1
         if instance.idle is not None:
@@ -90,7 +90,7 @@ class Instances:
             instance.idle = None
 
     def leave(self, key: str) -> None:
-        """Note that a command that had entered has gone, with all its processes."""
+        """Note that a command that had entered has ended, with all its processes."""
         instance = self._all.get(key)
         if instance is not None:
             instance.used -= 1
@@ -98,7 +98,7 @@ class Instances:
             self.ahead.make(key, instance.namespaces)
 
     def beside(self, key: str) -> list[dict[str, int]]:
-        """The namespaces of the others in which commands run; with '' those of all."""
+        """The namespaces of the other instances in which commands run; with '' of all."""
         return [
             instance.namespaces
             for name, instance in self._all.items()
@@ -106,10 +106,10 @@ class Instances:
         ]
 
     def make(self, sandbox: Sandbox, who: tuple[int, int] | None, then: Then) -> None:
-        """Have the instance, now or soon; to be called by who has entered it.
+        """Make the instance, or find it; `then` is called now or later. The caller must have entered it.
 
         Raises:
-            Refused: There are as many as there may be, and all are in use.
+            Refused: The most instances exist, and all are in use.
         """
         instance = self._all[sandbox.key]
         if instance.namespaces:
@@ -140,7 +140,7 @@ class Instances:
         def work() -> NoReturn:
             namespaces.prepare(who, Bounds())
             os.umask(0o022)
-            # As its user: what that one may not read is not copied for it either.
+            # As the user of the commands, so that files which that user cannot read are not copied.
             options = namespaces.options_in_memory("view", _copying(sandbox.view))
             namespaces.become(
                 argv,
@@ -189,13 +189,13 @@ class Instances:
             then(found or None, number, said.text)
 
     def _watch(self, key: str, notes: Message) -> None:
-        """Keep what the instance hides covered: what it has not, commands that come later would not have either."""
+        """Keep the covers of the instance: later commands inherit its mounts."""
         instance, hidden, who = self._all[key], notes.get("hidden"), notes.get("who")
         if not hidden:
             return
 
         def told(loss: Loss) -> None:
-            # Made before it was covered again, it has mounts as they were then.
+            # A child that was made before the cover was restored has the old mounts.
             self.ahead.discard(key)
             self._diary.note(f"sandbox {key}: lost a cover, {loss['how']}")
 
@@ -233,7 +233,7 @@ class Instances:
 
 
 def _copying(view: Sequence[str]) -> Iterator[str]:
-    """The options of bubblewrap; what it is to read from stays open, to be inherited."""
+    """The options of bubblewrap; descriptors that it reads stay open, to be inherited."""
     words = iter(view)
     for word in words:
         if word != COPY:
@@ -265,7 +265,7 @@ def _opened(pid: int, parent: int, sandbox: Sandbox) -> dict[str, int]:
                 found[name] = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
         if sandbox.hidden:
             found[_TABLE] = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        # Had it gone before, these might be a stranger's.
+        # If it had ended before, these could be another process's.
         procfs.child(pid, parent)
     except BaseException:
         for fd in found.values():

@@ -1,7 +1,7 @@
-"""Starting one command in a sandbox: asynchronous, and so that its wait status is the kernel's own.
+"""Starts one command in a sandbox, asynchronously and with the kernel's own wait status.
 
-bubblewrap tells a death by a signal as 128 + n. So it only builds: its child, which waits, is orphaned to us, the
-subreaper, before it becomes the command. Nothing of a command has happened when its supervisor dies before that.
+bubblewrap reports a death by signal n as exit code 128 + n. So it only builds the sandbox: its waiting child becomes an
+orphan of ours, the subreaper, before it becomes the command. If the supervisor dies before that, nothing has run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LAUNCH_S: Final = 20.0
 _INIT: Final = re.compile(r"^init (\d+)$", re.MULTILINE)
 
 Failed = Callable[[int, str], None]
-"""Gets the errno and what bubblewrap said."""
+"""Receives the errno and bubblewrap's message."""
 
 
 class Orphans:
-    """Orphans that are commands of ours: their wait status is the loop's to take, after it has recorded it.
+    """Orphans that are commands: the loop reaps them, after it has recorded their status.
 
-    Shared by the first thread, which gets and reaps all orphans, and the loop's, which expects some of them.
+    The first thread, which reaps all other orphans, and the loop's thread share it.
     """
 
     def __init__(self) -> None:
@@ -43,24 +43,24 @@ class Orphans:
         self._changed = threading.Condition()
 
     def expect(self, pid: int) -> None:
-        """Leave this one to the loop, from before it is an orphan."""
+        """Leave this process to the loop, already before it is an orphan."""
         with self._changed:
             self._expected.add(pid)
 
     def reaped(self, pid: int) -> None:
-        """Say that the loop has reaped it, or never will have it."""
+        """Note that the loop has reaped the process, or will never get it."""
         with self._changed:
             self._expected.discard(pid)
             self._changed.notify_all()
 
     def leave(self, pid: int) -> None:
-        """Wait until the loop has taken the status of this one, if it is its to take."""
+        """Wait until the loop has reaped this process, if the loop expects it."""
         with self._changed:
             self._changed.wait_for(lambda: pid not in self._expected)
 
 
 class Launched(NamedTuple):
-    """A command's process, our child by now, and pid and start of the first process of its PID namespace."""
+    """A command's process, now our child, and pid and start time of the first process of its PID namespace."""
 
     pid: int
     start: int
@@ -70,9 +70,9 @@ class Launched(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Launch:
-    """One command on its way; ends in `started` or `failed`. The streams stay the caller's.
+    """The launch of one command; ends in `started` or `failed`. The streams stay the caller's.
 
-    `standing` gets the process before it is told to go; may raise OSError, and then it is not.
+    `standing` gets the process before it may run; an OSError of it stops the launch.
     """
 
     loop: Loop
@@ -91,11 +91,11 @@ class Launch:
     _main: Launched | None = None
 
     def begin(self) -> None:
-        """Start once the instance is there; its user has entered it.
+        """Start as soon as the instance exists; the caller has entered it.
 
         Raises:
-            Refused: There is no room for another instance.
-            OSError: The kernel has no room.
+            Refused: There are too many instances.
+            OSError: The kernel has no resources.
         """
         if self.sandbox.pinned:
             self._elsewhere = self.instances.beside(self.sandbox.key)
@@ -180,14 +180,14 @@ class Launch:
         building.become(stands, self._words(), say, fds)
 
     def _stands(self, talk: Said) -> None:
-        """The sandbox stands, or never will: take hold of both processes while bubblewrap, their parent, is there."""
+        """When the sandbox stands, open both processes while their parent bubblewrap exists; or report the failure."""
         number = talk.errno
         try:
             found = _INIT.search(talk.text)
             if found is not None:
                 self._init = _held(int(found[1]), talk.pid)
             if not talk.ready or self._init is None:
-                raise ValueError("the sandbox does not stand")  # noqa: TRY301 - as where one of them cannot be held
+                raise ValueError("the sandbox does not stand")  # noqa: TRY301 - handled as a process that is gone
             pid, start, pidfd = _held(child_of(talk.text), talk.pid)
             self._main = Launched(pid, start, pidfd, self._init[:2])
             self.orphans.expect(pid)
@@ -197,12 +197,12 @@ class Launch:
         talk.end()
 
     def _orphaned(self, number: int, text: str) -> None:
-        """Bubblewrap has gone, and what it forked is ours: say go, or let all of it end."""
+        """Bubblewrap has ended and its child is ours: let it run, or end all of it."""
         crashpoints.reach("supervisor.orphaned")
         request, main = self.request, self._main
         if main is not None and not number:
             try:
-                # Its directory cannot change for it any more.
+                # From here on the command's directory cannot change.
                 covers.check_held(main.pid, request, text)
                 self.standing(main.pid)
                 os.write(self._go, f"{layout.MARKER}={procfs.mark(request.session_id)}\n".encode())
@@ -230,7 +230,7 @@ def _held(pid: int, parent: int) -> tuple[int, int, int]:
 
 
 def _options(request: StartRequest, sandbox: Sandbox) -> list[str]:
-    # On a terminal it is setsid(1) that does it, and takes the terminal.
+    # On a terminal, setsid(1) makes the POSIX session and takes the terminal.
     words = [*sandbox.wrap, "--clearenv", *(["--new-session"] if request.pty is None else [])]
     for name, value in request.env.items():
         words += ["--setenv", name, value]

@@ -1,8 +1,8 @@
-"""Covers that are lost while commands run: laid again within milliseconds, or the commands end.
+"""Restores covers that are lost while commands run, within milliseconds; otherwise the commands end.
 
-A mount on a file is gone in every mount namespace as soon as somebody in another one removes the file or renames
-another one over it, as git and most editors do: unlink(2), rename(2). The kernel tells whoever polls the table of a
-namespace's mounts, proc_pid_mountinfo(5). Who renames the file away takes the mount along: `Renames` tells of that.
+A mount on a file disappears in every mount namespace when a process in another one removes the file or renames another
+file over it, as git and most editors do: unlink(2), rename(2). A poll of the table of mounts notices that:
+proc_pid_mountinfo(5). A rename of the file itself moves the mount along; `Renames` notices that.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ RESTORED: Final = "restored"
 ENDED: Final = "ended"
 CHANGED: Final = "changed"
 MOST: Final = 64
-"""Losses that are kept of one session."""
+"""The most losses that are kept for one session."""
 _AWAY_S: Final = 0.05
-"""How long a file may be away: editors rename it before they write the new one."""
+"""Seconds that a file may be missing: editors rename it before they write the new one."""
 _LIMIT_S: Final = 0.5
 _AGAIN_S: Final = 0.002
 _FILES: Final = 256
 _CONFIGURATIONS: Final = frozenset({"config", "config.worktree", ".gitconfig"})
 """Names of files whose settings are compared."""
 _MASKS: Final = frozenset({b"null", *(os.path.basename(path).encode() for path in (EMPTY, NOTHING)), b""})
-"""What is mounted over what is not to be seen: the null device, nothing, or a file system of its own."""
+"""Mounted over hidden paths: the null device, an empty directory, or a file system of its own."""
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 Enter = Callable[[], Mapping[str, int] | None]
-"""Descriptors of the namespaces to restore in, which are then closed; None where there is no restoring."""
+"""Descriptors of the namespaces in which to restore, which are then closed; None if nothing can be restored."""
 
 
 @dataclass(slots=True)
 class _Lost:
-    """`file` is device and inode of what was covered instead, where that is a file somebody could have opened."""
+    """`file` is device and inode of the file that is covered instead, if another process could have opened it."""
 
     since: float
     file: tuple[int, int] | None = None
@@ -59,9 +59,9 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One mount namespace: what has to be covered in it, below which directory, and how it is entered, as whom.
+    """One mount namespace: its covers, their top directory, and how and as which user it is entered.
 
-    `told` gets each loss once it is settled, `end` is called once if one of them cannot be.
+    `told` gets each settled loss; `end` is called once if a cover cannot be restored.
     """
 
     covered: dict[str, str]
@@ -80,10 +80,10 @@ class Losses:
         self._read: dict[str, tuple[tuple[int, ...], bytes]] = {}
 
     def watch(self, place: Place, pid: int = 0, table: int = -1) -> Watch:
-        """Watch the mount namespace of a process, or the one whose table is open as `table`, which stays the caller's.
+        """Watch the mount namespace of a process, or the one of the open `table`, which stays the caller's.
 
         Raises:
-            OSError: The process has gone, or there is no room.
+            OSError: The process has ended, or the kernel has no resources.
         """
         if pid:
             table = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
@@ -94,7 +94,7 @@ class Losses:
             return Watch(self, table, place)
 
     def content(self, path: str) -> bytes:
-        """The configuration in a file, a part of one that is too long; read only where it is another than before."""
+        """The contents of a configuration file up to a bound, cached while the inode is unchanged."""
         try:
             found = os.lstat(path)
         except OSError:
@@ -109,7 +109,7 @@ class Losses:
 
 
 class Watch:
-    """What is lost in one namespace, and what is done about it."""
+    """Finds and restores the lost covers of one namespace."""
 
     def __init__(self, losses: Losses, table: int, place: Place) -> None:
         self._losses = losses
@@ -129,23 +129,23 @@ class Watch:
         losses.renames.watch(self._covered, place.root, self.look)
 
     def gone(self) -> list[str]:
-        """What is not covered now."""
+        """The paths that are not covered now."""
         table = _table(self._table)
         return [path for path, kind in self._covered.items() if not _holds(table.get(os.fsencode(path), ()), kind)]
 
     def bare(self) -> list[str]:
-        """What is there and not covered now; where a secret is not there, there is none."""
+        """The existing paths that are not covered now; a missing secret needs no cover."""
         return [path for path in self.gone() if self._covered[path] != MASKED or os.path.lexists(path)]
 
     def look(self) -> None:
-        """Compare what is covered with what has to be, and do about it what can be done."""
+        """Compare the covers with the required ones, and restore the missing ones."""
         if self._over:
             return
         gone, moment = self.gone(), now()
         for path in gone:
             self._lost.setdefault(path, _Lost(moment))
         if self._busy:
-            # What has been covered again is not known before its child says so.
+            # A restored cover is known only after its child has reported.
             return
         for path in self._lost.keys() - gone:
             self._back(path)
@@ -156,7 +156,7 @@ class Watch:
         if old:
             self._give_up()
             return
-        # What is away comes back in a moment, mostly, and nobody tells of that.
+        # A missing file usually returns in a moment, and nothing reports that.
         away = {path for path in gone if not os.path.lexists(path) and self._comes_back(path, moment)}
         if len(away) < len(gone):
             self._restore([path for path in gone if path not in away])
@@ -164,11 +164,11 @@ class Watch:
             self._soon()
 
     def _comes_back(self, path: str, moment: float) -> bool:
-        # Where a secret is not there nothing can be read: there is time to see it come back.
+        # A missing secret cannot be read, so there is time to wait until it returns.
         return moment - self._lost[path].since < (_LIMIT_S if self._covered[path] == MASKED else _AWAY_S)
 
     def last_look(self) -> None:
-        """Tell what was changed in a file after it had been covered again: by who had it open all the time."""
+        """Report changes of a file after its cover was restored, by a process that still had it open."""
         for path, before in self._after.items():
             after = self._after[path] = self._losses.content(path)
             keys = _changed(before, after)
@@ -176,7 +176,7 @@ class Watch:
                 self._place.told(Loss(path=path, at=time.time(), ms=0.0, how=CHANGED, keys=keys))
 
     def close(self) -> None:
-        """Watch no more. Saying so again changes nothing."""
+        """Stop watching; a repeat changes nothing."""
         self._over = True
         if self._table >= 0:
             self._losses.renames.forget(self.look)
@@ -224,7 +224,7 @@ class Watch:
         self._loop.watch(pidfd, done, IN)
 
     def _may_stand_in(self, path: str) -> bool:
-        """Whether a directory may stand where something has been taken away; git takes none for its files."""
+        """Whether a directory may replace a removed path; git accepts no directory in place of its files."""
         kind = self._covered[path]
         return kind == STUB or (kind == READ_ONLY and os.path.dirname(path) == self._place.root)
 
@@ -241,7 +241,7 @@ class Watch:
             elif what == restoring.STANDS:
                 self._place.stands(path)
             elif what == restoring.ABSENT and self._covered[path] == MASKED:
-                # There is nothing to hide.
+                # The path is gone, so there is nothing to hide.
                 del self._covered[path], self._lost[path]
             elif what == restoring.FAILED:
                 failed = True
@@ -251,7 +251,7 @@ class Watch:
             self.look()
 
     def _back(self, path: str) -> None:
-        """It is covered again: nobody may have it open who came by it before."""
+        """After a restored cover: no process may still have the file open."""
         if self._over:
             return
         lost = self._lost[path]
@@ -276,14 +276,14 @@ class Watch:
     def _give_up(self) -> None:
         if not self._over:
             lost, self._lost, self._over = self._lost, {}, True
-            # Ended first: telling takes its time.
+            # End the commands first: the report takes time.
             self._place.end()
             for path, one in lost.items():
                 self._tell(path, one, ENDED)
 
 
 def covers_of_container(home: str) -> dict[str, str]:
-    """What our container was to have mounted over its workspace, by kind; none where this is no container's home."""
+    """The covers of our container's workspace, by kind; none if this is no container's home."""
     try:
         with open(os.path.join(home, layout.CONTAINER), encoding="utf-8") as file:
             row = cast("dict[str, Any]", json.load(file))
@@ -312,7 +312,7 @@ def _changed(before: bytes, after: bytes) -> list[str]:
 
 
 def _table(fd: int) -> dict[bytes, list[tuple[bytes, bool]]]:
-    """What is mounted at each place: the root of the mount in its file system, and whether it is read-only."""
+    """The mounts at each path: the root of the mount in its file system, and whether it is read-only."""
     os.lseek(fd, 0, os.SEEK_SET)
     data = b""
     while chunk := os.read(fd, 1 << 16):
@@ -331,15 +331,15 @@ def _holds(mounts: Collection[tuple[bytes, bool]], kind: str) -> bool:
 
 
 def _nobodys(path: str, file: tuple[int, int]) -> bool:
-    """Whether nobody has this file open, and it has no other name: fcntl(2), F_SETLEASE.
+    """Whether no process has this file open, and it has no other name: fcntl(2), F_SETLEASE.
 
-    Where the file system does not tell, somebody may. One that is another by now is nobody's: another loss.
+    False if the file system does not support leases. True if the path has another file by now: that is another loss.
     """
     with contextlib.suppress(OSError), linux.opened("/") as root, covers.beneath(root, path[1:], _READ) as fd:
         found = os.fstat(fd)
         if (found.st_dev, found.st_ino) != file:
             return True
-        # One who opens it in this moment waits, and makes the kernel signal us: with one that does nothing.
+        # A process that opens it now blocks, and the kernel signals us, with a signal that has no effect.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -358,10 +358,10 @@ Call = Callable[[], None]
 
 
 class Renames:
-    """Tells who asked when one of their paths is renamed away. All of its methods run on the loop's thread.
+    """Calls back when a path is renamed away. Its methods run on the loop's thread.
 
-    Who renames a file away takes what is mounted on it along, and what comes to stand there is not covered; no mount is
-    lost by it. Source: inotify(7).
+    A rename moves the mount together with the file, so no mount is lost, but a new file at the path is not covered.
+    Source: inotify(7).
     """
 
     def __init__(self, loop: Loop, refused: Callable[[str], None]) -> None:
@@ -371,9 +371,9 @@ class Renames:
         self._users: dict[int, dict[Call, frozenset[bytes]]] = {}
 
     def watch(self, paths: Iterable[str], root: str, call: Call) -> None:
-        """Call when one of these, or a directory on the way there from `root`, gets another name.
+        """Call back when one of these paths, or a directory between `root` and it, is renamed.
 
-        Where the kernel has no room for that, `refused` gets why: removing and renaming over are seen without it.
+        If the kernel has no resources, `refused` gets the reason; removals and renames over a path are seen anyway.
         """
         names: dict[str, set[bytes]] = {}
         for path in paths:
@@ -391,7 +391,7 @@ class Renames:
             self._refused(f"renames are not watched: {error.strerror}")
 
     def forget(self, call: Call) -> None:
-        """Tell this one no more."""
+        """Stop the calls."""
         for number, users in list(self._users.items()):
             if users.pop(call, None) is not None and not users:
                 del self._users[number]
@@ -404,7 +404,7 @@ class Renames:
         number: int = linux.libc.inotify_add_watch(self._fd, os.fsencode(folder), _MOVED_FROM | _ONLY_DIRECTORIES)
         if number < 0:
             number = ctypes.get_errno()
-            # Who may not be looked into, or has gone, is seen by its mount.
+            # A directory that cannot be read or is gone is noticed by its mount.
             if number in {errno.EACCES, errno.ENOENT, errno.ENOTDIR}:
                 return None
             raise OSError(number, os.strerror(number))

@@ -1,6 +1,6 @@
-"""What the children of a sandboxed start do before they are bubblewrap, or the first process of a PID namespace.
+"""The code of a sandboxed start's children, before they become bubblewrap or the first process of a PID namespace.
 
-Everything here runs between fork and exec. Sources: namespaces(7), pid_namespaces(7), user_namespaces(7), mount(2).
+It runs between fork and exec. Sources: namespaces(7), pid_namespaces(7), user_namespaces(7), mount(2).
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ _MS_NOSUID_NOEXEC: Final = 0xA
 _OWN_TERMINALS: Final = b"newinstance,ptmxmode=0666,mode=620"
 
 LIFE_FD, STDERR_FD, SECCOMP_FD, ARGS_FD, INFO_FD, GO_FD, SAID_FD = range(3, 10)
-"""Of these STDERR_FD is the command's own; bubblewrap says on 2 what it has to say, which is for us."""
+"""STDERR_FD is the command's own; bubblewrap writes its messages for us to 2."""
 _ABOVE: Final = 32
-"""Where descriptors wait until all of them can be put where they belong."""
+"""Descriptors are moved above this number before each gets its final number."""
 
 GO: Final = b"g"
 _GO_S: Final = 600.0
-"""How long one that has its mark waits for it: far longer than a launch may take."""
+"""Seconds that a process with its mark waits for its order: far longer than a launch may take."""
 UNTOLD: Final = 113
-"""Exit status of what would have become a command and was not told to."""
+"""Exit status of a process that should have become a command and got no order."""
 WAITER: Final = (
     f"echo ready >&{SAID_FD}; IFS= read -r mark <&{GO_FD} || exit {UNTOLD}; echo {GO.decode()} >&{LIFE_FD};"
     f' exec {LIFE_FD}>&- {GO_FD}<&- {SAID_FD}>&- 2>&{STDERR_FD}; exec {STDERR_FD}>&-; export "$mark"; exec "$@"'
 )
-"""The command's process until it may be the command: it says that the sandbox stands, and waits for its marker.
+"""The command's process before it becomes the command: it reports that the sandbox stands, and waits for its marker.
 
-Then it tells the first process to stay: so it either knows of its go, or ends by itself, with a status that nobody
-takes for a command's.
+Then it tells the first process to stay. Without an order it ends by itself, with a status that no command has.
 """
 _WAITING: Final = f"\0{WAITER}\0".encode()
 
@@ -58,7 +57,7 @@ _SLEEPERS: Final = ("/usr/bin/sleep", "/bin/sleep")
 
 
 def in_child(work: Callable[[], NoReturn], said: int) -> int:
-    """Fork; the child does `work`, and says `!errno` where it cannot. Its pid."""
+    """Fork a child that does `work`, or reports `!errno`; returns its pid."""
     pid = os.fork()
     if pid == 0:
         reporting(work, said)
@@ -66,7 +65,7 @@ def in_child(work: Callable[[], NoReturn], said: int) -> int:
 
 
 def reporting(work: Callable[[], NoReturn], said: int) -> NoReturn:
-    """Do `work` in a forked child, and say `!errno` where it cannot."""
+    """Do `work` in a forked child, or report `!errno`."""
     number, place = 0, ""
     try:
         said = fcntl.fcntl(said, fcntl.F_DUPFD_CLOEXEC, _ABOVE)
@@ -81,12 +80,12 @@ def reporting(work: Callable[[], NoReturn], said: int) -> NoReturn:
 
 
 def where(error: OSError) -> str:
-    """What went wrong with which file: one line whatever its name, as the lines are words for us."""
+    """The error and its file on one line, because lines are the units of a report."""
     return f"{error.filename}: {error.strerror}".replace("\n", "?") + "\n" if error.filename else ""
 
 
 def prepare(who: tuple[int, int] | None, bounds: Bounds, join: Callable[[], object] | None = None) -> None:
-    """Be what a command may be: its limits, its user, no signal ignored or blocked, the first that memory ends."""
+    """Set a command's limits and user, default signals, and make it the first victim when memory runs out."""
     if join is not None:
         join()
     spawn.be_expendable()
@@ -106,14 +105,14 @@ def join(namespaces: Mapping[str, int]) -> None:
 
 
 def be_apart() -> None:
-    """Have mounts of our own; the next child is the first process of a PID namespace."""
+    """Make a mount namespace; the next child is the first process of a PID namespace."""
     linux.checked(linux.libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID))
-    # Bubblewrap makes them only with all other devices, on which it spends two fifths of its time.
+    # Bubblewrap makes these devices only together with all others, which takes two fifths of its time.
     linux.checked(linux.libc.mount(b"devpts", places.TERMINALS.encode(), b"devpts", _MS_NOSUID_NOEXEC, _OWN_TERMINALS))
 
 
 def waits(pid: int) -> bool:
-    """Whether this process would become a command and has not been told to, or is about to."""
+    """Whether this process waits for the order to become a command, or is about to become it."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
             return _WAITING in file.read(len(_WAITING) + 64)
@@ -122,17 +121,16 @@ def waits(pid: int) -> bool:
 
 
 def first_process(life: int, mounted: int) -> NoReturn:
-    """Be the first process of the namespace: mount its /proc, and stay once `life` says as what, and then so.
+    """Be the first process of the namespace: mount its /proc, wait for the mark from `life`, and stay with it.
 
-    With SIGCHLD ignored the kernel reaps every orphan (wait(2)). When `life` closes instead, nobody is left who
-    knows of us.
+    With SIGCHLD ignored the kernel reaps every orphan (wait(2)). If `life` closes instead, no process knows of us.
     """
-    # Before anybody else is in here: one that ended sooner would be a zombie of ours for good, and so keep us.
+    # Before any other process exists here: an earlier one would stay our zombie, and so keep the namespace.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     linux.checked(linux.libc.mount(b"proc", places.PROC.encode(), b"proc", _MS_NOSUID_NODEV_NOEXEC, None))
     _number_anew()
     os.write(mounted, b".")
-    # Those that are open, not all that may be: the limit can be a billion.
+    # Only open descriptors, because the limit can be a billion.
     for fd in map(int, os.listdir(f"{places.PROC}/self/fd")):
         if fd != life:
             with contextlib.suppress(OSError):
@@ -145,16 +143,16 @@ def first_process(life: int, mounted: int) -> NoReturn:
         os.dup2(null, fd)
     for path in _SLEEPERS:
         with contextlib.suppress(OSError):
-            # A session of its own only when it bears its mark: whoever recovers takes it for unborn before.
+            # It makes its POSIX session only with its mark, because recovery takes a process without one as unborn.
             os.execve(_SETSID, ["setsid", path, "infinity"], {layout.MARKER.encode(): mark})  # noqa: S606 - the point of it
     while True:
         signal.pause()
 
 
 def told(life: int, patience_s: float = _GO_S) -> bytes | None:
-    """What `life` says before it says to stay; None when it closes instead, or says a part and no more.
+    """The text from `life` before the order to stay; None if it closes, or sends only a part in time.
 
-    A bubblewrap that was killed as it forked leaves a child that holds `life` and waits for ever: we do not.
+    A bubblewrap that was killed while it forked leaves a child that holds `life` forever, so the wait is bounded.
     """
     said = b""
     while not said.partition(b"\n")[2].startswith(GO):
@@ -168,16 +166,16 @@ def told(life: int, patience_s: float = _GO_S) -> bytes | None:
 
 
 def _number_anew() -> None:
-    """Number the processes of this namespace from anywhere.
+    """Start the pids of this namespace at a random number.
 
-    Numbered from 1 as all others, a number that one command wrote down would mean another process to the next, mostly
-    its own shell; now it means none. A kernel without this file (proc(5), ns_last_pid) numbers from 1.
+    If each namespace started at 1, a pid that one command stored would often be the next command's own shell. A kernel
+    without the file (proc(5), ns_last_pid) starts at 1.
     """
     kernel = f"{places.PROC}/sys/kernel"
     with contextlib.suppress(OSError, ValueError):
         with open(f"{kernel}/pid_max", "rb", buffering=0) as file:
             most = int(file.read())
-        # As bytes: a codec would be looked for where there is none of our files any more.
+        # As bytes: Python would search a codec in files that are no longer visible.
         with open(f"{kernel}/ns_last_pid", "wb", buffering=0) as file:
             file.write(b"%d" % (int.from_bytes(os.urandom(4)) % (most * 3 // 4)))
 
@@ -187,7 +185,7 @@ def become(argv: list[str], descriptors: Mapping[int, int]) -> NoReturn:
     high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for number, fd in descriptors.items()}
     for number, fd in high.items():
         os.dup2(fd, number)
-    # Not before: what the supervisor has open may be more than a command may have.
+    # Limits are set last, because the supervisor may have more open files than a command may have.
     spawn.lower_descriptor_limit()
     os.execve(argv[0], argv, {})  # noqa: S606 - the point of it
 

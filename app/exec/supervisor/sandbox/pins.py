@@ -1,9 +1,8 @@
-"""Names that no command can give to something else while an approved one goes by them.
+"""Pins: names that no command can rename while an approved command uses them.
 
-A mountpoint can neither be renamed nor removed by who has the mount (rename(2): EBUSY). So each file and directory on
-the way to what is held is bound onto itself, in the instance: a workspace is shared from there to the commands in it,
-which are slaves (mount_namespaces(7)), so those that run already have the mount too. Processes outside of sandboxes
-have none.
+In a namespace that has the mount, a mountpoint can be neither renamed nor removed (rename(2): EBUSY). So each file and
+directory of the path to approved bytes is bound onto itself in the instance. The instance's workspace is shared with
+its commands, which are slaves (mount_namespaces(7)), so running commands get the mount too. Processes outside do not.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def lay(workspace: str, own: Sequence[str], others: Sequence[str] = ()) -> None:
-    """Pin, in the instance that we are in, and for all commands in it.
+    """Pin in our instance, for all its commands.
 
     Raises:
         OSError: With the path of `own` that cannot be pinned.
@@ -47,17 +46,17 @@ def lay(workspace: str, own: Sequence[str], others: Sequence[str] = ()) -> None:
 
 
 def apart(workspace: str) -> None:
-    """Have what is mounted there in the instance from now on, and mount for ourselves; in our own mount namespace."""
+    """In our own mount namespace: receive later mounts of the instance, and keep our own private."""
     _change(workspace, _MS_SLAVE | _MS_REC)
 
 
 def lay_elsewhere(instances: Sequence[Mapping[str, int]], workspace: str, paths: Sequence[str]) -> None:
-    """Pin in instances that we are not in; where the path is not seen there is nobody to pin it for."""
+    """Pin in other instances; an instance that does not see the path needs no pin."""
     _in_each(instances, lambda: lay(workspace, paths))
 
 
 def lift(instances: Sequence[Mapping[str, int]], workspace: str, but: Sequence[str]) -> None:
-    """Unpin all but some; blocks for some milliseconds."""
+    """Unpin all paths except `but`; blocks for some milliseconds."""
     _in_each(instances, lambda: _lift(workspace, but))
 
 
@@ -71,15 +70,15 @@ def _lay(root: int, name: str, path: str) -> None:
                 with contextlib.suppress(OSError), covers.beneath(root, name, _NAME) as found:
                     if covers.mounted(found):
                         return
-                # It had another name by then.
+                # It was renamed meanwhile.
                 linux.libc.umount2(f"/proc/self/fd/{tree}".encode(), _MNT_DETACH)
     raise OSError(errno.ESTALE, covers.CHANGED, path)
 
 
 def _lift(workspace: str, but: Sequence[str]) -> None:
-    """Unmount what is of the workspace's own file system there: what hides something is of another."""
+    """Unmount the mounts of the workspace's own file system; covers are of other file systems."""
     with open("/proc/self/mountinfo", "rb") as file:
-        # Device and place. Who renamed one from outside took the mount along, and this is its name by now.
+        # Device and path; a rename from outside moved the mount, and this is its present path.
         mounts = [(words[2], covers.unescaped(words[4])) for words in map(bytes.split, file)]
     root = os.fsencode(workspace)
     own = [device for device, path in mounts if path == root][-1:]

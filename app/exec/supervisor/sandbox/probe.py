@@ -1,6 +1,6 @@
-"""Whether a directory can hold what must not be lost: each thing that we do to files, done once for real.
+"""Probes whether a directory supports every file operation that we need, by doing each one.
 
-Run as a process of its own (`python -I -S -E`), because a file system that does not answer holds whoever asks it.
+It is a process of its own (`python -I -S -E`), because a file system that does not answer blocks its caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STALE_S: Final = 3600.0
 
 
 class Wrong(Exception):
-    """Raised where a call succeeds and its effect is not the one that it has elsewhere."""
+    """Raised when a call succeeds without its usual effect."""
 
 
 def _exclusive(folder: int) -> None:
@@ -49,7 +49,7 @@ def _file_locks(folder: int) -> None:
 
 
 def _record_locks(folder: int) -> None:
-    # Between processes: to one alone, its own locks are never in the way.
+    # Between processes, because a process never conflicts with its own locks.
     with _opened(folder, "records") as ours:
         fcntl.lockf(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
         child = os.fork()
@@ -135,22 +135,17 @@ WHAT: Final[dict[str, Callable[[int], None]]] = {
     "holes in files": _holes,
     "splice at an offset": _splice,
 }
-"""Each thing, by its name."""
 WORSE_WITHOUT: Final = {
     "holes in files": "a full log keeps its first half only, and emptied logs give their room back by truncation",
     "splice at an offset": "output is copied instead of moved, which is slower",
 }
-"""What we can do without, and what that means. Everything else has to be there."""
+"""Operations that we can do without, with the effect. All others are required."""
 
 
 def probe(path: str) -> dict[str, str]:
-    """What does not work in this directory, each with the reason; {} where all is well. Leaves nothing behind.
-
-    Raises:
-        OSError: Nothing can be made there at all.
-    """
+    """The operations that fail in this directory, with reasons; leaves nothing behind. OSError if unwritable."""
     _remove_stale(path)
-    # In a container each may have the number of one that did not come back.
+    # In a container, a new probe may have the pid of one that never returned.
     scratch = os.path.join(path, f"{SCRATCH}{os.getpid()}.{time.time_ns()}")
     os.mkdir(scratch, 0o700)
     try:
@@ -171,7 +166,7 @@ def _refusal(act: Callable[[int], None], folder: int) -> str | None:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove what a probe left that did not come back."""
+    """Remove files of a probe that never returned."""
     for name in os.listdir(path):
         if name.startswith(SCRATCH):
             with contextlib.suppress(OSError):
@@ -185,7 +180,7 @@ def _opened(folder: int, name: str) -> contextlib.AbstractContextManager[int]:
 
 
 def main() -> None:
-    """Probe the directory that the only argument names, made if it is missing, and print the outcome as JSON."""
+    """Probe the directory that the argument names, after creating it if missing, and print the result as JSON."""
     path = sys.argv[1]
     os.umask(0o077)
     try:

@@ -1,4 +1,4 @@
-"""Laying a cover again in a sandbox that stands: by a child that enters it for that.
+"""Restores a cover in a running sandbox, by a child that enters it.
 
 Sources: setns(2), ioctl_ns(2), move_mount(2).
 """
@@ -33,23 +33,19 @@ _MASK_FLAGS: Final = 0x1 | 0x2 | 0x4
 
 Who = tuple[int, int] | None
 Result = tuple[str, int, int]
-"""What became of one path; for FILE the device and inode that are covered now."""
+"""The result for one path; for FILE the device and inode that are covered now."""
 
 
 def namespaces_of(pid: int) -> dict[str, int]:
-    """Descriptors of the mount namespace of a process, and of the user namespace that it belongs to.
-
-    Raises:
-        OSError: It has gone.
-    """
+    """Descriptors of a process's mount namespace, and of its owning user namespace; OSError if it has ended."""
     with linux.kept(os.open(f"/proc/{pid}/ns/{namespaces.MNT}", os.O_RDONLY | os.O_CLOEXEC)) as mounts:
         return {namespaces.USER: fcntl.ioctl(mounts, _OWNER), namespaces.MNT: mounts}
 
 
 def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bool]]) -> tuple[int, int]:
-    """Fork a child that covers these again: path to kind, and whether something may be made to stand there.
+    """Fork a child that restores covers: path to kind, and whether a missing path may be made.
 
-    Closes `found`. Its pid, and what `said` reads once it has ended.
+    Closes `found`. Returns the child's pid, and the descriptor for `said` once it has ended.
     """
     try:
         with linux.kept(os.memfd_create("restored")) as said:
@@ -63,7 +59,7 @@ def begin(found: Mapping[str, int], who: Who, wanted: Mapping[str, tuple[str, bo
 
 
 def said(fd: int) -> dict[str, Result]:
-    """What a child did; {} where it could do nothing."""
+    """The results of a child; {} if it could do nothing."""
     try:
         text = os.pread(fd, 1 << 20, 0)
         return {path: (what, device, inode) for path, what, device, inode in json.loads(text)} if text else {}
@@ -89,7 +85,7 @@ def _again(root: int, path: str, kind: str, make: bool) -> Result:
         try:
             return _covered(root, path, kind, make=make)
         except FileNotFoundError:
-            # Also where it was renamed while it was being covered.
+            # Also if it was renamed while it was being covered.
             if make:
                 _make(root, path)
             elif not _there(root, path):
@@ -109,7 +105,7 @@ def _covered(root: int, path: str, kind: str, *, make: bool) -> Result:
             covers.lay(place, place, path)
             return FILE, status.st_dev, status.st_ino
         if not (make or kind == STUB) or not stat.S_ISDIR(status.st_mode):
-            # Whoever came into a directory that was there before it was covered can go on in it.
+            # A process that entered the directory before it was covered can continue in it.
             return FAILED, 0, 0
         covers.lay(place, place, path)
     with covers.beneath(root, path[1:], _LIST) as folder:

@@ -1,11 +1,10 @@
-"""Limits that every kernel has: on one process each, and on the number of processes of a user.
+"""Limits of every kernel: for each process, and for the number of processes of a user.
 
-RLIMIT_NPROC since Linux 5.14 counts the processes of a user in each user namespace, with those in the namespaces below
-it. Set by a process that enters a namespace which was made without the limit, it counts the processes in there alone.
-But a namespace remembers the limit of whoever made it, and holds all processes of that user outside to it: so an
-instance is made without a limit and each of its commands sets its own. Before 5.14 all processes of a user count,
-wherever they are. Found by trying on 6.18, and by `counts_by_namespace` on each kernel. Root has no such limit.
-Sources: getrlimit(2); commit 21d1c5e386bc of the kernel.
+Since Linux 5.14 RLIMIT_NPROC counts the processes of a user in each user namespace and the namespaces below it. If a
+process sets it inside a namespace that was made without the limit, only the processes in there count. A namespace also
+applies the limit of its maker to all processes of that user outside; so an instance is made without a limit, and each
+command sets its own. Before 5.14 all processes of a user count. `counts_by_namespace` tries it on each kernel. Root has
+no such limit. Sources: getrlimit(2); commit 21d1c5e386bc of the kernel; tried on 6.18.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ _CLONE_NEWUSER: Final = 0x10000000
 
 
 def set_limits(*, processes: int = 0, file_bytes: int = 0, data_bytes: int = 0) -> None:
-    """Limit the calling process and all that it will start; 0 is no limit, and no core files in any case.
+    """Limit the calling process and its future children; 0 is no limit. Core files are always off.
 
-    `processes` (threads count) makes fork fail with EAGAIN, `file_bytes` ends who writes more into one file by
-    SIGXFSZ, `data_bytes` of heap and private writable memory make allocation fail, for each process apart.
+    Above `processes` (threads count) fork fails with EAGAIN. A larger write than `file_bytes` to one file ends the
+    process by SIGXFSZ. Above `data_bytes` of heap and private writable memory of one process, allocation fails.
 
     Raises:
         OSError, ValueError: The kernel refuses.
@@ -41,10 +40,10 @@ def set_limits(*, processes: int = 0, file_bytes: int = 0, data_bytes: int = 0) 
 
 
 def counts_by_namespace(uid: int, gid: int) -> bool:
-    """Whether RLIMIT_NPROC of a process of this user limits its user namespace alone.
+    """Whether RLIMIT_NPROC of a process of this user limits only its user namespace.
 
-    Tried with a limit of 2 in a new namespace, while outside two processes of the user live. False as well where no
-    user namespace can be made. Blocks for some milliseconds.
+    It is tried with a limit of 2 in a new namespace while two processes of the user live outside. False if no user
+    namespace can be made. Blocks for some milliseconds.
     """
     child = os.fork()
     if child == 0:
@@ -61,7 +60,7 @@ def counts_by_namespace(uid: int, gid: int) -> bool:
 
 
 def _forks_in_a_namespace() -> bool:
-    # With us and a bystander outside, the namespace's two are the third and fourth of the user.
+    # With us and another process outside, the two in the namespace are the third and fourth of the user.
     stays, leaves = os.pipe()
     bystander = os.fork()
     if bystander == 0:

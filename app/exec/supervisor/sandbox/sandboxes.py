@@ -1,4 +1,4 @@
-"""Commands in sandboxes, as the supervisor keeps them: on their way, in their instance, and until nothing is left."""
+"""The supervisor's commands in sandboxes, from launch to the end of their last process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLACEHOLDERS: Final = "placeholders"
 PINNED: Final = "pinned"
 WHO: Final = "who"
 _LAID: Final = (INSTANCE, STUBS, PLACEHOLDERS, PINNED, COVERED, WHO)
-"""Notes of a job that are kept in a file of their own: there may be many."""
+"""Notes of a job that have a file of their own, because there may be many."""
 _AGAIN_S: Final = 0.05
 
 
@@ -45,12 +45,12 @@ class Sandboxes:
         self.losses = Losses(loop, diary.note)
         self.lost: Callable[[Job, Loss], None] = lambda _job, _loss: None
         self.uncovered: Callable[[Job], None] = lambda _job: None
-        """Called for a job of which a cover was lost, and for one that cannot be covered again: it has to end."""
+        """Called for a job with a lost cover, and for a job whose cover cannot be restored and which must end."""
         self._watches: dict[str, Watch] = {}
         self.stubs = Stubs(os.path.join(home, layout.SUPERVISOR, layout.STUBS), loop.after)
         self.instances = Instances(loop, keeper, diary, self.losses)
         self._pins: Counter[str] = Counter()
-        """Which paths are pinned, and for how many commands."""
+        """The pinned paths, and the number of commands for each."""
 
     def launch(
         self,
@@ -64,7 +64,7 @@ class Sandboxes:
         sandbox = request.sandbox
         assert sandbox is not None
         job.launching = []
-        # Not told to the keeper, as the rest was before: there may be many.
+        # Not sent to the keeper like the other notes, because there may be many.
         job.notes[STUBS] = self.stubs.ours(sandbox.stubs)
         files = dict(sandbox.placeholders)
         job.notes[PLACEHOLDERS] = [(path, files[path]) for path in self.stubs.ours(files)]
@@ -92,7 +92,7 @@ class Sandboxes:
             failed(number)
 
         try:
-            # Before anything of it is there: else nobody would take it out again after us.
+            # Listed before it exists, so that the next supervisor can remove it.
             self._note(job)
         except OSError as error:
             del job.notes[INSTANCE]
@@ -118,14 +118,14 @@ class Sandboxes:
             gone_wrong(error.errno or 5, f"{error.strerror}\n")
 
     def adopt(self, job: Job, owner: tuple[int, int] | None = None) -> None:
-        """Count the job among the users of its instance, and see to it that what `owner` shall not make is there."""
+        """Count the job as a user of its instance, and make the stubs for paths that `owner` must not create."""
         if INSTANCE in job.notes:
             self.instances.enter(job.notes[INSTANCE])
             self._pins.update(job.notes.get(PINNED, [])[1:])
             self.stubs.need(job.notes.get(STUBS, ()), dict(job.notes.get(PLACEHOLDERS, ())), owner)
 
     def watch(self, job: Job) -> None:
-        """See to it that the covers of a job that was taken over stay; what was lost meanwhile is lost now."""
+        """Watch the covers of a job that was taken over; covers that were lost meanwhile are handled now."""
         places = [job.pid] if procfs.alive(job.pid, job.start) else inhabitants(job, 1)
         if COVERED in job.notes and places and job.session_id not in self._watches:
             try:
@@ -136,7 +136,7 @@ class Sandboxes:
                 self._loop.after(0.0, watch.look)
 
     def last_look(self, job: Job) -> None:
-        """The job's process has ended: tell what it changed that had lost its cover for a moment."""
+        """After the job's process has ended: report changes to files whose cover was lost for a moment."""
         if (watch := self._watches.get(job.session_id)) is not None:
             watch.last_look()
 
@@ -158,7 +158,7 @@ class Sandboxes:
         return watch
 
     def _stands(self, job: Job, path: str) -> None:
-        """A directory has been made where something was taken away outside; it is removed as the others are."""
+        """Register a directory that replaces a removed path, so that it is removed like other stubs."""
         if path not in job.notes[STUBS]:
             job.notes[STUBS] = [*job.notes[STUBS], path]
             self.stubs.need([path], {}, None)
@@ -169,7 +169,7 @@ class Sandboxes:
         self._records.write(job.session_id, layout.LAID, {name: job.notes[name] for name in _LAID})
 
     def left(self, job: Job) -> None:
-        """Nothing of the job is left in its instance. Saying so again changes nothing."""
+        """Note that the job has no process in its instance; a repeat changes nothing."""
         if (watch := self._watches.pop(job.session_id, None)) is not None:
             watch.close()
         key = job.notes.pop(INSTANCE, None)
@@ -185,19 +185,19 @@ class Sandboxes:
             self.instances.leave(key)
 
     def close(self) -> None:
-        """Remove what nobody needs any more; to be called at the end."""
+        """Remove all unused resources, at the end."""
         self.stubs.tidy()
         self.instances.ahead.close()
         self.instances.groups.close()
 
     def vacate(self, job: Job, empty: Callable[[], None]) -> None:
-        """End the namespace of a job that is over as soon as nobody lives in there, then call `empty`."""
+        """End the namespace of an ended job as soon as it has no other process, then call `empty`."""
         if job.init is None:
             return
         try:
             fd = self._last_in(job.init)
         except OSError:
-            # No descriptor just now.
+            # No descriptor is free now.
             self._loop.after(_AGAIN_S, lambda: self.vacate(job, empty))
             return
         if fd is not None:
@@ -213,8 +213,6 @@ class Sandboxes:
         empty()
 
     def _last_in(self, init: tuple[int, int]) -> int | None:
-        """A descriptor of one of those who live in there, or of its first process, ended; None where that has gone."""
-        # Also where it has not been reaped: it dies as the last in there.
         if not procfs.alive(*init) or (fd := procfs.open_pidfd(*init)) is None:
             return None
         with linux.kept(fd):
@@ -226,17 +224,17 @@ class Sandboxes:
         return inside
 
     def _someone_in(self, init: int) -> int | None:
-        """A descriptor of one of those who live below the first process, None where nobody does."""
+        """A descriptor of a process below the first one; None if there is none."""
         for pid in procfs.children(init):
             found = procfs.read(pid)
-            # One that is dead gives way in a moment; until then the list may lack who was its child.
+            # A dead process is reaped in a moment; until then its children may be missing in the list.
             if found is not None and (fd := procfs.open_pidfd(pid, found.start)) is not None:
                 return fd
         return None
 
 
 def inhabitants(job: Job, known: int = 64) -> list[int]:
-    """Who lives in the namespace of a job beside its main process, by the numbers they have here."""
+    """The pids, in our namespace, of the processes in a job's namespace besides its main process."""
     if job.init is None or not procfs.children(job.init[0]):
         return []
     below = procfs.with_descendants([job.init[0]], procfs.snapshot(job.init[1]))

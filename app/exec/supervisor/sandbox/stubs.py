@@ -1,8 +1,8 @@
-"""What stands in the workspace, while commands run, where nothing may come into being: gone soon after the last one.
+"""Stubs: placeholders at paths of the workspace that commands must not create; removed soon after the last command.
 
-Empty directories, which the sandboxes make by themselves; small files with harmless content, and sockets that nobody
-listens at, which are made here. git lists neither such a directory nor such a socket.
-Removing never takes what anybody else has put there: rmdir(2) spares what has content, a file must be as it was made.
+Sandboxes make empty directories by themselves. Small harmless files, and sockets without a listener, are made here. git
+lists neither such a directory nor such a socket. A removal spares files of others: rmdir(2) keeps directories with
+entries, and a file must be unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, cast
 from shellback.exec.wire import linux
 
 LINGER_S: Final = 2.0
-"""Making and removing them costs a quarter of what a command costs to start."""
+"""Seconds that unused stubs stay: making and removing them costs a quarter of a command's start."""
 
 _STEP: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,17 +26,17 @@ _OLD: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 SOCKET: Final = b"# nothing\n"
-"""In place of a content: a socket, or an empty file where the file system has none."""
+"""In place of contents: a socket, or an empty file if the file system has no sockets."""
 _NAME: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Later = Callable[[float, Callable[[], None]], object]
 
 
 class Stubs:
-    """Counts who needs which; `files` are paths with their content.
+    """Makes stubs, counts their users, and removes them; `files` are paths with their contents.
 
-    They stay for a moment after the last one, as the next command will want the same. What is there is listed in
-    `kept`, so that whoever comes after us removes it.
+    Stubs stay for a moment after the last user, because the next command usually needs the same. The file `kept` lists
+    existing stubs, so that the next supervisor can remove them.
     """
 
     def __init__(self, kept: str, later: Later) -> None:
@@ -47,11 +47,11 @@ class Stubs:
         self._made: dict[str, str | None] = _listed(kept)
 
     def ours(self, paths: Iterable[str]) -> tuple[str, ...]:
-        """Those of `paths` that are not there but for us: what somebody else has there is not ours to remove."""
+        """Paths that exist only because we created them; other files must not be removed."""
         return tuple(path for path in paths if path in self._made or not os.path.lexists(path))
 
     def need(self, folders: Iterable[str], files: Mapping[str, str], owner: tuple[int, int] | None) -> None:
-        """Keep these until as many have let go of them; make the files that are missing."""
+        """Count a user of these stubs, and make missing files."""
         wanted = {**dict.fromkeys(folders), **files}
         self._needed.update(wanted.keys())
         new = wanted.keys() - self._made.keys()
@@ -63,19 +63,19 @@ class Stubs:
                 make(path, text.encode(), owner)
 
     def let_go(self, paths: Iterable[str]) -> None:
-        """Remove those that nobody needs any more, in a moment."""
+        """Count a user less, and remove unused stubs in a moment."""
         self._needed.subtract(paths)
         self._needed = +self._needed
         self.tidy_later()
 
     def tidy_later(self) -> None:
-        """Remove what nobody needs once it has not been needed for a moment."""
+        """Remove unused stubs in a moment."""
         if not self._waiting and self._made.keys() - self._needed.keys():
             self._waiting = True
             self._later(LINGER_S, self.tidy)
 
     def tidy(self) -> None:
-        """Remove what nobody needs."""
+        """Remove unused stubs now."""
         self._waiting = False
         unneeded = self._made.keys() - self._needed.keys()
         for path in unneeded:
@@ -86,7 +86,7 @@ class Stubs:
             self._list()
 
     def _list(self) -> None:
-        # Without room for it some of them may stay for ever, empty.
+        # Without disk space for the list, empty stubs may stay forever.
         with contextlib.suppress(OSError):
             with open(f"{self._kept}.new", "w", encoding="utf-8") as file:
                 json.dump(self._made, file)
@@ -108,10 +108,10 @@ def _listed(kept: str) -> dict[str, str | None]:
 
 
 def make(path: str, text: bytes | None, owner: tuple[int, int] | None) -> None:
-    """Make a file with this text, an empty directory (None) or a `SOCKET`, as the `owner`'s.
+    """Make a file with this text, an empty directory (None) or a `SOCKET`, owned by `owner`.
 
     Raises:
-        OSError: FileExistsError where something is there.
+        OSError: FileExistsError if the path exists.
     """
     with _parent(path) as (folder, name):
         flags = _NEW
@@ -134,18 +134,14 @@ def make(path: str, text: bytes | None, owner: tuple[int, int] | None) -> None:
 
 
 def remove(path: str, text: bytes | None) -> None:
-    """Remove what was made, where it is as it was made.
-
-    Raises:
-        OSError: It is not there, or is a directory with something in it.
-    """
+    """Remove a stub if it is unchanged; OSError if it is missing, or a directory with entries."""
     with _parent(path) as (folder, name):
         if text is None:
             os.rmdir(name, dir_fd=folder)
             return
         if text == SOCKET:
             mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-            if stat.S_ISSOCK(mode) and not mode & 0o222:  # as no program makes one to listen at
+            if stat.S_ISSOCK(mode) and not mode & 0o222:  # no program listens at a socket without write permission
                 os.unlink(name, dir_fd=folder)
                 return
             text = b""
@@ -157,7 +153,7 @@ def remove(path: str, text: bytes | None) -> None:
 
 @contextlib.contextmanager
 def _parent(path: str) -> Generator[tuple[int, str]]:
-    """The directory of `path` and its name there: a command may have put a symlink in the way, and we may be root."""
+    """The open directory of `path`, and the name in it; no symlink is followed, because we may be root."""
     *folders, name = [part for part in path.split("/") if part]
     fd = os.open("/", _STEP)
     try:

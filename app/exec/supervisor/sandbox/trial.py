@@ -1,9 +1,8 @@
-"""One command in a sandbox of its own, made as the supervisor makes them, and what became of it: a stand-alone program.
+"""A stand-alone program that runs one command in a sandbox of its own, made as the supervisor makes it, and reports.
 
-Reads one JSON object on a line of standard input: `request` (a `StartRequest` on the wire, with a sandbox), `most`
-(bytes of output that are kept), `streams` (three descriptors that the command gets, or null: nothing to read, and its
-output is in the report). Prints a `Report` as one line of JSON.
-It ends early, with all that it started, when its standard input ends.
+Reads one JSON object on a line of standard input: `request` (a `StartRequest` with a sandbox), `most` (bytes of output
+to keep), `streams` (three descriptors for the command; null: no input, and the report has the output). Prints a
+`Report` as one line of JSON. It ends early, with everything it started, when its standard input ends.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ COMMAND: Final = "command"
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """`stage` is what failed: the instance or the command's own sandbox, "" for neither; then `errno` and `said`.
+    """`stage` is the failed step, the instance or the command's sandbox, with `errno` and `said`; "" if none failed.
 
-    Exactly one of `exit_code` and `signal` is set after an end. `output` has at most as many bytes as were asked for
-    of `output_bytes`. Milliseconds: of making the instance, from then until the command was let go, and until its end.
-    `limits` says what holds sandboxes to their bounds here, the two after it what is bounded for all of one together.
+    After an end, either `exit_code` or `signal` is set. `output` is at most `most` of `output_bytes`. Times are in
+    milliseconds: making the instance, then until the command may run, then until its end. `limits` says what enforces
+    bounds here; the two fields after it say what is limited for all processes of a sandbox together.
     """
 
     stage: str = ""
@@ -56,12 +55,12 @@ class Report:
 
 
 class Trial:
-    """One run; `report` is whole when `run` returns."""
+    """One run; `report` is complete when `run` returns."""
 
     def __init__(self, request: StartRequest, streams: list[int] | None, most: int) -> None:
         assert request.sandbox is not None
         self.report = Report()
-        # Nobody else's groups and markers are like those of this one process.
+        # Groups and markers of this process are unique.
         procfs.mark_for("/proc/self")
         self._request = request
         self._sandbox = request.sandbox
@@ -71,7 +70,7 @@ class Trial:
         self._since = now()
         self._ended = False
         self._out = -1
-        # Nobody is to hold the namespaces beyond our end: without a keeper none are sent.
+        # The namespaces must end with us: without a keeper, no descriptors are sent.
         _, ours = link.pair()
         keeper = link.Line(self._loop, link.Legacy(keeper=os.getpid(), line=ours), lambda _dead: None, lambda: None)
         keeper.pid = None
@@ -80,7 +79,7 @@ class Trial:
         self._streams = list(streams) if streams is not None else self._captured()
 
     def run(self) -> None:
-        """Blocks until the command has ended, or cannot begin, or its time is over, or standard input ends."""
+        """Block until the command has ended, cannot begin or is timed out, or standard input ends."""
         os.set_blocking(0, False)
         self._loop.watch(0, self._told, IN)
         self.instances.enter(self._sandbox.key)
@@ -195,7 +194,7 @@ class Trial:
 
 
 def end_all() -> None:
-    """Kill and reap everything below us; what its parents leave behind becomes ours."""
+    """Kill and reap all our descendants; orphans become our children."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for pid in procfs.children(os.getpid()):
@@ -220,12 +219,12 @@ def main() -> None:
     finally:
         end_all()
         trial.instances.groups.close()
-    print(json.dumps(asdict(trial.report)), flush=True)  # noqa: T201 - what it is for
+    print(json.dumps(asdict(trial.report)), flush=True)  # noqa: T201 - its purpose
     os._exit(0)
 
 
 def _line() -> bytes:
-    # Not by a buffer of Python's, which would wait for more.
+    # Unbuffered, because Python's buffer would wait for more.
     text = bytearray()
     while not text.endswith(b"\n"):
         data = os.read(0, 1 << 20)
