@@ -167,22 +167,18 @@ class TurnRunner:
         deps.approvals = grants_of(begun.decided)
         with capture_run_messages() as messages:
             try:
-                result = await self._run_agent(conversation, begun.letters, results, deps, changes_in(begun.decided))
+                result = await self._run_agent(conversation, begun, results, deps)
             except Exception as error:
                 if (cause := answerable(error)) is None:
                     raise
-                return await self._close_with_error(item, store, conversation, list(messages), deps, cause)
-        return await self._close(item, store, result, deps)
+                return await self._close_with_error(store, conversation, list(messages), deps, cause)
+        return await self._close(store, result, deps)
 
     async def _run_agent(
-        self,
-        conversation: Conversation,
-        letters: Sequence[Letter],
-        results: DeferredToolResults | None,
-        deps: TurnDeps,
-        changes: Sequence[str] = (),
+        self, conversation: Conversation, begun: Begun, results: DeferredToolResults | None, deps: TurnDeps
     ) -> AgentRunResult[Any]:
-        told = [*(notice(text, "changed") for text in changes), *contents_of(letters)]
+        changes = [notice(text, "changed") for text in changes_in(begun.decided)]
+        told = [*changes, *contents_of(begun.letters)]
         spent = conversation.usage
         return await self.agent.run(
             (told[0] if len(told) == 1 and isinstance(told[0], str) else told) or None,
@@ -216,14 +212,13 @@ class TurnRunner:
         proposed = await self._proposal(request.conversation_id, *call)
         return replace(proposed, display=proposed.display | {"changed_by": request.changed_by})
 
-    async def _close(self, item: WorkItem, store: TurnStore, result: AgentRunResult[Any], deps: TurnDeps) -> str:
+    async def _close(self, store: TurnStore, result: AgentRunResult[Any], deps: TurnDeps) -> str:
         async def act() -> str:
             output = result.output
             proposed: tuple[Proposed, ...] = ()
             if isinstance(output, DeferredToolRequests):
-                proposed = await self._proposed(item.conversation_id, result.all_messages(), output.approvals)
+                proposed = await self._proposed(deps.conversation_id, result.all_messages(), output.approvals)
             store.closing = _closing(
-                item,
                 deps,
                 outcome="pending_approval" if proposed else "answered",
                 answer=None if proposed else answer_text(output),
@@ -232,17 +227,16 @@ class TurnRunner:
                 pending_limit=self.pending_limit,
                 outbox=self.outbox,
             )
-            return await self._saved(item, store, result)
+            return await self._saved(store, result, deps)
 
         return await recorded("close", act)
 
-    async def _saved(self, item: WorkItem, store: TurnStore, what: AgentRunResult[Any] | Conversation) -> str:
+    async def _saved(self, store: TurnStore, what: AgentRunResult[Any] | Conversation, deps: TurnDeps) -> str:
         await store.save(what)
-        return await self.database.read(outcome_of, item.id) or "open"
+        return await self.database.read(outcome_of, deps.turn_id) or "open"
 
     async def _close_with_error(
         self,
-        item: WorkItem,
         store: TurnStore,
         conversation: Conversation,
         messages: list[ModelMessage],
@@ -253,12 +247,12 @@ class TurnRunner:
         if not stopped:
             log.warning("turn answered with an error: %s", text)
         said = None if stopped else f"{type(error).__name__}: {error}"[:4_000]
-        store.closing = _closing(item, deps, outcome="stopped" if stopped else "failed", answer=text, error=said)
+        store.closing = _closing(deps, outcome="stopped" if stopped else "failed", answer=text, error=said)
         before = len(conversation.messages)
         new = messages[before:] if len(messages) > before else []
         conversation.messages = _mended([*conversation.messages, *new], _unheard(new, deps.letters), text)
         conversation.deferred_tool_requests = None
-        return await recorded("close", lambda: self._saved(item, store, conversation))
+        return await recorded("close", lambda: self._saved(store, conversation, deps))
 
     async def _proposed(
         self, conversation_id: str, messages: list[ModelMessage], calls: Sequence[ToolCallPart]
@@ -281,11 +275,11 @@ class TurnRunner:
         )
 
 
-def _closing(item: WorkItem, deps: TurnDeps, **more: Any) -> Closing:
+def _closing(deps: TurnDeps, **more: Any) -> Closing:
     """The closing of a turn whose agent has run."""
     return Closing(
-        conversation_id=item.conversation_id,
-        turn_id=item.id,
+        conversation_id=deps.conversation_id,
+        turn_id=deps.turn_id,
         epoch=deps.epoch,
         told=frozenset(deps.told),
         read=tuple(deps.read),
