@@ -13,10 +13,7 @@ import shutil
 import signal
 import struct
 import subprocess
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -131,24 +128,20 @@ def bubblewrap() -> None:
         unavailable(reason)
 
 
-@contextmanager
-def wrapped(command: list[str], code: bytes | None) -> Generator[dict[str, Any]]:
-    """What `subprocess` has to be told to run a command alone, and under a filter if one is given."""
+def run(command: list[str], code: bytes | None, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, alone, and under a filter if one is given."""
     bwrap, memory = ["bwrap", *ALONE.split()], os.memfd_create("filter")
     try:
         if code is not None:
             os.write(memory, code)
             os.lseek(memory, 0, os.SEEK_SET)
             bwrap += ["--seccomp", str(memory)]
-        yield {"args": [*bwrap, "--", *command], "cwd": "/", "env": ENVIRONMENT, "pass_fds": (memory,), **WHO}
+        return subprocess.run(
+            [*bwrap, "--", *command], cwd="/", env=ENVIRONMENT, pass_fds=(memory,), input=stdin, capture_output=True,
+            text=True, timeout=LIMIT_S, check=False, **WHO,
+        )  # fmt: skip
     finally:
         os.close(memory)
-
-
-def run(command: list[str], code: bytes | None, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    with wrapped(command, code) as told:
-        return subprocess.run(input=stdin, capture_output=True, text=True, timeout=LIMIT_S, check=False, **told)
 
 
 def marked() -> bytes:

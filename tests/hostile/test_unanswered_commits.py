@@ -44,7 +44,7 @@ CALL = Proposed(call_key="k", tool_call_id="t", tool_name="execute", args={}, di
 NAME: Final = ".s.PGSQL.5432"
 _COMMIT: Final = b"COMMIT\0"
 
-Way = Literal["open", "cut after commit", "cut before commit", "stalled"]
+Way = Literal["open", "cut after commit", "cut before commit"]
 
 
 class Severed:
@@ -52,7 +52,6 @@ class Severed:
 
     `cut after commit` lets the next COMMIT through and ends the connection once the server has answered, before the
     client hears of it; `cut before commit` ends it instead of letting the COMMIT through. Each happens once.
-    `stalled` passes nothing on, as a network does that has gone.
     """
 
     def __init__(self, server: Path, listener: socket.socket) -> None:
@@ -84,15 +83,9 @@ class Severed:
                         return
 
     def _forward(self, from_client: bool, data: bytes, target: socket.socket) -> bool:
-        if self.way == "stalled":
-            return True
-        if self.way != "open" and _COMMIT in data:
-            if self.way == "cut before commit" and from_client:
-                self.way, self.cuts = "open", self.cuts + 1
-                return False
-            if self.way == "cut after commit" and not from_client:
-                self.way, self.cuts = "open", self.cuts + 1
-                return False
+        if self.way == ("cut before commit" if from_client else "cut after commit") and _COMMIT in data:
+            self.way, self.cuts = "open", self.cuts + 1
+            return False
         target.sendall(data)
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -68,10 +67,6 @@ async def test_the_iterator_follows_what_runs_already_from_now_on_and_only_its_c
         event = await first
         assert (event.session_id, event.bytes, event.total) == (session.id, 6, 13)
         assert (await anext(feed)).kind == "exit"
-    await _closed(feed)
-
-
-async def _closed(feed: AsyncGenerator[OutputEvent]) -> None:
     await feed.aclose()
 
 
@@ -128,15 +123,11 @@ async def test_what_nobody_takes_is_joined_and_beyond_a_bound_counted(
         assert sum(one.bytes for one in told) == len("".join(f"{number}\n" for number in range(1, 301)))
         monkeypatch.setattr(module, "WAITING", 1)
         session = await launch(engine, "echo x")
-        await _has_ended(engine, session)
+        await engine.wait(session.id, up_to=SOON)
+        await supervisors.until(lambda: all(task.get_name() != f"notices {session.id}" for task in asyncio.all_tasks()))
         dropped = await until(feed, "dropped")
         assert [one.kind for one in dropped] == ["output", "dropped"]
         assert dropped[-1].message == "1 notices were dropped"
-
-
-async def _has_ended(engine: Engine, session: Session) -> None:
-    await engine.wait(session.id, up_to=SOON)
-    await supervisors.until(lambda: all(task.get_name() != f"notices {session.id}" for task in asyncio.all_tasks()))
 
 
 async def test_a_note_takes_the_place_of_the_last_one_and_has_a_higher_number(
@@ -170,9 +161,7 @@ async def test_a_note_takes_the_place_of_the_last_one_and_has_a_higher_number(
 
 
 async def _noted(database: Database, total: int) -> stream.Event:
-    async with asyncio.timeout(SOON):
-        while True:
-            found = [one for one in await database.read(stream.after, "talk", 0) if one.payload["total"] == total]
-            if found:
-                return found[0]
-            await asyncio.sleep(0.01)
+    async def look() -> list[stream.Event]:
+        return [one for one in await database.read(stream.after, "talk", 0) if one.payload["total"] == total]
+
+    return (await supervisors.answered(look))[0]

@@ -34,10 +34,6 @@ def by_policy(engine: Engine, **more: Any) -> AsyncShell:
     return AsyncShell(engine, ByPolicy(engine, plain_judge(engine)), scope="talk", **more)
 
 
-async def profile_of(engine: Engine) -> str:
-    return list(await engine.store.list())[-1].profile
-
-
 # -- authority ------------------------------------------------------------------------------------
 
 
@@ -46,7 +42,7 @@ async def test_what_nobody_approved_is_held_to_reading(engine: Engine) -> None:
     shell = by_policy(engine)
     refused = await shell.execute("touch made && echo written")
     assert (refused.success, refused.stdout) == (False, "")
-    assert await profile_of(engine) == READ_ONLY
+    assert list(await engine.store.list())[-1].profile == READ_ONLY
     assert not (engine.workspace / "made").exists()
     assert (await shell.execute_script("touch made || echo kept")).stdout == "kept\n"
     assert (await shell.execute(["ls"])).success

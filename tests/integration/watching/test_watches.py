@@ -28,6 +28,7 @@ from shellback.exec.watching.memory import MemoryWatchStore
 from shellback.exec.watching.watcher import Watcher
 from tests.execs import GATE, launch, let_go, origin, printed, running_engine
 from tests.integration.tools.test_toolset_agent import Deps, Script, returns
+from tests.supervisors import answered, until
 from tests.watches import Fired, a_hit, a_watch
 
 pytestmark = pytest.mark.anyio
@@ -53,13 +54,9 @@ class Scene:
 
     async def off(self, watch: Watch) -> Watch:
         """The watch once it is off."""
-        async with asyncio.timeout(60):
-            while True:
-                found = await self.watcher.store.get(watch.id)
-                assert found is not None
-                if not found.on:
-                    return found
-                await asyncio.sleep(0.01)
+        found = await answered(lambda: self.watcher.store.get(watch.id), lambda one: one and not one.on)
+        assert found is not None
+        return found
 
 
 @asynccontextmanager
@@ -144,9 +141,7 @@ async def test_a_hit_that_keeps_is_told_with_what_came_until_then(on: Scene) -> 
     (told,) = await on.fired.times(1)
     assert (told["hit"], told["last_lines"][0]) == (1, "hit 1")
     await on.say(session, "hit 3")
-    async with asyncio.timeout(60):
-        while "hit 3" not in on.fired.told[-1]["last_lines"]:  # noqa: ASYNC110 - in this hit or another one
-            await asyncio.sleep(0.01)
+    await until(lambda: "hit 3" in on.fired.told[-1]["last_lines"])
     assert [line for one in on.fired.told for line in one["last_lines"]] == ["hit 1", "hit 2", "hit 3"]
 
 
@@ -168,8 +163,7 @@ async def test_silence_fires_once_and_again_only_after_more_output(on: Scene) ->
 
 async def test_what_is_printed_on_standard_error_breaks_a_silence_and_is_told(on: Scene) -> None:
     session = await launch(on.engine, "echo begun; echo failed >&2; sleep 600", separate_stderr=True)
-    while not on.engine.output(session, err=True).size():  # noqa: ASYNC110 - a log has nobody to notify us
-        await asyncio.sleep(0.005)
+    await until(on.engine.output(session, err=True).size)
     watch = await on.place(session, idle=1)
     (told,) = await on.fired.times(1)
     stored = await on.watcher.store.get(watch.id)
@@ -282,9 +276,7 @@ async def test_a_watch_survives_a_store_that_fails_for_a_while(on: Scene, caplog
     on.fired.refuses = True
     session = await launch(on.engine, "echo hit; sleep 600")
     await on.place(session, pattern="hit")
-    async with asyncio.timeout(60):
-        while "cannot be looked after" not in caplog.text:  # noqa: ASYNC110 - a log has nobody to notify us
-            await asyncio.sleep(0.01)
+    await until(lambda: "cannot be looked after" in caplog.text)
     on.fired.refuses = False
     (told,) = await on.fired.times(1)
     assert told["hit"] == 1

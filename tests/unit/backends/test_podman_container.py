@@ -24,6 +24,7 @@ from shellback.exec.policy import binding
 from shellback.settings import Settings
 from shellback.storage.db import Database
 from shellback.wiring.policing import policy_for
+from tests.supervisors import until
 
 WANT = Container(
     scope="talk",
@@ -195,9 +196,7 @@ async def test_nobody_waits_any_longer_for_a_container_whose_state_cannot_be_tol
     before = asyncio.all_tasks()
     with pytest.raises(BackendUnavailable, match="does not answer"):
         await containers.Containers(tmp_path, Made()).ensure(WANT)
-    async with asyncio.timeout(10):
-        while asyncio.all_tasks() - before:  # noqa: ASYNC110 - what was cancelled ends by itself
-            await asyncio.sleep(0.01)
+    await until(lambda: not asyncio.all_tasks() - before)  # what was cancelled ends by itself
 
 
 @pytest.mark.anyio

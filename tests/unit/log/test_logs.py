@@ -30,6 +30,7 @@ from tests.unit.reports.test_render import SESSION
 HOUR = 3600.0
 NOW = 1_000_000.0
 MB = 1024 * 1024
+TEXT = "0123456789abcde\n" * (MB // 16)
 
 
 class Logs:
@@ -124,9 +125,8 @@ def test_an_end_that_the_supervisor_still_tells_keeps_its_directory(logs: Logs) 
 
 
 def test_beyond_the_budget_the_oldest_ended_and_delivered_logs_are_emptied(logs: Logs) -> None:
-    text = "0123456789abcde\n" * (MB // 16)
     for name, age in (("running", None), ("untold", 9.0), ("oldest", 8.0), ("older", 7.0), ("new", 6.0)):
-        logs.keep(name, age, text)
+        logs.keep(name, age, TEXT)
     assert logs.clean(undelivered={"untold"}, total_bytes=3 * MB + MB // 2) == ["oldest", "older"]
     sizes: dict[str, int] = {one.session_id: one.log_bytes for one in kept_logs(logs.sessions)}
     assert sizes["oldest"] == sizes["older"] == 0
@@ -135,10 +135,9 @@ def test_beyond_the_budget_the_oldest_ended_and_delivered_logs_are_emptied(logs:
 
 
 def test_a_conversation_displaces_its_own_logs_before_those_of_others(logs: Logs) -> None:
-    text = "0123456789abcde\n" * (MB // 16)
-    logs.keep("quiet", 9.0, text, conversation="quiet")
+    logs.keep("quiet", 9.0, TEXT, conversation="quiet")
     for number in range(5):
-        logs.keep(f"loud{number}", 8.0 - number, text, conversation="loud")
+        logs.keep(f"loud{number}", 8.0 - number, TEXT, conversation="loud")
     assert logs.clean(total_bytes=4 * MB, conversation_bytes=3 * MB) == ["loud0", "loud1", "loud2"]
     sizes = {str(one.session_id): one.log_bytes for one in kept_logs(logs.sessions)}
     assert sizes["quiet"] >= MB
@@ -146,18 +145,16 @@ def test_a_conversation_displaces_its_own_logs_before_those_of_others(logs: Logs
 
 
 def test_what_a_conversation_writes_at_the_moment_displaces_nobody_elses_logs(logs: Logs) -> None:
-    text = "0123456789abcde\n" * (MB // 16)
-    logs.keep("quiet", 9.0, text, conversation="quiet")
+    logs.keep("quiet", 9.0, TEXT, conversation="quiet")
     for number in range(6):
-        logs.keep(f"loud{number}", None, text, conversation="loud")
+        logs.keep(f"loud{number}", None, TEXT, conversation="loud")
     assert logs.clean(total_bytes=4 * MB, conversation_bytes=2 * MB) == []
     assert logs.clean(total_bytes=4 * MB) == ["quiet"]
 
 
 def test_of_many_conversations_within_their_quota_the_oldest_logs_go(logs: Logs) -> None:
-    text = "0123456789abcde\n" * (MB // 16)
     for number in range(5):
-        logs.keep(f"log{number}", 9.0 - number, text, conversation=f"talk{number}")
+        logs.keep(f"log{number}", 9.0 - number, TEXT, conversation=f"talk{number}")
     assert logs.clean(total_bytes=3 * MB + MB // 2, conversation_bytes=2 * MB) == ["log0", "log1"]
 
 
