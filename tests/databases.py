@@ -277,3 +277,19 @@ def database(database_url: str) -> Iterator[Database]:
     opened = Database(database_url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def sqlite(sqlite_url: str) -> Iterator[Database]:
+    """As `database`, on SQLite only."""
+    opened = Database(sqlite_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def postgres(postgres_url: str) -> Iterator[Database]:
+    """As `database`, on Postgres only."""
+    opened = Database(postgres_url)
+    yield opened
+    opened.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -43,13 +42,10 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest) -> Iterator[ConversationStore]:
+def store(request: pytest.FixtureRequest) -> ConversationStore:
     if request.param == "memory":
-        yield InMemoryConversationStore()
-        return
-    database = Database(request.getfixturevalue(f"{request.param}_url"))
-    yield SqlConversationStore(database)
-    database.close()
+        return InMemoryConversationStore()
+    return SqlConversationStore(request.getfixturevalue(request.param))
 
 
 def said(*texts: str) -> list[ModelMessage]:
@@ -309,9 +305,8 @@ def test_of_two_saves_at_the_same_moment_one_conflicts(database: Database, round
     assert database.read_now(count_entries) == 2
 
 
-def test_a_delete_spares_what_a_fork_in_progress_shares(postgres_url: str) -> None:
-    database = Database(postgres_url)
-    store = SqlConversationStore(database)
+def test_a_delete_spares_what_a_fork_in_progress_shares(postgres: Database) -> None:
+    store = SqlConversationStore(postgres)
     asyncio.run(stored(store, *"abcdef"))
     history = asyncio.run(store.load_entries("c1"))
     assert history is not None
@@ -321,18 +316,16 @@ def test_a_delete_spares_what_a_fork_in_progress_shares(postgres_url: str) -> No
     def write_slowly(conn: sa.Connection) -> None:
         write_record_in(conn, fork, [], None)
         deleting.start()
-        wait_until_locked_out(database, deleting)
+        wait_until_locked_out(postgres, deleting)
 
-    database.write_now(write_slowly)
+    postgres.write_now(write_slowly)
     deleting.join()
     assert asyncio.run(store.load_entries("c2")) == history[:4]
-    assert database.read_now(count_entries) == 4
-    database.close()
+    assert postgres.read_now(count_entries) == 4
 
 
-def test_a_fork_of_what_is_being_deleted_conflicts(postgres_url: str) -> None:
-    database = Database(postgres_url)
-    store = SqlConversationStore(database)
+def test_a_fork_of_what_is_being_deleted_conflicts(postgres: Database) -> None:
+    store = SqlConversationStore(postgres)
     first = asyncio.run(stored(store, "a", "b"))
     history = asyncio.run(store.load_entries("c1"))
     assert history is not None
@@ -350,13 +343,12 @@ def test_a_fork_of_what_is_being_deleted_conflicts(postgres_url: str) -> None:
     def delete_slowly(conn: sa.Connection) -> None:
         delete_record_in(conn, "c1", str(first.revision))
         forking.start()
-        wait_until_locked_out(database, forking)
+        wait_until_locked_out(postgres, forking)
 
-    database.write_now(delete_slowly)
+    postgres.write_now(delete_slowly)
     forking.join()
     assert outcomes == ["conflict"]
-    assert database.read_now(count_entries) == 0
-    database.close()
+    assert postgres.read_now(count_entries) == 0
 
 
 def test_a_write_can_be_part_of_a_larger_transaction(database: Database) -> None:

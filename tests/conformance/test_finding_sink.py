@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -34,13 +33,10 @@ def a_finding(name: str = "lib", session: str = "x1") -> Finding:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def sink(request: pytest.FixtureRequest) -> Iterator[FindingSink]:
+def sink(request: pytest.FixtureRequest) -> FindingSink:
     if request.param == "memory":
-        yield MemoryFindings()
-        return
-    database = Database(request.getfixturevalue(f"{request.param}_url"))
-    yield SqlFindings(database, "here")
-    database.close()
+        return MemoryFindings()
+    return SqlFindings(request.getfixturevalue(request.param), "here")
 
 
 async def test_a_finding_reads_back_equal_and_by_its_session_alone(sink: FindingSink) -> None:

@@ -75,8 +75,7 @@ def test_a_read_cannot_write(database: Database) -> None:
     assert database.read_now(call_keys) == []
 
 
-def test_a_cancelled_write_that_runs_is_done_and_one_that_waits_is_never_begun(sqlite_url: str) -> None:
-    database = Database(sqlite_url)
+def test_a_cancelled_write_that_runs_is_done_and_one_that_waits_is_never_begun(sqlite: Database) -> None:
     running, go_on = threading.Event(), threading.Event()
 
     def slow(conn: sa.Connection) -> None:
@@ -85,20 +84,19 @@ def test_a_cancelled_write_that_runs_is_done_and_one_that_waits_is_never_begun(s
         go_on.wait()
 
     async def run() -> None:
-        first = asyncio.create_task(database.write(slow))
+        first = asyncio.create_task(sqlite.write(slow))
         await asyncio.to_thread(running.wait)
-        second = asyncio.create_task(database.write(add_call, "waiting"))
+        second = asyncio.create_task(sqlite.write(add_call, "waiting"))
         await asyncio.sleep(0)
         for task in (first, second):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         go_on.set()
-        await database.write(add_call, "after")
+        await sqlite.write(add_call, "after")
 
     asyncio.run(run())
-    assert database.read_now(call_keys) == ["after", "running"]
-    database.close()
+    assert sqlite.read_now(call_keys) == ["after", "running"]
 
 
 def test_closing_lets_a_running_transaction_end(database_url: str) -> None:
@@ -158,8 +156,7 @@ def test_closing_refuses_writes_that_wait_for_their_turn_and_later_ones(sqlite_u
     again.close()
 
 
-def test_writes_of_several_loops_share_the_thread_and_see_their_own_context(sqlite_url: str) -> None:
-    database = Database(sqlite_url)
+def test_writes_of_several_loops_share_the_thread_and_see_their_own_context(sqlite: Database) -> None:
     name: contextvars.ContextVar[str] = contextvars.ContextVar("name")
 
     def add_own(conn: sa.Connection, number: int) -> str:
@@ -168,7 +165,7 @@ def test_writes_of_several_loops_share_the_thread_and_see_their_own_context(sqli
 
     async def run(own: str) -> set[str]:
         name.set(own)
-        return set(await asyncio.gather(*(database.write(add_own, number) for number in range(3))))
+        return set(await asyncio.gather(*(sqlite.write(add_own, number) for number in range(3))))
 
     threads: set[str] = set()
 
@@ -181,8 +178,7 @@ def test_writes_of_several_loops_share_the_thread_and_see_their_own_context(sqli
     for loop in loops:
         loop.join()
     assert threads == {"db-write"}
-    assert database.read_now(call_keys) == ["a0", "a1", "a2", "b0", "b1", "b2"]
-    database.close()
+    assert sqlite.read_now(call_keys) == ["a0", "a1", "a2", "b0", "b1", "b2"]
 
 
 def test_two_that_read_then_write_the_same_row_lose_no_update(database: Database, database_url: str) -> None:
@@ -238,22 +234,19 @@ def test_a_sqlite_file_is_ours_alone_in_wal_mode_and_synced_in_full(tmp_path: Pa
     database.close()
 
 
-def test_readers_go_on_beside_an_open_write(sqlite_url: str) -> None:
-    database = Database(sqlite_url)
+def test_readers_go_on_beside_an_open_write(sqlite: Database) -> None:
 
     def write(conn: sa.Connection) -> list[str]:
         add_call(conn, "k1")
-        return database.read_now(call_keys)
+        return sqlite.read_now(call_keys)
 
-    assert database.write_now(write) == []
-    database.close()
+    assert sqlite.write_now(write) == []
 
 
 # Postgres
 
 
-def test_a_broken_connection_is_replaced_and_the_transaction_run_again(postgres_url: str) -> None:
-    database = Database(postgres_url)
+def test_a_broken_connection_is_replaced_and_the_transaction_run_again(postgres: Database, postgres_url: str) -> None:
     runs: list[int] = []
 
     def write(conn: sa.Connection) -> None:
@@ -263,14 +256,12 @@ def test_a_broken_connection_is_replaced_and_the_transaction_run_again(postgres_
             end_backend(postgres_url, conn)
             add_call(conn, "k2")
 
-    database.write_now(write)
+    postgres.write_now(write)
     assert len(runs) == 2
-    assert database.read_now(call_keys) == ["k1"]
-    database.close()
+    assert postgres.read_now(call_keys) == ["k1"]
 
 
-def test_a_connection_that_breaks_in_the_commit_is_not_run_again(postgres_url: str) -> None:
-    database = Database(postgres_url)
+def test_a_connection_that_breaks_in_the_commit_is_not_run_again(postgres: Database, postgres_url: str) -> None:
     runs: list[int] = []
 
     def write(conn: sa.Connection) -> None:
@@ -279,22 +270,18 @@ def test_a_connection_that_breaks_in_the_commit_is_not_run_again(postgres_url: s
         end_backend(postgres_url, conn)
 
     with pytest.raises(OutcomeUnknown, match="not known"):
-        database.write_now(write)
+        postgres.write_now(write)
     assert len(runs) == 1
-    database.write_now(add_call, "k2")
-    database.close()
+    postgres.write_now(add_call, "k2")
 
 
-def test_idle_connections_that_broke_are_replaced_unnoticed(postgres_url: str) -> None:
-    database = Database(postgres_url)
-    database.write_now(lambda conn: end_backend(postgres_url, conn, later=True))
-    database.write_now(add_call, "k1")
-    assert database.read_now(call_keys) == ["k1"]
-    database.close()
+def test_idle_connections_that_broke_are_replaced_unnoticed(postgres: Database, postgres_url: str) -> None:
+    postgres.write_now(lambda conn: end_backend(postgres_url, conn, later=True))
+    postgres.write_now(add_call, "k1")
+    assert postgres.read_now(call_keys) == ["k1"]
 
 
-def test_a_deadlock_is_run_again(postgres_url: str) -> None:
-    database = Database(postgres_url)
+def test_a_deadlock_is_run_again(postgres: Database) -> None:
     barrier = threading.Barrier(2)
     runs: list[str] = []
 
@@ -309,19 +296,17 @@ def test_a_deadlock_is_run_again(postgres_url: str) -> None:
         lock_row(conn, conversations, second)
         conn.execute(conversations.update().values(epoch=conversations.c.epoch + 1))
 
-    database.write_now(create)
-    other = threading.Thread(target=database.write_now, args=(cross, "a", "b"))
+    postgres.write_now(create)
+    other = threading.Thread(target=postgres.write_now, args=(cross, "a", "b"))
     other.start()
-    database.write_now(cross, "b", "a")
+    postgres.write_now(cross, "b", "a")
     other.join()
     assert len(runs) == 3
-    epochs = database.read_now(lambda conn: conn.execute(sa.select(conversations.c.epoch)).scalars().all())
+    epochs = postgres.read_now(lambda conn: conn.execute(sa.select(conversations.c.epoch)).scalars().all())
     assert epochs == [2, 2]
-    database.close()
 
 
-def test_a_transaction_that_keeps_being_aborted_ends_after_bounded_attempts(postgres_url: str) -> None:
-    database = Database(postgres_url)
+def test_a_transaction_that_keeps_being_aborted_ends_after_bounded_attempts(postgres: Database) -> None:
     runs: list[int] = []
 
     def abort(conn: sa.Connection) -> None:
@@ -329,13 +314,12 @@ def test_a_transaction_that_keeps_being_aborted_ends_after_bounded_attempts(post
         conn.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '40001'; END $$")
 
     with pytest.raises(DatabaseLocked):
-        database.write_now(abort)
+        postgres.write_now(abort)
     assert len(runs) == ATTEMPTS
-    database.close()
 
 
-def test_a_lock_that_is_never_free_is_named(postgres_url: str) -> None:
-    database, holder = Database(postgres_url, lock_timeout_s=0.2), Database(postgres_url)
+def test_a_lock_that_is_never_free_is_named(postgres: Database, postgres_url: str) -> None:
+    database = Database(postgres_url, lock_timeout_s=0.2)
 
     def create(conn: sa.Connection) -> None:
         conn.execute(conversations.insert().values(id="c1", host_id="h", created_at=1.0))
@@ -346,9 +330,8 @@ def test_a_lock_that_is_never_free_is_named(postgres_url: str) -> None:
             database.write_now(lock_row, conversations, "c1")
 
     database.write_now(create)
-    holder.write_now(hold)
+    postgres.write_now(hold)
     database.close()
-    holder.close()
 
 
 def end_backend(url: str, conn: sa.Connection, *, later: bool = False) -> None:

@@ -95,14 +95,12 @@ def test_a_second_worker_under_one_id_is_refused_by_pid_and_a_restart_is_immedia
 
 
 def test_a_lock_is_known_to_be_lost_when_its_connection_breaks(
-    postgres_url: str, postgres_server: PostgresServer, tmp_path: Path
+    postgres: Database, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    database = Database(postgres_url)
-    lock = hold_executor("w", home=tmp_path, database=database)
+    lock = hold_executor("w", home=tmp_path, database=postgres)
     postgres_server.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
         f"WHERE application_name LIKE 'shellback {os.getpid()}@%'"
     )
     assert not lock.still_held()
     lock.release()
-    database.close()

@@ -164,11 +164,10 @@ def test_settling_and_handing_over_exclude_each_other(database: Database, round_
     assert len(sink.told) == int(handed)
 
 
-def test_an_end_meets_a_transaction_that_holds_the_conversation_without_a_deadlock(postgres_url: str) -> None:
-    database = Database(postgres_url)
-    hold(database, claimed_by="turn-1", epoch=1)
-    session = database.write_now(on_connection.claim, a_session(delivery=Delivery.INLINE))
-    database.write_now(on_connection.hand_over, session.id)
+def test_an_end_meets_a_transaction_that_holds_the_conversation_without_a_deadlock(postgres: Database) -> None:
+    hold(postgres, claimed_by="turn-1", epoch=1)
+    session = postgres.write_now(on_connection.claim, a_session(delivery=Delivery.INLINE))
+    postgres.write_now(on_connection.hand_over, session.id)
     told: list[str] = []
 
     class LockingSink:
@@ -178,7 +177,7 @@ def test_an_end_meets_a_transaction_that_holds_the_conversation_without_a_deadlo
             lock_row(tx, conversations, session.conversation_id)
 
     finishing = threading.Thread(
-        target=database.write_now, args=(on_connection.finish, session.id, EXITED, LockingSink())
+        target=postgres.write_now, args=(on_connection.finish, session.id, EXITED, LockingSink())
     )
     runs: list[int] = []
 
@@ -187,14 +186,13 @@ def test_an_end_meets_a_transaction_that_holds_the_conversation_without_a_deadlo
         lock_row(conn, conversations, "c1")
         if not finishing.is_alive():
             finishing.start()
-        wait_until_locked_out(database, finishing)
+        wait_until_locked_out(postgres, finishing)
         on_connection.settle_inline(conn, session.id)
         lock_row(conn, sessions, session.id)
 
-    database.write_now(close_the_turn)
+    postgres.write_now(close_the_turn)
     finishing.join()
     assert (runs, told) == ([1], [session.id])
-    database.close()
 
 
 def test_polls_at_the_same_moment_share_the_output_without_overlap(database: Database) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -42,13 +41,10 @@ def a_workspace(name: str = "shellback-a", **values: Any) -> PodmanWorkspace:
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest) -> Iterator[WorkspaceStore]:
+def store(request: pytest.FixtureRequest) -> WorkspaceStore:
     if request.param == "memory":
-        yield MemoryWorkspaceStore("host1")
-        return
-    database = Database(request.getfixturevalue(f"{request.param}_url"))
-    yield SqlWorkspaceStore(database, "host1")
-    database.close()
+        return MemoryWorkspaceStore("host1")
+    return SqlWorkspaceStore(request.getfixturevalue(request.param), "host1")
 
 
 async def only(store: WorkspaceStore) -> PodmanWorkspace:

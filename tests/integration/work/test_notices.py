@@ -135,22 +135,20 @@ async def test_what_fails_twice_is_sent_the_third_time_and_once(
 
 
 async def test_a_target_that_is_down_for_good_is_given_up_and_no_secret_is_written(
-    sqlite_url: str, receive: Callable[..., Receiver], caplog: pytest.LogCaptureFixture
+    sqlite: Database, receive: Callable[..., Receiver], caplog: pytest.LogCaptureFixture
 ) -> None:
-    database = Database(sqlite_url)
     receiver = receive(200)
     receiver.close()
-    put(database)
+    put(sqlite)
     with caplog.at_level(logging.DEBUG, logger="shellback"):
-        async with notifying(database, Webhook(receiver.url)):
-            await until("it is given up", lambda: states(database) == [("given_up", 4)])
+        async with notifying(sqlite, Webhook(receiver.url)):
+            await until("it is given up", lambda: states(sqlite) == [("given_up", 4)])
             await until("the log says so", lambda: "given up" in caplog.text)
-    error = found(database)[0].error
+    error = found(sqlite)[0].error
     assert "ConnectError" in error
     assert "s3cret" not in caplog.text + error
-    state = database.read_now(notices.told)
+    state = sqlite.read_now(notices.told)
     assert (state.given_up, state.error) == (1, error)
-    database.close()
 
 
 async def test_redirects_are_not_followed(sqlite_url: str, receive: Callable[..., Receiver]) -> None:
@@ -160,24 +158,25 @@ async def test_redirects_are_not_followed(sqlite_url: str, receive: Callable[...
     assert len(receiver.got) == 1
 
 
-async def test_a_slow_target_holds_up_nothing_and_is_cut_off(sqlite_url: str, receive: Callable[..., Receiver]) -> None:
-    database, hold = Database(sqlite_url), threading.Event()
+async def test_a_slow_target_holds_up_nothing_and_is_cut_off(
+    sqlite: Database, receive: Callable[..., Receiver]
+) -> None:
+    hold = threading.Event()
     receiver = receive(200, hold=hold)
     for number in range(6):
-        put(database, f"k{number}")
+        put(sqlite, f"k{number}")
     try:
-        async with notifying(database, Webhook(receiver.url), timeout_s=PATIENCE_S):
+        async with notifying(sqlite, Webhook(receiver.url), timeout_s=PATIENCE_S):
             await until("four are on their way", lambda: len(receiver.got) == 4)
             began = time.monotonic()
-            await asyncio.gather(*(database.write(BOX.put, "alarm", "c1", f"more{n}", "x") for n in range(20)))
+            await asyncio.gather(*(sqlite.write(BOX.put, "alarm", "c1", f"more{n}", "x") for n in range(20)))
             assert time.monotonic() - began < PATIENCE_S / 2
             assert len(receiver.got) == 4, "no more than four at once"
-        async with notifying(database, Webhook(receiver.url), timeout_s=0.3, delays_s=()):
-            await until("cut off", lambda: ("given_up", 1) in states(database))
-        assert any("within 0.3 s" in (row.error or "") for row in found(database))
+        async with notifying(sqlite, Webhook(receiver.url), timeout_s=0.3, delays_s=()):
+            await until("cut off", lambda: ("given_up", 1) in states(sqlite))
+        assert any("within 0.3 s" in (row.error or "") for row in found(sqlite))
     finally:
         hold.set()
-        database.close()
 
 
 async def test_two_notifiers_send_each_notice_once(database: Database, receive: Callable[..., Receiver]) -> None:
@@ -219,19 +218,17 @@ async def test_a_command_gets_the_notice_on_its_input_and_an_environment_of_its_
         await Command([str(tmp_path / "none")], plain_environment()).send({})
 
 
-async def test_a_command_that_hangs_is_killed_with_what_it_started(sqlite_url: str, tmp_path: Path) -> None:
-    database = Database(sqlite_url)
+async def test_a_command_that_hangs_is_killed_with_what_it_started(sqlite: Database, tmp_path: Path) -> None:
     fifo = tmp_path / "held"
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(reader, True)
-    put(database)
+    put(sqlite)
     hangs = Command(["/bin/sh", "-c", f"exec 9>{fifo}; echo up >&9; sleep 300 & sleep 300"], plain_environment())
-    async with notifying(database, hangs, timeout_s=4.0, delays_s=()):
-        await until("it is given up", lambda: states(database) == [("given_up", 1)])
+    async with notifying(sqlite, hangs, timeout_s=4.0, delays_s=()):
+        await until("it is given up", lambda: states(sqlite) == [("given_up", 1)])
     # The pipe ends only when everybody who holds it is gone.
     assert await asyncio.wait_for(asyncio.to_thread(_all_of, reader), PATIENCE_S) == b"up\n"
-    database.close()
 
 
 def _all_of(fd: int) -> bytes:
@@ -291,11 +288,11 @@ async def test_a_command_of_a_worker_that_was_killed_ends_soon(tmp_path: Path) -
 
 
 async def test_a_database_that_is_away_for_a_while_keeps_no_notice_from_being_sent(
-    sqlite_url: str, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+    sqlite: Database, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, receiver, refused = Database(sqlite_url), receive(200), 0
-    put(database)
-    write = database.write
+    receiver, refused = receive(200), 0
+    put(sqlite)
+    write = sqlite.write
 
     async def away(fn: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal refused
@@ -304,18 +301,16 @@ async def test_a_database_that_is_away_for_a_while_keeps_no_notice_from_being_se
             raise DatabaseUnreachable("it is away")
         return await write(fn, *args, **kwargs)
 
-    monkeypatch.setattr(database, "write", away)
+    monkeypatch.setattr(sqlite, "write", away)
     monkeypatch.setattr(notifier, "IDLE_S", 0.05)
-    async with notifying(database, Webhook(receiver.url)):
-        await until("it is sent", lambda: states(database) == [("sent", 1)])
+    async with notifying(sqlite, Webhook(receiver.url)):
+        await until("it is sent", lambda: states(sqlite) == [("sent", 1)])
     assert (refused, len(receiver.got)) == (3, 1)
-    database.close()
 
 
 async def test_what_is_being_sent_is_cut_off_at_the_end_also_after_another_one_failed(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = Database(sqlite_url)
     ended: list[str] = []
     slow = asyncio.Event()
 
@@ -330,36 +325,34 @@ async def test_what_is_being_sent_is_cut_off_at_the_end_also_after_another_one_f
             finally:
                 ended.append(payload["text"])
 
-    write = database.write
+    write = sqlite.write
 
     async def away(fn: Any, *args: Any, **kwargs: Any) -> Any:
         if fn is notices.sent:
             raise DatabaseUnreachable("it is away")
         return await write(fn, *args, **kwargs)
 
-    monkeypatch.setattr(database, "write", away)
-    put(database, "k1", "quick")
-    put(database, "k2", "slow")
-    async with notifying(database, Halting(), timeout_s=PATIENCE_S):
+    monkeypatch.setattr(sqlite, "write", away)
+    put(sqlite, "k1", "quick")
+    put(sqlite, "k2", "slow")
+    async with notifying(sqlite, Halting(), timeout_s=PATIENCE_S):
         await asyncio.wait_for(slow.wait(), PATIENCE_S)
-        await until("the other has failed", lambda: states(database) == [("waiting", 1)] * 2)
+        await until("the other has failed", lambda: states(sqlite) == [("waiting", 1)] * 2)
         await asyncio.sleep(0.1)
     assert ended == ["slow"]
-    database.close()
 
 
 async def test_the_words_of_a_notice_drive_no_terminal_and_any_text_can_be_sent(
-    sqlite_url: str, receive: Callable[..., Receiver]
+    sqlite: Database, receive: Callable[..., Receiver]
 ) -> None:
-    database, receiver = Database(sqlite_url), receive(200)
+    receiver = receive(200)
     call = {"id": "a1", "tool": "execute", "display": {"command": "echo \x1b]0;hi\x07 \ud800"}}
-    database.write_now(BOX.put, "approval", "c1", "k1", "execute waits: echo \x1b]0;hi\x07\u202e\ud800", call)
-    async with notifying(database, Webhook(receiver.url)):
-        await until("it is sent", lambda: states(database) == [("sent", 1)])
+    sqlite.write_now(BOX.put, "approval", "c1", "k1", "execute waits: echo \x1b]0;hi\x07\u202e\ud800", call)
+    async with notifying(sqlite, Webhook(receiver.url)):
+        await until("it is sent", lambda: states(sqlite) == [("sent", 1)])
     (told,) = receiver.got
     assert told["text"] == r"execute waits: echo \x1b]0;hi\x07\u{202E}\u{D800}"
     assert ascii(told["approval"]["display"]["command"]) == ascii("echo \x1b]0;hi\x07 \ud800")
-    database.close()
 
 
 @pytest.mark.parametrize(

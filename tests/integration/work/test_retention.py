@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from dbos import DBOSClient
 from pydantic_ai.conversation_store import ConversationEntry, ConversationRecord
 from pydantic_ai.messages import ModelRequest
-from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.core.model import Act, CallKey, Delivery, SessionId
@@ -440,21 +440,17 @@ def planned(conn: sa.Connection, text: str) -> list[str]:
     return [row[-1] for row in conn.execute(sa.text(text))]
 
 
-def test_what_is_looked_for_is_found_by_an_index(sqlite_url: str) -> None:
+def test_what_is_looked_for_is_found_by_an_index(sqlite: Database) -> None:
     cut = retention.Cut(host_id=HOST, rows=1.0, sessions=1.0, conversations=1.0)
     queries = {name: retention.plain(cut)[name] for name in ("mailbox", "approvals", "calls", "notices")}
     queries["sessions"] = retention.sessions_to_go(cut)
     queries["turns"] = retention.turns_to_go(cut, callbacks=True)
     queries["turns "] = retention.turns_to_go(cut, callbacks=False)
-    database = Database(sqlite_url)
-    try:
-        for name, query in queries.items():
-            text = str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
-            plan = database.read_now(planned, f"EXPLAIN QUERY PLAN {text}")
-            # A database has a handful of hosts.
-            assert not [line for line in plan if line.startswith("SCAN") and line != "SCAN hosts"], (name, plan)
-    finally:
-        database.close()
+    for name, query in queries.items():
+        text = str(query.compile(dialect=sqlite_dialect(), compile_kwargs={"literal_binds": True}))
+        plan = sqlite.read_now(planned, f"EXPLAIN QUERY PLAN {text}")
+        # A database has a handful of hosts.
+        assert not [line for line in plan if line.startswith("SCAN") and line != "SCAN hosts"], (name, plan)
 
 
 def test_the_command_says_what_would_go_and_prunes_it() -> None:
