@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.supervisors", "tests.databases", "tests.sandboxes", "tests.execs", "tests.shells"]
+pytest_plugins = [
+    "tests.supervisors",
+    "tests.databases",
+    "tests.sandboxes",
+    "tests.execs",
+    "tests.shells",
+    "tests.items",
+]
 
 ROOT = Path(__file__).parents[1]
 FIRST = {"test_documents.py", "test_demo.py", "test_soak_sample.py", "test_loop_model.py", "test_models.py"}

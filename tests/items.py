@@ -1,16 +1,32 @@
-"""An enqueuer for tests: notes the items instead of giving them to DBOS, in the same transaction."""
+"""An enqueuer for tests, and a conversation that is driven call by call, without DBOS."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
 import sqlalchemy as sa
 
-from shellback.storage.tables import turns
+from shellback.storage.db import Database
+from shellback.storage.tables import conversations, mailbox, turns
+from shellback.work.approvals import sending
+from shellback.work.approvals.asking import Proposed
 from shellback.work.queue.items import WorkItem
+from shellback.work.queue.mailbox import Letter, lock
 from shellback.work.queue.queues import note_turn
+from shellback.work.turn import claims, stopping
+from shellback.work.turn.claims import Entry, Wakes
+from shellback.work.turn.closing import Closing, close
+
+HOST = "host1"
+PROPOSED = Proposed(
+    call_key="k1", tool_call_id="t1", tool_name="execute", args={"command": "x"}, display={"command": "x"}, digest="d1"
+)
 
 
 class NotedEnqueuer:
-    """Writes the row in `turns` as the real one does, and remembers every item it was given."""
+    """Notes the items instead of giving them to DBOS, and writes the row in `turns` in the same transaction."""
 
     def __init__(self) -> None:
         self.items: list[WorkItem] = []
@@ -18,6 +34,64 @@ class NotedEnqueuer:
     def put(self, conn: sa.Connection, item: WorkItem, *, host_id: str) -> None:
         note_turn(conn, item)
         self.items.append(item)
+
+
+@dataclass
+class Talk:
+    """Conversation `c1` and its turns."""
+
+    db: Database
+    queue: NotedEnqueuer = field(default_factory=NotedEnqueuer)
+
+    def say(self, text: str, **more: Any) -> str:
+        """The id of the item that the message may have."""
+        return self.db.write_now(sending.send, self.queue, "c1", text, host_id=HOST, **more).item_id
+
+    def send(self, text: str = "hello", **more: Any) -> WorkItem:
+        item_id = self.say(text, **more)
+        return next(item for item in self.queue.items if item.id == item_id)
+
+    def enter(self, item: WorkItem, **wakes: int) -> Entry:
+        return self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes(**wakes))
+
+    def epoch(self, item: WorkItem, **wakes: int) -> int:
+        epoch = self.enter(item, **wakes).epoch
+        assert epoch is not None
+        return epoch
+
+    def letters(self, item: WorkItem, epoch: int, step: int = 0) -> list[Letter]:
+        return self.db.write_now(stopping.look, "c1", item.id, epoch, step)[0]
+
+    def take(self, item: WorkItem, epoch: int, step: int = 0) -> list[str]:
+        return [letter.payload.get("text", letter.kind) for letter in self.letters(item, epoch, step)]
+
+    def taken(self, item: WorkItem) -> list[int]:
+        query = sa.select(mailbox.c.id).where(mailbox.c.taken_by == item.id)
+        return self.db.read_now(lambda conn: list(conn.execute(query).scalars()))
+
+    def close(self, item: WorkItem, epoch: int, outcome: str = "answered", **more: Any) -> str:
+        closing = Closing(conversation_id="c1", turn_id=item.id, epoch=epoch, outcome=outcome, **more)
+        return self.db.write_now(close, self.queue, closing, None, [], None)
+
+    def finish(self, item: WorkItem, epoch: int, outcome: str = "answered", **more: Any) -> str:
+        """Close a turn that has heard all that it took."""
+        return self.close(item, epoch, outcome, **{"answer": "done", "heard": frozenset(self.taken(item)), **more})
+
+    def die(self, reason: str = "it died") -> str:
+        return self.db.write_now(self._die, reason)
+
+    def _die(self, conn: sa.Connection, reason: str) -> str:
+        row = lock(conn, "c1")
+        assert row is not None
+        return claims.fail(conn, self.queue, row, reason=reason)
+
+    def conversation(self) -> Any:
+        return self.db.read_now(lambda conn: conn.execute(sa.select(conversations)).one())
+
+
+@pytest.fixture
+def talk(database: Database) -> Talk:
+    return Talk(database)
 
 
 def committed(conn: sa.Connection) -> list[str]:

@@ -15,289 +15,246 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from shellback.cli.send import Waiting
 from shellback.exec.core.model import SessionId
 from shellback.storage.db import Database
-from shellback.storage.tables import conversations
 from shellback.storage.tables import notices as told
 from shellback.work.approvals import approvals, sending
-from shellback.work.approvals.asking import Proposed
 from shellback.work.errors import UnknownConversation
 from shellback.work.notices.notices import Outbox
 from shellback.work.queue import mailbox
 from shellback.work.queue.items import ItemType, WorkItem
 from shellback.work.queue.mailbox import Letter
-from shellback.work.turn import claims, closing, hearing, stopping
-from shellback.work.turn.claims import Entry, Wakes, fail
-from shellback.work.turn.closing import Closing, close
+from shellback.work.turn import closing, hearing, stopping
 from shellback.work.turn.deps import TurnDeps
 from shellback.work.turn.hearing import Hearing, Stopped
 from shellback.work.turn.stopping import NEXT, Stopping, Wish
-from tests.items import NotedEnqueuer
-
-HOST = "host1"
-PROPOSED = Proposed(
-    call_key="k1", tool_call_id="t1", tool_name="execute", args={"command": "x"}, display={"command": "x"}, digest="d1"
-)
+from tests.items import HOST, PROPOSED, Talk
 
 
-class Desk:
-    def __init__(self, db: Database) -> None:
-        self.db = db
-        self.queue = NotedEnqueuer()
-
-    def say(self, text: str) -> str:
-        return self.db.write_now(sending.send, self.queue, "c1", text, host_id=HOST).item_id
-
-    def send(self, text: str) -> WorkItem:
-        item_id = self.say(text)
-        return next(item for item in self.queue.items if item.id == item_id)
-
-    def enter(self, item: WorkItem) -> Entry:
-        return self.db.write_now(claims.enter, item, executor_id="w1", wakes=Wakes())
-
-    def epoch(self, item: WorkItem) -> int:
-        epoch = self.enter(item).epoch
-        assert epoch is not None
-        return epoch
-
+class Desk(Talk):
     def begin(self, item: WorkItem, epoch: int) -> list[str]:
         begun = self.db.write_now(closing.begin, item, epoch, True)
         return [str(letter.payload.get("text", letter.kind)) for letter in begun.letters]
-
-    def taken(self, item: WorkItem) -> frozenset[int]:
-        query = sa.select(mailbox.mailbox.c.id).where(mailbox.mailbox.c.taken_by == item.id)
-        return frozenset(self.db.read_now(lambda conn: list(conn.execute(query).scalars())))
 
     def look(self, item: WorkItem, epoch: int, step: int) -> tuple[list[str], str | None]:
         letters, wish = self.db.write_now(stopping.look, "c1", item.id, epoch, step)
         return [str(letter.payload.get("text")) for letter in letters], wish.by if wish else None
 
-    def die(self) -> str:
-        def die(conn: sa.Connection) -> str:
-            row = mailbox.lock(conn, "c1")
-            assert row is not None
-            return fail(conn, self.queue, row, reason="it died")
-
-        return self.db.write_now(die)
-
     def stop(self, by: str = "ann") -> Stopping:
         return self.db.write_now(stopping.stop, self.queue, "c1", by=by)
 
-    def close(self, item: WorkItem, epoch: int, outcome: str, **more: Any) -> str:
-        closing = Closing(conversation_id="c1", turn_id=item.id, epoch=epoch, outcome=outcome, **more)
-        return self.db.write_now(close, self.queue, closing, None, [], None)
-
-    def conversation(self) -> Any:
-        return self.db.read_now(lambda conn: conn.execute(sa.select(conversations)).one())
-
 
 @pytest.fixture
-def desk(database: Database) -> Desk:
+def talk(database: Database) -> Desk:
     return Desk(database)
 
 
-def test_a_turn_told_to_end_takes_no_more_news_and_what_came_behind_it_runs_next(desk: Desk) -> None:
-    item = desk.send("one")
-    epoch = desk.epoch(item)
-    assert desk.look(item, epoch, 0) == (["one"], None)
-    desk.send("behind")
-    assert desk.db.read_now(stopping.stoppable, "c1")
-    assert desk.stop() == Stopping(conversation_id="c1", reach="running", turn_id=item.id)
-    assert not desk.db.read_now(stopping.stoppable, "c1"), "a second Ctrl-C leaves"
-    assert desk.look(item, epoch, 1) == ([], "ann")
-    assert desk.stop("ben").turn_id == item.id
-    again = desk.epoch(item)
-    assert desk.look(item, again, 1) == ([], "ann"), "a repeated execution sees the same wish"
-    desk.close(item, again, "stopped", answer="Stopped by ann.")
-    row = desk.conversation()
+def test_a_turn_told_to_end_takes_no_more_news_and_what_came_behind_it_runs_next(talk: Desk) -> None:
+    item = talk.send("one")
+    epoch = talk.epoch(item)
+    assert talk.look(item, epoch, 0) == (["one"], None)
+    talk.send("behind")
+    assert talk.db.read_now(stopping.stoppable, "c1")
+    assert talk.stop() == Stopping(conversation_id="c1", reach="running", turn_id=item.id)
+    assert not talk.db.read_now(stopping.stoppable, "c1"), "a second Ctrl-C leaves"
+    assert talk.look(item, epoch, 1) == ([], "ann")
+    assert talk.stop("ben").turn_id == item.id
+    again = talk.epoch(item)
+    assert talk.look(item, again, 1) == ([], "ann"), "a repeated execution sees the same wish"
+    talk.close(item, again, "stopped", answer="Stopped by ann.")
+    row = talk.conversation()
     assert (row.state, row.stop_turn, row.stop_by) == ("free", None, None)
-    follow = desk.queue.items[-1]
+    follow = talk.queue.items[-1]
     assert follow.type is ItemType.FOLLOW_UP
-    assert desk.look(follow, desk.epoch(follow), 0) == (["one", "behind"], None)
+    assert talk.look(follow, talk.epoch(follow), 0) == (["one", "behind"], None)
 
 
-def test_a_turn_that_ends_by_itself_first_takes_the_wish_with_it(desk: Desk) -> None:
-    item = desk.send("one")
-    epoch = desk.epoch(item)
-    desk.stop()
-    desk.close(item, epoch, "answered", answer="done")
-    later = desk.send("two")
-    assert desk.look(later, desk.epoch(later), 0)[1] is None
+def test_a_turn_that_ends_by_itself_first_takes_the_wish_with_it(talk: Desk) -> None:
+    item = talk.send("one")
+    epoch = talk.epoch(item)
+    talk.stop()
+    talk.close(item, epoch, "answered", answer="done")
+    later = talk.send("two")
+    assert talk.look(later, talk.epoch(later), 0)[1] is None
 
 
-def test_the_wish_for_a_turn_that_died_holds_for_the_one_that_tries_again(desk: Desk) -> None:
-    item = desk.send("one")
-    epoch = desk.epoch(item)
-    assert desk.look(item, epoch, 0) == (["one"], None)
-    desk.stop()
-    assert desk.die() == "retried"
-    retry = desk.queue.items[-1]
+def test_the_wish_for_a_turn_that_died_holds_for_the_one_that_tries_again(talk: Desk) -> None:
+    item = talk.send("one")
+    epoch = talk.epoch(item)
+    assert talk.look(item, epoch, 0) == (["one"], None)
+    talk.stop()
+    assert talk.die() == "retried"
+    retry = talk.queue.items[-1]
     assert retry.type is ItemType.RETRY
-    assert desk.look(retry, desk.epoch(retry), 1)[1] == "ann"
+    assert talk.look(retry, talk.epoch(retry), 1)[1] == "ann"
 
 
-def test_calls_that_wait_for_approval_are_denied_and_their_turn_ends_before_it_asks_the_model(desk: Desk) -> None:
-    item = desk.send("one")
-    desk.close(item, desk.epoch(item), "pending_approval", proposed=(PROPOSED,))
-    assert not desk.db.read_now(stopping.stoppable, "c1"), "at a prompt Ctrl-C leaves"
-    assert desk.stop().reach == "approvals"
-    (request,) = desk.db.read_now(approvals.find)
+def test_calls_that_wait_for_approval_are_denied_and_their_turn_ends_before_it_asks_the_model(talk: Desk) -> None:
+    item = talk.send("one")
+    talk.close(item, talk.epoch(item), "pending_approval", proposed=(PROPOSED,))
+    assert not talk.db.read_now(stopping.stoppable, "c1"), "at a prompt Ctrl-C leaves"
+    assert talk.stop().reach == "approvals"
+    (request,) = talk.db.read_now(approvals.find)
     assert (request.state, request.surface) == ("superseded", "stop")
-    resume = desk.queue.items[-1]
+    resume = talk.queue.items[-1]
     assert resume.type is ItemType.APPROVAL
-    assert desk.look(resume, desk.epoch(resume), 1)[1] == "ann"
+    assert talk.look(resume, talk.epoch(resume), 1)[1] == "ann"
 
 
-def test_a_turn_that_was_told_to_end_while_it_asked_for_approval_asks_nobody(desk: Desk) -> None:
-    item = desk.send("one")
-    epoch = desk.epoch(item)
-    desk.stop()
-    desk.close(item, epoch, "pending_approval", proposed=(PROPOSED,))
-    (request,) = desk.db.read_now(approvals.find)
+def test_a_turn_that_was_told_to_end_while_it_asked_for_approval_asks_nobody(talk: Desk) -> None:
+    item = talk.send("one")
+    epoch = talk.epoch(item)
+    talk.stop()
+    talk.close(item, epoch, "pending_approval", proposed=(PROPOSED,))
+    (request,) = talk.db.read_now(approvals.find)
     assert request.state == "superseded"
-    resume = desk.queue.items[-1]
+    resume = talk.queue.items[-1]
     assert resume.type is ItemType.APPROVAL
-    assert desk.look(resume, desk.epoch(resume), 1)[1] == "ann"
+    assert talk.look(resume, talk.epoch(resume), 1)[1] == "ann"
 
 
-def test_a_message_whose_turn_has_not_begun_is_stopped_by_whichever_turn_takes_it(desk: Desk) -> None:
-    item = desk.send("one")
-    assert desk.stop() == Stopping(conversation_id="c1", reach="queued")
-    assert desk.conversation().stop_turn == NEXT
-    epoch = desk.epoch(item)
-    assert desk.conversation().stop_turn == item.id
-    assert desk.look(item, epoch, 1)[1] == "ann"
+def test_a_message_whose_turn_has_not_begun_is_stopped_by_whichever_turn_takes_it(talk: Desk) -> None:
+    item = talk.send("one")
+    assert talk.stop() == Stopping(conversation_id="c1", reach="queued")
+    assert talk.conversation().stop_turn == NEXT
+    epoch = talk.epoch(item)
+    assert talk.conversation().stop_turn == item.id
+    assert talk.look(item, epoch, 1)[1] == "ann"
 
 
-def test_a_message_sent_after_the_wish_is_answered_and_not_swallowed_with_what_was_stopped(desk: Desk) -> None:
-    item = desk.send("one")
-    assert desk.stop().reach == "queued"
-    desk.say("two")
-    epoch = desk.epoch(item)
-    assert desk.begin(item, epoch) == ["one"]
-    assert desk.look(item, epoch, 1) == ([], "ann")
-    desk.close(item, epoch, "stopped", answer="Stopped by ann.", heard=desk.taken(item))
-    follow = desk.queue.items[-1]
+def test_a_message_sent_after_the_wish_is_answered_and_not_swallowed_with_what_was_stopped(talk: Desk) -> None:
+    item = talk.send("one")
+    assert talk.stop().reach == "queued"
+    talk.say("two")
+    epoch = talk.epoch(item)
+    assert talk.begin(item, epoch) == ["one"]
+    assert talk.look(item, epoch, 1) == ([], "ann")
+    talk.finish(item, epoch, "stopped", answer="Stopped by ann.")
+    follow = talk.queue.items[-1]
     assert follow.type is ItemType.FOLLOW_UP
-    epoch = desk.epoch(follow)
-    assert desk.begin(follow, epoch) == ["two"]
-    assert desk.look(follow, epoch, 1) == ([], None)
+    epoch = talk.epoch(follow)
+    assert talk.begin(follow, epoch) == ["two"]
+    assert talk.look(follow, epoch, 1) == ([], None)
 
 
-def test_a_message_sent_after_the_wish_but_before_the_turn_has_read_anything_is_for_the_next_turn(desk: Desk) -> None:
-    item = desk.send("one")
-    epoch = desk.epoch(item)
-    assert desk.stop().reach == "running"
-    desk.send("two")
-    assert desk.stop().reach == "running"
-    assert desk.begin(item, epoch) == ["one"]
-    again = desk.epoch(item)
-    assert desk.begin(item, again) == ["one"], "an execution that is repeated reads the same"
-    desk.close(item, again, "stopped", answer="Stopped by ann.", heard=desk.taken(item))
-    follow = desk.queue.items[-1]
-    assert desk.begin(follow, desk.epoch(follow)) == ["two"]
+def test_a_message_sent_after_the_wish_but_before_the_turn_has_read_anything_is_for_the_next_turn(
+    talk: Desk,
+) -> None:
+    item = talk.send("one")
+    epoch = talk.epoch(item)
+    assert talk.stop().reach == "running"
+    talk.send("two")
+    assert talk.stop().reach == "running"
+    assert talk.begin(item, epoch) == ["one"]
+    again = talk.epoch(item)
+    assert talk.begin(item, again) == ["one"], "an execution that is repeated reads the same"
+    talk.finish(item, again, "stopped", answer="Stopped by ann.")
+    follow = talk.queue.items[-1]
+    assert talk.begin(follow, talk.epoch(follow)) == ["two"]
 
 
-def test_a_second_wish_is_about_what_has_come_since_the_first(desk: Desk) -> None:
-    item = desk.send("one")
-    desk.stop()
-    desk.say("two")
-    desk.stop("ben")
-    epoch = desk.epoch(item)
-    assert desk.begin(item, epoch) == ["one", "two"]
-    assert desk.look(item, epoch, 1) == ([], "ann")
+def test_a_second_wish_is_about_what_has_come_since_the_first(talk: Desk) -> None:
+    item = talk.send("one")
+    talk.stop()
+    talk.say("two")
+    talk.stop("ben")
+    epoch = talk.epoch(item)
+    assert talk.begin(item, epoch) == ["one", "two"]
+    assert talk.look(item, epoch, 1) == ([], "ann")
 
 
-def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behind_it_is_answered(desk: Desk) -> None:
-    item = desk.send("one")
-    epoch = desk.epoch(item)
-    assert desk.begin(item, epoch) == ["one"]
-    desk.send("behind")
-    desk.stop()
-    assert desk.die() == "retried"
-    retry = desk.queue.items[-1]
-    epoch = desk.epoch(retry)
-    assert desk.begin(retry, epoch) == ["one", "turn_failed"]
-    assert desk.look(retry, epoch, 1) == ([], "ann")
-    desk.close(retry, epoch, "stopped", answer="Stopped by ann.", heard=desk.taken(retry))
-    follow = desk.queue.items[-1]
-    epoch = desk.epoch(follow)
-    assert desk.begin(follow, epoch) == ["behind"]
-    assert desk.look(follow, epoch, 1) == ([], None)
+def test_after_a_turn_died_only_what_it_had_taken_is_stopped_and_what_came_behind_it_is_answered(
+    talk: Desk,
+) -> None:
+    item = talk.send("one")
+    epoch = talk.epoch(item)
+    assert talk.begin(item, epoch) == ["one"]
+    talk.send("behind")
+    talk.stop()
+    assert talk.die() == "retried"
+    retry = talk.queue.items[-1]
+    epoch = talk.epoch(retry)
+    assert talk.begin(retry, epoch) == ["one", "turn_failed"]
+    assert talk.look(retry, epoch, 1) == ([], "ann")
+    talk.finish(retry, epoch, "stopped", answer="Stopped by ann.")
+    follow = talk.queue.items[-1]
+    epoch = talk.epoch(follow)
+    assert talk.begin(follow, epoch) == ["behind"]
+    assert talk.look(follow, epoch, 1) == ([], None)
 
 
-def test_more_messages_than_one_turn_takes_are_all_stopped(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_messages_than_one_turn_takes_are_all_stopped(talk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "ROWS_PER_TURN", 2)
-    item = desk.send("1")
+    item = talk.send("1")
     for text in "23":
-        desk.say(text)
-    desk.stop()
-    desk.say("later")
-    epoch = desk.epoch(item)
-    assert desk.begin(item, epoch) == ["1", "2"]
-    desk.close(item, epoch, "stopped", answer="Stopped by ann.", heard=desk.taken(item))
-    assert desk.db.read_now(stopping.settled, "c1", None, 0.0) is None
-    follow = desk.queue.items[-1]
-    epoch = desk.epoch(follow)
-    assert desk.begin(follow, epoch) == ["3"]
-    assert desk.look(follow, epoch, 1) == ([], "ann")
-    desk.close(follow, epoch, "stopped", answer="Stopped by ann.", heard=desk.taken(follow))
-    follow = desk.queue.items[-1]
-    epoch = desk.epoch(follow)
-    assert desk.begin(follow, epoch) == ["later"]
-    assert desk.look(follow, epoch, 1) == ([], None)
+        talk.say(text)
+    talk.stop()
+    talk.say("later")
+    epoch = talk.epoch(item)
+    assert talk.begin(item, epoch) == ["1", "2"]
+    talk.finish(item, epoch, "stopped", answer="Stopped by ann.")
+    assert talk.db.read_now(stopping.settled, "c1", None, 0.0) is None
+    follow = talk.queue.items[-1]
+    epoch = talk.epoch(follow)
+    assert talk.begin(follow, epoch) == ["3"]
+    assert talk.look(follow, epoch, 1) == ([], "ann")
+    talk.finish(follow, epoch, "stopped", answer="Stopped by ann.")
+    follow = talk.queue.items[-1]
+    epoch = talk.epoch(follow)
+    assert talk.begin(follow, epoch) == ["later"]
+    assert talk.look(follow, epoch, 1) == ([], None)
 
 
-def test_a_call_approved_but_not_begun_is_not_made_by_a_turn_that_is_to_end(desk: Desk) -> None:
-    item = desk.send("one")
-    desk.close(item, desk.epoch(item), "pending_approval", proposed=(PROPOSED,))
-    (request,) = desk.db.read_now(approvals.find)
-    desk.db.write_now(approvals.decide, desk.queue, request.id, "approved", by="ben", surface="test")
-    assert desk.stop().reach == "approvals"
-    resume = desk.queue.items[-1]
-    desk.epoch(resume)
+def test_a_call_approved_but_not_begun_is_not_made_by_a_turn_that_is_to_end(talk: Desk) -> None:
+    item = talk.send("one")
+    talk.close(item, talk.epoch(item), "pending_approval", proposed=(PROPOSED,))
+    (request,) = talk.db.read_now(approvals.find)
+    talk.db.write_now(approvals.decide, talk.queue, request.id, "approved", by="ben", surface="test")
+    assert talk.stop().reach == "approvals"
+    resume = talk.queue.items[-1]
+    talk.epoch(resume)
 
     def decided(conn: sa.Connection) -> list[tuple[str, str | None]]:
-        wish = stopping.wish_of(desk.conversation(), resume.id)
+        wish = stopping.wish_of(talk.conversation(), resume.id)
         return [(one.state, one.decided_by) for one in closing.decided(conn, "c1", wish)]
 
-    assert desk.db.read_now(decided) == [("superseded", "ann")]
+    assert talk.db.read_now(decided) == [("superseded", "ann")]
 
 
-def test_nobody_is_told_of_calls_that_a_stop_denies_as_they_are_asked_for(desk: Desk) -> None:
+def test_nobody_is_told_of_calls_that_a_stop_denies_as_they_are_asked_for(talk: Desk) -> None:
     box = Outbox(host="here", on=True)
-    item = desk.send("one")
-    epoch = desk.epoch(item)
-    desk.stop()
-    desk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), outbox=box)
-    assert desk.db.read_now(lambda conn: conn.execute(sa.select(told)).all()) == []
+    item = talk.send("one")
+    epoch = talk.epoch(item)
+    talk.stop()
+    talk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), outbox=box)
+    assert talk.db.read_now(lambda conn: conn.execute(sa.select(told)).all()) == []
 
 
-def test_where_nothing_is_under_way_nothing_is_stopped_later(desk: Desk) -> None:
+def test_where_nothing_is_under_way_nothing_is_stopped_later(talk: Desk) -> None:
     with pytest.raises(UnknownConversation):
-        desk.stop()
-    item = desk.send("one")
-    epoch = desk.epoch(item)
-    desk.look(item, epoch, 0)
-    desk.close(item, epoch, "answered", answer="done", heard=frozenset({1}))
-    assert desk.stop().reach is None
-    later = desk.send("two")
-    assert desk.look(later, desk.epoch(later), 0) == (["two"], None)
+        talk.stop()
+    item = talk.send("one")
+    epoch = talk.epoch(item)
+    talk.look(item, epoch, 0)
+    talk.close(item, epoch, "answered", answer="done", heard=frozenset({1}))
+    assert talk.stop().reach is None
+    later = talk.send("two")
+    assert talk.look(later, talk.epoch(later), 0) == (["two"], None)
 
 
-def test_who_waits_for_a_message_hears_how_it_ends_though_its_calls_were_denied_at_once(desk: Desk) -> None:
+def test_who_waits_for_a_message_hears_how_it_ends_though_its_calls_were_denied_at_once(talk: Desk) -> None:
     began = time.time()
-    sent = desk.db.write_now(sending.send, desk.queue, "c1", "one", host_id=HOST)
-    item = desk.queue.items[-1]
-    waiting = Waiting(desk.db, sent)
-    epoch = desk.epoch(item)
-    desk.begin(item, epoch)
-    desk.stop()
-    desk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), heard=desk.taken(item))
+    sent = talk.db.write_now(sending.send, talk.queue, "c1", "one", host_id=HOST)
+    item = talk.queue.items[-1]
+    waiting = Waiting(talk.db, sent)
+    epoch = talk.epoch(item)
+    talk.begin(item, epoch)
+    talk.stop()
+    talk.close(item, epoch, "pending_approval", proposed=(PROPOSED,), heard=frozenset(talk.taken(item)))
     assert waiting.look() is None
-    assert desk.db.read_now(stopping.settled, "c1", item.id, began) is None
-    resume = desk.queue.items[-1]
-    desk.close(resume, desk.epoch(resume), "stopped", answer="Stopped by ann.")
+    assert talk.db.read_now(stopping.settled, "c1", item.id, began) is None
+    resume = talk.queue.items[-1]
+    talk.close(resume, talk.epoch(resume), "stopped", answer="Stopped by ann.")
     assert (waiting.look(), waiting.answer) == ("stopped", "Stopped by ann.")
-    settled = desk.db.read_now(stopping.settled, "c1", item.id, began)
+    settled = talk.db.read_now(stopping.settled, "c1", item.id, began)
     assert settled is not None
     assert (settled.turn_id, settled.outcome) == (resume.id, "stopped")
 
