@@ -158,9 +158,9 @@ async def _killed(made: Rig) -> tuple[float, int]:
             raise TimeoutError("a tree has not grown")
         await asyncio.sleep(0.005)
     began = time.perf_counter()
-    answer = await made.client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by=EndedBy.PERSON.value)
+    left = await made.client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by=EndedBy.PERSON.value)
     seconds = time.perf_counter() - began
-    return seconds, max(len(answer.survivors), len(_sleepers(name)))
+    return seconds, max(len(left), len(_sleepers(name)))
 
 
 def _sleepers(name: int) -> list[int]:

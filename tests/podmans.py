@@ -111,7 +111,7 @@ class Yard:
                     place=(place.st_dev, place.st_ino),
                 )
             )
-            assert answer.outcome == "started", answer
+            assert answer["outcome"] == "started", answer
             record = await asyncio.wait_for(ended, SOON)
             output = (plan.home / "sessions" / name / "log").read_text("utf-8", "replace")
             await client.ack(name)

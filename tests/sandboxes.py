@@ -23,9 +23,9 @@ from shellback.exec.core.limits import Limits
 from shellback.exec.core.model import WORK
 from shellback.exec.core.runner import found, make_workspace
 from shellback.exec.link import launch
-from shellback.exec.link.client import StartAnswer
 from shellback.exec.policy.commands import command_spec
 from shellback.exec.supervisor.process import procfs
+from shellback.exec.wire.protocol import Message
 from shellback.exec.wire.sandbox import Sandbox
 from tests.databases import unless
 from tests.supervisors import WHO, Rig, answered, end, until
@@ -93,7 +93,7 @@ class Boxes(Rig):
         assert plan.sandbox is not None
         return replace(plan.sandbox, **changes)
 
-    async def start(self, name: str, *argv: str, scope: str = "talk", profile: str = WORK, **more: Any) -> StartAnswer:
+    async def start(self, name: str, *argv: str, scope: str = "talk", profile: str = WORK, **more: Any) -> Message:
         """As `Rig.start`, in the sandbox of this conversation and profile; `change` is laid over what was planned."""
         plan = await self.plan(scope, profile)
         assert plan.sandbox is not None

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from shellback.exec.link.client import StartAnswer, SupervisorClient
+from shellback.exec.link.client import SupervisorClient
 from shellback.exec.supervisor.process import procfs
 from shellback.exec.wire import layout, linux
-from shellback.exec.wire.protocol import ExitRecord, StartRequest
+from shellback.exec.wire.protocol import ExitRecord, Message, StartRequest
 
 T = TypeVar("T")
 BOOT = linux.boot_id()
@@ -68,7 +68,7 @@ class Rig:
         if not future.done():
             future.set_result(record)
 
-    async def start(self, name: str, *argv: str, **more: Any) -> StartAnswer:
+    async def start(self, name: str, *argv: str, **more: Any) -> Message:
         """Start argv, or with one word a script for sh."""
         words = ("/bin/sh", "-c", argv[0]) if len(argv) == 1 else argv
         fields: dict[str, Any] = {
@@ -139,12 +139,11 @@ class Rig:
         await self.client.close()
 
 
-def failure(answer: StartAnswer) -> int | None:
+def failure(answer: Message) -> int | None:
     """The errno of a start that failed."""
-    assert answer.outcome == "start_failed"
-    assert answer.record is not None
-    assert (answer.record["pid"], answer.record["exit_code"]) == (None, None)
-    return answer.record["errno"]
+    assert answer["outcome"] == "start_failed"
+    assert (answer["record"]["pid"], answer["record"]["exit_code"]) == (None, None)
+    return answer["record"]["errno"]
 
 
 def assert_kept(data: bytes, whole: bytes, rows: list[dict[str, int]]) -> None:

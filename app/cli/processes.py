@@ -240,7 +240,7 @@ async def _kill(client: SupervisorPort, session: Session, give_up: Callable[[], 
                 f"session {session.id} has ended already: {how(end_of(record))}. Nothing was signalled; "
                 "the next worker tells the agent"
             )
-        answer = await client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
+        left = await client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
     except (SessionNotFound, SupervisorUnreachable) as error:
         if session.end is not None:
             said = f"session {session.id} has ended already: {ending(session)}. Nothing of it runs here"
@@ -253,4 +253,4 @@ async def _kill(client: SupervisorPort, session: Session, give_up: Callable[[], 
         ) from None
     except TaskCompleted:
         raise Refused(f"session {session.id} has ended this moment. Nothing was signalled") from None
-    return list(answer.survivors)
+    return list(left)

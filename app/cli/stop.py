@@ -11,7 +11,6 @@ import click
 from shellback.cli.freshness import home_of, waits, worker_lives
 from shellback.cli.shared import Refused, asked, json_option, me, opened, show, until
 from shellback.exec.core import limits
-from shellback.exec.core.answers import Killed
 from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
 from shellback.exec.core.model import Session
 from shellback.exec.core.ports import SupervisorPort
@@ -115,7 +114,7 @@ def _kill_all(where: Place, conversation: str) -> list[str]:
 def _kill(where: Place, found: list[Session]) -> list[str]:
     """Ids of those that were ended; one that ended by itself, or never started, is none of them."""
 
-    async def ended(client: SupervisorPort) -> list[Killed | BaseException]:
+    async def ended(client: SupervisorPort) -> list[tuple[int, ...] | BaseException]:
         await client.connect()
         kills = (client.kill(session.id, grace_s=limits.KILL_GRACE_S, ended_by="person") for session in found)
         return await asyncio.gather(*kills, return_exceptions=True)
@@ -129,8 +128,8 @@ def _kill(where: Place, found: list[Session]) -> list[str]:
         if isinstance(answer, BaseException):
             if not isinstance(answer, SessionNotFound | TaskCompleted):
                 raise answer
-        elif answer.survivors:
-            left = ", ".join(map(str, answer.survivors))
+        elif answer:
+            left = ", ".join(map(str, answer))
             raise Refused(f"session {session.id}: still there after SIGKILL: {left}; only the kernel holds them now")
         else:
             killed.append(session.id)

@@ -89,14 +89,14 @@ def end(where: Place, one: Unknown) -> list[int]:
 
     async def ended(client: SupervisorPort) -> list[int]:
         try:
-            killed = await client.kill(one.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
+            left = await client.kill(one.id, grace_s=limits.KILL_GRACE_S, ended_by="person")
         except SessionNotFound:
             raise Refused(f"{one.id} is gone; nothing was signalled") from None
-        if not killed.survivors and not await client.ack(one.id):
+        if not left and not await client.ack(one.id):
             status = await client.status(one.id)
             if "record" in status and not status.get("acknowledged"):
                 raise Refused(f"{one.id} has ended, and its record is not on disk yet: make room, then repeat")
-        return list(killed.survivors)
+        return list(left)
 
     return asked(where, ended)
 

@@ -144,7 +144,7 @@ def test_the_worker_believes_no_part_of_a_record_that_is_not_whole(
 async def test_a_request_that_is_too_long_is_refused_at_once(sup: Rig) -> None:
     before = await sup.pids()
     answer = await sup.start("a", "/bin/echo", "x" * (3 << 20))
-    assert (answer.outcome, answer.code) == ("refused", "bad_request")
+    assert answer["error"] == "bad_request"
     await sup.start("b", "read line; exit 3", keep_stdin_open=True)
     with pytest.raises(InvalidCommand, match="the limit is"):
         await sup.client.write("b", b"x" * (3 << 20), key="1")
@@ -186,7 +186,7 @@ async def test_a_stopped_supervisor_is_named_and_goes_on_where_it_was(
     assert (await sup.exit("a"))["exit_code"] == 7
     assert sup.log("a") == b"on\n"
     assert (await sup.exit("b"))["state"] == "exited"
-    assert (await sup.start("b", "exit 9")).outcome == "already"
+    assert (await sup.start("b", "exit 9"))["outcome"] == "already"
     assert (await sup.pids())[0] == pid
 
 
@@ -222,7 +222,7 @@ async def test_output_and_end_of_a_command_that_filled_its_pipe_while_the_superv
     pids: list[int] = []
     for name, size, code in (("full", 65_536, 7), ("over", 300_000, 8)):
         script = f"trap 'kill $!; head -c {size} /dev/zero; exit {code}' USR1; echo ready >&2; sleep 60 & wait"
-        pids.append((await sup.start(name, script, separate_stderr=True)).pid or 0)
+        pids.append((await sup.start(name, script, separate_stderr=True))["pid"])
         await until(lambda: b"ready" in sup.log(name, layout.ERR))  # noqa: B023 - waited for at once
     await stop(pid)
     try:

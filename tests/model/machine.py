@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shellback.exec.core import answers
-from shellback.exec.core.answers import StartAnswer
 from shellback.exec.core.errors import SupervisorUnreachable
 from shellback.exec.wire.protocol import VERSION, ExitRecord, Loss, Message, StartRequest
 from tests.model.stillness import Clock
@@ -55,28 +53,28 @@ class Machine:
     def running(self) -> list[str]:
         return [job.session_id for job in self.jobs.values() if job.running]
 
-    def start(self, request: StartRequest) -> StartAnswer:
+    def start(self, request: StartRequest) -> Message:
         job = self.jobs.get(request.session_id)
         if job is not None:
-            return answers.known(self.status(job.session_id))
+            return {"ok": True, "outcome": "already", "status": self.status(job.session_id)}
         if request.boot_id != self.boot_id:
-            return StartAnswer(outcome="refused", code="boot_id", message="claimed on another boot")
+            return {"ok": False, "error": "boot_id", "message": "claimed on another boot"}
         self._claimed(request.session_id)
         job = self.jobs[request.session_id] = Job(request.session_id, "started", self.boot_id)
         if self.dies_in_start:
             self.dies_in_start = False
             self.end(job, state="lost", evidence="never_started")
-            return answers.known(self.status(job.session_id))
+            return {"ok": True, "outcome": "already", "status": self.status(job.session_id)}
         command = request.argv[-1]
         if command.startswith("missing"):
-            return StartAnswer(outcome="start_failed", record=self.end(job, state="start_failed", errno=2))
+            return {"ok": True, "outcome": "start_failed", "record": self.end(job, state="start_failed", errno=2)}
         self.starts[job.session_id] += 1
         self.runs[command] += 1
         job.pid, job.started_at = 1000 + len(self.jobs), self.clock.time()
         if command.startswith("quick"):
             self.end(job, state="exited", exit_code=0)
             self.ring(job)
-        return StartAnswer(outcome="started", pid=job.pid, started_at=job.started_at)
+        return {"ok": True, "outcome": "started", "pid": job.pid, "started_at": job.started_at}
 
     def end(self, job: Job, **how: Any) -> ExitRecord:
         """Write the exit record, once."""
@@ -192,7 +190,7 @@ class Port:
     def _due(self) -> list[Job]:
         return [job for job in self.machine.jobs.values() if job.record is not None and not job.acknowledged]
 
-    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> Message:
         return await self._ask(lambda: self.machine.start(request))
 
     async def status(self, session_id: str) -> Message:

@@ -50,22 +50,22 @@ def unharmed(stranger: subprocess.Popen[bytes]) -> None:
 
 async def after_its_end(rig: Rig) -> None:
     """A session has ended; its number is a stranger's when somebody wants what is left of it killed."""
-    pid = (await rig.start("ended", "exit 3")).pid or 0
+    pid = (await rig.start("ended", "exit 3"))["pid"]
     await rig.exit("ended")
     await until(lambda: not Path(f"/proc/{pid}").exists())
     stranger = stranger_with(pid)
     killed = await rig.client.kill("ended", grace_s=0, ended_by="agent")
-    assert killed.killed
+    assert killed == ()
     unharmed(stranger)
     await rig.kill_supervisor()
-    assert (await rig.client.kill("ended", grace_s=0, ended_by="agent")).killed
+    assert await rig.client.kill("ended", grace_s=0, ended_by="agent") == ()
     unharmed(stranger)
     print("ended", (await rig.client.status("ended"))["record"]["exit_code"])
 
 
 async def before_its_end_is_heard_of(rig: Rig) -> None:
     """The keeper reaps what a later supervisor took over; its number is a stranger's before that one hears of it."""
-    pid = (await rig.start("adopted", "exec sleep 600")).pid or 0
+    pid = (await rig.start("adopted", "exec sleep 600"))["pid"]
     await rig.kill_supervisor()
     supervisor, _ = await rig.pids()
     await stop(supervisor)
@@ -75,14 +75,14 @@ async def before_its_end_is_heard_of(rig: Rig) -> None:
     await a_later_tick()
     os.kill(supervisor, signal.SIGCONT)
     record = await rig.exit("adopted")
-    assert (await rig.client.kill("adopted", grace_s=0, ended_by="agent")).killed
+    assert await rig.client.kill("adopted", grace_s=0, ended_by="agent") == ()
     unharmed(stranger)
     print("adopted", record["signal"])
 
 
 async def while_nobody_looked(rig: Rig) -> None:
     """Supervisor and keeper die, then the command; its number is a stranger's when the next ones look."""
-    pid = (await rig.start("unseen", "exec sleep 600", timeout_s=600)).pid or 0
+    pid = (await rig.start("unseen", "exec sleep 600", timeout_s=600))["pid"]
     await rig.start("lives", "read line; exit 7", keep_stdin_open=True)
     await rig.start("deadline", "exec sleep 600", timeout_s=0.2)
     supervisor, keeper = await rig.pids()

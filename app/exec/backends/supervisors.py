@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shellback.exec.backends import dormant, homes
-from shellback.exec.core import answers
-from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
+from shellback.exec.core.answers import Grown, Look
 from shellback.exec.core.errors import (
     ExecError,
     LimitReached,
@@ -227,7 +226,7 @@ class Supervisors(SupervisorPort):
 
     # -- one session -----------------------------------------------------------------------------
 
-    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> Message:
         """See `SupervisorPort.start`; a session that was placed elsewhere is not started here."""
         name = request.session_id
         if home is not None:
@@ -236,13 +235,13 @@ class Supervisors(SupervisorPort):
             try:
                 placed, lost = await asyncio.to_thread(self._place, name, home)
             except OSError as error:
-                return StartAnswer(outcome="refused", code="os_error", message=f"{home}: {error.strerror}")
+                return {"ok": False, "error": "os_error", "message": f"{home}: {error.strerror}"}
             if placed != home or lost:
                 status = await self.status(name)
                 if status["state"] != "unknown":
-                    return answers.known(status)
+                    return {"ok": True, "outcome": "already", "status": status}
                 where = "on the host" if placed is None else f"in {placed.name}"
-                return StartAnswer(outcome="refused", code="placed", message=f"it was to run {where}, and only there")
+                return {"ok": False, "error": "placed", "message": f"it was to run {where}, and only there"}
             if home is None:
                 self._hosting = True
                 return await self._host.start(request)
@@ -308,10 +307,10 @@ class Supervisors(SupervisorPort):
         """See `SupervisorPort.expire`: of everybody who can be reached."""
         return [name for names in await self._everybody(lambda port: port.expire(lifetime, owner)) for name in names]
 
-    async def write(self, session_id: str, data: bytes, **how: Any) -> Written:
+    async def write(self, session_id: str, data: bytes, **how: Any) -> Message:
         return await (await self._live(session_id)).write(session_id, data, **how)
 
-    async def written(self, session_id: str, key: str) -> Written | None:
+    async def written(self, session_id: str, key: str) -> Message | None:
         return await (await self._live(session_id)).written(session_id, key)
 
     async def resize(self, session_id: str, rows: int, cols: int) -> None:
@@ -320,7 +319,7 @@ class Supervisors(SupervisorPort):
     async def signal(self, session_id: str, number: int) -> None:
         await (await self._live(session_id)).signal(session_id, number)
 
-    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> tuple[int, ...]:
         return await (await self._live(session_id)).kill(session_id, grace_s=grace_s, ended_by=ended_by)
 
     async def grown(self, session_id: str, beyond: int, **how: Any) -> Grown:

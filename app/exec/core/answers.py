@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal, cast
 
 from shellback.exec.core.errors import (
     ExecError,
@@ -29,25 +29,6 @@ MISUNDERSTOOD: Final = (
     "what listens in {home} says what this program does not understand: {said}; it may be of another version: "
     "let what runs end, then start the supervisor anew"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAnswer:
-    """The result of a start.
-
-    `already`: the session was started before; `status` has its state. `start_failed`: the kernel refused to execute the
-    command; `record` has the errno. `refused`: nothing was started; `code` is one of boot_id, keeper_dead, stopping,
-    state_gone, descriptors, disk, stdin, bad_request, os_error.
-    """
-
-    outcome: Literal["started", "already", "abandoned", "start_failed", "refused"]
-    pid: int | None = None
-    starttime: int | None = None
-    started_at: float | None = None
-    status: Message | None = None
-    record: ExitRecord | None = None
-    code: str = ""
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,41 +75,6 @@ def looked(answer: Message) -> Look | None:
         return None
     terminal = found.pop("terminal", None)
     return Look(**found, terminal=None if terminal is None else Terminal(**terminal))
-
-
-@dataclass(frozen=True, slots=True)
-class Killed:
-    """The result of a kill; `survivors` are the pids that still exist."""
-
-    killed: bool
-    survivors: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """How much of a write the command has read; `closed`: no process reads any more."""
-
-    accepted: int
-    total: int
-    eof: bool
-    closed: bool
-
-
-def started(answer: Message) -> StartAnswer:
-    if not answer["ok"]:
-        return StartAnswer(outcome="refused", code=answer["error"], message=answer["message"])
-    fields: dict[str, Any] = {name: answer[name] for name in StartAnswer.__slots__ if name in answer}
-    return StartAnswer(**fields)
-
-
-def known(status: Message) -> StartAnswer:
-    match status["state"]:
-        case "abandoned":
-            return StartAnswer(outcome="abandoned", status=status)
-        case "start_failed":
-            return StartAnswer(outcome="start_failed", record=status["record"])
-        case _:
-            return StartAnswer(outcome="already", status=status)
 
 
 def named(records: object) -> list[ExitRecord]:

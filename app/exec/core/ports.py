@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
+from shellback.exec.core.answers import Grown, Look
 from shellback.exec.core.model import Act, CallKey, PodmanWorkspace, Polled, Session, SessionEnd, SessionId
 from shellback.exec.core.watch import Hit, Watch
 from shellback.exec.wire.protocol import ExitRecord, Loss, Message, StartRequest
@@ -233,8 +233,13 @@ class SupervisorPort(Protocol):
         """Disconnect; commands continue."""
         ...
 
-    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
-        """Start a command, at most once for its session id. `home` is the state directory of the supervisor to use."""
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> Message:
+        """Start a command, at most once for its session id. `home` is the state directory of the supervisor to use.
+
+        `outcome` is `started` (with pid and started_at), `start_failed` (with record: the kernel did not execute it) or
+        `already` (started or abandoned before, with status). If nothing was started, `ok` is false, `error` is a code,
+        and `message` has the reason.
+        """
         ...
 
     async def status(self, session_id: str) -> Message:
@@ -266,15 +271,21 @@ class SupervisorPort(Protocol):
         key: str = "",
         beyond: int | None = None,
         timeout_s: float = 0.0,
-    ) -> Written:
-        """Write input, at most once for a key.
+    ) -> Message:
+        """Write input, at most once for a key; answers `accepted` and `total` (bytes), `eof` and `closed`.
 
         With `beyond` the answer comes when the output exceeds so many bytes, when the session has ended, or `timeout_s`
         seconds after the write.
+
+        Raises:
+            TaskCompleted: The session has ended; nothing was written.
+            InvalidCommand: Its input is closed; nothing was written.
+            LimitReached: Too many writes wait; nothing was written.
+            InputUnknown: It is unknown whether the data was written, because of a crash.
         """
         ...
 
-    async def written(self, session_id: str, key: str) -> Written | None:
+    async def written(self, session_id: str, key: str) -> Message | None:
         """The result of the write with this key; None if this supervisor has served no such write."""
         ...
 
@@ -286,8 +297,8 @@ class SupervisorPort(Protocol):
         """Send a signal to the whole process tree, once for each call."""
         ...
 
-    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
-        """End the whole process tree, and wait until it is ended or cannot be."""
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> tuple[int, ...]:
+        """End the whole process tree; returns the pids that still exist after SIGKILL."""
         ...
 
     async def grown(

@@ -172,7 +172,7 @@ class Sessions:
         try:
             if by_model:
                 await check_typing(self._engine, session, data)
-            outcome = await self._engine.supervised.write(session.id, data, eof=eof, key=key)
+            outcome: dict[str, object] = await self._engine.supervised.port.write(session.id, data, eof=eof, key=key)
         except TaskCompleted as error:
             await self._engine.store.end_call(key, {"ended": error.end})
             raise
@@ -201,7 +201,7 @@ class Sessions:
         """What the supervisor remembers of a write whose worker died before it could record the outcome."""
         outcome = None
         with contextlib.suppress(TaskCompleted, SessionNotFound, SupervisorUnreachable):
-            outcome = await self._engine.supervised.written(session.id, key=key)
+            outcome = await self._engine.supervised.port.written(session.id, key)
         if outcome is not None:
             await self._engine.store.end_call(key, outcome)
         return outcome or {}

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Final, cast
 
 from shellback.exec.core import answers
-from shellback.exec.core.answers import Grown, Killed, Look, StartAnswer, Written
+from shellback.exec.core.answers import Grown, Look
 from shellback.exec.core.errors import InputUnknown, InvalidCommand, SupervisorUnreachable
 from shellback.exec.link import reaching
 from shellback.exec.link.reaching import Connection, Lost, Reaching
 from shellback.exec.wire.protocol import ExitRecord, Message, ProtocolError, StartRequest
-
-__all__ = ["Grown", "Killed", "StartAnswer", "SupervisorClient", "Written"]
 
 _REPLACED_S: Final = 2.0
 """How long a start waits for a supervisor that is to be replaced to go; one that still has commands stays."""
@@ -34,7 +32,7 @@ class SupervisorClient(Reaching):
         """What the supervisor says of itself now; the keys of `connect`."""
         return await self._act({"op": "info"})
 
-    async def start(self, request: StartRequest, *, home: Path | None = None) -> StartAnswer:
+    async def start(self, request: StartRequest, *, home: Path | None = None) -> Message:
         """Start a command, at most once however often the same session id is asked for; there is no other `home`.
 
         Cancelling leaves it started or not; the same call later says which.
@@ -50,16 +48,16 @@ class SupervisorClient(Reaching):
             try:
                 answer = await self._once(connection, message, reaching.NO_ANSWER_S)
             except ProtocolError as error:
-                return StartAnswer(outcome="refused", code="bad_request", message=str(error))
+                return {"ok": False, "error": "bad_request", "message": str(error)}
             if answer is None:
                 status = await self.status(request.session_id)
                 if status["state"] != "unknown":
-                    return answers.known(status)
+                    return {"ok": True, "outcome": "already", "status": status}
                 continue
             leaving = not answer["ok"] and answer["error"] in {"keeper_dead", "stopping"}
             # It has begun nothing, and makes room for a new pair as soon as nothing runs.
             if not (leaving and await connection.gone_within(_REPLACED_S)):
-                return answers.started(answer)
+                return answer
         raise SupervisorUnreachable("the supervisor does not answer a start")
 
     async def status(self, session_id: str) -> Message:
@@ -74,7 +72,7 @@ class SupervisorClient(Reaching):
         """Exit records nobody has acknowledged."""
         return answers.named((await self._act({"op": "list"}))["ended"])
 
-    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> Killed:
+    async def kill(self, session_id: str, *, grace_s: float, ended_by: str) -> tuple[int, ...]:
         """End the whole tree: SIGTERM, `grace_s` seconds, SIGKILL, until nothing is found twice.
 
         An ended session's survivors are ended too. Cancelling leaves the kill going on.
@@ -83,8 +81,7 @@ class SupervisorClient(Reaching):
             SessionNotFound: No such session.
         """
         message: Message = {"op": "kill", "session_id": session_id, "grace_s": grace_s, "ended_by": ended_by}
-        answer = await self._act(message, longer_s=grace_s)
-        return Killed(answer["killed"], tuple(answer["survivors"]))
+        return tuple((await self._act(message, longer_s=grace_s))["survivors"])
 
     async def write(
         self,
@@ -95,8 +92,8 @@ class SupervisorClient(Reaching):
         key: str = "",
         beyond: int | None = None,
         timeout_s: float = 0.0,
-    ) -> Written:
-        """See `SupervisorPort.write`; waits a second at most for a full input. Raises what `Supervised.write` does."""
+    ) -> Message:
+        """See `SupervisorPort.write`; waits a second at most for a full input."""
         text = base64.b64encode(data).decode()
         message: Message = {"op": "write", "session_id": session_id, "data": text, "eof": eof, "key": key}
         if beyond is not None:
@@ -115,17 +112,15 @@ class SupervisorClient(Reaching):
                 raise InputUnknown("the supervisor went away: not known whether the input arrived") from None
         except ProtocolError as error:
             raise InvalidCommand(str(error)) from None
-        answer = answers.checked(answer, message)
-        return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
+        return _outcome(answers.checked(answer, message))
 
-    async def written(self, session_id: str, key: str) -> Written | None:
+    async def written(self, session_id: str, key: str) -> Message | None:
         """See `SupervisorPort.written`."""
         message: Message = {"op": "write", "session_id": session_id, "data": "", "key": key, "again": True}
         answer = await self._ask(message)
         if not answer["ok"] and answer["error"] == "not_known":
             return None
-        answer = answers.checked(answer, message)
-        return Written(answer["accepted"], answer["total"], answer["eof"], answer["closed"])
+        return _outcome(answers.checked(answer, message))
 
     async def _same(self, connection: Connection) -> Connection | None:
         """A new connection to the same process, which remembers the keys it has served."""
@@ -197,3 +192,7 @@ class SupervisorClient(Reaching):
     async def stop(self) -> int:
         """Have supervisor and keeper end as soon as no session is left; returns how many there are."""
         return int((await self._act({"op": "stop"}))["live"])
+
+
+def _outcome(answer: Message) -> Message:
+    return {name: answer[name] for name in ("accepted", "total", "eof", "closed")}

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from shellback.exec.core import limits as bounds
-from shellback.exec.core.answers import StartAnswer
 from shellback.exec.core.base import Plan
 from shellback.exec.core.errors import ExecError, LimitReached, SessionNotFound, SpawnFailed, TaskCompleted
 from shellback.exec.core.model import (
-    CallKey,
     CommandSpec,
     EndedBy,
     Evidence,
@@ -92,19 +90,17 @@ class Supervised:
             owner=session.turn_id,
             scope=session.conversation_id,
         )
-        answer = await (self.port.start(request, home=plan.home) if plan.home else self.port.start(request))
-        match answer.outcome:
-            case "started":
-                return Seen(session_id=session.id, pid=answer.pid, started_at=answer.started_at)
-            case "start_failed" if answer.record is not None:
-                return Seen(session_id=session.id, end=end_of(answer.record))
-            case "refused":
-                raise _refused(answer)
-            case _:
-                seen = _seen(session.id, answer.status or {"state": "unknown"})
-                if seen is None:
-                    raise SpawnFailed(f"the supervisor says that {session.id} was started before, and does not know it")
-                return seen
+        answer = await self.port.start(request, home=plan.home)
+        if not answer["ok"]:
+            raise _refused(str(answer["error"]), str(answer["message"]))
+        if answer["outcome"] == "started":
+            return _running(session.id, answer)
+        if answer["outcome"] == "start_failed":
+            return Seen(session_id=session.id, end=end_of(answer["record"]))
+        seen = _seen(session.id, answer["status"])
+        if seen is None:
+            raise SpawnFailed(f"the supervisor says that {session.id} was started before, and does not know it")
+        return seen
 
     async def status(self, session_id: SessionId) -> Seen | None:
         """What it knows of a session; None when nothing."""
@@ -124,37 +120,10 @@ class Supervised:
         """Make the session impossible to start; False when it has been started."""
         return (await self.port.abandon(session_id))["state"] == "abandoned"
 
-    async def write(
-        self,
-        session_id: SessionId,
-        data: bytes,
-        *,
-        eof: bool,
-        key: CallKey,
-        beyond: int | None = None,
-        timeout_s: float = 0.0,
-    ) -> dict[str, object]:
-        """Write input once for this key; answers `accepted`, `total`, `eof`, `closed`.
-
-        With `beyond` it waits for the output that this brings too, see `SupervisorPort.write`.
-
-        Raises:
-            TaskCompleted: The session has ended; nothing was written.
-            InvalidCommand: Its input is closed; nothing was written.
-            LimitReached: Too many writes wait; nothing was written.
-            InputUnknown: A crash hides whether it was written.
-        """
-        return asdict(await self.port.write(session_id, data, eof=eof, key=key, beyond=beyond, timeout_s=timeout_s))
-
-    async def written(self, session_id: SessionId, *, key: CallKey) -> dict[str, object] | None:
-        """What an earlier write with this key did; None where nobody remembers one."""
-        outcome = await self.port.written(session_id, key)
-        return None if outcome is None else asdict(outcome)
-
     async def kill(self, session_id: SessionId, *, by: EndedBy) -> tuple[int, ...]:
         """End the whole tree; returns who could not be ended. One that is not known any more has no tree."""
         try:
-            return (await self.port.kill(session_id, grace_s=bounds.KILL_GRACE_S, ended_by=by.value)).survivors
+            return await self.port.kill(session_id, grace_s=bounds.KILL_GRACE_S, ended_by=by.value)
         except (SessionNotFound, TaskCompleted):
             return ()
 
@@ -182,9 +151,9 @@ def _running(session_id: SessionId, status: Message) -> Seen:
     return Seen(session_id=session_id, pid=status["pid"], started_at=status["started_at"])
 
 
-def _refused(answer: StartAnswer) -> ExecError:
-    if answer.code == "descriptors":
-        return LimitReached(f"no room for another process: {answer.message} ; end one and try again")
-    if answer.code == "disk":
-        return LimitReached(f"no room in the state directory: {answer.message}; make room and try again")
-    return SpawnFailed(f"the supervisor refuses: {answer.message} ({answer.code})")
+def _refused(code: str, message: str) -> ExecError:
+    if code == "descriptors":
+        return LimitReached(f"no room for another process: {message} ; end one and try again")
+    if code == "disk":
+        return LimitReached(f"no room in the state directory: {message}; make room and try again")
+    return SpawnFailed(f"the supervisor refuses: {message} ({code})")

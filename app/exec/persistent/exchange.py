@@ -160,9 +160,7 @@ class Exchange:
         """Type `data`, and wait shortly for output `beyond` an offset: mostly all of it comes then."""
         key = CallKey(f"{self._key}.{which}")
         try:
-            await self._engine.supervised.write(
-                self._session.id, data, eof=False, key=key, beyond=beyond, timeout_s=_SOON_S
-            )
+            await self._engine.supervised.port.write(self._session.id, data, key=key, beyond=beyond, timeout_s=_SOON_S)
         except (TaskCompleted, InvalidCommand):
             raise await self._gone() from None
         except SupervisorUnreachable:
@@ -173,7 +171,7 @@ class Exchange:
     async def _typed(self) -> bool:
         """Whether the supervisor remembers that it wrote the payload."""
         try:
-            known = await self._engine.supervised.written(self._session.id, key=CallKey(f"{self._key}.2"))
+            known = await self._engine.supervised.port.written(self._session.id, CallKey(f"{self._key}.2"))
         except ExecError:
             return False
         return bool(known and known["accepted"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from shellback.exec.core.answers import Grown
 from shellback.exec.core.errors import SessionNotFound, SupervisorUnreachable, TaskCompleted
-from shellback.exec.core.model import CallKey, Session, SessionEnd, WindowSize
+from shellback.exec.core.model import Session, SessionEnd, WindowSize
 from shellback.exec.core.ports import SupervisorPort
 from shellback.exec.link.supervised import Supervised
 from shellback.exec.log.output import OutputLog
@@ -87,14 +87,14 @@ class Attachment:
         """
         while data:
             # Without a key: those that are remembered for repeats are few, and belong to calls of the agent.
-            told = await self.supervised.write(self.session.id, data, eof=False, key=CallKey(""))
+            told = await self.supervised.port.write(self.session.id, data)
             if told["closed"]:
                 raise TaskCompleted(self.session.id, "it reads no more input")
-            data = data[int(str(told["accepted"])) :]
+            data = data[told["accepted"] :]
 
     async def close_input(self) -> None:
         """Let the program read the end of its input. Raises what `write` does."""
-        await self.supervised.write(self.session.id, b"", eof=True, key=CallKey(""))
+        await self.supervised.port.write(self.session.id, b"", eof=True)
 
     async def resize(self, size: WindowSize) -> None:
         """Change the size of its terminal.

@@ -60,7 +60,7 @@ async def begin(home: Path, name: str, script: str, uid: int = 65534) -> None:
     answer = await client.start(
         StartRequest(session_id=name, argv=words, env={}, cwd="/workspace", boot_id=boot_id, uid=uid, gid=uid)
     )
-    assert answer.outcome == "started"
+    assert answer["outcome"] == "started"
     await client.close()
 
 

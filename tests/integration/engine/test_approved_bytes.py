@@ -156,7 +156,7 @@ async def test_what_is_written_into_a_script_while_its_command_runs_is_not_run(e
     await execs.printed(engine, session.id, "ready")
     with (engine.workspace / "run.sh").open("r+") as file:
         file.write(EVIL)
-    await engine.supervised.write(session.id, b"\n", eof=True, key="k")  # pyright: ignore[reportArgumentType]
+    await engine.supervised.port.write(session.id, b"\n", eof=True, key="k")
     await engine.wait(session.id, up_to=30)
     assert ran(engine) == ["good"]
 
@@ -229,7 +229,7 @@ async def test_no_name_on_the_way_to_an_approved_script_can_be_given_away(
     session = await execs.launch(engine, f"echo ready; read line; sh {script}", keep_stdin_open=True)
     await execs.printed(engine, session.id, "ready")
     for one in (other, session):
-        await engine.supervised.write(one.id, b"\n", eof=True, key="k")  # pyright: ignore[reportArgumentType]
+        await engine.supervised.port.write(one.id, b"\n", eof=True, key="k")
         await engine.wait(one.id, up_to=30)
     said = (await engine.output(other).ends()).text
     assert "Device or resource busy" in said

@@ -275,7 +275,7 @@ async def test_real_programs_are_seen_to_wait_and_others_are_not(each_backend: s
 async def test_who_has_been_written_to_waits_no_more_and_one_that_ended_is_not_looked_at(engine: Engine) -> None:
     session = await launch(engine, "read x; echo ready; exec sleep 600", **PIPE)
     await seen_waiting(engine, session)
-    await engine.supervised.write(session.id, b"x\n", eof=False, key="a")  # pyright: ignore[reportArgumentType]
+    await engine.supervised.port.write(session.id, b"x\n", eof=False, key="a")
     await printed(engine, session.id, "ready")
     look = await look_at(engine, session)
     assert look.how == "none"
@@ -376,19 +376,19 @@ async def test_a_write_is_told_with_the_output_that_it_brings_and_once(sup: Rig)
     await sup.start("a", ECHO, stdin=b"", keep_stdin_open=True)
     for _ in range(2):
         told = await sup.client.write("a", b"hello\n", key="1", beyond=5, timeout_s=SOON)
-        assert told.accepted == 6
+        assert told["accepted"] == 6
         assert await sup.client.grown("a", 0, timeout_s=0) == Grown(size=6)
     told = await sup.client.write("a", b"x", key="2", beyond=6, timeout_s=0.05)
-    assert (told.accepted, await sup.client.grown("a", 6, timeout_s=0)) == (1, Grown(size=6))
+    assert (told["accepted"], await sup.client.grown("a", 6, timeout_s=0)) == (1, Grown(size=6))
     waits = asyncio.ensure_future(sup.client.write("a", b"", eof=True, key="3", beyond=100, timeout_s=SOON))
-    assert (await waits).eof
+    assert (await waits)["eof"]
     assert await sup.client.grown("a", 0, timeout_s=0) == Grown(size=6, ended=True)
 
 
 async def test_a_write_is_told_at_once_where_too_many_wait(sup: Rig) -> None:
     await sup.start("a", "read line; sleep 60", stdin=b"", keep_stdin_open=True)
     waits = [await asking(sup, "a", 0) for _ in range(growth.PER_SESSION)]
-    assert (await sup.client.write("a", b"x", key="1", beyond=0, timeout_s=SOON)).accepted == 1
+    assert (await sup.client.write("a", b"x", key="1", beyond=0, timeout_s=SOON))["accepted"] == 1
     assert not any(task.done() for task in waits)
     for task in waits:
         task.cancel()
@@ -454,7 +454,7 @@ async def test_a_follower_hears_of_output_and_end_while_the_supervisor_is_replac
     pid = (await other.info())["pid"]
     await other.close()
     await end(pid)
-    await engine.supervised.write(session.id, b"hello\n", eof=True, key=CallKey("k"))
+    await engine.supervised.port.write(session.id, b"hello\n", eof=True, key=CallKey("k"))
     assert (await task).size == 6
     assert await follower.grown(6) == Grown(size=6, ended=True)
     ended = await engine.wait(session.id, up_to=SOON)

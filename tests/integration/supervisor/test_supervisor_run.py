@@ -49,15 +49,15 @@ async def test_two_starts_of_one_session_are_one_process(tmp_path: Path, sup: Ri
     count = shared(tmp_path, "count")
     answers = await asyncio.gather(*(sup.start("a", f"echo x >> {count}") for _ in range(10)))
     await sup.exit("a")
-    assert sorted(answer.outcome for answer in answers) == ["already"] * 9 + ["started"]
+    assert sorted(answer["outcome"] for answer in answers) == ["already"] * 9 + ["started"]
     await sup.client.ack("a")
-    assert (await sup.start("a", f"echo x >> {count}")).outcome == "already"
+    assert (await sup.start("a", f"echo x >> {count}"))["outcome"] == "already"
     assert count.read_text() == "x\n"
 
 
 async def test_start_and_abandon_exclude_each_other(sup: Rig) -> None:
     assert (await sup.client.abandon("a"))["state"] == "abandoned"
-    assert (await sup.start("a", "exit 0")).outcome == "abandoned"
+    assert (await sup.start("a", "exit 0"))["status"]["state"] == "abandoned"
     assert (await sup.client.abandon("a"))["state"] == "abandoned"
     await sup.start("b", "sleep 60")
     assert (await sup.client.abandon("b"))["state"] == "running"
@@ -66,7 +66,7 @@ async def test_start_and_abandon_exclude_each_other(sup: Rig) -> None:
 
 async def test_a_start_from_another_boot_is_refused(sup: Rig) -> None:
     answer = await sup.start("a", "exit 0", boot_id="another")
-    assert (answer.outcome, answer.code) == ("refused", "boot_id")
+    assert answer["error"] == "boot_id"
     assert (await sup.client.status("a"))["state"] == "unknown"
 
 
@@ -84,7 +84,7 @@ async def test_a_command_that_cannot_be_executed_says_why(
     sup: Rig, argv: tuple[str, ...], cwd: str, errno: int, pty: tuple[int, int] | None
 ) -> None:
     answer = await sup.start("a", *argv, cwd=cwd, pty=pty)
-    assert answer.outcome == "start_failed"
+    assert answer["outcome"] == "start_failed"
     record = await sup.exit("a")
     assert (record["state"], record["errno"], record["exit_code"]) == ("start_failed", errno, None)
 
@@ -131,9 +131,9 @@ async def test_stdin_is_empty_text_or_kept_open(sup: Rig) -> None:
     await sup.run("none", "cat; echo end")
     await sup.run("text", "cat", stdin=b"y" * 65_536)
     await sup.start("open", "cat", stdin=b"first\n", keep_stdin_open=True)
-    assert (await sup.client.write("open", b"second\n", key="1")).accepted == 7
-    assert (await sup.client.write("open", b"second\n", key="1")).accepted == 7
-    assert (await sup.client.write("open", b"third\n", eof=True, key="2")).eof
+    assert (await sup.client.write("open", b"second\n", key="1"))["accepted"] == 7
+    assert (await sup.client.write("open", b"second\n", key="1"))["accepted"] == 7
+    assert (await sup.client.write("open", b"third\n", eof=True, key="2"))["eof"]
     assert (await sup.exit("open"))["exit_code"] == 0
     assert (sup.log("none"), sup.log("text")) == (b"end\n", b"y" * 65_536)
     assert sup.log("open") == b"first\nsecond\nthird\n"
@@ -152,8 +152,8 @@ async def test_a_full_input_takes_what_fits_and_says_how_much(sup: Rig) -> None:
         sup.client.write("a", b"x" * 100_000, key="1"), sup.client.write("a", b"x" * 100_000, key="1")
     )
     assert first == again
-    assert 0 < first.accepted < 100_000
-    assert (await sup.start("b", "exit 4")).outcome == "started"
+    assert 0 < first["accepted"] < 100_000
+    assert (await sup.start("b", "exit 4"))["outcome"] == "started"
     assert (await sup.exit("b"))["exit_code"] == 4
 
 
@@ -245,9 +245,9 @@ async def test_an_end_is_acknowledged_only_once_it_is_written(sup: Rig) -> None:
 async def test_a_request_that_is_not_one_is_refused(sup: Rig) -> None:
     for name in ("../up", "", ".hidden", "a/b", "x" * 200):
         answer = await sup.start(name, "exit 0")
-        assert (answer.outcome, answer.code) == ("refused", "bad_request")
+        assert answer["error"] == "bad_request"
     request = StartRequest(session_id="a", argv=("x\0y",), env={}, cwd="/", boot_id=BOOT)
-    assert (await sup.client.start(request)).code == "bad_request"
+    assert (await sup.client.start(request))["error"] == "bad_request"
 
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -283,7 +283,7 @@ async def test_a_tree_that_ignores_sigterm_is_gone_after_the_grace(sup: Rig, pty
     began = time.monotonic()
     killed = await sup.client.kill("a", grace_s=0.5, ended_by="agent")
     took = time.monotonic() - began
-    assert (killed.killed, killed.survivors) == (True, ())
+    assert killed == ()
     assert sleepers(seconds) == []
     assert 0.5 <= took < SOON
     record = await sup.exit("a")
@@ -313,7 +313,7 @@ async def test_living_descendants_are_named_and_may_be_ended_later(sup: Rig) -> 
     await until(lambda: len(sleepers(seconds)) == 2)  # a fork that has not executed yet is a survivor too
     assert sorted(record["survivors"]) == sorted(sleepers(seconds))
     assert len(record["survivors"]) == 2
-    assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
+    assert await sup.client.kill("a", grace_s=1, ended_by="agent") == ()
     assert sleepers(seconds) == []
     assert (await sup.client.status("a"))["record"]["ended_by"] == "itself"
 
@@ -338,7 +338,7 @@ async def test_survivors_without_the_marker_are_ended_after_the_death_of_a_super
     if acknowledged:
         assert await sup.client.ack("a")
         await sup.kill_supervisor()
-    assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
+    assert await sup.client.kill("a", grace_s=1, ended_by="agent") == ()
     assert sleepers(seconds) == []
 
 
@@ -351,7 +351,7 @@ async def test_what_survivors_print_is_still_kept(sup: Rig) -> None:
 
 async def test_an_end_by_itself_is_not_claimed_by_a_later_kill(sup: Rig) -> None:
     await sup.run("a", "exit 3")
-    assert (await sup.client.kill("a", grace_s=1, ended_by="agent")).killed
+    assert await sup.client.kill("a", grace_s=1, ended_by="agent") == ()
     assert (await sup.client.status("a"))["record"]["ended_by"] == "itself"
     with pytest.raises(SessionNotFound):
         await sup.client.kill("nobody", grace_s=1, ended_by="agent")
@@ -360,7 +360,7 @@ async def test_an_end_by_itself_is_not_claimed_by_a_later_kill(sup: Rig) -> None
 async def test_a_process_whose_first_thread_has_ended_is_killed(sup: Rig) -> None:
     await sup.start("a", PYTHON, "-c", HEADLESS)
     await sup.until_log("a", b"ready")
-    assert (await sup.client.kill("a", grace_s=0, ended_by="agent")).survivors == ()
+    assert await sup.client.kill("a", grace_s=0, ended_by="agent") == ()
     assert (await sup.exit("a"))["signal"] == 9
 
 
@@ -372,7 +372,7 @@ async def test_looks_that_take_longer_than_the_time_between_them_keep_no_later_k
     async with rig(tmp_path) as sup:
         for name in ("a", "b", "c"):
             await sup.start(name, "exec sleep 60")
-            assert (await sup.client.kill(name, grace_s=0, ended_by="agent")).survivors == ()
+            assert await sup.client.kill(name, grace_s=0, ended_by="agent") == ()
 
 
 async def test_two_kills_of_one_session_both_hear_of_its_end(sup: Rig) -> None:
@@ -382,14 +382,13 @@ async def test_two_kills_of_one_session_both_hear_of_its_end(sup: Rig) -> None:
     answers = await asyncio.gather(
         sup.client.kill("a", grace_s=600, ended_by="agent"), sup.client.kill("a", grace_s=0, ended_by="person")
     )
-    assert all(answer.killed for answer in answers)
+    assert answers == [(), ()]
     assert time.monotonic() - began < SOON
 
 
 async def test_a_stopped_process_hears_sigterm(sup: Rig) -> None:
-    answer = await sup.start("a", "trap 'exit 5' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done")
+    await sup.start("a", "trap 'exit 5' TERM; echo ready; kill -STOP $$; while :; do sleep 0.05; done")
     await sup.until_log("a", b"ready")
-    assert answer.pid is not None
     await sup.client.kill("a", grace_s=5, ended_by="agent")
     assert (await sup.exit("a"))["exit_code"] == 5
 
@@ -401,7 +400,7 @@ async def test_a_shell_at_its_prompt_is_hung_up_and_ends_before_the_grace(sup: R
     await sup.client.write("a", f"sleep {seconds} & (sleep {seconds}); sleep 0\n".encode(), key="1")
     await until(lambda: len(sleepers(seconds)) == 2)
     killed = await sup.client.kill("a", grace_s=20, ended_by="agent")
-    assert (killed.killed, killed.survivors) == (True, ())
+    assert killed == ()
     assert sleepers(seconds) == []
     record = await sup.exit("a")
     assert (record["state"], record["signal"], record["ended_by"]) == ("signaled", 1, "agent")
@@ -415,7 +414,7 @@ async def test_the_loop_goes_on_while_a_tree_resists(sup: Rig) -> None:
         assert (await sup.run(f"b{number}", "exit 0"))["exit_code"] == 0
     assert not killing.done()
     await sup.client.kill("a", grace_s=0, ended_by="agent")
-    assert (await killing).killed
+    assert await killing == ()
 
 
 async def test_orphans_do_not_stay_as_zombies(sup: Rig) -> None:
@@ -431,12 +430,10 @@ async def test_a_process_of_another_state_directory_with_the_same_session_id_is_
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     async with rig(tmp_path / "one") as one, rig(tmp_path / "two") as two:
-        mine = await one.start("twin", "sleep 60")
-        theirs = await two.start("twin", "sleep 60")
-        assert mine.pid is not None
-        assert theirs.pid is not None
+        await one.start("twin", "sleep 60")
+        await two.start("twin", "sleep 60")
         killed = await one.client.kill("twin", grace_s=0.2, ended_by="agent")
-        assert killed.survivors == ()
+        assert killed == ()
         assert (await two.client.status("twin"))["state"] == "running"
 
 
@@ -534,10 +531,8 @@ async def test_too_many_descriptors_are_refused_by_name(sup: Rig) -> None:
     resource.prlimit(keeper, resource.RLIMIT_NOFILE, (40, 40))
     await sup.kill_supervisor()
     refused = [await sup.start(f"b{number}", "exec sleep 60") for number in range(10)]
-    assert {(answer.outcome, answer.code) for answer in refused if answer.outcome != "started"} == {
-        ("refused", "descriptors")
-    }
-    assert refused[0].outcome == "started"
+    assert {answer["error"] for answer in refused if not answer["ok"]} == {"descriptors"}
+    assert refused[0]["outcome"] == "started"
     assert (await sup.client.status("b9"))["state"] == "unknown"
 
 
@@ -550,9 +545,9 @@ async def test_whichever_descriptor_is_missing_the_start_is_refused_by_name(tmp_
         for free in range(40):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + free, hard))
             answer = await sup.start("a", "exit 3", **more)
-            if answer.outcome == "started":
+            if answer["ok"]:
                 break
-            assert (answer.outcome, answer.code) == ("refused", "descriptors"), f"with {free} descriptors"
+            assert answer["error"] == "descriptors", f"with {free} descriptors"
         assert free > 4
         assert (await sup.exit("a"))["exit_code"] == 3
 

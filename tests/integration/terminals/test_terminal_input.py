@@ -313,7 +313,7 @@ os.write(1, b"whole" if got[:20000] == b"x" * 20000 and got[20000:].endswith(b"R
 """
     await asked(sup, lines)
     await sup.until_log("a", b"ready")
-    assert (await sup.client.write("a", b"x" * 20_001, key="1")).accepted == 20_001
+    assert (await sup.client.write("a", b"x" * 20_001, key="1"))["accepted"] == 20_001
     await sup.until_log("a", b"done")
     assert b"whole" in sup.log("a")
 
@@ -357,7 +357,7 @@ async def test_who_asks_without_end_keeps_nobody_waiting(sup: Rig) -> None:
     await sup.until_log("a", b"ready")
     record = await sup.run("b", "echo there")
     assert record["exit_code"] == 0
-    assert (await sup.client.kill("a", grace_s=0, ended_by="agent")).killed
+    assert await sup.client.kill("a", grace_s=0, ended_by="agent") == ()
 
 
 async def shell_of(here: Desk, kind: str) -> str:

@@ -50,7 +50,7 @@ class Scene:
 
     async def say(self, session: Session, *lines: str) -> None:
         data = "".join(f"{line}\n" for line in lines).encode()
-        await self.engine.supervised.write(session.id, data, eof=False, key=call_key(origin()))
+        await self.engine.supervised.port.write(session.id, data, eof=False, key=call_key(origin()))
 
     async def off(self, watch: Watch) -> Watch:
         """The watch once it is off."""

@@ -126,8 +126,8 @@ async def test_a_session_is_found_by_one_path_wherever_it_runs(made: Town) -> No
     hello = await made.router.connect()
     assert hello["boot_id"] == BOOT
     assert not homes.kept(made.state), "nobody needs the host's supervisor yet"
-    assert (await made.start("a", one, "echo in; exit 3")).outcome == "started"
-    assert (await made.start("b", None, "echo out; exit 4")).outcome == "started"
+    assert (await made.start("a", one, "echo in; exit 3"))["outcome"] == "started"
+    assert (await made.start("b", None, "echo out; exit 4"))["outcome"] == "started"
     ends = {name: (await made.ended(name))["exit_code"] for name in ("a", "b")}
     assert ends == {"a": 3, "b": 4}
     sessions = made.state / layout.SESSIONS
@@ -146,11 +146,11 @@ async def test_what_was_placed_in_one_home_is_never_started_in_another(tmp_path:
     Placements(made.state).place("a", one)
     for elsewhere in (two, None):
         answer = await made.start("a", elsewhere, f"echo x >> {flag}", uid=None)
-        assert (answer.outcome, answer.code) == ("refused", "placed")
+        assert answer["error"] == "placed"
     await made.start("b", None)
     await made.ended("b")
     answer = await made.start("b", one, f"echo x >> {flag}", uid=None)
-    assert (answer.outcome, answer.status["record"]["exit_code"]) == ("already", 3)
+    assert (answer["outcome"], answer["status"]["record"]["exit_code"]) == ("already", 3)
     assert not (one / "sessions/b").exists()
     assert not flag.exists()
     assert not homes.kept(two)
@@ -250,7 +250,7 @@ async def test_a_home_that_was_removed_is_lost_and_never_takes_a_number(made: To
         assert not await made.router.ack(name)
     assert await made.router.list() == []
     answer = await made.start("ran", one)
-    assert answer.outcome == "already", "made anew or not, it is not started a second time"
+    assert answer["outcome"] == "already", "made anew or not, it is not started a second time"
     again = made.home("one")
     await made.revive(again)
     assert (await made.router.status("claimed"))["record"]["evidence"] == "record_unreadable"
@@ -268,7 +268,7 @@ async def test_the_command_line_reaches_what_runs_and_brings_nothing_up(made: To
     assert [row["session_id"] for row in await cli.list()] == ["a"]
     with pytest.raises(TaskCompleted):
         await cli.kill("b", grace_s=0.0, ended_by="person")
-    assert (await cli.kill("a", grace_s=0.0, ended_by="person")).killed
+    assert await cli.kill("a", grace_s=0.0, ended_by="person") == ()
     assert made.revived == []
     assert not homes.kept(made.state)
 
@@ -302,7 +302,7 @@ async def test_room_is_made_once_for_many_who_need_it_at_the_same_time(made: Tow
     await made.ended("a")
     await made.router.ack("a")
     answers = await asyncio.gather(*(made.start(f"b{n}", two) for n in range(4)))
-    assert {answer.outcome for answer in answers} == {"started"}
+    assert {answer["outcome"] for answer in answers} == {"started"}
     assert list(made.router._clients) == [two]  # pyright: ignore[reportPrivateUsage]
 
 
@@ -315,7 +315,7 @@ async def test_a_start_that_meets_an_end_of_its_container_happens_in_the_next_on
     start = asyncio.create_task(made.start("b", one))
     await until((made.state / "sessions/b").is_symlink)
     await made.router.kill("a", grace_s=0.0, ended_by="agent")
-    assert (await start).outcome == "started"
+    assert (await start)["outcome"] == "started"
     assert (await made.ended("b"))["exit_code"] == 3
 
 
@@ -328,7 +328,7 @@ async def test_clients_are_bounded_and_those_of_removed_homes_are_let_go(made: T
     with pytest.raises(LimitReached, match="2 containers"):
         await made.start("c", homes[2])
     await made.router.ack("b")
-    assert (await made.start("c", homes[2])).outcome == "started"
+    assert (await made.start("c", homes[2]))["outcome"] == "started"
     await made.ended("c")
     await made.fell(homes[2])
     shutil.rmtree(homes[2])

@@ -65,8 +65,7 @@ class Starts:
             made.close()
 
     def _already(self, name: str) -> Message:
-        status = self._sup.status(name)
-        return {"outcome": "abandoned" if status["state"] == "abandoned" else "already", "status": status}
+        return {"outcome": "already", "status": self._sup.status(name)}
 
     def _job(self, request: StartRequest) -> Job:
         began = now()
